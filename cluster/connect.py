@@ -1,0 +1,78 @@
+"""A Dask client, to an embedded cluster of this machine or to a scheduler that runs already."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dask
+from distributed import Client, LocalCluster
+
+from pipeline.engine import available_cores
+from pipeline.errors import BroadsheetError, UsageError
+
+THREADS_PER_WORKER = 4
+"""Reading, writing and their waits; computing has an executor of its own."""
+
+_CORES_PER_WORKER = 4
+_WAIT_SECONDS = 60
+
+_CONFIG = {
+    "distributed.scheduler.work-stealing": False,  # a chunk stays where it was read
+    "distributed.scheduler.worker-saturation": 1.1,
+    "distributed.worker.memory.target": False,  # chunks in flight are few and bounded: never spill one
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": 0.85,
+    "distributed.worker.memory.terminate": 0.95,
+    "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
+}
+
+
+@contextmanager
+def connect(
+    where: str = "local", *, workers: int | None = None, processes: bool = True, scheduler_file: str | None = None
+) -> Iterator[Client]:
+    """A client to `where`: "local", or a scheduler's address; closed, with what was started for it, at the end.
+
+    workers: processes of a local cluster, by default one for every four cores. processes: False for one worker within
+    this process, which starts at once and needs no main guard. Everything local listens on loopback only.
+    Raises UsageError where no scheduler answers, BroadsheetError where one has no workers.
+    """
+    if where == "local" and scheduler_file is None:
+        with dask.config.set(_CONFIG), _local(workers, processes) as cluster, Client(cluster) as client:
+            yield client
+    else:
+        with _existing(where, scheduler_file) as client:
+            yield client
+
+
+def _local(workers: int | None, processes: bool) -> LocalCluster:
+    if workers is not None and workers < 1:
+        raise UsageError(f"--workers {workers}: at least one is needed")
+    count = workers or -(-available_cores() // _CORES_PER_WORKER)
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    return LocalCluster(
+        n_workers=count if processes else 1,
+        threads_per_worker=THREADS_PER_WORKER,
+        processes=processes,
+        host="127.0.0.1" if processes else None,
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+    )
+
+
+@contextmanager
+def _existing(address: str, scheduler_file: str | None) -> Iterator[Client]:
+    name = scheduler_file or address
+    try:
+        client = Client(scheduler_file=scheduler_file) if scheduler_file else Client(address)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=_WAIT_SECONDS)
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            raise BroadsheetError(f"no worker has joined the scheduler {name} within {_WAIT_SECONDS} s") from error
+        yield client

@@ -1,0 +1,32 @@
+"""Broadsheet: labels for very large collections of short texts, by a character-level CNN on a Dask graph.
+
+    >>> import pipeline
+    >>> report = pipeline.classify(["Stocks fell on Monday as oil rose."])
+    >>> report.to_pandas()
+"""
+
+from importlib.metadata import version
+
+from pipeline.api import Options, classify
+from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
+from pipeline.model import Model, load_model
+from pipeline.report.job import JobReport
+from pipeline.source.inputs import Paths
+from pipeline.verify import verify
+
+__version__ = version("broadsheet")
+
+__all__ = [
+    "BroadsheetError",
+    "JobReport",
+    "Model",
+    "ModelError",
+    "Options",
+    "OutputError",
+    "Paths",
+    "SourceError",
+    "UsageError",
+    "classify",
+    "load_model",
+    "verify",
+]

@@ -1,0 +1,208 @@
+"""Characters to ids, in NumPy: the specification of the encode kernel.
+
+An article is read as UTF-8. One code point takes one position; ASCII A-Z is lower-cased, nothing else is. A byte that
+is no part of a well-formed UTF-8 sequence (Unicode 15, table 3-7) is one unknown character at one position, so that
+hostile bytes never fail and never shift more than their own place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+PUBLISHED = "abcdefghijklmnopqrstuvwxyz0123456789-,;.!?:'\"/\\|_@#$%^&*~`+-=<>()[]{}\n"
+"""The 70 symbols of Zhang, Zhao and LeCun (2015), https://arxiv.org/abs/1509.01626; '-' stands in it twice."""
+
+MAX_SYMBOLS = 254
+_BATCH_BYTES = 1 << 20  # bounds the working memory of one vectorised step
+_LONGEST_SEQUENCE = 4
+
+
+class Encoded(NamedTuple):
+    """What the network reads of N articles, and the three input-health counts.
+
+    ids: uint8 [N, length], symbol number, `Alphabet.unknown` or `Alphabet.padding`.
+    n_chars: int64 [N], characters of the whole text.
+    truncated: bool [N], whether the text is longer than `length`.
+    unknown_chars: int64 [N], characters outside the alphabet among the first `length`.
+    """
+
+    ids: NDArray[np.uint8]
+    n_chars: NDArray[np.int64]
+    truncated: NDArray[np.bool_]
+    unknown_chars: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """An ordered set of 1 to 254 symbols; a symbol's id is its first position.
+
+    Raises ValueError for an empty or too long alphabet, a lone surrogate, or an ASCII capital (it could never match,
+    since text is lower-cased).
+    """
+
+    symbols: str
+    _byte_ids: NDArray[np.uint8] = field(init=False, repr=False, compare=False)
+    _points: NDArray[np.uint32] = field(init=False, repr=False, compare=False)
+    _point_ids: NDArray[np.uint8] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.symbols) <= MAX_SYMBOLS:
+            raise ValueError(f"an alphabet holds 1 to {MAX_SYMBOLS} symbols, this one {len(self.symbols)}")
+        capitals = [s for s in self.symbols if "A" <= s <= "Z"]
+        if capitals:
+            raise ValueError(f"text is lower-cased, so the symbol {capitals[0]!r} could never match: leave it out")
+        try:
+            self.symbols.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError("an alphabet holds no lone surrogates") from error
+        byte_ids = np.full(256, self.unknown, np.uint8)
+        beyond: dict[int, int] = {}
+        for number, symbol in reversed(list(enumerate(self.symbols))):  # so that a symbol's first position wins
+            if ord(symbol) < 0x80:
+                byte_ids[ord(symbol)] = number
+            else:
+                beyond[ord(symbol)] = number
+        byte_ids[ord("A") : ord("Z") + 1] = byte_ids[ord("a") : ord("z") + 1]
+        points = sorted(beyond)
+        object.__setattr__(self, "_byte_ids", byte_ids)
+        object.__setattr__(self, "_points", np.array(points, np.uint32))
+        object.__setattr__(self, "_point_ids", np.array([beyond[p] for p in points], np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def __getstate__(self) -> str:
+        return self.symbols
+
+    def __setstate__(self, symbols: str) -> None:
+        object.__setattr__(self, "symbols", symbols)
+        self.__post_init__()
+
+    @property
+    def unknown(self) -> int:
+        """The id of a character outside the alphabet: a zero column of the one-hot input."""
+        return len(self.symbols)
+
+    @property
+    def padding(self) -> int:
+        """The id of a position behind the text: a zero column too."""
+        return len(self.symbols) + 1
+
+    def ids_of(self, data: NDArray[np.uint8], starts: NDArray[np.int64], leads: _Sequences) -> NDArray[np.uint8]:
+        """Ids, uint8, of the characters that begin at `starts`; `leads` are the multi-byte sequences of `data`."""
+        ids = self._byte_ids[data[starts]]
+        if len(self._points) and len(leads.at):
+            points = _code_points(data, leads)
+            slot = np.minimum(np.searchsorted(self._points, points), len(self._points) - 1)
+            known = self._points[slot] == points
+            ids[np.searchsorted(starts, leads.at[known])] = self._point_ids[slot[known]]
+        return ids
+
+
+class _Sequences(NamedTuple):
+    """Well-formed multi-byte sequences: the position of each first byte, and its length in bytes (2 to 4)."""
+
+    at: NDArray[np.int64]
+    size: NDArray[np.int64]
+
+
+def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphabet, length: int) -> Encoded:
+    """Encode N articles, the two buffers of an Arrow string column, for a network that reads `length` characters.
+
+    data: uint8 [bytes]. offsets: int64 [N + 1], ascending; article i is data[offsets[i]:offsets[i + 1]].
+    """
+    count = len(offsets) - 1
+    out = Encoded(
+        np.full((count, length), alphabet.padding, np.uint8),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.bool_),
+        np.zeros(count, np.int64),
+    )
+    head = _LONGEST_SEQUENCE * length  # the first `length` characters lie within these bytes
+    first = 0
+    while first < count:
+        # Articles go in batches of bounded bytes; one that is longer than its head goes alone.
+        fits = int(np.searchsorted(offsets, offsets[first] + _BATCH_BYTES, side="right")) - 1
+        long = np.flatnonzero(np.diff(offsets[first : fits + 1]) > head)
+        last = first + int(long[0]) if len(long) else fits
+        last = max(last, first + 1)
+        part = slice(first, last)
+        bounds = offsets[first : last + 1] - offsets[first]
+        text = data[offsets[first] : offsets[last]]
+        if last == first + 1 and len(text) > head:
+            out.n_chars[part] = _count_characters(text)
+            text, bounds = text[:head], np.array([0, head])
+            _encode_batch(text, bounds, alphabet, length, out, part)
+        else:
+            out.n_chars[part] = _encode_batch(text, bounds, alphabet, length, out, part)
+        first = last
+    np.greater(out.n_chars, length, out=out.truncated)
+    return out
+
+
+def _encode_batch(
+    data: NDArray[np.uint8],
+    bounds: NDArray[np.int64],
+    alphabet: Alphabet,
+    length: int,
+    out: Encoded,
+    part: slice,
+) -> NDArray[np.int64]:
+    leads = _sequences(data, bounds[1:], 0, len(data))
+    begins = np.ones(len(data), np.bool_)
+    for distance in (1, 2, 3):
+        begins[leads.at[leads.size > distance] + distance] = False
+    starts = np.flatnonzero(begins)
+    before = np.searchsorted(starts, bounds)  # characters before each bound
+    n_chars = np.diff(before)
+    article = np.repeat(np.arange(len(n_chars)), n_chars)
+    position = np.arange(len(starts)) - before[article]
+    ids = alphabet.ids_of(data, starts, leads)
+    read = position < length
+    article, position, ids = article[read], position[read], ids[read]
+    out.ids[part][article, position] = ids
+    out.unknown_chars[part] = np.bincount(article[ids == alphabet.unknown], minlength=len(n_chars))
+    return n_chars
+
+
+def _count_characters(data: NDArray[np.uint8]) -> int:
+    """Characters of one article of any size, in bounded memory."""
+    ends = np.array([len(data)])
+    count = len(data)
+    for low in range(0, len(data), _BATCH_BYTES):
+        leads = _sequences(data, ends, low, min(low + _BATCH_BYTES, len(data)))
+        count -= int((leads.size - 1).sum())
+    return count
+
+
+def _sequences(data: NDArray[np.uint8], ends: NDArray[np.int64], low: int, high: int) -> _Sequences:
+    """The well-formed multi-byte sequences that begin in data[low:high]; none runs over an article's end."""
+    lead = data[low:high]
+    at = np.flatnonzero((lead >= 0xC2) & (lead <= 0xF4)) + low
+    if not len(at):
+        return _Sequences(at, at)
+    byte = data[at]
+    size = 2 + (byte >= 0xE0).astype(np.int64) + (byte >= 0xF0)
+    inside = at + size <= ends[np.searchsorted(ends, at, side="right")]
+    at, byte, size = at[inside], byte[inside], size[inside]
+    # The second byte's range excludes overlong forms, surrogates and code points beyond U+10FFFF.
+    least = np.select([byte == 0xE0, byte == 0xF0], [0xA0, 0x90], 0x80)
+    most = np.select([byte == 0xED, byte == 0xF4], [0x9F, 0x8F], 0xBF)
+    second = data[at + 1]
+    good = (second >= least) & (second <= most)
+    for distance in (2, 3):
+        longer = size > distance
+        good[longer] &= (data[at[longer] + distance] & 0xC0) == 0x80
+    return _Sequences(at[good], size[good])
+
+
+def _code_points(data: NDArray[np.uint8], leads: _Sequences) -> NDArray[np.uint32]:
+    points = data[leads.at].astype(np.uint32) & (0x7F >> leads.size).astype(np.uint32)
+    for distance in (1, 2, 3):
+        longer = leads.size > distance
+        points[longer] = points[longer] << 6 | (data[leads.at[longer] + distance] & 0x3F)
+    return points

@@ -1,0 +1,113 @@
+"""broadsheet classify: articles in, labels out."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pipeline.api import CHUNK_ROWS, classify
+from pipeline.errors import UsageError
+from pipeline.report.job import Progress
+from pipeline.report.terminal import TerminalProgress, print_report
+from pipeline.source.inputs import Paths
+
+_INPUT = "Files, folders, globs or URLs: CSV, TSV, JSONL, Parquet, text (a line an article), .bin; also .gz and .zst."
+
+
+def command(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT…", help=_INPUT, show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT/", help="Folder for the labels.")],
+    model: Annotated[str, typer.Option(help="A shipped model's name, or a file.")] = "ag-news",
+    text_column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
+    ] = None,
+    id_column: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Column to copy to the output.")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="Column names of a headerless CSV.")] = None,
+    truth_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column with the true class, by name or number from 1.")
+    ] = None,
+    truth: Annotated[Path | None, typer.Option(metavar="FILE", help="Answer file of a one-hot .bin input.")] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Write a probability for every class.")] = False,
+    top_k: Annotated[int, typer.Option(metavar="K", help="Write the K best labels and scores.", min=1)] = 1,
+    chunk_size: Annotated[
+        int | None,
+        typer.Option(metavar="ROWS", min=1, help=f"Rows in a chunk.  [default: {CHUNK_ROWS['cpu']} on a CPU]"),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
+    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16")] = "auto",
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes of the embedded cluster.")] = None,
+    scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler that runs.")] = None,
+    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The same, by its file.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted job.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier job's output.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
+    hash_: Annotated[
+        str, typer.Option("--hash", metavar="edges|full", help="How much of a file identifies it.")
+    ] = "edges",
+    allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Workers may differ in kind.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Label every article of the inputs.
+
+    Exit code 0: done (quarantined rows are reported, not an error). 2: usage. 3: something was set aside or could not
+    be read. 1: anything else.
+    """
+    if scheduler and scheduler_file:
+        raise UsageError("--scheduler and --scheduler-file exclude each other")
+    if (scheduler or scheduler_file) and workers:
+        raise UsageError("--workers is for the embedded cluster; a scheduler has its own")
+    options: dict[str, Any] = {
+        "text_column": text_column or (),
+        "id_column": id_column or (),
+        "columns": None if columns is None else columns.split(","),
+        "truth_column": truth_column,
+        "truth": truth,
+        "scores": scores,
+        "top_k": top_k,
+        "chunk_size": chunk_size,
+        "device": device,
+        "precision": precision,
+        "resume": resume,
+        "overwrite": overwrite,
+        "strict": strict,
+        "hash": hash_,
+        "allow_mixed": allow_mixed,
+    }
+    progress = Progress() if quiet else TerminalProgress(Console(stderr=True, highlight=False))
+    try:
+        report = _run(inputs, output, model, options, progress, workers, scheduler, scheduler_file)
+    except KeyboardInterrupt:
+        typer.echo(f"broadsheet: interrupted; what is committed in {output} stays, go on with --resume", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
+    elif not quiet:
+        print_report(report, Console(highlight=False))
+    raise typer.Exit(report.exit_code)
+
+
+def _run(
+    inputs: list[str],
+    output: Path,
+    model: str,
+    options: dict[str, Any],
+    progress: Progress,
+    workers: int | None,
+    scheduler: str | None,
+    scheduler_file: Path | None,
+) -> Any:
+    from cluster import connect
+
+    run = partial(classify, Paths(inputs), output, model=model, progress=progress, **options)
+    if scheduler or scheduler_file:
+        file = None if scheduler_file is None else str(scheduler_file)
+        with connect(scheduler or "", scheduler_file=file) as client:
+            return run(client=client)
+    return run(client=lambda: connect(workers=workers))

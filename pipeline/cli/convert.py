@@ -1,0 +1,44 @@
+"""broadsheet convert: the parent program's params.bin to a model file, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.alphabet import PUBLISHED
+from pipeline.errors import OutputError, UsageError
+from pipeline.model import from_params, load_model, to_params
+
+
+def command(
+    source: Annotated[Path, typer.Argument(metavar="FROM", help="params.bin, or a .safetensors model.")],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="The other kind.")],
+    classes: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="Class names for a params.bin.  [default: 0, 1, …]")
+    ] = None,
+    alphabet: Annotated[
+        str | None, typer.Option(metavar="SYMBOLS", help="Alphabet for a params.bin.  [default: the published one]")
+    ] = None,
+) -> None:
+    """Convert params.bin (flat little-endian fp32) to safetensors, or a model back to params.bin."""
+    kinds = source.suffix, target.suffix
+    try:
+        if kinds == (".bin", ".safetensors"):
+            names = None if classes is None else classes.split(",")
+            model = from_params(source.read_bytes(), names, alphabet or PUBLISHED, str(source))
+            data = model.to_bytes()
+        elif kinds == (".safetensors", ".bin"):
+            if classes is not None or alphabet is not None:
+                raise UsageError("--classes and --alphabet are for a params.bin, which has none of its own")
+            data = to_params(load_model(source))
+        else:
+            raise UsageError(f"cannot convert {source} to {target}: one must be a .bin, the other a .safetensors")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{source}: {error}") from error
+    try:
+        target.write_bytes(data)
+    except OSError as error:
+        raise OutputError(f"{target} cannot be written: {error.strerror}") from error
+    typer.echo(f"{target}: {len(data):,} bytes")

@@ -1,0 +1,71 @@
+"""broadsheet inspect: what a model file holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.model import Model, load_model
+
+
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Show a model's layers, alphabet, classes and card; a damaged file is told by its first wrong tensor."""
+    loaded = load_model(model)
+    if as_json:
+        typer.echo(json.dumps(_about(loaded), ensure_ascii=False))
+    else:
+        _print(loaded, Console(highlight=False))
+
+
+def _about(model: Model) -> dict[str, object]:
+    return {
+        "model": model.name,
+        "digest": model.digest,
+        "parameters": model.parameters,
+        "dtype": model.dtype,
+        "length": model.length,
+        "alphabet": model.alphabet.symbols,
+        "classes": list(model.classes),
+        "layers": [
+            {"name": layer.name, "rows": layer.rows_pooled, "channels": layer.outputs, "mflop": layer.flop / 1e6}
+            for layer in model.layers
+        ],
+        "card": dict(model.card),
+    }
+
+
+def _print(model: Model, console: Console) -> None:
+    shown = ", ".join(model.classes[:20]) + (f", … ({len(model.classes)})" if len(model.classes) > 20 else "")
+    for name, value in (
+        ("model", f"{model.name}, {model.parameters:,} parameters, {model.dtype}"),
+        ("digest", model.digest),
+        ("classes", shown),
+        ("alphabet", f"{len(model.alphabet)} symbols: {model.alphabet.symbols!r}"),
+        ("length", f"{model.length} characters"),
+    ):
+        console.print(Text(f"{name:>8}  ", style="bold") + Text(value), soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column, justify in (("block", "left"), ("operation", "left"), ("output", "right"), ("MFLOP", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for layer in model.layers:
+        steps = [f"conv1d {layer.inputs}→{layer.outputs} k={layer.kernel}"]
+        if layer.kind == "linear":
+            steps = [f"linear {layer.inputs}→{layer.outputs}"]
+        steps += ["layer norm"] if layer.norm else []
+        steps += ["ReLU"] if layer.relu else ["softmax"]
+        steps += [f"max pool {layer.pool}"] if layer.pool > 1 else []
+        shape = f"{layer.outputs} × {layer.rows_pooled}" if layer.kind == "conv1d" else f"{layer.outputs}"
+        table.add_row(layer.name, ", ".join(steps), shape, f"{layer.flop / 1e6:.1f}")
+    console.print(table)
+    for key, value in model.card.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        console.print(Text(f"{key:>8}  ", style="bold") + Text(text), soft_wrap=True)

@@ -1,0 +1,26 @@
+"""broadsheet verify: reread an output folder and check every row of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.verify import verify
+
+
+def command(
+    output: Annotated[Path, typer.Argument(metavar="OUT/", help="The output folder of a finished job.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
+) -> None:
+    """Reread everything in an output folder; exit code 1 and a message at the first damage."""
+    totals = verify(output)
+    if as_json:
+        typer.echo(json.dumps(totals, ensure_ascii=False))
+    else:
+        typer.echo(
+            f"{output}: whole. {totals['chunks']:,} chunks; {totals['rows_read']:,} rows read = "
+            f"{totals['rows_written']:,} labelled + {totals['rows_quarantined']:,} quarantined"
+        )

@@ -1,0 +1,147 @@
+"""One engine a worker: from text to labels, behind one face for every backend.
+
+The backend of this file is the CPU's (`reference.forward` on NumPy's BLAS). A CUDA backend plugs in at `open_engine`.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from pipeline import reference
+from pipeline.alphabet import encode
+from pipeline.errors import UsageError
+from pipeline.model import Model
+
+DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("auto", "fp32", "fp16")
+_GROUP = reference.LINEAR_BATCH  # articles a compute thread takes at a time
+
+
+class Texts(Protocol):
+    """N articles as an engine takes them: the buffers of an Arrow string column, or characters encoded already.
+
+    data: uint8 [bytes]. offsets: int64 [N + 1]. ids: uint8 [N, length] in place of text, or None.
+    """
+
+    @property
+    def data(self) -> NDArray[np.uint8]: ...
+    @property
+    def offsets(self) -> NDArray[np.int64]: ...
+    @property
+    def ids(self) -> NDArray[np.uint8] | None: ...
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """labels: int32 [N, k], class indices, best first. scores: fp32 [N, k], their probabilities.
+
+    all_scores: fp32 [N, classes], or None if not asked for. n_chars, unknown_chars: int64 [N]. truncated: bool [N].
+    """
+
+    labels: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    all_scores: NDArray[np.float32] | None
+    n_chars: NDArray[np.int64]
+    truncated: NDArray[np.bool_]
+    unknown_chars: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What decides the bits of a score beside model and text: part of a job's fingerprint."""
+
+    device: str
+    kernels: str
+    architecture: str
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.device} ({self.kernels}, {self.architecture}, {self.precision})"
+
+
+class Engine(Protocol):
+    """A loaded model, ready to classify; one thread calls it at a time."""
+
+    backend: Backend
+    model: Model
+
+    def classify(self, texts: Texts, top_k: int = 1, all_scores: bool = False) -> Predictions:
+        """Label N articles; `top_k` is cut to the number of classes."""
+        ...
+
+    def close(self) -> None:
+        """Give back threads and device memory."""
+        ...
+
+
+def open_engine(model: Model, device: str = "auto", precision: str = "auto", threads: int | None = None) -> Engine:
+    """Load `model` on a device. `threads`: compute threads of the CPU backend, by default this process's cores.
+
+    Raises UsageError where the device or the precision is not to be had.
+    """
+    if device not in DEVICES:
+        raise UsageError(f"device {device!r}: choose one of {', '.join(DEVICES)}")
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
+    if device == "cuda":
+        raise UsageError("this version computes on the CPU only, its CUDA kernels are not written yet: use --device cpu")
+    if precision == "fp16":
+        raise UsageError("the CPU backend computes in fp32 only: use --precision fp32 (or auto)")
+    return CpuEngine(model, threads or available_cores())
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class CpuEngine:
+    """The NumPy backend: groups of articles on `threads` threads, each with a single-threaded BLAS.
+
+    Threads of ours rather than BLAS's: a product's bits must not depend on how many cores a worker has.
+    """
+
+    def __init__(self, model: Model, threads: int) -> None:
+        self.model = model
+        self._blas = ThreadpoolController()
+        self.backend = Backend("cpu", "numpy", _blas_name(self._blas), "fp32")
+        self._weights = reference.prepare(model)
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
+
+    def classify(self, texts: Texts, top_k: int = 1, all_scores: bool = False) -> Predictions:
+        length, padding = self.model.length, self.model.alphabet.padding
+        if texts.ids is None:
+            ids, n_chars, truncated, unknown = encode(texts.data, texts.offsets, self.model.alphabet, length)
+        else:
+            ids = texts.ids
+            n_chars = length - np.argmax(ids[:, ::-1] != padding, axis=1)
+            n_chars[(ids == padding).all(axis=1)] = 0
+            truncated = np.zeros(len(ids), np.bool_)
+            unknown = (ids == self.model.alphabet.unknown).sum(axis=1)
+        scores = reference.softmax(self._logits(ids))
+        labels, best = reference.top_k(scores, top_k)
+        return Predictions(labels, best, scores if all_scores else None, n_chars, truncated, unknown)
+
+    def _logits(self, ids: NDArray[np.uint8]) -> NDArray[np.float32]:
+        groups = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
+        with self._blas.limit(limits=1, user_api="blas"):
+            logits = list(self._pool.map(lambda group: reference.forward(group, self._weights), groups))
+        return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *logits])
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def _blas_name(controller: ThreadpoolController) -> str:
+    """The BLAS that NumPy has and the code path it took for this CPU: together they decide a product's bits."""
+    blas = [library for library in controller.info() if library["user_api"] == "blas"]
+    names = {f"{b['internal_api']}-{b.get('version')}-{b.get('architecture', 'unknown')}" for b in blas}
+    return "+".join(sorted(names)) or f"numpy-{np.__version__}"

@@ -1,0 +1,135 @@
+"""The Dask graph: read -> infer -> write for each chunk, kept a window ahead of the workers.
+
+Reads are unrestricted, so the scheduler queues them and memory is bounded by the chunks in flight; infer and write
+follow the chunk to the worker that read it. Infer runs on the worker's one-thread `gpu` executor, so that reading chunk
+i + 1, computing chunk i and writing chunk i - 1 overlap. A chunk whose text is with the client is one task.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+from distributed import Client, Future, KilledWorker, as_completed
+
+from pipeline import tasks
+from pipeline.errors import BroadsheetError, SourceError
+from pipeline.source.inputs import Loaded, Partition, Source
+from pipeline.source.plan import Unit
+from pipeline.tasks import Done, Job
+
+GPU_EXECUTOR = "gpu"
+_MOST_LOSSES = 3
+_WRITE_FIRST, _INFER_FIRST = 20, 10
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A chunk that could not be classified, and why; a resumed job tries it again."""
+
+    name: str
+    reason: str
+
+
+def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iterator[Done | SetAside]:
+    """Run every chunk, and yield each as it is done, in no order. `sources` is drawn from as chunks finish.
+
+    A chunk whose input cannot be read, or that kills its workers also when it runs alone, is set aside. Any other
+    error, and with `job.strict` the first bad row, stops the job and is raised; what is committed stays.
+    """
+    threads = sum(client.nthreads().values())
+    window = max(4 * threads, 16)
+    run = _Run(client, job)
+    waiting = iter(sources)
+    suspects: list[Source] = []
+    try:
+        while True:
+            if len(run.live) <= window // 2:
+                run.submit(list(itertools.islice(waiting, window - len(run.live))))
+            if not run.live:
+                break
+            source, result = run.next_done()
+            if isinstance(result, KilledWorker):
+                suspects.append(source)  # maybe innocent: a worker that dies takes its other tasks along
+            else:
+                yield result
+        for source in suspects:
+            run.submit([source])
+            _, result = run.next_done()
+            yield SetAside(source.name, f"it kills every worker that takes it ({result})") if isinstance(
+                result, KilledWorker
+            ) else result
+    finally:
+        run.cancel()
+
+
+class _Run:
+    """The futures in flight: one for each chunk, its last task; earlier results live on the worker only."""
+
+    def __init__(self, client: Client, job: Job) -> None:
+        self.live: dict[Any, tuple[Future, Source, int]] = {}
+        self._client = client
+        self._job = job
+        self._name = uuid.uuid4().hex[:8]
+        self._count = itertools.count()
+        self._done = as_completed(loop=client.loop)
+
+    def submit(self, sources: list[Source], losses: int = 0) -> None:
+        units = [s for s in sources if isinstance(s, Unit)]
+        loaded = [s for s in sources if isinstance(s, Loaded)]
+        partitions = [s for s in sources if isinstance(s, Partition)]
+        if units:
+            reads = self._map("read", tasks.read, units)
+            self._add(units, self._infer_and_write(reads), losses)
+        if partitions:
+            frames = self._client.compute([p.frame for p in partitions])
+            reads = self._map("read", tasks.read_partition, frames, [p.number for p in partitions])
+            self._add(partitions, self._infer_and_write(reads), losses)
+        if loaded:
+            chunks = self._client.scatter(loaded, hash=False)
+            with dask.annotate(executor=GPU_EXECUTOR):
+                self._add(loaded, self._map("infer-and-write", tasks.infer_and_write, chunks), losses)
+
+    def _infer_and_write(self, reads: list[Future]) -> list[Future]:
+        with dask.annotate(executor=GPU_EXECUTOR):
+            inferred = self._map("infer", tasks.infer, reads, priority=_INFER_FIRST)
+        return self._map("write", tasks.write, inferred, priority=_WRITE_FIRST)
+
+    def _map(self, name: str, function: Any, *columns: Iterable[Any], priority: int = 0) -> list[Future]:
+        first, *others = [list(column) for column in columns]
+        keys = [(f"{name}-{self._name}", next(self._count)) for _ in first]
+        jobs = [self._job] * len(first)
+        return self._client.map(function, first, *others, jobs, key=keys, priority=priority, pure=False)
+
+    def _add(self, sources: Iterable[Source], futures: list[Future], losses: int) -> None:
+        for source, future in zip(sources, futures, strict=True):
+            self.live[future.key] = (future, source, losses)
+        self._done.update(futures)
+
+    def next_done(self) -> tuple[Source, Done | SetAside | KilledWorker]:
+        """The next chunk to end. Raises what stops the job."""
+        while True:
+            future: Future = next(self._done)
+            _, source, losses = self.live.pop(future.key)
+            if future.status == "finished":
+                return source, future.result()
+            if future.status in ("cancelled", "lost") and losses < _MOST_LOSSES:
+                self.submit([source], losses + 1)  # its text was on a worker that is gone
+                continue
+            error = future.exception() if future.status == "error" else None
+            if isinstance(error, KilledWorker):
+                return source, error
+            if isinstance(error, SourceError) and not self._job.strict:
+                return source, SetAside(source.name, str(error))
+            if error is None:
+                raise BroadsheetError(f"{source.name}: the scheduler gave it up ({future.status}); go on with --resume")
+            raise error
+
+    def cancel(self) -> None:
+        if self.live:
+            self._client.cancel([future for future, *_ in self.live.values()])
+            self.live.clear()

@@ -1,0 +1,79 @@
+"""Accuracy, per-class figures and the confusion matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.source.chunk import NO_TRUTH
+
+
+class ClassFigures(NamedTuple):
+    """precision, recall and f1 are nan where they are not defined. support: rows of this true class."""
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """counts: int64 [classes, classes], true class by predicted class. without_truth: rows whose truth column names no
+    class of the model; they are in no other figure.
+    """
+
+    classes: tuple[str, ...]
+    counts: NDArray[np.int64]
+    without_truth: int = 0
+
+    @property
+    def rows(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def correct(self) -> int:
+        return int(np.trace(self.counts))
+
+    @property
+    def accuracy(self) -> float:
+        """Share of rows labelled right; nan where there are none."""
+        return self.correct / self.rows if self.rows else float("nan")
+
+    @property
+    def standard_error(self) -> float:
+        """Of the accuracy, as a binomial share."""
+        return float(np.sqrt(self.accuracy * (1 - self.accuracy) / self.rows)) if self.rows else float("nan")
+
+    def per_class(self) -> list[ClassFigures]:
+        figures = []
+        for i, name in enumerate(self.classes):
+            hit, true, predicted = self.counts[i, i], self.counts[i].sum(), self.counts[:, i].sum()
+            precision = float(hit / predicted) if predicted else float("nan")
+            recall = float(hit / true) if true else float("nan")
+            f1 = float(2 * hit / (true + predicted)) if true + predicted else float("nan")
+            figures.append(ClassFigures(name, precision, recall, f1, int(true)))
+        return figures
+
+
+def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[list[int]]:
+    """[true class, predicted class, rows] for each pair that occurs; rows without a truth stand under NO_TRUTH."""
+    pairs, counts = np.unique(np.stack([truth, predicted]), axis=1, return_counts=True)
+    return [[int(t), int(p), int(n)] for (t, p), n in zip(pairs.T, counts, strict=True)]
+
+
+def confusion_of(pairs: Iterable[list[int]], classes: tuple[str, ...]) -> Confusion:
+    """The matrix of any number of `count_pairs` results."""
+    counts = np.zeros((len(classes), len(classes)), np.int64)
+    without = 0
+    for true, predicted, number in pairs:
+        if true == NO_TRUTH:
+            without += number
+        else:
+            counts[true, predicted] += number
+    return Confusion(classes, counts, without)

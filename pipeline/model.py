@@ -1,0 +1,291 @@
+"""The network's layer table, its weights, and the two files they live in: safetensors and the parent's params.bin."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from pipeline.alphabet import PUBLISHED, Alphabet
+from pipeline.errors import ModelError
+
+FORMAT = "broadsheet-charcnn/1"
+CHANNELS = 256
+HIDDEN = 1024
+NORM_EPSILON = 1e-5
+LENGTHS = (64, 4096)
+CLASSES = (2, 1000)
+SHIPPED = {"ag-news": "ag_news.safetensors"}
+PUBLISHED_LENGTH = 1014
+
+# name, kernel width, layer normalisation, pool width
+_CONVOLUTIONS = (
+    ("conv1", 7, "norm1", 3),
+    ("conv2", 7, None, 3),
+    ("conv3", 3, None, 1),
+    ("conv4", 3, None, 1),
+    ("conv5", 3, None, 1),
+    ("conv6", 3, "norm6", 3),
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One block: a valid stride-1 convolution or a linear layer, and what is fused behind it.
+
+    `rows_in`, `rows_out` and `rows_pooled` are the lengths before the convolution, behind it and behind the pool; they
+    are 1 for a linear layer. Every block but the last ends with ReLU.
+    """
+
+    name: str
+    kind: str
+    inputs: int
+    outputs: int
+    kernel: int
+    norm: str | None
+    pool: int
+    relu: bool
+    rows_in: int
+    rows_out: int
+    rows_pooled: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The tensors of this layer by PyTorch's names, in the order of params.bin."""
+        weight = (self.outputs, self.inputs, self.kernel) if self.kind == "conv1d" else (self.outputs, self.inputs)
+        shapes: dict[str, tuple[int, ...]] = {f"{self.name}.weight": weight, f"{self.name}.bias": (self.outputs,)}
+        if self.norm:
+            shapes[f"{self.norm}.weight"] = shapes[f"{self.norm}.bias"] = (self.outputs, self.rows_out)
+        return shapes
+
+    @property
+    def flop(self) -> int:
+        """Floating-point operations an article as a dense product (a multiply and an add count as two)."""
+        return 2 * self.rows_out * self.inputs * self.outputs * self.kernel
+
+
+def layer_table(symbols: int, length: int, classes: int) -> tuple[Layer, ...]:
+    """The nine blocks for an alphabet of `symbols`, `length` characters and `classes` labels.
+
+    Raises ModelError where a number is out of the frame, or the length leaves no row behind the last pool.
+    """
+    if not LENGTHS[0] <= length <= LENGTHS[1]:
+        raise ModelError(f"length {length} is outside {LENGTHS[0]} to {LENGTHS[1]} characters")
+    if not CLASSES[0] <= classes <= CLASSES[1]:
+        raise ModelError(f"{classes} classes: a model has {CLASSES[0]} to {CLASSES[1]}")
+    layers = []
+    rows, inputs = length, symbols
+    for name, kernel, norm, pool in _CONVOLUTIONS:
+        behind = rows - kernel + 1
+        layers.append(
+            Layer(name, "conv1d", inputs, CHANNELS, kernel, norm, pool, True, rows, behind, max(behind, 0) // pool)
+        )
+        rows, inputs = max(behind, 0) // pool, CHANNELS
+    if not rows:
+        least = next(n for n in range(*LENGTHS) if _pooled_rows(n))
+        raise ModelError(f"length {length} leaves no row behind block 6: the network needs at least {least} characters")
+    for name, inputs, outputs, relu in (
+        ("fc1", CHANNELS * rows, HIDDEN, True),
+        ("fc2", HIDDEN, HIDDEN, True),
+        ("fc3", HIDDEN, classes, False),
+    ):
+        layers.append(Layer(name, "linear", inputs, outputs, 1, None, 1, relu, 1, 1, 1))
+    return tuple(layers)
+
+
+def _pooled_rows(rows: int) -> int:
+    for _, kernel, _, pool in _CONVOLUTIONS:
+        rows = max(rows - kernel + 1, 0) // pool
+    return rows
+
+
+@dataclass(frozen=True)
+class Model:
+    """Weights and what they mean; immutable.
+
+    tensors: by PyTorch's names and shapes, all fp32 or all fp16. classes: label names in the order of the head's rows.
+    card: free JSON about where the weights come from. Raises ModelError where a tensor is missing, extra or misshapen.
+    """
+
+    alphabet: Alphabet
+    classes: tuple[str, ...]
+    length: int
+    tensors: Mapping[str, NDArray[Any]] = field(repr=False)
+    card: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    name: str = "model"
+
+    def __post_init__(self) -> None:
+        if len(set(self.classes)) != len(self.classes):
+            raise ModelError(f"{self.name}: two classes have the same name")
+        expected = {n: s for layer in self.layers for n, s in layer.shapes.items()}
+        for tensor, shape in expected.items():
+            if tensor not in self.tensors:
+                raise ModelError(f"{self.name}: tensor {tensor} is missing")
+            found = self.tensors[tensor]
+            if found.shape != shape:
+                raise ModelError(f"{self.name}: tensor {tensor} is {list(found.shape)}, expected {list(shape)}")
+            if found.dtype not in (np.float32, np.float16):
+                raise ModelError(f"{self.name}: tensor {tensor} is {found.dtype}, expected float32 or float16")
+            if not np.isfinite(found).all():
+                raise ModelError(f"{self.name}: tensor {tensor} holds a value that is not finite")
+        extra = sorted(set(self.tensors) - set(expected))
+        if extra:
+            raise ModelError(f"{self.name}: tensor {extra[0]} is none of this network's")
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        return layer_table(len(self.alphabet), self.length, len(self.classes))
+
+    @property
+    def parameters(self) -> int:
+        return sum(t.size for t in self.tensors.values())
+
+    @property
+    def dtype(self) -> str:
+        return str(self.tensors["fc3.weight"].dtype)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of everything that decides a score: alphabet, classes, length and tensors."""
+        digest = hashlib.sha256(json.dumps([self.alphabet.symbols, self.classes, self.length]).encode())
+        for name in sorted(self.tensors):
+            tensor = np.ascontiguousarray(self.tensors[name])
+            digest.update(f"{name} {tensor.dtype.str}".encode())
+            digest.update(tensor.data)
+        return digest.hexdigest()
+
+    def to_bytes(self, dtype: str | None = None) -> bytes:
+        """The safetensors file, in `dtype` ("float32", "float16") or as the tensors are."""
+        tensors = {n: np.ascontiguousarray(t, dtype or t.dtype) for n, t in self.tensors.items()}
+        for name, tensor in tensors.items():
+            if not np.isfinite(tensor).all():
+                raise ModelError(f"tensor {name} does not fit {dtype}")
+        about = {
+            "format": FORMAT,
+            "alphabet": self.alphabet.symbols,
+            "classes": list(self.classes),
+            "length": self.length,
+            "layers": [_describe(layer) for layer in self.layers],
+            "card": dict(self.card),
+        }
+        metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()}
+        return _with_sorted_metadata(safetensors.numpy.save(tensors, metadata))
+
+    def save(self, path: str | Path, dtype: str | None = None) -> None:
+        Path(path).write_bytes(self.to_bytes(dtype))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "model") -> Model:
+        """Read a safetensors file; `name` stands in error messages. Raises ModelError."""
+        try:
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            tensors = safetensors.numpy.load(data)
+        except (safetensors.SafetensorError, ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{name}: not a safetensors file of fp32 or fp16 tensors ({error})") from error
+        try:
+            about = {key: json.loads(value) for key, value in header.get("__metadata__", {}).items()}
+            kind = about.get("format")
+            if kind != FORMAT:
+                raise ModelError(f"{name}: its metadata says format {kind!r}, this version reads {FORMAT!r}")
+            alphabet, classes, length = about["alphabet"], about["classes"], about["length"]
+            return cls(Alphabet(alphabet), tuple(classes), int(length), tensors, about.get("card", {}), name)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"{name}: its metadata is damaged ({error!r})") from error
+
+
+def _with_sorted_metadata(file: bytes) -> bytes:
+    """The library writes its metadata in a random order; sorted, the same model is always the same file."""
+    size = int.from_bytes(file[:8], "little")
+    header = json.loads(file[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text + file[8 + size :]
+
+
+def _describe(layer: Layer) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "kind": layer.kind,
+        "inputs": layer.inputs,
+        "outputs": layer.outputs,
+        "kernel": layer.kernel,
+        "norm": layer.norm,
+        "pool": layer.pool,
+        "relu": layer.relu,
+        "rows": layer.rows_pooled,
+    }
+
+
+def load_model(source: str | Path | Model = "ag-news") -> Model:
+    """A model by its shipped name, or from a file: safetensors, or a params.bin (published alphabet, classes 0, 1, …).
+
+    Raises ModelError where there is no such model or the file is damaged.
+    """
+    if isinstance(source, Model):
+        return source
+    if str(source) in SHIPPED:
+        shipped = resources.files("pipeline").joinpath("weights", SHIPPED[str(source)])
+        if not shipped.is_file():
+            raise ModelError(f"this installation has no weights for {source!r}: give --model PATH")
+        return Model.from_bytes(shipped.read_bytes(), str(source))
+    path = Path(source)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        known = ", ".join(SHIPPED)
+        raise ModelError(f"no model {str(source)!r}: neither a shipped one ({known}) nor a readable file") from error
+    return from_params(data, name=str(path)) if path.suffix == ".bin" else Model.from_bytes(data, str(path))
+
+
+def from_params(
+    data: bytes, classes: Sequence[str] | None = None, alphabet: str = PUBLISHED, name: str = "params.bin"
+) -> Model:
+    """The parent program's parameter file: every tensor as flat little-endian fp32, in the layer table's order.
+
+    The number of classes follows from the file's size; `classes` names them, else they are called 0, 1, ….
+    Raises ModelError where the size fits no number of classes.
+    """
+    least = _parameter_count(len(alphabet), CLASSES[0])
+    each = HIDDEN + 1
+    values, rest = divmod(len(data), 4)
+    count, left = divmod(values - least, each)
+    count += CLASSES[0]
+    if rest or left or not CLASSES[0] <= count <= CLASSES[1]:
+        four = 4 * _parameter_count(len(alphabet), 4)
+        raise ModelError(f"{name}: {len(data):,} bytes is no parameter file (with 4 classes it has {four:,})")
+    names = tuple(classes) if classes else tuple(str(i) for i in range(count))
+    if len(names) != count:
+        raise ModelError(f"{name} has {count} classes, {len(names)} names were given")
+    flat = np.frombuffer(data, "<f4")
+    tensors: dict[str, NDArray[Any]] = {}
+    at = 0
+    for layer in layer_table(len(alphabet), PUBLISHED_LENGTH, count):
+        for tensor, shape in layer.shapes.items():
+            size = int(np.prod(shape))
+            tensors[tensor] = flat[at : at + size].reshape(shape)
+            at += size
+    return Model(Alphabet(alphabet), names, PUBLISHED_LENGTH, tensors, {"origin": "converted from params.bin"}, name)
+
+
+def to_params(model: Model) -> bytes:
+    """The same file from a model; alphabet and class names are not part of it. Raises ModelError for another length."""
+    if model.length != PUBLISHED_LENGTH:
+        raise ModelError(f"params.bin holds length {PUBLISHED_LENGTH} only, this model has {model.length}")
+    order = [name for layer in model.layers for name in layer.shapes]
+    return b"".join(np.ascontiguousarray(model.tensors[name], "<f4").tobytes() for name in order)
+
+
+def _parameter_count(symbols: int, classes: int) -> int:
+    layers = layer_table(symbols, PUBLISHED_LENGTH, classes)
+    return sum(int(np.prod(shape)) for layer in layers for shape in layer.shapes.values())

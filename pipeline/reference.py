@@ -1,0 +1,201 @@
+"""The network's forward pass in NumPy: the specification of every kernel, and the CPU backend.
+
+Activations are channels-last rows, fp32 [R, 256]: article i of a batch is rows[offsets[i]:offsets[i + 1]], so articles
+may differ in length. Every product is one BLAS call an article, whose shape depends on that article's own rows alone,
+and the linear layers run in batches of a fixed size; so no article's result depends on its neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.model import NORM_EPSILON, Layer, Model
+
+Floats = NDArray[np.float32]
+Offsets = NDArray[np.int64]
+
+LINEAR_BATCH = 32
+"""Articles in each product of the linear layers; a last, smaller batch is filled with zeros."""
+
+
+class Rows(NamedTuple):
+    """values: fp32 [R, channels]. offsets: int64 [N + 1], ascending, offsets[-1] == R."""
+
+    values: Floats
+    offsets: Offsets
+
+
+class Norm(NamedTuple):
+    """Layer normalisation over all of [rows, channels], gamma and beta fp32 [rows, channels]."""
+
+    gamma: Floats
+    beta: Floats
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's tensors in the orders the operations read.
+
+    table: fp32 [7, symbols + 2, 256], block 1's weights by tap and id, zero for unknown and padding.
+    conv: by layer name fp32 [kernel, inputs, outputs]. linear: fp32 [inputs, outputs], fc1's inputs in channels-last
+    order. bias: fp32 [outputs]. norm: gamma and beta by layer name.
+    """
+
+    layers: tuple[Layer, ...]
+    padding: int
+    table: Floats
+    conv: dict[str, Floats]
+    linear: dict[str, Floats]
+    bias: dict[str, Floats]
+    norm: dict[str, Norm]
+
+
+def prepare(model: Model) -> Weights:
+    """Lay a model's tensors out for the operations below."""
+    tensors = {name: np.asarray(tensor, np.float32) for name, tensor in model.tensors.items()}
+    first, *rest = model.layers
+    table = np.zeros((first.kernel, len(model.alphabet) + 2, first.outputs), np.float32)
+    table[:, : len(model.alphabet)] = tensors[f"{first.name}.weight"].transpose(2, 1, 0)
+    conv, linear, norm = {}, {}, {}
+    for layer in rest:
+        weight = tensors[f"{layer.name}.weight"]
+        if layer.kind == "conv1d":
+            conv[layer.name] = np.ascontiguousarray(weight.transpose(2, 1, 0))
+        elif layer.name == "fc1":
+            channels = conv["conv6"].shape[2]
+            by_row = weight.reshape(layer.outputs, channels, -1).transpose(2, 1, 0)
+            linear[layer.name] = np.ascontiguousarray(by_row.reshape(layer.inputs, layer.outputs))
+        else:
+            linear[layer.name] = np.ascontiguousarray(weight.T)
+    for layer in model.layers:
+        if layer.norm:
+            gamma, beta = tensors[f"{layer.norm}.weight"], tensors[f"{layer.norm}.bias"]
+            norm[layer.name] = Norm(np.ascontiguousarray(gamma.T), np.ascontiguousarray(beta.T))
+    bias = {layer.name: tensors[f"{layer.name}.bias"] for layer in model.layers}
+    return Weights(model.layers, model.alphabet.padding, table, conv, linear, bias, norm)
+
+
+def lookup_norm_pool(
+    ids: NDArray[np.uint8], padding: int, table: Floats, bias: Floats, norm: Norm, pool: int
+) -> Rows:
+    """Block 1: each output row is the bias plus one table row a tap; then layer norm, ReLU, max pool.
+
+    ids: uint8 [N, length]. table: fp32 [kernel, ids, channels]. Returns N articles of (length - kernel + 1) // pool
+    rows. A window that lies wholly in the padding is the bias, so only the windows that touch text are summed.
+    """
+    kernel, _, channels = table.shape
+    count, length = ids.shape
+    rows = length - kernel + 1
+    out = np.empty((count * (rows // pool), channels), np.float32)
+    offsets = np.arange(count + 1) * (rows // pool)
+    window = np.empty((rows, channels), np.float32)
+    gathered = np.empty_like(window)
+    for article in range(count):
+        text = np.flatnonzero(ids[article] != padding)
+        touched = min(int(text[-1]) + 1, rows) if len(text) else 0
+        window[:] = bias
+        for tap in range(kernel):
+            part = gathered[:touched]
+            # "clip" only spares NumPy a buffer: every id is within the table.
+            np.take(table[tap], ids[article, tap : tap + touched], axis=0, out=part, mode="clip")
+            window[:touched] += part
+        _norm_relu_pool(window, norm, pool, out[offsets[article] : offsets[article + 1]], gathered)
+    return Rows(out, offsets)
+
+
+def conv1d(rows: Rows, weight: Floats, bias: Floats, pool: int = 1, norm: Norm | None = None) -> Rows:
+    """A valid convolution as a sum over taps of shifted products; then layer norm if given, ReLU, max pool.
+
+    weight: fp32 [kernel, inputs, outputs]. An article of L rows gives (L - kernel + 1) // pool rows.
+    """
+    kernel, _, outputs = weight.shape
+    lengths = np.diff(rows.offsets) - kernel + 1
+    offsets = np.concatenate([[0], np.cumsum(lengths // pool)])
+    out = np.empty((int(offsets[-1]), outputs), np.float32)
+    total, product = np.empty((2, int(lengths.max(initial=0)), outputs), np.float32)
+    for article, length in enumerate(lengths):
+        begin = rows.offsets[article]
+        acc, part = total[:length], product[:length]
+        np.matmul(rows.values[begin : begin + length], weight[0], out=acc)
+        for tap in range(1, kernel):
+            np.matmul(rows.values[begin + tap : begin + tap + length], weight[tap], out=part)
+            acc += part
+        acc += bias
+        target = out[offsets[article] : offsets[article + 1]]
+        if norm is None:
+            _relu_pool(acc, pool, target)
+        else:
+            _norm_relu_pool(acc, norm, pool, target, part)
+    return Rows(out, offsets)
+
+
+def _relu_pool(values: Floats, pool: int, out: Floats) -> None:
+    windows = values[: len(out) * pool].reshape(len(out), pool, -1)
+    np.maximum(windows[:, 0], 0, out=out)
+    for other in range(1, pool):
+        np.maximum(out, windows[:, other], out=out)
+
+
+def _norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: Floats) -> None:
+    """Overwrites `values` and `scratch`. NumPy sums in pairs, in an order that the shape alone decides."""
+    values -= values.mean()
+    np.multiply(values, values, out=scratch)
+    values *= 1 / np.sqrt(scratch.mean() + np.float32(NORM_EPSILON))
+    values *= norm.gamma
+    values += norm.beta
+    _relu_pool(values, pool, out)
+
+
+def linear(x: Floats, weight: Floats, bias: Floats, relu: bool) -> Floats:
+    """x fp32 [N, inputs] times weight fp32 [inputs, outputs], in batches of LINEAR_BATCH; bias, ReLU if asked."""
+    out = np.empty((len(x), weight.shape[1]), np.float32)
+    for first in range(0, len(x), LINEAR_BATCH):
+        batch = x[first : first + LINEAR_BATCH]
+        taken = len(batch)
+        if taken < LINEAR_BATCH:
+            batch = np.concatenate([batch, np.zeros((LINEAR_BATCH - taken, x.shape[1]), np.float32)])
+        out[first : first + taken] = (batch @ weight)[:taken]
+    out += bias
+    return np.maximum(out, 0, out=out) if relu else out
+
+
+def softmax(logits: Floats) -> Floats:
+    """Probabilities fp32 [N, classes]."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def top_k(scores: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:
+    """The k best classes, int32 [N, k], best first and the lowest index first on a tie, and their scores."""
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int32)
+    return best, np.take_along_axis(scores, best, axis=1)
+
+
+def forward(ids: NDArray[np.uint8], weights: Weights) -> Floats:
+    """Logits fp32 [N, classes] of encoded articles, uint8 [N, length]."""
+    head = weights.layers[-1]
+    first = weights.layers[0]
+    features = np.empty((len(ids), weights.linear["fc1"].shape[0]), np.float32)
+    for article in range(len(ids)):  # one at a time: its activations stay in the core's cache
+        rows = lookup_norm_pool(
+            ids[article : article + 1],
+            weights.padding,
+            weights.table,
+            weights.bias[first.name],
+            weights.norm[first.name],
+            first.pool,
+        )
+        for layer in weights.layers[1:]:
+            if layer.kind == "conv1d":
+                name = layer.name
+                rows = conv1d(rows, weights.conv[name], weights.bias[name], layer.pool, weights.norm.get(name))
+        features[article] = rows.values.reshape(-1)
+    x = features
+    for layer in weights.layers:
+        if layer.kind == "linear":
+            x = linear(x, weights.linear[layer.name], weights.bias[layer.name], layer is not head)
+    return x

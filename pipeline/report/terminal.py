@@ -1,0 +1,156 @@
+"""A job's report and progress in a terminal of 80 columns, or as plain lines in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.metrics import Confusion
+from pipeline.report.job import JobReport, Progress
+
+_MOST_CLASSES = 20
+_MOST_LINES = 10
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class TerminalProgress(Progress):
+    """A live bar with articles done, articles a second and time left; plain lines where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: RichProgress | None = None
+        self._rows = 0
+        self._began = self._spoke = 0.0
+
+    def start(self, rows: int, dashboard: str) -> None:
+        self._rows = rows
+        self._began = self._spoke = time.monotonic()
+        self._console.print(f"dashboard: {dashboard}", style="dim", soft_wrap=True)
+        if self._console.is_terminal:
+            self._bar = RichProgress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("articles", total=rows or None, rate="")
+            self._bar.start()
+
+    def advance(self, report: JobReport) -> None:
+        now = time.monotonic()
+        rate = report.rows_this_run / max(now - self._began, 1e-9)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=report.rows_read, rate=f"{rate:,.0f}/s")
+        elif now - self._spoke >= _SECONDS_BETWEEN_LINES:
+            self._spoke = now
+            line = f"{report.rows_read:,} articles done, {rate:,.0f} a second"
+            if self._rows and rate:
+                line += f", {max(self._rows - report.rows_read, 0) / rate:,.0f} s left of {self._rows:,} articles"
+            self._console.print(line, soft_wrap=True)
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def print_report(report: JobReport, console: Console) -> None:
+    """Totals, labels, truth if there is one, then whatever was not as it should be."""
+    _print_totals(report, console)
+    console.print(_label_table(report))
+    if report.confusion is not None:
+        print_confusion(report.confusion, console)
+    if report.rows_quarantined:
+        _print_quarantine(report, console)
+    _print_list("files", [message for _, message in report.problems], console)
+    _print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.set_aside], console)
+    if report.set_aside:
+        console.print("The job is not finished: --resume tries those chunks again.", style="yellow")
+
+
+def _print_totals(report: JobReport, console: Console) -> None:
+    balance = f"{report.rows_read:,} read = {report.rows_written:,} labelled + {report.rows_quarantined:,} quarantined"
+    lines = [
+        ("rows", balance),
+        ("time", f"{report.seconds:,.1f} s; {report.articles_per_second:,.0f} articles a second once started"),
+        ("model", report.model),
+        ("on", report.backend),
+    ]
+    if report.chunks_before:
+        lines.insert(1, ("resumed", f"{report.chunks_before:,} of {report.chunks:,} chunks were there before"))
+    if report.rows_written:
+        unknown = report.unknown_chars / max(report.chars, 1)
+        health = f"{report.chars / report.rows_written:,.0f} characters on average, {unknown:.2%} outside the alphabet"
+        lines.append(("text", health + (f", {report.truncated:,} rows cut" if report.truncated else "")))
+    if report.output:
+        lines.append(("output", report.output))
+    for name, value in lines:
+        console.print(Text(f"{name:>8}  ", style="bold") + Text(value), soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    return table
+
+
+def _label_table(report: JobReport) -> Table:
+    table = _table("label", "rows", "share")
+    shown = report.labels.most_common(_MOST_CLASSES)
+    for name, rows in shown:
+        table.add_row(Text(name), f"{rows:,}", f"{rows / max(report.rows_written, 1):.1%}")
+    if len(report.labels) > len(shown):
+        table.add_row(f"{len(report.labels) - len(shown)} more", "", "")
+    return table
+
+
+def print_confusion(confusion: Confusion, console: Console) -> None:
+    """Accuracy, the per-class table, and for few classes the matrix (true class by row)."""
+    if confusion.without_truth:
+        message = f"{confusion.without_truth:,} rows have a truth that is no class of the model; they are left out"
+        console.print(message, style="yellow")
+    if not confusion.rows:
+        return
+    console.print(
+        f"accuracy {confusion.accuracy:.2%} (standard error {confusion.standard_error:.2%}): "
+        f"{confusion.correct:,} of {confusion.rows:,} right"
+    )
+    table = _table("class", "precision", "recall", "F1", "rows")
+    for name, precision, recall, f1, support in confusion.per_class()[:_MOST_CLASSES]:
+        table.add_row(Text(name), f"{precision:.3f}", f"{recall:.3f}", f"{f1:.3f}", f"{support:,}")
+    console.print(table)
+    if len(confusion.classes) <= _MOST_CLASSES // 2:
+        matrix = _table("true \\ labelled", *confusion.classes)
+        for name, row in zip(confusion.classes, confusion.counts, strict=True):
+            matrix.add_row(Text(name), *(f"{n:,}" for n in row))
+        console.print(matrix)
+
+
+def _print_quarantine(report: JobReport, console: Console) -> None:
+    rows = report.quarantine()
+    for item in rows.slice(0, _MOST_LINES).to_pylist():
+        console.print(f"quarantined  {item['file']} row {item['row']}: {item['reason']}", style="yellow", soft_wrap=True)
+    if len(rows) > _MOST_LINES:
+        files = len(pc.unique(rows.column("file"))) if isinstance(rows, pa.Table) else 0
+        console.print(f"quarantined  … {len(rows):,} rows of {files:,} files in all", style="yellow")
+
+
+def _print_list(name: str, messages: Iterable[str], console: Console) -> None:
+    messages = list(messages)
+    for message in messages[:_MOST_LINES]:
+        console.print(f"{name}  {message}", style="yellow", soft_wrap=True)
+    if len(messages) > _MOST_LINES:
+        console.print(f"{name}  … and {len(messages) - _MOST_LINES} more", style="yellow")

@@ -1,0 +1,125 @@
+"""Predictions to Parquet parts, committed so that a part is there whole or not at all.
+
+The order of a commit: the part, then the quarantined rows, then the manifest entry that makes both count. Each file is
+written under a name of this attempt's own, flushed to the disk, renamed, and its folder flushed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.engine import Predictions
+from pipeline.errors import OutputError, UsageError
+from pipeline.source.chunk import Chunk, Selection
+
+PARTS, QUARANTINE, ENTRIES, RUNS = "parts", "quarantine", "_entries", "_runs"
+TEMPORARY = ".tmp"
+
+
+def output_schema(selection: Selection, classes: tuple[str, ...], top_k: int, all_scores: bool) -> pa.Schema:
+    """The columns of a part. Raises UsageError where an id column has the name of one of ours."""
+    fields = [*selection.row_schema, pa.field("label", pa.string()), pa.field("score", pa.float32())]
+    if all_scores:
+        fields += [pa.field(f"score_{name}", pa.float32()) for name in classes]
+    if top_k > 1:
+        fields.append(pa.field("top_labels", pa.list_(pa.string())))
+        fields.append(pa.field("top_scores", pa.list_(pa.float32())))
+    fields += [pa.field("n_chars", pa.int64()), pa.field("truncated", pa.bool_()), pa.field("unknown_chars", pa.int64())]
+    names = [field.name for field in fields]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"an id column cannot be called {twice[0]!r}: the output has a column of that name")
+    return pa.schema(fields)
+
+
+def label_table(chunk: Chunk, predictions: Predictions, schema: pa.Schema, classes: tuple[str, ...]) -> pa.Table:
+    """The part's rows: `chunk.rows` beside its predictions, in the order of `schema`."""
+    names = pa.array(classes, pa.string())
+    count, k = predictions.labels.shape
+    columns = list(chunk.rows.columns)
+    columns += [names.take(pa.array(predictions.labels[:, 0])), pa.array(predictions.scores[:, 0])]
+    if predictions.all_scores is not None:
+        columns += [pa.array(np.ascontiguousarray(scores)) for scores in predictions.all_scores.T]
+    if "top_labels" in schema.names:
+        bounds = pa.array(np.arange(count + 1, dtype=np.int32) * k)
+        labels = names.take(pa.array(predictions.labels.reshape(-1)))
+        columns.append(pa.ListArray.from_arrays(bounds, labels))
+        columns.append(pa.ListArray.from_arrays(bounds, pa.array(predictions.scores.reshape(-1))))
+    columns += [pa.array(c) for c in (predictions.n_chars, predictions.truncated, predictions.unknown_chars)]
+    return pa.table(columns, schema)
+
+
+def commit_chunk(out: Path, name: str, table: pa.Table, quarantine: pa.Table, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a chunk's part and quarantined rows, then its entry, which is returned.
+
+    Safe to run twice, also at the same time: every attempt writes the same bytes. Raises OutputError.
+    """
+    entry = dict(about)
+    entry["part"] = _commit_table(out / PARTS / f"{name}.parquet", table)
+    entry["quarantine"] = (
+        _commit_table(out / QUARANTINE / f"{name}.parquet", quarantine) if len(quarantine) else None
+    )
+    commit_json(out / ENTRIES / f"{name}.json", entry)
+    return entry
+
+
+def _commit_table(path: Path, table: pa.Table) -> dict[str, Any]:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    data = sink.getvalue().to_pybytes()
+    commit_bytes(path, data)
+    return {"rows": len(table), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def commit_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Commit a JSON file, its keys sorted so that the same value is always the same bytes."""
+    commit_bytes(path, json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1).encode() + b"\n")
+
+
+def commit_bytes(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all, and stays after a power cut. Raises OutputError."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
+    try:
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OutputError(_explain(path, len(data), error)) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's names to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explain(path: Path, size: int, error: OSError) -> str:
+    message = f"{path} ({size:,} bytes) cannot be written: {error.strerror}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(path.parent).free
+        message += f"; {free:,} bytes are free there. Make room"
+    elif error.errno == errno.EFBIG:
+        message += " (a limit on file size). Raise the limit, or use a smaller --chunk-size with --overwrite"
+    return message + ", then go on with --resume: what is committed stays"

@@ -1,0 +1,100 @@
+"""Fragments to chunks: one reader a format behind `read_unit` and `read_stream`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from pipeline.errors import SourceError
+from pipeline.source import csv, jsonl, onehot, parquet, text
+from pipeline.source.chunk import QUARANTINE_SCHEMA, Chunk, Selection, concat
+from pipeline.source.files import InputFile, open_at
+from pipeline.source.plan import Fragment, Stream, Unit, splitter_of
+from pipeline.source.records import Records, read_records
+
+__all__ = ["Chunk", "Selection", "read_stream", "read_unit"]
+
+
+def read_unit(unit: Unit, selection: Selection, symbols: int, length: int) -> Chunk:
+    """The rows of a unit, in input order. symbols, length: of the model, for one-hot input.
+
+    Raises SourceError where a file is not to be read any more, or is no longer what was planned.
+    """
+    if not unit.fragments:
+        return empty_chunk(selection)
+    pieces = [piece for f in unit.fragments for piece in _read_fragment(f, selection, symbols, length)]
+    return concat(pieces)
+
+
+def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
+    """A chunk of no rows, with the schemas of one that has some."""
+    none = pa.array([], pa.large_binary())
+    return Chunk(none, selection.row_schema.empty_table(), QUARANTINE_SCHEMA.empty_table(), problems=problems)
+
+
+def _read_fragment(fragment: Fragment, selection: Selection, symbols: int, length: int) -> Iterator[Chunk]:
+    file = fragment.file
+    stop = fragment.stop if fragment.stop is not None else file.size
+    if file.format == "onehot":
+        yield onehot.parse(file.path, fragment.start, stop, symbols, length, selection)
+    elif file.format == "parquet":
+        stamp = f"{file.size} {file.modified}"
+        yield parquet.parse(
+            file.path, stamp, fragment.group, fragment.start, stop, fragment.first_row, selection
+        )
+    else:
+        size = None if file.compression else stop - fragment.start
+        row = fragment.first_row
+        for chunk, count in _parse_all(file, fragment.start, size, row, fragment.rows, selection):
+            yield chunk
+            row += count
+        if row != fragment.first_row + fragment.rows:
+            found = row - fragment.first_row
+            raise SourceError(
+                f"{file.path}: {found} records at byte {fragment.start:,}, where {fragment.rows} were planned: "
+                "the file was changed while the job ran"
+            )
+
+
+def read_stream(stream: Stream, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
+    """The chunks of a compressed file, of `chunk_rows` rows each but the last. What cuts the file off is a problem of
+    the last chunk, not an error.
+    """
+    held: list[Chunk] = []
+    count = 0
+    for chunk, rows in _parse_all(stream.file, stream.start, None, 0, chunk_rows, selection):
+        held.append(chunk)
+        count += rows
+        if count == chunk_rows:
+            yield concat(held)
+            held, count = [], 0
+    if held:
+        yield concat(held)
+
+
+def _parse_all(
+    file: InputFile, start: int, size: int | None, row: int, chunk_rows: int, selection: Selection
+) -> Iterator[tuple[Chunk, int]]:
+    """Chunks, and how many records each covers; none crosses a multiple of `chunk_rows` records."""
+    room = chunk_rows
+    with open_at(file, start) as source:
+        try:
+            for records in read_records(source, splitter_of(file), start, size):
+                at = 0
+                while at < len(records):
+                    take = min(room, len(records) - at)
+                    yield _parse(file, records.slice(at, at + take), row, selection), take
+                    at, row, room = at + take, row + take, room - take or chunk_rows
+        except SourceError as error:
+            if not file.compression:
+                raise
+            yield empty_chunk(selection, (str(error),)), 0
+
+
+def _parse(file: InputFile, records: Records, row: int, selection: Selection) -> Chunk:
+    if file.format == "jsonl":
+        return jsonl.parse(records, file.path, row, selection)
+    if file.format == "text":
+        return text.parse(records, file.path, row, selection)
+    return csv.parse(records, file.columns, file.delimiter, file.path, row, selection)

@@ -1,0 +1,234 @@
+"""The one data class that crosses the stages: a chunk of readable articles, and the rows that could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipeline.errors import UsageError
+
+FIELD_LIMIT = 16 << 20
+"""Bytes of the longest field (or line) that is read; an unclosed quote makes a longer one."""
+
+HEAD_BYTES = 256
+NO_TRUTH = -1
+_SPACE = pa.scalar(" ", pa.large_string())
+
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        ("file", pa.string()),
+        ("row", pa.int64()),
+        ("byte_offset", pa.int64()),
+        ("reason", pa.string()),
+        ("head", pa.binary()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which columns of the input a job uses, and the class names its truth column may hold.
+
+    `header` names the columns of a headerless CSV. `id_types` are the Arrow types of the id columns, in order.
+    `answers` is the path of the parent program's answer file, for a one-hot input.
+    """
+
+    text: tuple[str, ...] = ("text",)
+    ids: tuple[str, ...] = ()
+    truth: str | None = None
+    header: tuple[str, ...] | None = None
+    classes: tuple[str, ...] = ()
+    id_types: tuple[pa.DataType, ...] = ()
+    answers: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column used, each once, text first."""
+        truth = (self.truth,) if self.truth else ()
+        return tuple(dict.fromkeys((*self.text, *self.ids, *truth)))
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        ids = zip(self.ids, self.id_types or [pa.string()] * len(self.ids), strict=True)
+        return pa.schema([("file", pa.string()), ("row", pa.int64()), *ids])
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row for the quarantine: its record number, byte offset in the (decompressed) file if known, and why."""
+
+    row: int
+    offset: int | None
+    reason: str
+    head: bytes
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """N readable articles in input order, and what was set aside beside them.
+
+    text: large_binary [N], valid UTF-8. rows: table [N] of `file`, `row` and the id columns. ids: uint8 [N, length]
+    for input that is encoded already (then `text` is empty strings), else None. truth: int32 [N] class indices, or
+    NO_TRUTH, or None if no truth column is asked for. problems: messages about whole files.
+    """
+
+    text: pa.LargeBinaryArray
+    rows: pa.Table
+    quarantine: pa.Table
+    ids: NDArray[np.uint8] | None = None
+    truth: NDArray[np.int32] | None = None
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        buffer = self.text.buffers()[2]
+        return np.frombuffer(buffer, np.uint8) if buffer else np.empty(0, np.uint8)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        if not len(self.text):
+            return np.zeros(1, np.int64)
+        raw = np.frombuffer(self.text.buffers()[1], np.int64)
+        return raw[self.text.offset : self.text.offset + len(self.text) + 1]
+
+    def without_text(self) -> Chunk:
+        """What is left to write once the text is classified."""
+        return replace(self, text=pa.array([], pa.large_binary()), ids=None)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def rows_read(self) -> int:
+        return len(self.rows) + len(self.quarantine)
+
+
+def bad_rows_table(file: str, bad: Sequence[BadRow]) -> pa.Table:
+    columns = [
+        [file] * len(bad),
+        [b.row for b in bad],
+        [b.offset for b in bad],
+        [b.reason for b in bad],
+        [b.head[:HEAD_BYTES] for b in bad],
+    ]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, QUARANTINE_SCHEMA, strict=True)], QUARANTINE_SCHEMA)
+
+
+def assemble(
+    file: str,
+    numbers: NDArray[np.int64],
+    table: pa.Table,
+    selection: Selection,
+    raw: Callable[[int], tuple[int | None, bytes]],
+    bad: Sequence[BadRow] = (),
+    problems: tuple[str, ...] = (),
+) -> Chunk:
+    """A chunk from the parsed rows of one file.
+
+    numbers: int64 [N], the record number of each row. table: N rows with the selection's columns; text, and whatever
+    shall become a string, as binary or string. raw(i): byte offset and first bytes of row i, for the quarantine.
+    bad: rows that could not be parsed at all. Rows whose text is null, too long or not UTF-8 join them.
+    """
+    reasons: dict[int, str] = {}
+    decoded = {name: _decode(name, table.column(name), reasons) for name in selection.columns}
+    texts = [decoded[name] for name in selection.text]
+    for i in np.flatnonzero(np.logical_and.reduce([_nulls(t) for t in texts])).tolist():
+        reasons.setdefault(i, "the text is null")
+    if len(texts) == 1:
+        text = texts[0]
+    else:
+        text = pc.binary_join_element_wise(*texts, _SPACE, null_handling="replace", null_replacement="")
+        text = pc.utf8_trim_whitespace(text)
+    for i in np.flatnonzero(pc.fill_null(pc.binary_length(text), 0).to_numpy() > FIELD_LIMIT).tolist():
+        reasons.setdefault(i, f"the text is longer than {FIELD_LIMIT >> 20} MiB")
+    truth = None
+    if selection.truth:
+        truth = truth_indices(decoded[selection.truth], selection.classes)
+    set_aside = [*bad]
+    for i, reason in reasons.items():
+        offset, head = raw(i)
+        set_aside.append(BadRow(int(numbers[i]), offset, reason, head))
+    keep = np.ones(len(numbers), np.bool_)
+    keep[list(reasons)] = False
+    columns = [pa.array([file] * len(numbers), pa.string()), pa.array(numbers)]
+    columns += [_id_column(decoded[f.name], f.type) for f in list(selection.row_schema)[2:]]
+    rows = pa.table(columns, selection.row_schema)
+    if reasons:
+        mask = pa.array(keep)
+        rows, text = rows.filter(mask), text.filter(mask)
+        truth = None if truth is None else truth[keep]
+    quarantine = bad_rows_table(file, sorted(set_aside, key=lambda b: b.row))
+    return Chunk(text.cast(pa.large_binary()), rows, quarantine, None, truth, problems)
+
+
+def concat(chunks: Sequence[Chunk]) -> Chunk:
+    """One chunk of several, in order; all encoded or none."""
+    if len(chunks) == 1:
+        return chunks[0]
+    ids = [c.ids for c in chunks if c.ids is not None]
+    truth = [c.truth for c in chunks if c.truth is not None]
+    return Chunk(
+        pa.concat_arrays([c.text for c in chunks]),
+        pa.concat_tables([c.rows for c in chunks]),
+        pa.concat_tables([c.quarantine for c in chunks]),
+        np.concatenate(ids) if ids else None,
+        np.concatenate(truth) if truth else None,
+        tuple(dict.fromkeys(p for c in chunks for p in c.problems)),
+    )
+
+
+def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int32]:
+    """Class indices, int32, of a truth column: a class name, else the class's number from 1; NO_TRUTH for others."""
+    known = {name: i for i, name in enumerate(classes)}
+    for number in range(len(classes)):
+        known.setdefault(str(number + 1), number)
+    distinct = values.dictionary_encode()
+    indices = [known.get(_label_text(v), NO_TRUTH) for v in distinct.dictionary.to_pylist()]
+    of_value = np.array([*indices, NO_TRUTH], np.int32)
+    return of_value[distinct.indices.fill_null(len(indices)).to_numpy()]
+
+
+def _label_text(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _nulls(values: pa.Array) -> NDArray[np.bool_]:
+    return np.asarray(values.is_null().to_numpy(zero_copy_only=False))
+
+
+def _decode(name: str, column: pa.ChunkedArray, reasons: dict[int, str]) -> pa.Array:
+    """One array, strings where the column holds bytes; rows that are not UTF-8 become null and get a reason."""
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if not any(
+        test(kind)
+        for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string)
+    ) and not (pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)):
+        return column
+    column = column.cast(pa.large_binary())
+    try:
+        return column.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        values = column.to_pylist()
+    for i, value in enumerate(values):
+        try:
+            if value is not None:
+                value.decode("utf-8")
+        except UnicodeDecodeError as error:
+            reasons.setdefault(i, f"column {name!r} is not UTF-8: byte {error.start} of it is 0x{value[error.start]:02x}")
+            values[i] = None
+    return pa.array(values, pa.large_binary()).cast(pa.large_string())
+
+
+def _id_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"an id column cannot be written as {kind}: {error}") from error

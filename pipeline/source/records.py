@@ -1,0 +1,132 @@
+"""A byte stream cut into records, in blocks of bounded size, with each record's place in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.source.chunk import FIELD_LIMIT, HEAD_BYTES, BadRow
+
+BLOCK_BYTES = 4 << 20
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Split:
+    """The records of one buffer. starts, ends: int64 [n], contents without the line end. problems: by index, why a
+    record cannot be parsed. consumed: bytes that need not be seen again. overlong: what is left begins with a line
+    over the limit, which the caller skips.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    problems: dict[int, str]
+    consumed: int
+    overlong: bool = False
+
+
+class Splitter(Protocol):
+    """Finds the records of `buffer`, which begins at a record; `final` where the stream ends with it."""
+
+    def __call__(self, buffer: bytes, final: bool) -> Split: ...
+
+
+@dataclass(frozen=True)
+class Records:
+    """n records in file order. data[starts[i]:ends[i]] is record i; it begins at byte offsets[i] of the file."""
+
+    data: bytes
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    problems: dict[int, str]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def raw(self, i: int) -> tuple[int, bytes]:
+        """Byte offset and first bytes of record i."""
+        start = int(self.starts[i])
+        return int(self.offsets[i]), self.data[start : min(int(self.ends[i]), start + HEAD_BYTES)]
+
+    def bad_rows(self, first_row: int) -> list[BadRow]:
+        """The records that cannot be parsed, where record 0 of these is `first_row` of the file."""
+        bad = []
+        for i, reason in self.problems.items():
+            offset, head = self.raw(i)
+            bad.append(BadRow(first_row + i, offset, reason, head))
+        return bad
+
+    def slice(self, first: int, last: int) -> Records:
+        problems = {i - first: reason for i, reason in self.problems.items() if first <= i < last}
+        part = slice(first, last)
+        return Records(self.data, self.starts[part], self.ends[part], self.offsets[part], problems)
+
+
+def read_records(stream: BinaryIO, split: Splitter, offset: int, size: int | None = None) -> Iterator[Records]:
+    """Blocks of records from `stream`, which stands at byte `offset` of its file, until `size` bytes or its end.
+
+    A record stays within one block. Errors of the stream are raised after what came before them has been given out.
+    """
+    buffer = b""
+    left = size
+    skipping: bytes | None = None  # the head of a line over the limit, while its end is sought
+    failure: Exception | None = None
+    final = False
+    while not final:
+        try:
+            block = stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left))
+        except Exception as error:  # whatever a file system or decompressor raises, the records before it are good
+            block, failure = b"", error
+        left = None if left is None else left - len(block)
+        final = not block or left == 0
+        buffer = buffer + block if buffer else block
+        if skipping is not None:
+            end = _line_end(buffer)
+            if end < 0 and not final:
+                offset, buffer = offset + len(buffer), b""
+                continue
+            end = len(buffer) if end < 0 else end
+            offset, buffer = offset + end, buffer[end:]
+            skipping = None
+        found = split(buffer, final and failure is None)
+        if len(found.starts) or found.problems:
+            yield Records(buffer, found.starts, found.ends, found.starts + offset, found.problems)
+        offset, buffer = offset + found.consumed, buffer[found.consumed :]
+        if found.overlong:
+            skipping = buffer[:HEAD_BYTES]
+            yield _single(skipping, offset, f"a line is longer than {FIELD_LIMIT >> 20} MiB")
+    if failure is not None:
+        if buffer:
+            yield _single(buffer[:HEAD_BYTES], offset, "cut off where the file could not be read on")
+        raise failure
+
+
+def _single(head: bytes, offset: int, reason: str) -> Records:
+    return Records(head, np.array([0]), np.array([len(head)]), np.array([offset]), {0: reason})
+
+
+def _line_end(buffer: bytes) -> int:
+    """The place behind the first line end, or -1."""
+    end = buffer.find(b"\n")
+    return end + 1 if end >= 0 else -1
+
+
+def split_lines(buffer: bytes, final: bool) -> Split:
+    """A record a line, ended by LF or CRLF; the last line needs no end."""
+    array = np.frombuffer(buffer, np.uint8)
+    ends = np.flatnonzero(array == 0x0A)
+    consumed = int(ends[-1]) + 1 if len(ends) else 0
+    if final and consumed < len(buffer):
+        ends = np.append(ends, len(buffer))
+        consumed = len(buffer)
+    starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)[: len(ends)]
+    ends = ends - ((ends > starts) & (array[np.maximum(ends - 1, 0)] == 0x0D) if len(ends) else 0)
+    problems = {
+        int(i): f"a line is longer than {FIELD_LIMIT >> 20} MiB" for i in np.flatnonzero(ends - starts > FIELD_LIMIT)
+    }
+    return Split(starts, ends, problems, consumed, len(buffer) - consumed > FIELD_LIMIT)

@@ -1,0 +1,180 @@
+"""What runs on a worker: read, infer, write. Plain functions over plain values; the graph strings them together."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.engine import Backend, Engine, Predictions
+from pipeline.errors import BroadsheetError, SourceError
+from pipeline.metrics import count_pairs
+from pipeline.sink import commit_chunk, label_table
+from pipeline.source import Chunk, Selection, read_unit
+from pipeline.source.inputs import Loaded
+from pipeline.source.memory import partition_chunk
+from pipeline.source.plan import Unit, part_name
+from pipeline.trace import Span, span
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every task of a job needs to know. engine: the key under which workers hold the loaded model. out: the
+    output folder, or None for results in memory.
+    """
+
+    selection: Selection
+    classes: tuple[str, ...]
+    symbols: int
+    length: int
+    engine: str
+    schema: pa.Schema
+    top_k: int
+    all_scores: bool
+    strict: bool
+    out: str | None
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """A chunk on its way: as it was read, then without text but with predictions.
+
+    name: of its part. sources: (file, first row, rows) of each piece it was read from.
+    """
+
+    name: str
+    sources: tuple[tuple[str, int, int], ...]
+    chunk: Chunk
+    predictions: Predictions | None = None
+    spans: list[Span] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A chunk that counts. entry: its manifest entry. table, quarantine: its rows, where there is no output folder."""
+
+    name: str
+    entry: dict[str, Any]
+    spans: list[Span]
+    table: pa.Table | None = None
+    quarantine: pa.Table | None = None
+
+
+_lock = threading.Lock()
+_engines: dict[str, Engine] = {}
+
+
+def install_engine(key: str, engine: Engine) -> None:
+    """Make `engine` this process's engine; the one before it is closed."""
+    with _lock:
+        for old in _engines.values():
+            old.close()
+        _engines.clear()
+        _engines[key] = engine
+
+
+def remove_engine(key: str) -> None:
+    """Close the engine of that key, if this process still has it."""
+    with _lock:
+        engine = _engines.pop(key, None)
+        if engine is not None:
+            engine.close()
+
+
+def backend_of(key: str) -> Backend:
+    """The backend of this process's engine. Raises BroadsheetError where it has none of that key."""
+    engine = _engines.get(key)
+    if engine is None:
+        raise BroadsheetError("the engine did not load on this worker")
+    return engine.backend
+
+
+def read(unit: Unit, job: Job) -> Work:
+    """Read a unit's rows. Raises SourceError; with `job.strict` also where a row is bad."""
+    spans: list[Span] = []
+    with span("read", spans):
+        chunk = read_unit(unit, job.selection, job.symbols, job.length)
+    refuse_bad_rows(chunk, job)
+    sources = tuple((f.file.path, f.first_row, f.rows) for f in unit.fragments)
+    return Work(unit.name, sources, chunk, spans=spans)
+
+
+def read_partition(frame: Any, number: int, job: Job) -> Work:
+    """Take the rows of a Dask DataFrame's partition, a pandas DataFrame."""
+    spans: list[Span] = []
+    with span("read", spans):
+        chunk = partition_chunk(frame, number, job.selection)
+    refuse_bad_rows(chunk, job)
+    file = f"partition {number}"
+    return Work(part_name(number, 0), ((file, 0, chunk.rows_read),), chunk, spans=spans)
+
+
+def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
+    """With `job.strict`, raise SourceError for the first row or file that is not as it should be."""
+    if not job.strict:
+        return
+    if chunk.problems:
+        raise SourceError(f"{chunk.problems[0]} (--strict stops here)")
+    if len(chunk.quarantine):
+        bad = chunk.quarantine.slice(0, 1).to_pylist()[0]
+        raise SourceError(f"{bad['file']}: row {bad['row']}: {bad['reason']} (--strict stops here)")
+
+
+def infer(work: Work, job: Job) -> Work:
+    """Classify the chunk on this worker's engine. Raises BroadsheetError where it has another one."""
+    spans = list(work.spans)
+    with _lock:
+        engine = _engines.get(job.engine)
+        if engine is None:
+            raise BroadsheetError("this worker holds another job's model: run one job at a time on a cluster")
+        with span("infer", spans):
+            predictions = engine.classify(work.chunk, job.top_k, job.all_scores)
+    return replace(work, chunk=work.chunk.without_text(), predictions=predictions, spans=spans)
+
+
+def write(work: Work, job: Job) -> Done:
+    """Commit the chunk to the output folder, or hand its rows back. Raises OutputError."""
+    predictions, chunk = work.predictions, work.chunk
+    if predictions is None:
+        raise ValueError(f"{work.name} was not classified")
+    spans = list(work.spans)
+    with span("write", spans):
+        table = label_table(chunk, predictions, job.schema, job.classes)
+        entry = _about(work.name, work.sources, chunk, predictions, job)
+        if job.out is None:
+            return Done(work.name, entry, spans, table, chunk.quarantine)
+        entry = commit_chunk(Path(job.out), work.name, table, chunk.quarantine, entry)
+    return Done(work.name, entry, spans)
+
+
+def infer_and_write(loaded: Loaded, job: Job) -> Done:
+    """Both in one task, for a chunk whose text came with the graph. Raises as `read`, `infer` and `write` do."""
+    refuse_bad_rows(loaded.chunk, job)
+    return write(infer(Work(loaded.name, loaded.sources, loaded.chunk), job), job)
+
+
+def _about(
+    name: str, sources: tuple[tuple[str, int, int], ...], chunk: Chunk, predictions: Predictions, job: Job
+) -> dict[str, Any]:
+    """The entry but for the hashes of what is written: everything the job's totals are made of."""
+    best = predictions.labels[:, 0]
+    numbers, counts = np.unique(best, return_counts=True)
+    return {
+        "name": name,
+        "fingerprint": job.fingerprint,
+        "sources": [list(source) for source in sources],
+        "rows_read": chunk.rows_read,
+        "rows_written": len(chunk),
+        "rows_quarantined": len(chunk.quarantine),
+        "labels": {job.classes[i]: int(n) for i, n in zip(numbers, counts, strict=True)},
+        "chars": int(predictions.n_chars.sum()),
+        "truncated": int(predictions.truncated.sum()),
+        "unknown_chars": int(predictions.unknown_chars.sum()),
+        "confusion": None if chunk.truth is None else count_pairs(chunk.truth, best),
+        "problems": list(chunk.problems),
+    }
