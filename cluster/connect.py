@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +72,6 @@ def _existing(address: str, scheduler_file: str | None) -> Iterator[Client]:
     with client:
         try:
             client.wait_for_workers(1, timeout=_WAIT_SECONDS)
-        except (TimeoutError, asyncio.TimeoutError) as error:
+        except TimeoutError as error:
             raise BroadsheetError(f"no worker has joined the scheduler {name} within {_WAIT_SECONDS} s") from error
         yield client

@@ -1,8 +1,8 @@
 """Broadsheet: labels for very large collections of short texts, by a character-level CNN on a Dask graph.
 
-    >>> import pipeline
-    >>> report = pipeline.classify(["Stocks fell on Monday as oil rose."])
-    >>> report.to_pandas()
+>>> import pipeline
+>>> report = pipeline.classify(["Stocks fell on Monday as oil rose."])
+>>> report.to_pandas()
 """
 
 from importlib.metadata import version

@@ -131,7 +131,9 @@ def _run(
         if hasattr(client, "scheduler_info"):  # what its workers have decides the chunk size
             engines = _start_engines(client, model, options)
         chunk_rows = options.chunk_size or (
-            before.fingerprint()["settings"]["chunk_size"] if before else CHUNK_ROWS[engines[1].device if engines else "cpu"]
+            before.fingerprint()["settings"]["chunk_size"]
+            if before
+            else CHUNK_ROWS[engines[1].device if engines else "cpu"]
         )
         saved = before.plan() if before and hasattr(found, "found") else None
         job_input = open_input(found, selection, chunk_rows, len(model.alphabet), model.length, saved)

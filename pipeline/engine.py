@@ -91,7 +91,9 @@ def open_engine(model: Model, device: str = "auto", precision: str = "auto", thr
     if precision not in PRECISIONS:
         raise UsageError(f"precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
     if device == "cuda":
-        raise UsageError("this version computes on the CPU only, its CUDA kernels are not written yet: use --device cpu")
+        raise UsageError(
+            "this version computes on the CPU only, its CUDA kernels are not written yet: use --device cpu"
+        )
     if precision == "fp16":
         raise UsageError("the CPU backend computes in fp32 only: use --precision fp32 (or auto)")
     return CpuEngine(model, threads or available_cores())

@@ -60,9 +60,11 @@ def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iter
         for source in suspects:
             run.submit([source])
             _, result = run.next_done()
-            yield SetAside(source.name, f"it kills every worker that takes it ({result})") if isinstance(
-                result, KilledWorker
-            ) else result
+            yield (
+                SetAside(source.name, f"it kills every worker that takes it ({result})")
+                if isinstance(result, KilledWorker)
+                else result
+            )
     finally:
         run.cancel()
 
@@ -103,7 +105,10 @@ class _Run:
         first, *others = [list(column) for column in columns]
         keys = [(f"{name}-{self._name}", next(self._count)) for _ in first]
         jobs = [self._job] * len(first)
-        return self._client.map(function, first, *others, jobs, key=keys, priority=priority, pure=False)
+        futures: list[Future] = self._client.map(
+            function, first, *others, jobs, key=keys, priority=priority, pure=False
+        )
+        return futures
 
     def _add(self, sources: Iterable[Source], futures: list[Future], losses: int) -> None:
         for source, future in zip(sources, futures, strict=True):

@@ -1,4 +1,4 @@
-"""The recovery point: what a job is (its fingerprint), what of it is committed (its entries), and whether that holds."""
+"""The recovery point: what a job is (its fingerprint), and what of it is committed (its entries)."""
 
 from __future__ import annotations
 

@@ -79,9 +79,7 @@ def prepare(model: Model) -> Weights:
     return Weights(model.layers, model.alphabet.padding, table, conv, linear, bias, norm)
 
 
-def lookup_norm_pool(
-    ids: NDArray[np.uint8], padding: int, table: Floats, bias: Floats, norm: Norm, pool: int
-) -> Rows:
+def lookup_norm_pool(ids: NDArray[np.uint8], padding: int, table: Floats, bias: Floats, norm: Norm, pool: int) -> Rows:
     """Block 1: each output row is the bias plus one table row a tap; then layer norm, ReLU, max pool.
 
     ids: uint8 [N, length]. table: fp32 [kernel, ids, channels]. Returns N articles of (length - kernel + 1) // pool
@@ -134,7 +132,7 @@ def conv1d(rows: Rows, weight: Floats, bias: Floats, pool: int = 1, norm: Norm |
 
 
 def _relu_pool(values: Floats, pool: int, out: Floats) -> None:
-    windows = values[: len(out) * pool].reshape(len(out), pool, -1)
+    windows = values[: len(out) * pool].reshape(len(out), pool, values.shape[1])
     np.maximum(windows[:, 0], 0, out=out)
     for other in range(1, pool):
         np.maximum(out, windows[:, other], out=out)
@@ -151,7 +149,7 @@ def _norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch:
 
 
 def linear(x: Floats, weight: Floats, bias: Floats, relu: bool) -> Floats:
-    """x fp32 [N, inputs] times weight fp32 [inputs, outputs], in batches of LINEAR_BATCH; bias, ReLU if asked."""
+    """x weight + bias in batches of LINEAR_BATCH; then ReLU if asked. x: fp32 [N, inputs], weight [inputs, outputs]."""
     out = np.empty((len(x), weight.shape[1]), np.float32)
     for first in range(0, len(x), LINEAR_BATCH):
         batch = x[first : first + LINEAR_BATCH]
@@ -160,13 +158,16 @@ def linear(x: Floats, weight: Floats, bias: Floats, relu: bool) -> Floats:
             batch = np.concatenate([batch, np.zeros((LINEAR_BATCH - taken, x.shape[1]), np.float32)])
         out[first : first + taken] = (batch @ weight)[:taken]
     out += bias
-    return np.maximum(out, 0, out=out) if relu else out
+    if relu:
+        np.maximum(out, 0, out=out)
+    return out
 
 
 def softmax(logits: Floats) -> Floats:
     """Probabilities fp32 [N, classes]."""
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    powers: Floats = np.exp(logits - logits.max(axis=1, keepdims=True))
+    powers /= powers.sum(axis=1, keepdims=True)
+    return powers
 
 
 def top_k(scores: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:
@@ -177,25 +178,16 @@ def top_k(scores: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:
 
 def forward(ids: NDArray[np.uint8], weights: Weights) -> Floats:
     """Logits fp32 [N, classes] of encoded articles, uint8 [N, length]."""
-    head = weights.layers[-1]
-    first = weights.layers[0]
-    features = np.empty((len(ids), weights.linear["fc1"].shape[0]), np.float32)
-    for article in range(len(ids)):  # one at a time: its activations stay in the core's cache
-        rows = lookup_norm_pool(
-            ids[article : article + 1],
-            weights.padding,
-            weights.table,
-            weights.bias[first.name],
-            weights.norm[first.name],
-            first.pool,
-        )
-        for layer in weights.layers[1:]:
-            if layer.kind == "conv1d":
-                name = layer.name
-                rows = conv1d(rows, weights.conv[name], weights.bias[name], layer.pool, weights.norm.get(name))
-        features[article] = rows.values.reshape(-1)
-    x = features
-    for layer in weights.layers:
+    first, *rest = weights.layers
+    rows = lookup_norm_pool(
+        ids, weights.padding, weights.table, weights.bias[first.name], weights.norm[first.name], first.pool
+    )
+    for layer in rest:
+        if layer.kind == "conv1d":
+            name = layer.name
+            rows = conv1d(rows, weights.conv[name], weights.bias[name], layer.pool, weights.norm.get(name))
+    x = rows.values.reshape(len(ids), -1)  # every article has the same rows here, so they are the linear layers' inputs
+    for layer in rest:
         if layer.kind == "linear":
-            x = linear(x, weights.linear[layer.name], weights.bias[layer.name], layer is not head)
+            x = linear(x, weights.linear[layer.name], weights.bias[layer.name], layer.relu)
     return x

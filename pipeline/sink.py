@@ -36,7 +36,11 @@ def output_schema(selection: Selection, classes: tuple[str, ...], top_k: int, al
     if top_k > 1:
         fields.append(pa.field("top_labels", pa.list_(pa.string())))
         fields.append(pa.field("top_scores", pa.list_(pa.float32())))
-    fields += [pa.field("n_chars", pa.int64()), pa.field("truncated", pa.bool_()), pa.field("unknown_chars", pa.int64())]
+    fields += [
+        pa.field("n_chars", pa.int64()),
+        pa.field("truncated", pa.bool_()),
+        pa.field("unknown_chars", pa.int64()),
+    ]
     names = [field.name for field in fields]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -61,16 +65,16 @@ def label_table(chunk: Chunk, predictions: Predictions, schema: pa.Schema, class
     return pa.table(columns, schema)
 
 
-def commit_chunk(out: Path, name: str, table: pa.Table, quarantine: pa.Table, about: Mapping[str, Any]) -> dict[str, Any]:
+def commit_chunk(
+    out: Path, name: str, table: pa.Table, quarantine: pa.Table, about: Mapping[str, Any]
+) -> dict[str, Any]:
     """Write a chunk's part and quarantined rows, then its entry, which is returned.
 
     Safe to run twice, also at the same time: every attempt writes the same bytes. Raises OutputError.
     """
     entry = dict(about)
     entry["part"] = _commit_table(out / PARTS / f"{name}.parquet", table)
-    entry["quarantine"] = (
-        _commit_table(out / QUARANTINE / f"{name}.parquet", quarantine) if len(quarantine) else None
-    )
+    entry["quarantine"] = _commit_table(out / QUARANTINE / f"{name}.parquet", quarantine) if len(quarantine) else None
     commit_json(out / ENTRIES / f"{name}.json", entry)
     return entry
 

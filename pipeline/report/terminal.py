@@ -142,7 +142,9 @@ def print_confusion(confusion: Confusion, console: Console) -> None:
 def _print_quarantine(report: JobReport, console: Console) -> None:
     rows = report.quarantine()
     for item in rows.slice(0, _MOST_LINES).to_pylist():
-        console.print(f"quarantined  {item['file']} row {item['row']}: {item['reason']}", style="yellow", soft_wrap=True)
+        console.print(
+            f"quarantined  {item['file']} row {item['row']}: {item['reason']}", style="yellow", soft_wrap=True
+        )
     if len(rows) > _MOST_LINES:
         files = len(pc.unique(rows.column("file"))) if isinstance(rows, pa.Table) else 0
         console.print(f"quarantined  … {len(rows):,} rows of {files:,} files in all", style="yellow")

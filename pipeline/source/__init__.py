@@ -40,9 +40,7 @@ def _read_fragment(fragment: Fragment, selection: Selection, symbols: int, lengt
         yield onehot.parse(file.path, fragment.start, stop, symbols, length, selection)
     elif file.format == "parquet":
         stamp = f"{file.size} {file.modified}"
-        yield parquet.parse(
-            file.path, stamp, fragment.group, fragment.start, stop, fragment.first_row, selection
-        )
+        yield parquet.parse(file.path, stamp, fragment.group, fragment.start, stop, fragment.first_row, selection)
     else:
         size = None if file.compression else stop - fragment.start
         row = fragment.first_row

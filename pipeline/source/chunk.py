@@ -190,7 +190,8 @@ def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int3
     distinct = values.dictionary_encode()
     indices = [known.get(_label_text(v), NO_TRUTH) for v in distinct.dictionary.to_pylist()]
     of_value = np.array([*indices, NO_TRUTH], np.int32)
-    return of_value[distinct.indices.fill_null(len(indices)).to_numpy()]
+    found: NDArray[np.int32] = of_value[distinct.indices.fill_null(len(indices)).to_numpy()]
+    return found
 
 
 def _label_text(value: object) -> str:
@@ -222,7 +223,9 @@ def _decode(name: str, column: pa.ChunkedArray, reasons: dict[int, str]) -> pa.A
             if value is not None:
                 value.decode("utf-8")
         except UnicodeDecodeError as error:
-            reasons.setdefault(i, f"column {name!r} is not UTF-8: byte {error.start} of it is 0x{value[error.start]:02x}")
+            reasons.setdefault(
+                i, f"column {name!r} is not UTF-8: byte {error.start} of it is 0x{value[error.start]:02x}"
+            )
             values[i] = None
     return pa.array(values, pa.large_binary()).cast(pa.large_string())
 

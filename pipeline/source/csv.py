@@ -64,6 +64,7 @@ class Dialect:
     def _record(self, buffer: bytes, at: int, final: bool) -> tuple[int, int, str | None] | None:
         """End, place behind the line end, and problem of the record at `at`; None if more bytes are needed."""
         position, fields, total = at, 0, len(buffer)
+        behind: int | None
         while True:
             begin = position
             if buffer[position : position + 1] == b'"':
@@ -185,9 +186,9 @@ def parse(
     good = np.ones(len(records), np.bool_)
     good[list(records.problems)] = False
     kept = np.flatnonzero(good)
-    bounds = zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True)
+    bounds = list(zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True))
     if not records.problems and len(kept):
-        bounds = iter([(int(records.starts[0]), int(records.ends[-1]))])
+        bounds = [(int(records.starts[0]), int(records.ends[-1]))]
     # It begins with a blank line, which the parser passes over, for at the very start it would drop a byte order mark.
     data = b"\n".join([b"", *(records.data[start:end] for start, end in bounds)])
     table = pa.table({name: pa.array([], pa.binary()) for name in selection.columns})

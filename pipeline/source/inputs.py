@@ -50,7 +50,9 @@ class JobInput(Protocol):
     selection: Selection
     rows: int
     problems: tuple[Problem, ...]
-    saved: dict[str, Any] | None
+
+    @property
+    def saved(self) -> dict[str, Any] | None: ...
 
     def chunks(self, done: Container[str]) -> Iterator[Source]:
         """Every chunk but those whose part is named in `done`."""

@@ -17,9 +17,7 @@ from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, assemble
 _decoding = threading.Lock()
 
 
-def parse(
-    path: str, stamp: str, group: int, start: int, stop: int, first_row: int, selection: Selection
-) -> Chunk:
+def parse(path: str, stamp: str, group: int, start: int, stop: int, first_row: int, selection: Selection) -> Chunk:
     """Rows start to stop of a row group, the first of which is row `first_row` of the file.
 
     stamp: changes when the file does, so that a long-lived worker never takes an old group from its memory.

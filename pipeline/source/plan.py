@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -102,9 +101,7 @@ def find_files(inputs: Sequence[str], whole_hash: bool) -> tuple[list[InputFile]
     return files, problems
 
 
-def plan_files(
-    found: Sequence[InputFile], selection: Selection, chunk_rows: int, symbols: int, length: int
-) -> Plan:
+def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int, symbols: int, length: int) -> Plan:
     """Plan a job over files. `selection.text` may be empty: then the column is called "text".
 
     symbols, length: of the model, for one-hot input. Raises UsageError for what the user must change: columns that the
@@ -141,11 +138,12 @@ def plan_files(
     return Plan(tuple(files), tuple(units), tuple(problems), selection, chunk_rows)
 
 
-def _pack(
-    fragments: list[Fragment], number: int, before: list[Unit | Stream], chunk_rows: int
-) -> Iterator[Unit]:
+def _pack(fragments: list[Fragment], number: int, before: list[Unit | Stream], chunk_rows: int) -> Iterator[Unit]:
     """Units of up to `chunk_rows` rows; the first joins what the previous file left room for."""
-    open_unit = before.pop() if before and isinstance(before[-1], Unit) else None
+    open_unit: Unit | None = None
+    if before and isinstance(last := before[-1], Unit):
+        open_unit = last
+        before.pop()
     for part, fragment in enumerate(fragments):
         joined = (*open_unit.fragments, fragment) if open_unit else (fragment,)
         if open_unit and _fits(joined, chunk_rows):
@@ -180,15 +178,11 @@ def _shape_of(file: InputFile, selection: Selection) -> _Shape:
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"{file.path}: not a readable Parquet file ({error})") from error
         return _Shape(tuple(schema.names), {f.name: _plain(f.type) for f in schema}, 0)
-    with open_at(file) as stream:
-        block = b""
-        while len(block) < BLOCK_BYTES and (more := stream.read(BLOCK_BYTES - len(block))):
-            block += more
+    block, final = _first_block(file)
     start = len(BOM) if block.startswith(BOM) else 0
     block = block[start:]
     if file.format == "text":
         return _Shape(text.COLUMNS, {}, start)
-    final = len(block) < BLOCK_BYTES - len(BOM)
     split = jsonl.split_objects if file.format == "jsonl" else csv.Dialect(file.delimiter, None)
     found = split(block, final)
     if not len(found.starts):
@@ -213,6 +207,22 @@ def _shape_of(file: InputFile, selection: Selection) -> _Shape:
             f"{file.path}: its first record has {len(names)} fields, --columns names {len(selection.header)}"
         )
     return _Shape(selection.header, {}, start)
+
+
+def _first_block(file: InputFile) -> tuple[bytes, bool]:
+    """The file's first bytes, and whether they are all of it. Of a damaged compressed file what can be had of them."""
+    block = b""
+    with open_at(file) as stream:
+        try:
+            while len(block) < BLOCK_BYTES:
+                more = stream.read(BLOCK_BYTES - len(block))
+                if not more:
+                    return block, True
+                block += more
+        except SourceError:
+            if not block:
+                raise
+    return block, False
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -323,10 +333,11 @@ def _index(file: InputFile, start: int, chunk_rows: int) -> Iterator[Fragment]:
         try:
             for records in read_records(stream, splitter_of(file), start):
                 at = 0
+                ends = records.offsets + (records.ends - records.starts)
                 while at < len(records):
                     room = chunk_rows - (row - first_row)
-                    cut = partial(records.offsets[at : at + room + 1].searchsorted, begin + CHUNK_BYTES)
-                    take = min(len(records) - at, room, max(int(cut()), 1 if row == first_row else 0))
+                    within = int(ends[at:].searchsorted(begin + CHUNK_BYTES, side="right"))
+                    take = min(len(records) - at, room, max(within, 1 if row == first_row else 0))
                     at, row = at + take, row + take
                     if at < len(records):
                         stop = int(records.offsets[at])

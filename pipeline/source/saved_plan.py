@@ -23,14 +23,13 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         else:
             fragments = [[number[f.file.path], f.start, f.stop, f.first_row, f.rows, f.group] for f in unit.fragments]
             units.append({"name": unit.name, "fragments": fragments})
-    fields = [pa.field(name, kind) for name, kind in zip(plan.selection.ids, plan.selection.id_types, strict=True)]
     selection = {k: v for k, v in asdict(plan.selection).items() if k != "id_types"}
     return {
         "columns": [list(file.columns) for file in plan.files],
         "units": units,
         "problems": [list(problem) for problem in plan.problems],
         "selection": selection,
-        "id_types": pa.schema(fields).serialize().to_pybytes().hex(),
+        "row_schema": plan.selection.row_schema.serialize().to_pybytes().hex(),
         "chunk_rows": plan.chunk_rows,
     }
 
@@ -45,8 +44,9 @@ def plan_from_json(saved: dict[str, Any], found: Sequence[InputFile]) -> Plan:
         else:
             fragments = tuple(Fragment(files[number], *rest) for number, *rest in unit["fragments"])
             units.append(Unit(unit["name"], fragments))
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in saved["selection"].items()}
-    id_types = tuple(f.type for f in pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(saved["id_types"]))))
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved["selection"].items()}
+    row_schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(saved["row_schema"])))
+    id_types = tuple(row_schema.types[-len(fields["ids"]) :]) if fields["ids"] else ()
     problems = tuple((path, message) for path, message in saved["problems"])
     selection = Selection(**fields, id_types=id_types)
     return Plan(tuple(files), tuple(units), problems, selection, saved["chunk_rows"])

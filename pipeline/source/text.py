@@ -17,6 +17,4 @@ def parse(records: Records, file: str, first_row: int, selection: Selection) -> 
     lines = [records.data[records.starts[i] : records.ends[i]] for i in kept]
     table = pa.table({COLUMNS[0]: pa.array(lines, pa.large_binary())})
     numbers = first_row + np.array(kept, np.int64)
-    return assemble(
-        file, numbers, table, selection, lambda i: records.raw(kept[i]), records.bad_rows(first_row)
-    )
+    return assemble(file, numbers, table, selection, lambda i: records.raw(kept[i]), records.bad_rows(first_row))

@@ -1,0 +1,41 @@
+# Two commands for a newcomer: make demo, make test. Everything is installed into .venv; nothing else is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/installed
+	$(BIN)/broadsheet classify examples/articles.csv -o labels --overwrite \
+	  --text-column title --text-column text --id-column id --truth-column category
+	$(BIN)/broadsheet verify labels
+
+test: $(VENV)/tested
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/linted
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) labels
+
+$(VENV)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is older than Python 3.11: run make PYTHON=python3.11 (or newer)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/installed: pyproject.toml | $(VENV)/python
+	$(PIP) install -e .
+	@touch $@
+
+$(VENV)/tested: pyproject.toml | $(VENV)/python
+	$(PIP) install -e '.[test]'
+	@touch $@ $(VENV)/installed
+
+$(VENV)/linted: pyproject.toml | $(VENV)/python
+	$(PIP) install -e '.[dev]'
+	@touch $@ $(VENV)/installed $(VENV)/tested

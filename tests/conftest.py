@@ -1,0 +1,90 @@
+"""What tests share: seeded random models, AG News where it is, and the command as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from cluster import connect
+from pipeline.alphabet import PUBLISHED, Alphabet
+from pipeline.model import Model, layer_table
+
+ROOT = Path(__file__).resolve().parent.parent
+AG_NEWS = ["--columns", "class,title,description", "--text-column", "title", "--text-column", "description"]
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def random_model(seed: int = 0, symbols: str = PUBLISHED, length: int = 1014, classes: int = 4) -> Model:
+    """Weights of a scale that keeps activations near one, so that scores differ between articles."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for layer in layer_table(len(symbols), length, classes):
+        for name, shape in layer.shapes.items():
+            values = rng.standard_normal(shape, np.float32)
+            if name.startswith("norm"):
+                tensors[name] = values * np.float32(0.2) + np.float32(name.endswith("weight"))
+            else:
+                fan_in = 25 if len(shape) == 1 else np.prod(shape[1:]) / (20 if layer.name == "conv1" else 2)
+                tensors[name] = values / np.float32(np.sqrt(fan_in))
+    return Model(Alphabet(symbols), tuple(f"class {i}" for i in range(classes)), length, tensors)
+
+
+@pytest.fixture(scope="session")
+def model() -> Model:
+    """In the published frame: 70 symbols, 1,014 characters, 4 classes."""
+    return random_model()
+
+
+@pytest.fixture(scope="session")
+def small_model() -> Model:
+    """The shortest network there can be, where a test is not about the network."""
+    return random_model(seed=1, length=123)
+
+
+@pytest.fixture(scope="session")
+def small_model_file(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "small.safetensors"
+    small_model.save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Client]:
+    """An embedded cluster of two worker processes."""
+    with connect(workers=2) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def ag_news() -> Path:
+    folder = Path(os.environ.get("BROADSHEET_DATA", ROOT.parent / "shared" / "data")) / "ag_news"
+    if not (folder / "test.csv").is_file():
+        pytest.skip(f"AG News is not redistributed with the project and not at {folder}; set BROADSHEET_DATA")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def broadsheet() -> Command:
+    """Run the command in a process of its own."""
+
+    def run(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None, **options: object):
+        return subprocess.run(
+            [sys.executable, "-m", "pipeline", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            **options,
+        )
+
+    return run

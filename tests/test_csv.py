@@ -1,0 +1,248 @@
+"""Records of CSV, TSV, JSONL and text: found the same in any blocks, parsed as a plain parser does, none lost."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipeline.source import read_unit, records
+from pipeline.source.chunk import FIELD_LIMIT, Chunk, Selection, concat
+from pipeline.source.csv import Dialect
+from pipeline.source.plan import find_files, plan_files
+from pipeline.source.records import read_records, split_lines
+
+TWO = Selection(text=("text",), ids=("id",))
+
+
+def read_all(path: Path, selection: Selection, chunk_rows: int) -> list[Chunk]:
+    found, problems = find_files([str(path)], whole_hash=False)
+    assert not problems
+    plan = plan_files(found, selection, chunk_rows, 70, 1014)
+    return [read_unit(unit, plan.selection, 70, 1014) for unit in plan.units]
+
+
+def plain_parse(data: bytes, fields: int) -> tuple[list[list[bytes]], list[tuple[int, int]]]:
+    """RFC 4180 a byte at a time, with the rule for quotes left open: rows, and (record, offset) of bad ones.
+
+    A record that has the wrong number of fields and spans lines, or whose quote never closes, is its first line.
+    """
+    rows: list[list[bytes]] = []
+    bad: list[tuple[int, int]] = []
+    record = start = 0
+    while start < len(data):
+        at, row, value, state, touched = start, [], bytearray(), "start", False
+        while True:
+            c = data[at : at + 1]
+            if state == "quoted":
+                if not c:
+                    break
+                at += 1
+                if c == b'"' and data[at : at + 1] == b'"':
+                    value += b'"'
+                    at += 1
+                elif c == b'"':
+                    state = "plain"
+                else:
+                    value += c
+            elif state == "start" and c == b'"':
+                state, at, touched = "quoted", at + 1, True
+            elif c in (b"", b"\n", b"\r"):
+                row.append(bytes(value))
+                break
+            else:
+                at += 1
+                touched = True
+                state = "start" if c == b"," else "plain"
+                if c == b",":
+                    row.append(bytes(value))
+                    value.clear()
+                else:
+                    value += c
+        behind = at + (2 if data[at : at + 2] == b"\r\n" else 1)
+        if touched:
+            content = data[start:at]
+            if state != "quoted" and len(row) == fields:
+                rows.append(row)
+            else:
+                bad.append((record, start))
+                if state == "quoted" or b"\n" in content or b"\r" in content:
+                    ends = [i for i in (content.find(b"\n"), content.find(b"\r")) if i >= 0]
+                    at = start + min(ends) if ends else len(data)
+                    behind = at + (2 if data[at : at + 2] == b"\r\n" else 1)
+            record += 1
+        start = behind
+    return rows, bad
+
+
+csv_bytes = st.lists(
+    st.sampled_from(
+        [b'"', b'""', b",", b"\n", b"\r\n", b"\r", b"a", b"bc", b" ", b'","', b'"\n"', b"x,y\n", b'"x","y"\n']
+    )
+).map(b"".join)
+
+
+@settings(max_examples=600, deadline=None)
+@given(csv_bytes, st.integers(1, 7))
+@example(b'1,2\n"open,2\n3,4\n', 3)
+@example(b'1,2\n"a"b"c,2\n5" disk,x\n', 2)
+def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int) -> None:
+    """In blocks of any size: as many records, and the same bad ones at the same offsets."""
+    rows, bad = plain_parse(data, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "BLOCK_BYTES", block)
+        blocks = list(read_records(io.BytesIO(data), Dialect(",", 2), 0))
+    starts = [int(o) for b in blocks for o in b.offsets]
+    wrong = {int(b.offsets[i]) for b in blocks for i in b.problems}
+    assert len(starts) == len(rows) + len(bad)
+    assert starts == sorted(starts)
+    assert [(starts.index(o), o) for o in sorted(wrong)] == bad
+
+
+@settings(max_examples=200, deadline=None)
+@given(csv_bytes, st.integers(1, 4))
+def test_chunks_hold_each_row_once_whatever_their_size(tmp_path_factory, data: bytes, chunk_rows: int) -> None:
+    path = tmp_path_factory.mktemp("csv") / "f.csv"
+    path.write_bytes(b"id,text\n" + data)
+    rows, bad = plain_parse(data, 2)
+    chunks = read_all(path, TWO, chunk_rows)
+    assert all(c.rows_read == chunk_rows for c in chunks[:-1])
+    whole = concat(chunks)
+    assert whole.text.to_pylist() == [row[1] for row in rows]
+    assert [i.encode() for i in whole.rows.column("id").to_pylist()] == [row[0] for row in rows]
+    assert whole.quarantine.column("row").to_pylist() == [row for row, _ in bad]
+    assert whole.quarantine.column("byte_offset").to_pylist() == [offset + 8 for _, offset in bad]
+    everything = sorted(whole.rows.column("row").to_pylist() + whole.quarantine.column("row").to_pylist())
+    assert everything == list(range(len(rows) + len(bad)))
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+def test_bad_records_are_set_aside_with_place_and_reason(tmp_path: Path, ending: bytes) -> None:
+    lines = [
+        b"id,text",
+        b"0,good",
+        b'1,"two' + ending + b'lines, and a ""quote"""',
+        b"2",
+        b"3,too,many",
+        b"4,caf\xe9",
+        b"",
+        b'5,5" disk \\n',
+        b"6,",
+        b'7,"never closed',
+        b"8,last",
+    ]
+    path = tmp_path / "f.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + ending.join(lines))
+    chunk = concat(read_all(path, TWO, 3))
+    assert chunk.rows.column("id").to_pylist() == ["0", "1", "5", "6", "8"]
+    assert chunk.text.to_pylist()[1:4] == [b"two" + ending + b'lines, and a "quote"', b'5" disk \\n', b""]
+    aside = {b["row"]: b for b in chunk.quarantine.to_pylist()}
+    assert {row: b["reason"] for row, b in aside.items()} == {
+        2: "expected 2 fields, found 1",
+        3: "expected 2 fields, found 3",
+        4: "column 'text' is not UTF-8: byte 3 of it is 0xe9",
+        7: "a quoted field is not closed within 16 MiB or before the end",
+    }
+    raw = path.read_bytes()
+    for b in aside.values():
+        assert raw[b["byte_offset"] :].startswith(b["head"])
+    assert aside[7]["head"] == b'7,"never closed'
+
+
+def test_an_unclosed_quote_costs_one_line_of_a_large_file(tmp_path: Path) -> None:
+    path = tmp_path / "f.csv"
+    line = b'%d,"' + b"x" * 1000 + b'"\n'
+    rows = FIELD_LIMIT // 1000 + 500
+    # Unquoted rows follow, so nothing closes the quote within the limit.
+    body = [
+        b"id,text\n",
+        *(line % i for i in range(5)),
+        b'5,"open\n',
+        *(b"%d,%s\n" % (i, b"y" * 1000) for i in range(6, rows)),
+    ]
+    path.write_bytes(b"".join(body))
+    chunks = read_all(path, TWO, 4096)
+    aside = [b for c in chunks for b in c.quarantine.to_pylist()]
+    assert [(b["row"], b["head"]) for b in aside] == [(5, b'5,"open')]
+    assert sum(len(c) for c in chunks) == rows - 1
+    assert concat(chunks).rows.column("row").to_pylist() == [i for i in range(rows) if i != 5]
+
+
+def test_a_line_over_the_limit_is_one_bad_row(tmp_path: Path) -> None:
+    for name, before, after in (
+        ("f.txt", b"", b"x\n"),
+        ("f.jsonl", b"", b'{"text": "x"}\n'),
+        ("f.csv", b"text\n", b"x\n"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(before + after + b"y" * (FIELD_LIMIT + 5000) + b"\n" + after)
+        chunk = concat(read_all(path, Selection(text=()), 10))
+        assert chunk.text.to_pylist() == [b"x", b"x"], name
+        (bad,) = chunk.quarantine.to_pylist()
+        assert (bad["row"], bad["byte_offset"], bad["head"]) == (1, len(before + after), b"y" * 256)
+        assert "longer than 16 MiB" in bad["reason"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([b"\n", b"\r\n", b"a", b"\r", b"bc"])).map(b"".join), st.integers(1, 5))
+def test_lines_are_found_the_same_in_any_blocks(data: bytes, block: int) -> None:
+    expected = [line.removesuffix(b"\r") for line in data.split(b"\n")]
+    if not data.split(b"\n")[-1]:
+        expected.pop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "BLOCK_BYTES", block)
+        blocks = list(read_records(io.BytesIO(data), split_lines, 0))
+    found = [b.data[s:e] for b in blocks for s, e in zip(b.starts, b.ends, strict=True)]
+    assert found == expected
+    offsets = np.cumsum([0, *(len(line) + 1 for line in data.split(b"\n"))])[: len(expected)]
+    assert [int(o) for b in blocks for o in b.offsets] == offsets.tolist()
+
+
+def test_jsonl_rows_are_read_or_set_aside(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"id": 1, "text": "plain"}).encode(),
+        json.dumps({"id": "two", "text": "escaped \u00e9 \n"}).encode(),
+        b"",
+        b'{"id": 3, "text": null}',
+        b'{"id": 4}',
+        b"not json",
+        b'{"id": 5, "text": 5}',
+        b'{"id": 6, "text": "x"}{"id": 7, "text": "y"}',
+        b"[1]",
+        b'{"id": {"a": [1]}, "text": "nested id", "more": [1, 2]}',
+        b'{"id": 9, "text": "caf\xe9"}',
+        b'{"id": 10, "text": "half \\ud83d"}',
+        b'{"id": null, "text": ""}',
+    ]
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    chunk = concat(read_all(path, TWO, 4))
+    assert chunk.rows.column("row").to_pylist() == [0, 1, 8, 11]
+    assert chunk.rows.column("id").to_pylist() == ["1", "two", '{"a": [1]}', None]
+    assert chunk.text.to_pylist()[1] == "escaped \u00e9 \n".encode()
+    reasons = dict(zip(*(chunk.quarantine.column(c).to_pylist() for c in ("row", "reason")), strict=True))
+    assert reasons[2] == "the text is null"
+    assert reasons[3] == "no key 'text'"
+    assert reasons[4].startswith("not JSON")
+    assert reasons[5] == "the text 'text' is a number, not a string"
+    assert "Extra data" in reasons[6]
+    assert reasons[7] == "not a JSON object but an array"
+    assert "not UTF-8" in reasons[9]
+    assert "surrogate" in reasons[10]
+    assert len(reasons) + len(chunk) == 12
+
+
+def test_jsonl_of_strings_alone_takes_the_fast_way_to_the_same_rows(tmp_path: Path) -> None:
+    rows = [{"text": f'row {i} é \\ "q"\t', "id": str(i), "other": i} for i in range(50)]
+    path = tmp_path / "f.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fast = concat(read_all(path, TWO, 20))
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "x", "id": 7}]))
+    slow = concat(read_all(path, TWO, 60))
+    assert fast.text.to_pylist() == slow.text.to_pylist()[:50] == [row["text"].encode() for row in rows]
+    assert fast.rows.column("id").to_pylist() == slow.rows.column("id").to_pylist()[:50]

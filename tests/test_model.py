@@ -1,0 +1,111 @@
+"""The layer table and the two model files, right ones and damaged ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from conftest import Command, random_model
+
+from pipeline.errors import ModelError
+from pipeline.model import Model, from_params, layer_table, load_model, to_params
+
+
+def test_the_layer_table_is_the_published_frame() -> None:
+    layers = layer_table(70, 1014, 4)
+    assert [layer.rows_pooled for layer in layers[:6]] == [336, 110, 108, 106, 104, 34]
+    assert [round(layer.flop / 1e6, 1) for layer in layers] == [252.9, 302.8, 42.5, 41.7, 40.9, 40.1, 17.8, 2.1, 0.0]
+    shapes = {name: shape for layer in layers for name, shape in layer.shapes.items()}
+    assert shapes["conv1.weight"] == (256, 70, 7)
+    assert shapes["norm1.bias"] == (256, 1008)
+    assert shapes["fc1.weight"] == (1024, 8704)
+
+
+def test_a_length_without_a_last_row_is_refused_with_the_least_that_works() -> None:
+    with pytest.raises(ModelError, match="at least 123 characters"):
+        layer_table(70, 122, 4)
+    assert layer_table(70, 123, 4)[5].rows_pooled == 1
+    for length in (63, 4097):
+        with pytest.raises(ModelError, match="64 to 4096"):
+            layer_table(70, length, 4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_model_file_comes_back_the_same(small_model: Model, tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "m.safetensors"
+    small_model.save(path, dtype)
+    loaded = load_model(path)
+    assert loaded.to_bytes() == path.read_bytes()  # also: the same model is always the same file
+    assert loaded.dtype == dtype
+    for name, tensor in small_model.tensors.items():
+        assert np.array_equal(loaded.tensors[name], tensor.astype(dtype))
+
+
+def test_loading_says_which_tensor_is_wrong(small_model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    data = small_model.to_bytes()
+    tensors = safetensors.numpy.load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata = header["__metadata__"]
+
+    def message(changed: dict[str, np.ndarray], about: dict[str, str] | None = None) -> str:
+        path.write_bytes(safetensors.numpy.save(changed, about or metadata))
+        with pytest.raises(ModelError) as caught:
+            load_model(path)
+        return str(caught.value)
+
+    assert "conv3.weight is [256, 256, 2]" in message(
+        {**tensors, "conv3.weight": tensors["conv3.weight"][..., :2].copy()}
+    )
+    assert "norm6.bias is missing" in message({k: v for k, v in tensors.items() if k != "norm6.bias"})
+    assert "tensor stray" in message({**tensors, "stray": np.zeros(3, np.float32)})
+    assert "fc2.bias is int32" in message({**tensors, "fc2.bias": np.zeros(1024, np.int32)})
+    assert "fc2.bias holds" in message({**tensors, "fc2.bias": np.full(1024, np.nan, np.float32)})
+    assert "fc3.weight is [4, 1024]" in message(tensors, {**metadata, "classes": '["a", "b"]'})
+    assert "metadata is damaged" in message(tensors, {**metadata, "alphabet": "not json"})
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelError, match="not a safetensors file"):
+        load_model(path)
+    path.write_bytes(b"")
+    with pytest.raises(ModelError, match="not a safetensors file"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("classes", [2, 4, 1000])
+def test_params_bin_goes_there_and_back(classes: int) -> None:
+    data = to_params(random_model(seed=3, classes=classes))
+    model = from_params(data)
+    assert model.classes == tuple(str(i) for i in range(classes))
+    assert to_params(model) == data
+    with pytest.raises(ModelError, match="no parameter file"):
+        from_params(data[:-4])
+
+
+def test_params_bin_has_its_tensors_in_the_stated_order(model: Model) -> None:
+    flat = np.frombuffer(to_params(model), "<f4")
+    first = model.tensors["conv1.weight"]
+    assert np.array_equal(flat[: first.size].reshape(first.shape), first)
+    behind = first.size + 256
+    assert np.array_equal(flat[behind : behind + 256 * 1008].reshape(256, 1008), model.tensors["norm1.weight"])
+    assert np.array_equal(flat[-4 - 4096 : -4].reshape(4, 1024), model.tensors["fc3.weight"])
+
+
+def test_convert_and_inspect(broadsheet: Command, model: Model, tmp_path: Path) -> None:
+    params, named, back = tmp_path / "params.bin", tmp_path / "m.safetensors", tmp_path / "back.bin"
+    params.write_bytes(to_params(model))
+    run = broadsheet("convert", params, named, "--classes", "World,Sports,Business,Sci/Tech")
+    assert run.returncode == 0, run.stderr
+    assert broadsheet("convert", named, back).returncode == 0
+    assert back.read_bytes() == params.read_bytes()
+    shown = broadsheet("inspect", named)
+    assert shown.returncode == 0
+    assert "World, Sports, Business, Sci/Tech" in shown.stdout
+    assert "conv1d 256→256 k=7" in shown.stdout
+    assert json.loads(broadsheet("inspect", named, "--json").stdout)["parameters"] == model.parameters
+    refused = broadsheet("convert", params, tmp_path / "x.safetensors", "--classes", "a,b")
+    assert refused.returncode == 2
+    assert "has 4 classes, 2 names were given" in refused.stderr
+    assert broadsheet("inspect", tmp_path / "none.safetensors").returncode == 2

@@ -1,0 +1,148 @@
+"""The forward pass against the definition in float64, against PyTorch, and against itself in other batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import random_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline import reference
+from pipeline.engine import open_engine
+from pipeline.model import Model
+from pipeline.reference import Rows
+
+
+class Articles:
+    """Texts as an engine takes them."""
+
+    def __init__(self, articles: list[bytes]) -> None:
+        self.data = np.frombuffer(b"".join(articles), np.uint8)
+        self.offsets = np.concatenate([[0], np.cumsum([len(a) for a in articles])]).astype(np.int64)
+        self.ids = None
+
+
+def one_hot(ids: NDArray[np.uint8], symbols: int) -> NDArray[np.float64]:
+    return (ids[:, None, :] == np.arange(symbols)[None, :, None]).astype(np.float64)
+
+
+def definition(model: Model, ids: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """The network in float64, channels first, written from its definition alone."""
+    t = {name: np.asarray(tensor, np.float64) for name, tensor in model.tensors.items()}
+
+    def conv(x: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+        windows = np.lib.stride_tricks.sliding_window_view(x, t[f"{name}.weight"].shape[2], axis=2)
+        return np.einsum("nclk,ock->nol", windows, t[f"{name}.weight"], optimize=True) + t[f"{name}.bias"][:, None]
+
+    def norm(x: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+        mean = x.mean(axis=(1, 2), keepdims=True)
+        variance = ((x - mean) ** 2).mean(axis=(1, 2), keepdims=True)
+        return (x - mean) / np.sqrt(variance + 1e-5) * t[f"{name}.weight"] + t[f"{name}.bias"]
+
+    def relu(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.maximum(x, 0)
+
+    def pool(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        whole = x.shape[2] // 3
+        return x[:, :, : whole * 3].reshape(*x.shape[:2], whole, 3).max(axis=3)
+
+    x = pool(relu(norm(conv(one_hot(ids, len(model.alphabet)), "conv1"), "norm1")))
+    x = pool(relu(conv(x, "conv2")))
+    for name in ("conv3", "conv4", "conv5"):
+        x = relu(conv(x, name))
+    x = pool(relu(norm(conv(x, "conv6"), "norm6"))).reshape(len(ids), -1)
+    x = relu(x @ t["fc1.weight"].T + t["fc1.bias"])
+    x = relu(x @ t["fc2.weight"].T + t["fc2.bias"])
+    return x @ t["fc3.weight"].T + t["fc3.bias"]
+
+
+def random_ids(model: Model, lengths: list[int], seed: int) -> NDArray[np.uint8]:
+    """Articles of these many characters, known and unknown, then padding."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, len(model.alphabet) + 1, (len(lengths), model.length)).astype(np.uint8)
+    ids[np.arange(model.length) >= np.array(lengths)[:, None]] = model.alphabet.padding
+    return ids
+
+
+def relative_error(found: NDArray[np.floating], truth: NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+
+
+FRAMES = [
+    (70, 1014, 4),
+    (1, 123, 2),
+    (254, 500, 1000),
+    (30, 4096, 3),
+]
+
+
+@pytest.mark.parametrize(("symbols", "length", "classes"), FRAMES)
+def test_logits_agree_with_the_definition_in_float64(symbols: int, length: int, classes: int) -> None:
+    letters = "".join(chr(0x4E00 + i) for i in range(symbols))
+    model = random_model(length, letters, length, classes)
+    lengths = [length, length - 1, 0, 1, length // 3, 7]
+    ids = random_ids(model, lengths, seed=length)
+    found = reference.forward(ids, reference.prepare(model))
+    assert relative_error(found, definition(model, ids)) <= 1e-5
+
+
+def test_logits_agree_with_pytorch(model: Model) -> None:
+    torch = pytest.importorskip("torch")
+    f = torch.nn.functional
+    t = {name: torch.from_numpy(np.array(tensor)) for name, tensor in model.tensors.items()}
+    ids = random_ids(model, [1014, 232, 500, 0], seed=5)
+    with torch.inference_mode():
+        x = torch.from_numpy(one_hot(ids, len(model.alphabet)).astype(np.float32))
+        x = f.conv1d(x, t["conv1.weight"], t["conv1.bias"])
+        x = f.max_pool1d(f.relu(f.layer_norm(x, (256, 1008), t["norm1.weight"], t["norm1.bias"])), 3)
+        x = f.max_pool1d(f.relu(f.conv1d(x, t["conv2.weight"], t["conv2.bias"])), 3)
+        for name in ("conv3", "conv4", "conv5"):
+            x = f.relu(f.conv1d(x, t[f"{name}.weight"], t[f"{name}.bias"]))
+        x = f.layer_norm(
+            f.conv1d(x, t["conv6.weight"], t["conv6.bias"]), (256, 102), t["norm6.weight"], t["norm6.bias"]
+        )
+        x = f.max_pool1d(f.relu(x), 3).flatten(1)
+        for name in ("fc1", "fc2"):
+            x = f.relu(f.linear(x, t[f"{name}.weight"], t[f"{name}.bias"]))
+        truth = f.linear(x, t["fc3.weight"], t["fc3.bias"]).numpy()
+    assert relative_error(reference.forward(ids, reference.prepare(model)), truth) <= 1e-5
+
+
+def test_articles_of_different_lengths_stand_in_one_batch() -> None:
+    """Row offsets: each article's rows give what they give alone."""
+    rng = np.random.default_rng(7)
+    lengths = np.array([9, 40, 3, 17])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    rows = Rows(rng.standard_normal((int(offsets[-1]), 256), np.float32), offsets)
+    weight, bias = rng.standard_normal((3, 256, 256), np.float32), rng.standard_normal(256, np.float32)
+    together = reference.conv1d(rows, weight, bias, pool=3)
+    assert np.diff(together.offsets).tolist() == [(n - 2) // 3 for n in lengths]
+    for i, length in enumerate(lengths):
+        alone = Rows(rows.values[offsets[i] : offsets[i + 1]].copy(), np.array([0, length]))
+        part = together.values[together.offsets[i] : together.offsets[i + 1]]
+        assert np.array_equal(reference.conv1d(alone, weight, bias, pool=3).values, part)
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_an_article_scores_the_same_bits_in_any_company(small_model: Model, data: st.DataObject) -> None:
+    """Batch size, position, neighbours, repetition and threads decide nothing."""
+    articles = data.draw(st.lists(st.text(max_size=200).map(str.encode), min_size=1, max_size=70))
+    order = data.draw(st.permutations(range(len(articles))))
+    cut = data.draw(st.integers(0, len(articles)))
+    one, two = open_engine(small_model, threads=1), open_engine(small_model, threads=2)
+    whole = one.classify(Articles(articles), all_scores=True).all_scores
+    shuffled = two.classify(Articles([articles[i] for i in order]), all_scores=True).all_scores
+    parts = [two.classify(Articles(part), all_scores=True).all_scores for part in (articles[:cut], articles[cut:])]
+    assert np.array_equal(whole[list(order)], shuffled)
+    assert np.array_equal(whole, np.concatenate(parts))
+    one.close(), two.close()
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    scores = np.array([[0.25, 0.25, 0.25, 0.25], [0.1, 0.4, 0.1, 0.4]], np.float32)
+    labels, best = reference.top_k(scores, 3)
+    assert labels.tolist() == [[0, 1, 2], [1, 3, 0]]
+    assert best[1].tolist() == pytest.approx([0.4, 0.4, 0.1])

@@ -1,0 +1,245 @@
+"""Files of every kind, compressed and not, small and large, whole and damaged; and how they are planned."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from pipeline.errors import SourceError, UsageError
+from pipeline.source import plan as planning
+from pipeline.source.chunk import Chunk, Selection
+from pipeline.source.inputs import FileInput, Files, identify, open_input
+from pipeline.source.plan import Stream, Unit, find_files, plan_files
+from pipeline.source.saved_plan import plan_from_json, plan_to_json
+from pipeline.tasks import read_unit
+
+TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]
+TEXT_AND_ID = Selection(text=("text",), ids=("id",))
+
+
+def as_csv(texts: list[str], first: int = 0) -> bytes:
+    rows = ('{},"{}"\n'.format(first + i, t.replace('"', '""')) for i, t in enumerate(texts))
+    return ("id,text\n" + "".join(rows)).encode()
+
+
+def write(folder: Path, kind: str, texts: list[str]) -> Path:
+    path = folder / f"articles.{kind}"
+    base = kind.partition(".")[0]
+    if base == "parquet":
+        ids = pa.array(range(len(texts)), pa.int64())
+        pq.write_table(pa.table({"id": ids, "text": pa.array(texts)}), path, row_group_size=70)
+        return path
+    if base in ("csv", "tsv"):
+        data = as_csv(texts)
+        data = data if base == "csv" else data.replace(b",", b"\t", 1).replace(b',"', b'\t"')
+    elif base == "jsonl":
+        data = "".join(json.dumps({"id": str(i), "text": t}) + "\n" for i, t in enumerate(texts)).encode()
+    else:
+        data = "".join(t.replace("\n", " ") + "\n" for t in texts).encode()
+    if kind.endswith(".gz"):
+        data = gzip.compress(data[: len(data) // 2]) + gzip.compress(data[len(data) // 2 :])  # two members in one file
+    elif kind.endswith(".zst"):
+        data = zstandard.compress(data)
+    path.write_bytes(data)
+    return path
+
+
+def chunks_of(inputs: list[Path], selection: Selection, chunk_rows: int) -> tuple[FileInput, list[tuple[str, Chunk]]]:
+    found, _ = identify([Path(p) for p in inputs], False, False)
+    assert isinstance(found, Files)
+    job_input = open_input(found, selection, chunk_rows, 70, 1014)
+    assert isinstance(job_input, FileInput)
+    chunks = []
+    for source in job_input.chunks(()):
+        chunk = read_unit(source, job_input.selection, 70, 1014) if isinstance(source, Unit) else source.chunk
+        chunks.append((source.name, chunk))
+    return job_input, chunks
+
+
+KINDS = ["csv", "tsv", "jsonl", "txt", "parquet", "csv.gz", "csv.zst", "jsonl.gz", "txt.zst"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk_rows", [64, 1000])
+def test_every_format_gives_the_same_rows(tmp_path: Path, kind: str, chunk_rows: int) -> None:
+    path = write(tmp_path, kind, TEXTS)
+    plain = kind.startswith("txt")
+    _, chunks = chunks_of([path], Selection(text=()) if plain else TEXT_AND_ID, chunk_rows)
+    assert [c.rows_read for _, c in chunks[:-1]] == [chunk_rows] * (len(chunks) - 1) or kind == "parquet"
+    assert max(c.rows_read for _, c in chunks) <= chunk_rows
+    assert [name for name, _ in chunks] == sorted(name for name, _ in chunks)
+    texts = [t.decode() for _, c in chunks for t in c.text.to_pylist()]
+    assert texts == ([t.replace("\n", " ") for t in TEXTS] if plain else TEXTS)
+    assert [r for _, c in chunks for r in c.rows.column("row").to_pylist()] == list(range(300))
+    if not plain:
+        ids = [i for _, c in chunks for i in c.rows.column("id").to_pylist()]
+        assert ids == (list(range(300)) if kind == "parquet" else [str(i) for i in range(300)])
+
+
+def test_a_large_compressed_file_is_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_COUNTED_COMPRESSED_BYTES", 100)
+    path = write(tmp_path, "csv.gz", TEXTS)
+    job_input, chunks = chunks_of([path], TEXT_AND_ID, 64)
+    assert job_input.rows == 0
+    assert [name for name, _ in chunks] == [f"part-00000-{i:05d}" for i in range(5)]
+    assert [t.decode() for _, c in chunks for t in c.text.to_pylist()] == TEXTS
+
+
+@pytest.mark.parametrize("kind", ["csv.gz", "csv.zst"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_truncated_file_gives_all_that_is_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, streamed: bool
+) -> None:
+    texts = [f"{np.random.default_rng(i).integers(1 << 60)} is article {i}" for i in range(4000)]
+    path = tmp_path / f"f.{kind}"
+    data = as_csv(texts)
+    path.write_bytes((gzip.compress(data) if kind == "csv.gz" else zstandard.compress(data))[:-1000])
+    if kind == "csv.gz":
+        import zlib
+
+        readable = zlib.decompressobj(wbits=31).decompress(path.read_bytes())
+    else:
+        readable = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
+    whole = readable.count(b"\n") - 1
+    assert 0 < whole < 4000
+    if streamed:
+        monkeypatch.setattr(planning, "_COUNTED_COMPRESSED_BYTES", 100)
+    _, chunks = chunks_of([path], TEXT_AND_ID, 500 if streamed else 10_000)
+    assert [t.decode() for _, c in chunks for t in c.text.to_pylist()] == texts[:whole]
+    problems = {p for _, c in chunks for p in c.problems}
+    assert len(problems) == 1
+    assert f"cut off or damaged behind {len(readable):,} decompressed bytes" in problems.pop()
+    aside = [b for _, c in chunks for b in c.quarantine.to_pylist()]
+    if not readable.endswith(b"\n"):
+        assert [b["row"] for b in aside] == [whole]
+        assert readable.endswith(aside[0]["head"])
+
+
+def test_small_files_share_chunks_and_large_ones_are_split(tmp_path: Path) -> None:
+    for i in range(100):
+        (tmp_path / f"{i:03d}.csv").write_bytes(as_csv([f"file {i} row {r}" for r in range(3)]))
+    (tmp_path / "large.csv").write_bytes(as_csv([f"large {r}" for r in range(500)]))
+    (tmp_path / "notes.md").write_text("no input of ours")
+    (tmp_path / ".hidden.csv").write_bytes(as_csv(["never"]))
+    _, chunks = chunks_of([tmp_path], TEXT_AND_ID, 120)
+    assert len(chunks) == 8
+    texts = [t.decode() for _, c in chunks for t in c.text.to_pylist()]
+    assert texts == [f"file {i} row {r}" for i in range(100) for r in range(3)] + [f"large {r}" for r in range(500)]
+
+
+def test_long_articles_make_smaller_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "CHUNK_BYTES", 10_000)
+    texts = ["x" * 4000] * 5 + ["y"] * 50 + ["z" * 30_000]
+    (tmp_path / "f.csv").write_bytes(as_csv(texts))
+    _, chunks = chunks_of([tmp_path / "f.csv"], TEXT_AND_ID, 1000)
+    assert [t.decode() for _, c in chunks for t in c.text.to_pylist()] == texts
+    assert all(sum(len(t) for t in c.text.to_pylist()) <= 10_000 or len(c) == 1 for _, c in chunks)
+
+
+def test_inputs_that_name_nothing_or_nothing_readable_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "f.docx").write_text("x")
+    for name, message in (("none.csv", "no such file"), ("*.csv", "no such file"), ("f.docx", "known are .csv")):
+        with pytest.raises(UsageError, match=message):
+            find_files([str(tmp_path / name)], False)
+
+
+def test_a_glob_and_a_url_name_files(tmp_path: Path) -> None:
+    import fsspec
+
+    for name in ("b.csv", "a.csv"):
+        (tmp_path / name).write_bytes(as_csv([name]))
+    found, _ = find_files([str(tmp_path / "*.csv")], False)
+    assert [Path(f.path).name for f in found] == ["a.csv", "b.csv"]
+    with fsspec.open("memory://bucket/articles.csv", "wb") as stream:
+        stream.write(as_csv(["in a bucket"]))
+    found, _ = find_files(["memory://bucket/*.csv"], False)
+    plan = plan_files(found, TEXT_AND_ID, 10, 70, 1014)
+    (unit,) = plan.units
+    assert isinstance(unit, Unit)
+    assert read_unit(unit, plan.selection, 70, 1014).text.to_pylist() == [b"in a bucket"]
+
+
+def test_the_first_file_decides_the_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(as_csv(["first"]))
+    (tmp_path / "b.csv").write_bytes(b"text,id,more\nreordered,7,x\n")
+    (tmp_path / "c.csv").write_bytes(b"id,body\n8,unread\n")
+    (tmp_path / "d.csv").write_bytes(b"")
+    (tmp_path / "e.parquet").write_bytes(b"PAR1 but no more")
+    job_input, chunks = chunks_of([tmp_path], TEXT_AND_ID, 10)
+    assert [t for _, c in chunks for t in c.text.to_pylist()] == [b"first", b"reordered"]
+    messages = {Path(path).name: message for path, message in job_input.problems}
+    assert "was read by the columns" in messages["b.csv"]
+    assert "no column 'text'" in messages["c.csv"]
+    assert "it has: id, body" in messages["c.csv"]
+    assert "is empty" in messages["d.csv"]
+    assert "not a readable Parquet file" in messages["e.parquet"]
+
+
+def test_a_missing_column_names_the_file_and_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"headline,body\nx,y\n")
+    for selection, missing in ((Selection(text=()), "text"), (Selection(text=("body",), ids=("nr",)), "nr")):
+        with pytest.raises(UsageError) as caught:
+            chunks_of([path], selection, 10)
+        for part in (str(path), repr(missing), "headline, body"):
+            assert part in str(caught.value)
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "n.parquet")
+    with pytest.raises(UsageError, match="holds int64, not strings"):
+        chunks_of([tmp_path / "n.parquet"], Selection(text=()), 10)
+
+
+def test_parquet_rows_that_are_null_or_not_utf8_are_set_aside(tmp_path: Path) -> None:
+    broken = pa.array([b"good", b"caf\xe9", None, b""], pa.binary()).view(pa.string())
+    title = pa.array([None, None, None, "title"])
+    pq.write_table(pa.table({"text": broken, "title": title}), tmp_path / "f.parquet")
+    _, [(_, chunk)] = chunks_of([tmp_path / "f.parquet"], Selection(text=("text",)), 10)
+    assert chunk.text.to_pylist() == [b"good", b""]
+    assert chunk.quarantine.column("reason").to_pylist() == [
+        "column 'text' is not UTF-8: byte 3 of it is 0xe9",
+        "the text is null",
+    ]
+    assert chunk.quarantine.column("head").to_pylist() == [b"caf\xe9", b""]
+    _, [(_, both)] = chunks_of([tmp_path / "f.parquet"], Selection(text=("title", "text")), 10)
+    assert both.text.to_pylist() == [b"good", b"title"]
+
+
+def test_text_columns_are_joined_by_a_space_and_stripped(tmp_path: Path) -> None:
+    path = tmp_path / "f.csv"
+    path.write_bytes(b"1,,only text\n2, title ,  text \n3,,\n")
+    selection = Selection(text=("b", "c"), header=("a", "b", "c"), truth="a", classes=("x", "y"))
+    _, [(_, chunk)] = chunks_of([path], selection, 10)
+    assert chunk.text.to_pylist() == [b"only text", b"title    text", b""]
+    assert chunk.truth is not None
+    assert chunk.truth.tolist() == [0, 1, -1]
+    with pytest.raises(SourceError, match="has 3 fields, --columns names 2"):
+        planning._shape_of(find_files([str(path)], False)[0][0], Selection(header=("a", "b")))
+
+
+def test_a_plan_comes_back_from_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_COUNTED_COMPRESSED_BYTES", 100)
+    paths = [write(tmp_path, kind, TEXTS) for kind in ("parquet",)]
+    found, _ = find_files([str(p) for p in paths], False)
+    plan = plan_files(found, TEXT_AND_ID, 64, 70, 1014)
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), found) == plan
+    found, _ = find_files([str(write(tmp_path, kind, TEXTS)) for kind in ("csv", "csv.gz", "jsonl")], False)
+    plan = plan_files(found, TEXT_AND_ID, 64, 70, 1014)
+    assert any(isinstance(unit, Stream) for unit in plan.units)
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), found) == plan
+
+
+def test_a_file_that_changed_under_the_job_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path, "csv", TEXTS)
+    found, _ = find_files([str(path)], False)
+    plan = plan_files(found, TEXT_AND_ID, 64, 70, 1014)
+    path.write_bytes(path.read_bytes().replace(b'article 5"\n', b'article\n5"\n1,2\n'))
+    (unit, *_) = plan.units
+    assert isinstance(unit, Unit)
+    with pytest.raises(SourceError, match="changed while the job ran"):
+        read_unit(unit, plan.selection, 70, 1014)
