@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import dask
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Worker, WorkerPlugin
 
 from pipeline.engine import available_cores
 from pipeline.errors import BroadsheetError, UsageError
@@ -17,6 +18,8 @@ THREADS_PER_WORKER = 4
 
 _CORES_PER_WORKER = 4
 _WAIT_SECONDS = 60
+_SETTLE_SECONDS = 15
+_CLOSE_SECONDS = 30
 
 _CONFIG = {
     "distributed.scheduler.work-stealing": False,  # a chunk stays where it was read
@@ -40,26 +43,44 @@ def connect(
     Raises UsageError where no scheduler answers, BroadsheetError where one has no workers.
     """
     if where == "local" and scheduler_file is None:
-        with dask.config.set(_CONFIG), _local(workers, processes) as cluster, Client(cluster) as client:
+        with _local(workers, processes) as client:
             yield client
     else:
         with _existing(where, scheduler_file) as client:
             yield client
 
 
-def _local(workers: int | None, processes: bool) -> LocalCluster:
-    if workers is not None and workers < 1:
-        raise UsageError(f"--workers {workers}: at least one is needed")
-    count = workers or -(-available_cores() // _CORES_PER_WORKER)
-    logging.getLogger("distributed").setLevel(logging.ERROR)
-    return LocalCluster(
-        n_workers=count if processes else 1,
-        threads_per_worker=THREADS_PER_WORKER,
-        processes=processes,
-        host="127.0.0.1" if processes else None,
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-    )
+class _IgnoreInterrupts(WorkerPlugin):
+    """Ctrl-C reaches every process of a terminal's job; this one alone, the client, ends it in good order."""
+
+    name = "broadsheet-ignore-interrupts"
+
+    def setup(self, worker: Worker) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _local(workers: int | None, processes: bool) -> Iterator[Client]:
+    count = (workers or -(-available_cores() // _CORES_PER_WORKER)) if processes else 1
+    with dask.config.set(_CONFIG):
+        cluster = LocalCluster(
+            n_workers=count,
+            threads_per_worker=THREADS_PER_WORKER,
+            processes=processes,
+            host="127.0.0.1" if processes else None,
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,
+        )
+        try:
+            with Client(cluster) as client:
+                if processes:
+                    client.register_plugin(_IgnoreInterrupts())
+                yield client
+                with suppress(TimeoutError):  # a cluster cannot be closed while a lost worker's successor starts
+                    client.wait_for_workers(count, timeout=_SETTLE_SECONDS)
+        finally:
+            with suppress(TimeoutError):  # what is left then ends with this process
+                cluster.close(timeout=_CLOSE_SECONDS)
 
 
 @contextmanager

@@ -157,7 +157,7 @@ def _run(
             out=str(folder.path) if folder else None,
             fingerprint=fingerprint_id(value),
         )
-        report = JobReport(model.name, model.classes, job.out, schema, str(backend), chunk_rows)
+        report = JobReport(model.name, model.classes, job.out, schema, selection.answers, str(backend), chunk_rows)
         report.problems += job_input.problems
         report.timings = {"plan": planned - began, "start": time.perf_counter() - planned}
         done = _open_folder(folder, before, value, job_input, job.fingerprint)

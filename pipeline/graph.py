@@ -11,6 +11,7 @@ import itertools
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import dask
@@ -106,7 +107,7 @@ class _Run:
         keys = [(f"{name}-{self._name}", next(self._count)) for _ in first]
         jobs = [self._job] * len(first)
         futures: list[Future] = self._client.map(
-            function, first, *others, jobs, key=keys, priority=priority, pure=False
+            partial(tasks.reported, function), first, *others, jobs, key=keys, priority=priority, pure=False
         )
         return futures
 

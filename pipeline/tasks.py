@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,22 @@ def remove_engine(key: str) -> None:
         engine = _engines.pop(key, None)
         if engine is not None:
             engine.close()
+
+
+def reported(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a task so that its error reaches the client.
+
+    Not every exception comes through pickling, and one that does not leaves the client waiting for ever; so an error
+    that is not ours is told as text.
+    """
+    try:
+        return function(*arguments)
+    except BroadsheetError:
+        raise
+    except Exception as error:
+        lines = traceback.format_exception(error, limit=-8)
+        message = f"{function.__name__} failed with {type(error).__name__}: {error}\n{''.join(lines)}"
+    raise BroadsheetError(message)
 
 
 def backend_of(key: str) -> Backend:

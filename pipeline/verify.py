@@ -58,7 +58,7 @@ def _read(file: Path, about: dict[str, Any]) -> pa.Table:
         raise OutputError(f"{file} cannot be read: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != about["sha256"]:
         raise OutputError(f"{file} is damaged: {len(data):,} bytes of another hash than its entry has")
-    table = pq.read_table(pa.BufferReader(data), columns=["file", "row"])
+    table = pq.ParquetFile(pa.BufferReader(data)).read(["file", "row"], use_threads=False)
     if len(table) != about["rows"]:
         raise OutputError(f"{file} holds {len(table):,} rows, its entry has {about['rows']:,}")
     return table

@@ -218,8 +218,8 @@ def test_text_columns_are_joined_by_a_space_and_stripped(tmp_path: Path) -> None
     assert chunk.text.to_pylist() == [b"only text", b"title    text", b""]
     assert chunk.truth is not None
     assert chunk.truth.tolist() == [0, 1, -1]
-    with pytest.raises(SourceError, match="has 3 fields, --columns names 2"):
-        planning._shape_of(find_files([str(path)], False)[0][0], Selection(header=("a", "b")))
+    with pytest.raises(UsageError, match="has 3 fields, --columns names 2"):
+        chunks_of([path], Selection(text=("a",), header=("a", "b")), 10)
 
 
 def test_a_plan_comes_back_from_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,8 @@ class JobReport:
 
     rows_read = rows_written + rows_quarantined. labels: rows by label. chars, truncated, unknown_chars: sums of the
     output's columns over written rows (characters, rows, characters). problems: (file, message) of files not wholly
-    readable or not like the first. set_aside: (chunk, reason) of chunks without a result. confusion: with a truth
+    readable or not like the first. answers: the file of answers that the labels were
+    checked against. set_aside: (chunk, reason) of chunks without a result. confusion: with a truth
     column. seconds: of this run; timings: its phases in seconds; rows_this_run: without what was committed before.
     """
 
@@ -35,6 +36,7 @@ class JobReport:
     classes: tuple[str, ...]
     output: str | None
     schema: pa.Schema
+    answers: str | None = None
     backend: str = ""
     chunk_rows: int = 0
     chunks: int = 0
@@ -91,6 +93,11 @@ class JobReport:
         return self.rows_this_run / max(self.timings.get("classify", 0.0), 1e-9)
 
     @property
+    def wrong_answers(self) -> int:
+        """Labels that are not those of the answer file."""
+        return 0 if self.confusion is None else self.rows_written - self.confusion.correct
+
+    @property
     def accuracy(self) -> float | None:
         """Share of rows whose label is their truth; None without a truth column."""
         return None if self.confusion is None else self.confusion.accuracy
@@ -111,7 +118,10 @@ class JobReport:
         if self.output is None:
             tables = [tables[which] for _, tables in sorted(self._tables.items())]
         else:
-            tables = [pq.read_table(path) for path in sorted((Path(self.output) / folder).glob("[!.]*.parquet"))]
+            tables = [
+                pq.ParquetFile(path).read(use_threads=False)
+                for path in sorted((Path(self.output) / folder).glob("[!.]*.parquet"))
+            ]
         return pa.concat_tables(tables) if tables else (schema or pa.schema([])).empty_table()
 
     def totals(self) -> dict[str, Any]:
@@ -146,6 +156,7 @@ class JobReport:
             "rows_this_run": self.rows_this_run,
             "set_aside": [list(item) for item in self.set_aside],
             "truth": truth,
+            "validation": self.answers and {"answers": self.answers, "wrong": self.wrong_answers},
         }
 
 

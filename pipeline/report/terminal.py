@@ -72,6 +72,8 @@ def print_report(report: JobReport, console: Console) -> None:
     console.print(_label_table(report))
     if report.confusion is not None:
         print_confusion(report.confusion, console)
+    if report.answers is not None:
+        _print_validation(report, report.answers, console)
     if report.rows_quarantined:
         _print_quarantine(report, console)
     _print_list("files", [message for _, message in report.problems], console)
@@ -137,6 +139,15 @@ def print_confusion(confusion: Confusion, console: Console) -> None:
         for name, row in zip(confusion.classes, confusion.counts, strict=True):
             matrix.add_row(Text(name), *(f"{n:,}" for n in row))
         console.print(matrix)
+
+
+def _print_validation(report: JobReport, answers: str, console: Console) -> None:
+    if report.wrong_answers:
+        verb = "differs" if report.wrong_answers == 1 else "differ"
+        verdict = f"{report.wrong_answers:,} of {report.rows_written:,} labels {verb} from {answers}"
+    else:
+        verdict = f"all {report.rows_written:,} labels are those of {answers}"
+    console.print(f"validation: {verdict}", style="red" if report.wrong_answers else "green", soft_wrap=True)
 
 
 def _print_quarantine(report: JobReport, console: Console) -> None:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
-
-import pyarrow as pa
 
 from pipeline.errors import SourceError, UsageError
-from pipeline.source import csv, jsonl, onehot, parquet, text
+from pipeline.source import csv, jsonl, onehot, parquet
 from pipeline.source.chunk import Selection
 from pipeline.source.files import InputFile, describe, expand, open_at
-from pipeline.source.records import BLOCK_BYTES, BOM, Splitter, read_records, split_lines
+from pipeline.source.records import Splitter, read_records, split_lines
+from pipeline.source.shape import Shape, difference, resolve, shape_of
 
 CHUNK_BYTES = 64 << 20
 """A chunk is cut here too, so that long articles do not make it large."""
@@ -77,14 +75,6 @@ class Plan:
         return sum(unit.rows for unit in self.units if isinstance(unit, Unit))
 
 
-class _Shape(NamedTuple):
-    """names: of a file's columns; None for a one-hot file. types: Arrow types by name. start: first byte of data."""
-
-    names: tuple[str, ...] | None
-    types: dict[str, pa.DataType]
-    start: int
-
-
 def part_name(file: int, part: int) -> str:
     return f"part-{file:05d}-{part:05d}"
 
@@ -110,23 +100,25 @@ def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int
     files = list(found)
     units: list[Unit | Stream] = []
     problems: list[Problem] = []
-    first: tuple[str, _Shape] | None = None
+    first: tuple[str, Shape] | None = None
     for number, file in enumerate(files):
         path = file.path
         if not file.size:
             problems.append((path, f"{path}: the file is empty"))
             continue
         try:
-            shape = _shape_of(file, selection)
+            shape = shape_of(file, selection)
             if first is None:
-                selection = _resolve(path, shape, selection)
+                selection = resolve(path, shape, selection)
                 first = (path, shape)
-            elif message := _difference(path, shape, first, selection):
+            elif message := difference(path, shape, first, selection):
                 problems.append((path, message))
             file = replace(file, columns=shape.names or ())
             files[number] = file
             fragments = list(_fragments(file, shape, chunk_rows, symbols, length, selection, problems))
-        except SourceError as error:
+        except (SourceError, UsageError) as error:
+            if first is None and isinstance(error, UsageError):
+                raise  # the job as asked for does not fit its first file
             problems.append((path, str(error)))
             continue
         if fragments and fragments[0].rows < 0:
@@ -168,120 +160,9 @@ def splitter_of(file: InputFile) -> Splitter:
     return split_lines if file.format == "text" else csv.Dialect(file.delimiter, len(file.columns))
 
 
-def _shape_of(file: InputFile, selection: Selection) -> _Shape:
-    if file.format == "onehot":
-        return _Shape(None, {}, 0)
-    if file.format == "parquet":
-        try:
-            with open_at(file) as stream:
-                schema, _ = parquet.metadata(stream)
-        except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"{file.path}: not a readable Parquet file ({error})") from error
-        return _Shape(tuple(schema.names), {f.name: _plain(f.type) for f in schema}, 0)
-    block, final = _first_block(file)
-    start = len(BOM) if block.startswith(BOM) else 0
-    block = block[start:]
-    if file.format == "text":
-        return _Shape(text.COLUMNS, {}, start)
-    split = jsonl.split_objects if file.format == "jsonl" else csv.Dialect(file.delimiter, None)
-    found = split(block, final)
-    if not len(found.starts):
-        if final:
-            raise SourceError(f"{file.path}: the file holds no record")
-        raise SourceError(f"{file.path}: its first record is longer than {BLOCK_BYTES >> 20} MiB")
-    record = block[found.starts[0] : found.ends[0]]
-    if file.format == "jsonl":
-        return _Shape(jsonl.keys_of(record), {}, start)
-    try:
-        names = csv.fields_of(record, file.delimiter)
-    except SourceError as error:
-        raise SourceError(f"{file.path}: {error}") from error
-    if selection.header is None:
-        behind = int(found.starts[1]) if len(found.starts) > 1 else found.consumed
-        if len(set(names)) < len(names):
-            twice = next(n for n in names if names.count(n) > 1)
-            raise SourceError(f"{file.path}: two columns are called {twice!r}; name them with --columns")
-        return _Shape(tuple(names), {}, start + behind)
-    if len(names) != len(selection.header):
-        raise SourceError(
-            f"{file.path}: its first record has {len(names)} fields, --columns names {len(selection.header)}"
-        )
-    return _Shape(selection.header, {}, start)
-
-
-def _first_block(file: InputFile) -> tuple[bytes, bool]:
-    """The file's first bytes, and whether they are all of it. Of a damaged compressed file what can be had of them."""
-    block = b""
-    with open_at(file) as stream:
-        try:
-            while len(block) < BLOCK_BYTES:
-                more = stream.read(BLOCK_BYTES - len(block))
-                if not more:
-                    return block, True
-                block += more
-        except SourceError:
-            if not block:
-                raise
-    return block, False
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Strings of every layout count as one type."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    textual = (
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-    )
-    return pa.string() if textual else kind
-
-
-def _resolve(path: str, shape: _Shape, selection: Selection) -> Selection:
-    """The selection for a job whose first file is this one. Raises UsageError."""
-    if shape.names is None:
-        if selection.ids or selection.truth or selection.text:
-            raise UsageError(f"{path}: a one-hot file has no columns to name")
-        return selection
-    if not selection.text:
-        selection = replace(selection, text=("text",))
-    for name in selection.columns:
-        if name not in shape.names:
-            have = ", ".join(shape.names) or "none"
-            asked = "--text-column names another" if selection.text == ("text",) else "it was asked for"
-            raise UsageError(f"{path}: no column {name!r} ({asked}); it has: {have}")
-    for name in selection.text:
-        kind = shape.types.get(name, pa.string())
-        if kind != pa.string():
-            raise UsageError(f"{path}: the text column {name!r} holds {kind}, not strings")
-    types = tuple(shape.types.get(name, pa.string()) for name in selection.ids)
-    return replace(selection, id_types=types)
-
-
-def _difference(path: str, shape: _Shape, first: tuple[str, _Shape], selection: Selection) -> str | None:
-    """A message where the file's columns are not the first file's. Raises SourceError where it cannot be read so."""
-    other, expected = first
-    if (shape.names is None) != (expected.names is None):
-        raise SourceError(f"{path}: not of the same kind as {other}; classify it in a job of its own")
-    if shape.names is None or shape == expected._replace(start=shape.start):
-        return None
-    missing = [name for name in selection.columns if name not in shape.names]
-    if missing and not path.endswith((".jsonl", ".ndjson")):
-        have = ", ".join(shape.names) or "none"
-        raise SourceError(f"{path}: no column {missing[0]!r} as in {other}; it has: {have}. It was not read")
-    wanted = dict(zip(selection.ids, selection.id_types, strict=True))
-    for name in selection.columns:
-        kind = shape.types.get(name, pa.string())
-        if kind != wanted.get(name, kind if name == selection.truth else pa.string()):
-            raise SourceError(f"{path}: column {name!r} holds {kind}, unlike {other}. It was not read")
-    return f"{path}: its columns differ from those of {other}; it was read by the columns that this job names"
-
-
 def _fragments(
     file: InputFile,
-    shape: _Shape,
+    shape: Shape,
     chunk_rows: int,
     symbols: int,
     length: int,

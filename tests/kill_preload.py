@@ -1,0 +1,58 @@
+"""A Dask worker preload that kills for real: at a step of a commit, the worker or all of the job's processes.
+
+BROADSHEET_KILL: "STEP WHOM FLAG". STEP: before-write, after-temporary, after-rename or before-entry, once this
+process has committed two chunks. WHOM: worker or all. FLAG: a file that is made first, so that it happens once.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+from pipeline import sink
+
+STEP, WHOM, FLAG = os.environ["BROADSHEET_KILL"].split()
+# Dask runs a preload more than once: what it replaces is kept where the second run finds it.
+write_bytes, write_json, replace = vars(sink).setdefault("originals", (sink.commit_bytes, sink.commit_json, os.replace))
+committed = 0
+
+
+def kill() -> None:
+    try:
+        os.close(os.open(FLAG, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    if WHOM == "all":
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at(step: str) -> None:
+    if step == STEP and committed >= 2:
+        kill()
+
+
+def commit_bytes(path: Path, data: bytes) -> None:
+    if path.parent.name == sink.PARTS:
+        at("before-write")
+    write_bytes(path, data)
+
+
+def commit_json(path: Path, value) -> None:
+    global committed
+    entry = path.parent.name == sink.ENTRIES
+    if entry:
+        at("before-entry")
+    write_json(path, value)
+    committed += entry
+
+
+def replacing(source, target) -> None:
+    of_part = Path(target).parent.name == sink.PARTS
+    if of_part:
+        at("after-temporary")
+    replace(source, target)
+    if of_part:
+        at("after-rename")
+
+
+sink.commit_bytes, sink.commit_json, os.replace = commit_bytes, commit_json, replacing

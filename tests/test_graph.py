@@ -1,0 +1,136 @@
+"""The Dask graph on a real cluster: what overlaps, what is bounded, and what a chunk that kills workers costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import psutil
+from conftest import ROOT, Command
+
+from cluster import connect
+from pipeline import classify
+from pipeline.model import Model
+
+
+def write_csv(path: Path, rows: int, width: int = 100) -> Path:
+    path.write_text("text\n" + "".join(f"{i} {'x' * width}\n" for i in range(rows)))
+    return path
+
+
+def test_reading_computing_and_writing_overlap(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+    """Each step made to take 0.2 s: one worker does 16 chunks in far less than the 9.6 s of one after the other."""
+    preload = tmp_path / "slow.py"
+    preload.write_text(
+        "import time\nfrom pipeline import tasks\n"
+        "kept = vars(tasks).setdefault('kept', (tasks.read_unit, tasks.label_table))\n"
+        "def read_unit(*a):\n    time.sleep(0.2)\n    return kept[0](*a)\n"
+        "def label_table(*a):\n    time.sleep(0.2)\n    return kept[1](*a)\n"
+        "class Slow:\n"
+        "    def __init__(self, engine):\n        self.engine = engine\n"
+        "    def __getattr__(self, name):\n        return getattr(self.engine, name)\n"
+        "    def classify(self, *a):\n        time.sleep(0.2)\n        return self.engine.classify(*a)\n"
+        "install = vars(tasks).setdefault('install', tasks.install_engine)\n"
+        "tasks.read_unit, tasks.label_table = read_unit, label_table\n"
+        "tasks.install_engine = lambda key, engine: install(key, Slow(engine))\n"
+    )
+    path = write_csv(tmp_path / "in.csv", 48)
+    arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--chunk-size", 3]
+    run = broadsheet(*arguments, "--workers", 1, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
+    assert run.returncode == 0, run.stderr
+    (record,) = (tmp_path / "out" / "_runs").iterdir()
+    spans = json.loads(record.read_text())["spans"]
+    by_name = {
+        name: sorted((s for s in spans if s["name"] == name), key=lambda s: s["start"])
+        for name in ("read", "infer", "write")
+    }
+    assert all(len(steps) == 16 for steps in by_name.values())
+    compute = by_name["infer"]
+    for one, after in pairwise(compute):
+        assert one["start"] + one["seconds"] <= after["start"] + 0.01  # the executor has one thread
+    first, last = compute[0]["start"], compute[-1]["start"]
+    assert sum(first < s["start"] < last for s in by_name["read"]) >= 8
+    assert sum(first < s["start"] < last for s in by_name["write"]) >= 8
+    elapsed = max(s["start"] + s["seconds"] for s in spans) - min(s["start"] for s in spans)
+    assert elapsed < 0.6 * sum(s["seconds"] for s in spans)
+
+
+def test_a_chunk_that_kills_its_workers_is_set_aside_alone(
+    broadsheet: Command, small_model_file: Path, tmp_path: Path
+) -> None:
+    preload = tmp_path / "poison.py"
+    preload.write_text(
+        "import os, signal\nfrom pipeline import tasks\nkept = vars(tasks).setdefault('kept', tasks.read_unit)\n"
+        "def read_unit(unit, *a):\n"
+        "    if unit.fragments[0].first_row == 12:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return kept(unit, *a)\n"
+        "tasks.read_unit = read_unit\n"
+    )
+    path = write_csv(tmp_path / "in.csv", 30)
+    out = tmp_path / "out"
+    arguments = ["classify", path, "-o", out, "--model", small_model_file, "--chunk-size", 3, "--workers", 2]
+    run = broadsheet(*arguments, "--json", env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
+    assert run.returncode == 3, run.stderr
+    summary = json.loads(run.stdout)
+    assert [name for name, _ in summary["set_aside"]] == ["part-00000-00004"]
+    assert summary["rows_written"] == 27
+    assert not (out / "_SUCCESS").exists()
+    assert broadsheet(*arguments, "--resume").returncode == 0
+    assert pd.read_parquet(out / "parts")["row"].tolist() == list(range(30))
+    assert broadsheet("verify", out).returncode == 0
+
+
+def test_a_file_that_vanishes_is_set_aside_and_the_rest_is_done(
+    broadsheet: Command, small_model_file: Path, tmp_path: Path
+) -> None:
+    preload = tmp_path / "vanish.py"
+    gone = tmp_path / "in" / "b.csv"
+    preload.write_text(
+        f"import os\nif os.path.exists({str(gone)!r}):\n    os.rename({str(gone)!r}, {str(gone)!r} + '.away')\n"
+    )
+    gone.parent.mkdir()
+    for name in "abc":
+        write_csv(tmp_path / "in" / f"{name}.csv", 5)
+    out = tmp_path / "out"
+    arguments = ["classify", tmp_path / "in", "-o", out, "--model", small_model_file, "--chunk-size", 5]
+    run = broadsheet(*arguments, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
+    assert run.returncode == 3
+    assert "chunks set aside  part-00001-00000" in run.stdout
+    assert "b.csv: No such file or directory" in run.stdout
+    os.rename(f"{gone}.away", gone)
+    assert broadsheet(*arguments, "--resume").returncode == 0
+    assert len(pd.read_parquet(out / "parts")) == 15
+
+
+def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(small_model: Model) -> None:
+    with connect(workers=2) as client:
+        classify(["x"] * 40, model=small_model, client=client)
+        me = psutil.Process()
+        processes = [me, *me.children(recursive=True)]
+        addresses = {c.laddr.ip for p in processes for c in p.net_connections("tcp") if c.status == "LISTEN"}
+        assert addresses <= {"127.0.0.1", "::1"}
+        assert client.dashboard_link.startswith("http://127.0.0.1:")
+        threads = client.run(lambda: (os.environ.get("OPENBLAS_NUM_THREADS"), _compute_threads()))
+        assert all(blas == "1" and count <= max(1, (os.cpu_count() or 1) // 2) for blas, count in threads.values())
+
+
+def _compute_threads() -> int:
+    return sum(t.name.startswith("broadsheet-compute") for t in threading.enumerate())
+
+
+def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
+    """Eight times the input costs no process more memory, but for the plan and a little noise."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "memory.py"), "--model", str(small_model_file)]
+    command += ["--megabytes", "40", "--megabytes", "320", "--chunk-size", "4096"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    small, large = json.loads(run.stdout)["runs"]
+    assert large["rows"] > 7 * small["rows"]
+    for role in ("client", "worker"):
+        assert large["peak_bytes"][role] < 1 << 30
+        assert large["peak_bytes"][role] < small["peak_bytes"][role] + (100 << 20)

@@ -1,0 +1,235 @@
+"""Jobs killed, starved of disk, interrupted and resumed: nothing lost, and byte for byte the same in the end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Command
+
+from pipeline.manifest import MANIFEST
+
+STEPS = ["before-write", "after-temporary", "after-rename", "before-entry"]
+PRELOAD = str(Path(__file__).with_name("kill_preload.py"))
+ROWS = 70
+
+
+@pytest.fixture(scope="module")
+def job(broadsheet: Command, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
+    """A job's arguments but for the output folder, and the folder of an undisturbed run of it."""
+    folder = tmp_path_factory.mktemp("job")
+    rows = [f'{i},"{os.urandom(150).hex()}"\n' if i % 9 else f"{i}\n" for i in range(ROWS)]
+    (folder / "in.csv").write_text("id,text\n" + "".join(rows))
+    arguments = ["classify", folder / "in.csv", "--model", small_model_file, "--id-column", "text", "--chunk-size", 10]
+    run = broadsheet(*arguments, "-o", folder / "undisturbed")
+    assert run.returncode == 0, run.stderr
+    return arguments, folder / "undisturbed"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Everything that must be the same however the job went: all but the timings."""
+    files = (p for p in folder.rglob("*") if p.is_file() and "_runs" not in p.parts)
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def check_whole(broadsheet: Command, out: Path, undisturbed: Path) -> None:
+    assert contents(out) == contents(undisturbed)
+    assert broadsheet("verify", out).returncode == 0
+
+
+def committed(out: Path) -> int:
+    return len(list((out / "_entries").glob("[!.]*.json")))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_everything_killed_at_a_step_of_a_commit(broadsheet: Command, job, tmp_path: Path, step: str) -> None:
+    arguments, undisturbed = job
+    out, flag = tmp_path / "out", tmp_path / "killed"
+    env = {"BROADSHEET_KILL": f"{step} all {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": PRELOAD}
+    run = broadsheet(*arguments, "-o", out, "--workers", 1, env=env, start_new_session=True)
+    assert run.returncode == -signal.SIGKILL
+    assert flag.exists()
+    assert 2 <= committed(out) < 7
+    before = {name: (out / name).stat().st_mtime_ns for name in contents(out) if name.startswith("parts/part")}
+    refused = broadsheet("verify", out)
+    assert refused.returncode == 1
+    assert "is not finished: go on with --resume" in refused.stderr
+    done = committed(out)
+    resumed = broadsheet(*arguments, "-o", out, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"{done} of 7 chunks were there before" in resumed.stdout
+    kept = [name for name, time_ in before.items() if (out / name).stat().st_mtime_ns == time_]
+    assert len(kept) >= done
+    check_whole(broadsheet, out, undisturbed)
+
+
+def test_a_worker_killed_in_a_commit_is_replaced(broadsheet: Command, job, tmp_path: Path) -> None:
+    arguments, undisturbed = job
+    env = {"BROADSHEET_KILL": f"after-temporary worker {tmp_path / 'killed'}"}
+    env["DASK_DISTRIBUTED__WORKER__PRELOAD"] = PRELOAD
+    run = broadsheet(*arguments, "-o", tmp_path / "out", "--workers", 1, env=env)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "killed").exists()
+    check_whole(broadsheet, tmp_path / "out", undisturbed)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", disk], check=False).returncode:
+        pytest.skip("this system does not let root mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_full_disk_stops_the_job_and_resume_finishes_it(broadsheet: Command, job, small_disk: Path) -> None:
+    arguments, undisturbed = job
+    out = small_disk / "out"
+    run = broadsheet(*arguments, "-o", out)
+    assert run.returncode == 1
+    assert "No space left on device" in run.stderr
+    assert "bytes are free there. Make room, then go on with --resume" in run.stderr
+    assert "Traceback" not in run.stderr
+    subprocess.run(["mount", "-o", "remount,size=10m", small_disk], check=True)
+    assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
+    check_whole(broadsheet, out, undisturbed)
+
+
+def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(broadsheet: Command, job, tmp_path: Path) -> None:
+    arguments, undisturbed = job
+    out = tmp_path / "out"
+    smallest_part = min(p.stat().st_size for p in (undisturbed / "parts").iterdir())
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (smallest_part - 1, smallest_part - 1))
+
+    run = broadsheet(*arguments, "-o", out, preexec_fn=limit)
+    assert run.returncode == 1
+    assert "File too large" in run.stderr
+    assert "then go on with --resume" in run.stderr
+    assert not list((out / "parts").iterdir())
+    assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
+    check_whole(broadsheet, out, undisturbed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_job_ends_cleanly_and_is_resumed(broadsheet: Command, job, tmp_path: Path, number: int) -> None:
+    arguments, undisturbed = job
+    out = tmp_path / "out"
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import time\nfrom pipeline import tasks\nlabel = vars(tasks).setdefault('label', tasks.label_table)\n"
+        "def slowly(*arguments):\n    time.sleep(0.5)\n    return label(*arguments)\ntasks.label_table = slowly\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *map(str, arguments), "-o", str(out), "--workers", "1"],
+        env={**os.environ, "DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not committed(out):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, number)  # as a terminal does: every process of the job gets it
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "interrupted; what is committed in" in errors
+        assert "Traceback" not in errors + output, errors
+        assert not alive(process.pid)
+    finally:
+        if alive(process.pid, seconds=0):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert committed(out) < 7
+    assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
+    check_whole(broadsheet, out, undisturbed)
+
+
+def alive(group: int, seconds: int = 10) -> bool:
+    """Whether a process of that group is left, some seconds later."""
+    for _ in range(10 * seconds + 1):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def test_resume_refuses_another_job_and_says_what_changed(
+    broadsheet: Command, job, model, small_model_file: Path, tmp_path: Path
+) -> None:
+    arguments, undisturbed = job
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    (out / "_SUCCESS").unlink()
+    resume = [*arguments, "-o", out, "--resume"]
+    for more, message in (
+        (["--top-k", 2], "settings.top_k was 1, now 2"),
+        (["--scores"], "settings.scores was False, now True"),
+        (["--chunk-size", 20], "settings.chunk_size was 10, now 20"),
+        (["--text-column", "id"], "settings.text_columns was [], now ['id']"),
+    ):
+        run = broadsheet(*resume, *more)
+        assert run.returncode == 2
+        assert message in run.stderr
+    model.save(tmp_path / "other.safetensors")
+    run = broadsheet(*resume, "--model", tmp_path / "other.safetensors")
+    assert run.returncode == 2
+    assert "another model" in run.stderr
+    source = Path(arguments[1])
+    before = source.stat()
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    run = broadsheet(*resume)
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert run.returncode == 2
+    assert f"input {source} changed" in run.stderr
+    run = broadsheet(*resume)
+    assert run.returncode == 0, run.stderr
+    assert "7 of 7 chunks were there before" in run.stdout
+
+
+def test_verify_finds_any_damage(broadsheet: Command, job, tmp_path: Path) -> None:
+    _, undisturbed = job
+    part, entry = "parts/part-00000-00003.parquet", "_entries/part-00000-00003.json"
+
+    def damaged(name: str) -> Path:
+        return shutil.copytree(undisturbed, tmp_path / name)
+
+    def message(folder: Path) -> str:
+        run = broadsheet("verify", folder)
+        assert run.returncode == 1
+        assert "Traceback" not in run.stderr
+        return run.stderr
+
+    data = bytearray((undisturbed / part).read_bytes())
+    data[len(data) // 2] ^= 1
+    (damaged("flipped") / part).write_bytes(data)
+    assert f"{part} is damaged" in message(tmp_path / "flipped")
+    (damaged("lost part") / part).unlink()
+    assert "part" in message(tmp_path / "lost part")
+    (damaged("lost entry") / entry).unlink()
+    assert "belongs to no entry" in message(tmp_path / "lost entry")
+    shutil.copy(damaged("doubled") / part, tmp_path / "doubled" / "parts" / "part-00009-00000.parquet")
+    assert "belongs to no entry" in message(tmp_path / "doubled")
+    (damaged("lost quarantine") / "quarantine" / "part-00000-00000.parquet").unlink()
+    assert "part-00000-00000" in message(tmp_path / "lost quarantine")
+    (damaged("cut manifest") / MANIFEST).write_text("{")
+    assert "manifest.json is damaged" in message(tmp_path / "cut manifest")
+    (damaged("no manifest") / MANIFEST).unlink()
+    assert "manifest.json is missing" in message(tmp_path / "no manifest")
+    assert "does not exist" in message(tmp_path / "nothing")
