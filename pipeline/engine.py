@@ -63,7 +63,7 @@ class Backend:
     precision: str
 
     def __str__(self) -> str:
-        return f"{self.device} ({self.kernels}, {self.architecture}, {self.precision})"
+        return f"{self.device} {self.precision}, {self.kernels} kernels ({self.architecture})"
 
 
 class Engine(Protocol):
@@ -113,7 +113,7 @@ class CpuEngine:
     def __init__(self, model: Model, threads: int) -> None:
         self.model = model
         self._blas = ThreadpoolController()
-        self.backend = Backend("cpu", "numpy", _blas_name(self._blas), "fp32")
+        self.backend = Backend("cpu", "numpy", _architecture(self._blas), "fp32")
         self._weights = reference.prepare(model)
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
@@ -142,8 +142,11 @@ class CpuEngine:
         self._pool.shutdown()
 
 
-def _blas_name(controller: ThreadpoolController) -> str:
-    """The BLAS that NumPy has and the code path it took for this CPU: together they decide a product's bits."""
-    blas = [library for library in controller.info() if library["user_api"] == "blas"]
-    names = {f"{b['internal_api']}-{b.get('version')}-{b.get('architecture', 'unknown')}" for b in blas}
-    return "+".join(sorted(names)) or f"numpy-{np.__version__}"
+def _architecture(controller: ThreadpoolController) -> str:
+    """NumPy, its BLAS, and the code paths both take on this processor: together they decide the bits of a score."""
+    loaded = [library for library in controller.info() if library["user_api"] == "blas"]
+    blas = [b for b in loaded if "numpy" in b["filepath"]] or loaded  # others may be SciPy's or PyTorch's
+    names = sorted({f"{b['internal_api']} {b.get('version')} {b.get('architecture', '')}".strip() for b in blas})
+    simd = np.show_config(mode="dicts").get("SIMD Extensions", {})  # type: ignore[call-overload]
+    found = simd.get("found") or simd.get("baseline") or ["no SIMD"]
+    return ", ".join([f"numpy {np.__version__} {found[-1]}", *names])

@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.request
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 import psutil
+import pytest
 from conftest import ROOT, Command
+from distributed import Client
 
 from cluster import connect
 from pipeline import classify
@@ -116,6 +120,8 @@ def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(small_
         addresses = {c.laddr.ip for p in processes for c in p.net_connections("tcp") if c.status == "LISTEN"}
         assert addresses <= {"127.0.0.1", "::1"}
         assert client.dashboard_link.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(client.dashboard_link, timeout=30) as page:
+            assert b"Dask" in page.read()
         threads = client.run(lambda: (os.environ.get("OPENBLAS_NUM_THREADS"), _compute_threads()))
         assert all(blas == "1" and count <= max(1, (os.cpu_count() or 1) // 2) for blas, count in threads.values())
 
@@ -134,3 +140,51 @@ def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
     for role in ("client", "worker"):
         assert large["peak_bytes"][role] < 1 << 30
         assert large["peak_bytes"][role] < small["peak_bytes"][role] + (100 << 20)
+
+
+@pytest.fixture
+def scheduler_file(tmp_path: Path) -> Iterator[Path]:
+    """A scheduler as a user starts it."""
+    file = tmp_path / "scheduler.json"
+    scheduler = dask("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", file)
+    yield file
+    scheduler.terminate()
+    scheduler.wait(30)
+
+
+def dask(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    command = [str(Path(sys.executable).with_name("dask")), *map(str, arguments)]
+    return subprocess.Popen(
+        command, env={**os.environ, **(env or {})}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def test_a_scheduler_that_runs_and_workers_that_differ(
+    broadsheet: Command, small_model_file: Path, scheduler_file: Path, tmp_path: Path
+) -> None:
+    """Workers of one kind give what the embedded cluster gives; another kind among them is refused unless asked for."""
+    path = write_csv(tmp_path / "in.csv", 40)
+    arguments = ["classify", path, "--model", small_model_file, "--chunk-size", 5]
+    here = ["worker", "--scheduler-file", scheduler_file, "--host", "127.0.0.1", "--nthreads", 4, "--no-dashboard"]
+    workers = [dask(*here)]
+    try:
+        there = broadsheet(*arguments, "-o", tmp_path / "there", "--scheduler-file", scheduler_file)
+        assert there.returncode == 0, there.stderr
+        assert broadsheet(*arguments, "-o", tmp_path / "here").returncode == 0
+        for name in ("parts", "_entries", "quarantine"):
+            for file in (tmp_path / "here" / name).iterdir():
+                assert (tmp_path / "there" / name / file.name).read_bytes() == file.read_bytes()
+        workers.append(dask(*here, env={"OPENBLAS_CORETYPE": "Prescott"}))
+        with Client(scheduler_file=str(scheduler_file)) as client:
+            client.wait_for_workers(2, timeout=60)
+        mixed = [*arguments, "-o", tmp_path / "mixed", "--scheduler-file", scheduler_file]
+        refused = broadsheet(*mixed)
+        assert refused.returncode == 2
+        assert "Use workers of one kind, or --allow-mixed" in refused.stderr
+        allowed = broadsheet(*mixed, "--allow-mixed")
+        assert allowed.returncode == 0, allowed.stderr
+        assert broadsheet("verify", tmp_path / "mixed").returncode == 0
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.wait(30)

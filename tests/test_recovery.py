@@ -198,6 +198,9 @@ def test_resume_refuses_another_job_and_says_what_changed(
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert run.returncode == 2
     assert f"input {source} changed" in run.stderr
+    run = broadsheet(*resume, env={"OPENBLAS_CORETYPE": "Prescott"})
+    assert run.returncode == 2
+    assert "backend.architecture was" in run.stderr
     run = broadsheet(*resume)
     assert run.returncode == 0, run.stderr
     assert "7 of 7 chunks were there before" in run.stdout

@@ -20,7 +20,7 @@ _INPUT = "Files, folders, globs or URLs: CSV, TSV, JSONL, Parquet, text (a line 
 
 
 def command(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT…", help=_INPUT, show_default=False)],
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT", help=_INPUT, show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT/", help="Folder for the labels.")],
     model: Annotated[str, typer.Option(help="A shipped model's name, or a file.")] = "ag-news",
     text_column: Annotated[

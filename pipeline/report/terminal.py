@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from datetime import timedelta
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
@@ -40,26 +41,29 @@ class TerminalProgress(Progress):
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=None),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
+                TextColumn("{task.fields[pace]}"),
                 console=self._console,
                 transient=True,
             )
-            self._task = self._bar.add_task("articles", total=rows or None, rate="")
+            self._task = self._bar.add_task("articles", total=rows or None, pace="")
             self._bar.start()
 
     def advance(self, report: JobReport) -> None:
         now = time.monotonic()
         rate = report.rows_this_run / max(now - self._began, 1e-9)
         if self._bar is not None:
-            self._bar.update(self._task, completed=report.rows_read, rate=f"{rate:,.0f}/s")
+            self._bar.update(self._task, completed=report.rows_read, pace=f"{rate:,.0f}/s{self._left(report, rate)}")
         elif now - self._spoke >= _SECONDS_BETWEEN_LINES:
             self._spoke = now
-            line = f"{report.rows_read:,} articles done, {rate:,.0f} a second"
-            if self._rows and rate:
-                line += f", {max(self._rows - report.rows_read, 0) / rate:,.0f} s left of {self._rows:,} articles"
+            of_all = f" of {self._rows:,}" if self._rows else ""
+            line = f"{report.rows_read:,}{of_all} articles done, {rate:,.0f}/s{self._left(report, rate)}"
             self._console.print(line, soft_wrap=True)
+
+    def _left(self, report: JobReport, rate: float) -> str:
+        """The time left at the pace of this run so far, where all rows are known."""
+        if not self._rows or not rate:
+            return ""
+        return f", {timedelta(seconds=round(max(self._rows - report.rows_read, 0) / rate))} left"
 
     def stop(self) -> None:
         if self._bar is not None:
