@@ -100,10 +100,14 @@ def _print_totals(report: JobReport, console: Console) -> None:
         unknown = report.unknown_chars / max(report.chars, 1)
         health = f"{report.chars / report.rows_written:,.0f} characters on average, {unknown:.2%} outside the alphabet"
         lines.append(("text", health + (f", {report.truncated:,} rows cut" if report.truncated else "")))
-    if report.output:
-        lines.append(("output", report.output))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", style="bold", min_width=8)
+    grid.add_column(overflow="fold")
     for name, value in lines:
-        console.print(Text(f"{name:>8}  ", style="bold") + Text(value), soft_wrap=True)
+        grid.add_row(name, Text(value))
+    console.print(grid)
+    if report.output:  # unbroken, so that it can be copied
+        console.print(Text("  output  ", style="bold") + Text(report.output), soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:

@@ -117,7 +117,7 @@ def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int
             files[number] = file
             fragments = list(_fragments(file, shape, chunk_rows, symbols, length, selection, problems))
         except (SourceError, UsageError) as error:
-            if first is None and isinstance(error, UsageError):
+            if isinstance(error, UsageError) and (first is None or first[0] == path):
                 raise  # the job as asked for does not fit its first file
             problems.append((path, str(error)))
             continue
