@@ -147,6 +147,6 @@ def _architecture(controller: ThreadpoolController) -> str:
     loaded = [library for library in controller.info() if library["user_api"] == "blas"]
     blas = [b for b in loaded if "numpy" in b["filepath"]] or loaded  # others may be SciPy's or PyTorch's
     names = sorted({f"{b['internal_api']} {b.get('version')} {b.get('architecture', '')}".strip() for b in blas})
-    simd = np.show_config(mode="dicts").get("SIMD Extensions", {})  # type: ignore[call-overload]
+    simd = np.show_config(mode="dicts").get("SIMD Extensions", {})
     found = simd.get("found") or simd.get("baseline") or ["no SIMD"]
     return ", ".join([f"numpy {np.__version__} {found[-1]}", *names])

@@ -23,6 +23,13 @@ MAY_IMPORT = {
     "pipeline/tasks.py": {
         "numpy", "pyarrow", "pipeline.engine", "pipeline.metrics", "pipeline.sink", "pipeline.source", "pipeline.trace",
     },
+    "pipeline/train": {
+        "numpy", "pyarrow", "torch", "safetensors", "matplotlib", "pipeline.alphabet", "pipeline.model",
+        "pipeline.source", "pipeline.train",
+    },
+    "pipeline/evaluate.py": {
+        "numpy", "pipeline.engine", "pipeline.metrics", "pipeline.model", "pipeline.source",
+    },
     "pipeline/graph.py": {"dask", "distributed", "pipeline.source", "pipeline.tasks"},
 }  # fmt: skip
 

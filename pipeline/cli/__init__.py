@@ -8,7 +8,7 @@ from types import FrameType
 
 import typer
 
-from pipeline.cli import classify, convert, inspect, verify
+from pipeline.cli import classify, convert, evaluate, inspect, train, verify
 from pipeline.errors import BroadsheetError
 
 app = typer.Typer(
@@ -17,10 +17,13 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # brackets in a help text are text
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("classify")(classify.command)
 app.command("verify")(verify.command)
+app.command("train")(train.command)
+app.command("evaluate")(evaluate.command)
 app.command("inspect")(inspect.command)
 app.command("convert")(convert.command)
 

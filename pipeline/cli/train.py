@@ -1,0 +1,163 @@
+"""broadsheet train: labelled articles in, a model file out."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pipeline.errors import UsageError
+from pipeline.source.inputs import Paths
+
+if TYPE_CHECKING:
+    from pipeline.train import Epoch, Trained
+    from pipeline.train.data import Labelled
+
+_DATA = "Files, folders, globs or URLs, read as `classify` reads them."
+
+
+def command(
+    data: Annotated[list[str], typer.Argument(metavar="DATA", help=_DATA, show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="MODEL", help="The model file to write.")],
+    label_column: Annotated[str, typer.Option(metavar="NAME", help="Column with the class.")],
+    text_column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
+    ] = None,
+    columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="Column names of a headerless CSV.")] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,C", help="Class names in order; labels are then names or numbers from 1."),
+    ] = None,
+    alphabet: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="with-space, published, or a UTF-8 file of the symbols.")
+    ] = "with-space",
+    length: Annotated[int, typer.Option(metavar="CHARACTERS", help="Characters read of an article.")] = 1014,
+    hold_out: Annotated[float, typer.Option(metavar="SHARE", help="Share of each class kept out to watch.")] = 0.05,
+    test: Annotated[
+        list[str] | None, typer.Option(metavar="DATA", help="Rows to evaluate the finished model on, once.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="[default: 80]")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="[default: 256]")] = None,
+    learning_rate: Annotated[float | None, typer.Option(metavar="RATE", help="[default: 0.001]")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the recipe.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N")] = 0,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
+    precision: Annotated[str, typer.Option(metavar="auto|fp32|bf16", help="Of the products; auto: bf16 on CUDA.")] = (
+        "auto"
+    ),
+    dtype: Annotated[str, typer.Option(metavar="float16|float32", help="Of the stored weights.")] = "float16",
+    checkpoint_every: Annotated[
+        int, typer.Option(metavar="EPOCHS", min=0, help="How often MODEL.checkpoint is written; 0: never.")
+    ] = 10,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from MODEL.checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model file.")] = False,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="A line for the model card.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the training curve.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Train the network on labelled articles.
+
+    The defaults are the recipe of the shipped model. Needs PyTorch: pip install 'broadsheet[train]'.
+    """
+    try:
+        from pipeline.train import CHECKPOINT, Recipe, train
+        from pipeline.train.curve import plot_curve
+        from pipeline.train.recipe import ALPHABETS
+    except ModuleNotFoundError as error:
+        raise UsageError(f"training needs PyTorch ({error}): pip install 'broadsheet[train]'") from error
+    if plot and find_spec("matplotlib") is None:
+        raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
+    if output.exists() and not overwrite:
+        raise UsageError(f"{output} is there already: give another name, or --overwrite")
+    if not output.parent.is_dir():
+        raise UsageError(f"there is no folder {output.parent}")
+    checkpoint = output.with_name(output.name + CHECKPOINT)
+    given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+    settings = [f"{name}={value}" for name, value in given.items() if value is not None]
+    recipe = Recipe().with_settings([*settings, *(set_ or [])])
+    watch = _Watch(Console(stderr=True, highlight=False, quiet=quiet), recipe.epochs)
+    about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
+    if note:
+        about["note"] = note
+    try:
+        trained = train(
+            Paths(data),
+            text_column=text_column or (),
+            label_column=label_column,
+            columns=None if columns is None else columns.split(","),
+            classes=None if classes is None else classes.split(","),
+            alphabet=ALPHABETS.get(alphabet) or _symbols(alphabet),
+            length=length,
+            recipe=recipe,
+            hold_out_share=hold_out,
+            test=Paths(test) if test else None,
+            seed=seed,
+            device=device,
+            precision=precision,
+            dtype=dtype,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            resume=resume,
+            about=about,
+            on_start=watch.start,
+            on_epoch=watch.epoch,
+        )
+    except KeyboardInterrupt:
+        if checkpoint.exists():
+            typer.echo(f"broadsheet: interrupted; {checkpoint} stays, go on with --resume", err=True)
+            raise typer.Exit(1) from None
+        raise
+    trained.model.save(output)
+    checkpoint.unlink(missing_ok=True)
+    watch.finish(trained, output)
+    if plot:
+        plot_curve(trained.history, plot)
+
+
+class _Watch:
+    """Tells a terminal or a log how the run goes, a line an epoch."""
+
+    def __init__(self, console: Console, epochs: int) -> None:
+        self._console, self._epochs = console, epochs
+        self._began = self._last = time.monotonic()
+
+    def start(self, data: Labelled, held_out: int) -> None:
+        skipped = f", {data.skipped:,} unreadable rows left out" if data.skipped else ""
+        self._console.print(
+            f"{len(data):,} articles of {len(data.classes)} classes, {held_out:,} of them held out{skipped}",
+            soft_wrap=True,
+        )
+        self._last = time.monotonic()
+
+    def epoch(self, epoch: Epoch) -> None:
+        now = time.monotonic()
+        held_out = "" if epoch.accuracy != epoch.accuracy else f"  held out {epoch.accuracy:7.2%}"
+        self._console.print(
+            f"epoch {epoch.number:>3}/{self._epochs}  loss {epoch.loss:.4f}{held_out}  {now - self._last:.1f} s"
+        )
+        self._last = now
+
+    def finish(self, trained: Trained, output: Path) -> None:
+        card = trained.model.card
+        if "held_out_accuracy" in card:
+            self._console.print(f"held out: {card['held_out_accuracy']:.2%}")
+        if "test" in card:
+            self._console.print(f"test: {card['test']['accuracy']:.2%} of {card['test']['rows']:,} rows")
+        self._console.print(f"{output} written after {time.monotonic() - self._began:,.0f} s", soft_wrap=True)
+
+
+def _symbols(path: str) -> str:
+    """The symbols in a file, all of them: a line break at its end is one too."""
+    try:
+        return Path(path).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"no alphabet {path!r}: with-space, published, or a UTF-8 file ({error})") from error

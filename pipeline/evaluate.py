@@ -1,0 +1,119 @@
+"""A model against labelled articles: the confusion matrix, and the mistakes it was surest of."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.engine import open_engine
+from pipeline.metrics import Confusion, confusion_of, count_pairs
+from pipeline.model import Model, load_model
+from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
+from pipeline.source.inputs import identify, open_input
+from pipeline.source.local import chunks_here
+
+_CHUNK_ROWS = 2048
+_SHOWN_BYTES = 400
+
+
+class Mistake(NamedTuple):
+    """A row labelled wrong. score: the probability of `label`. text: its beginning."""
+
+    score: float
+    file: str
+    row: int
+    truth: str
+    label: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """model: its name. backend: what computed it. mistakes: the surest first. quarantined: unreadable rows."""
+
+    model: str
+    backend: str
+    confusion: Confusion
+    mistakes: tuple[Mistake, ...]
+    quarantined: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it; what is not defined is null."""
+        confusion = self.confusion
+        return {
+            "model": self.model,
+            "backend": self.backend,
+            "rows": confusion.rows,
+            "accuracy": _defined(confusion.accuracy),
+            "standard_error": _defined(confusion.standard_error),
+            "without_truth": confusion.without_truth,
+            "quarantined": self.quarantined,
+            "classes": [
+                {name: _defined(value) for name, value in figures._asdict().items()}
+                for figures in confusion.per_class()
+            ],
+            "confusion": confusion.counts.tolist(),
+            "mistakes": [mistake._asdict() for mistake in self.mistakes],
+        }
+
+
+def _defined(value: Any) -> Any:
+    return None if value != value else value
+
+
+def evaluate(
+    model: str | Path | Model,
+    source: Any,
+    *,
+    text_column: str | Iterable[str] = (),
+    label_column: str,
+    columns: Iterable[str] | None = None,
+    mistakes: int = 10,
+    device: str = "auto",
+    precision: str = "auto",
+) -> Evaluation:
+    """Label every article of `source` (anything that `classify` takes) in this process and compare.
+
+    label_column: the true class, by name or by number from 1. columns: names of a headerless CSV's fields.
+    mistakes: how many to keep. Raises UsageError for what cannot be as asked, SourceError for a file that cannot be
+    read.
+    """
+    loaded = load_model(model)
+    texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
+    header = None if columns is None else tuple(columns)
+    selection = Selection(texts, truth=label_column, header=header, classes=loaded.classes)
+    found, _ = identify(source, whole_hash=False, by_content=False)
+    symbols = len(loaded.alphabet)
+    job_input = open_input(found, selection, _CHUNK_ROWS, symbols, loaded.length)
+    engine = open_engine(loaded, device, precision)
+    pairs: list[list[int]] = []
+    worst: list[Mistake] = []
+    quarantined = 0
+    try:
+        for chunk in chunks_here(job_input, symbols, loaded.length):
+            predictions = engine.classify(chunk)
+            labels, scores = predictions.labels[:, 0], predictions.scores[:, 0]
+            quarantined += len(chunk.quarantine)
+            if chunk.truth is None or not len(chunk):
+                continue
+            pairs += count_pairs(chunk.truth, labels)
+            wrong = np.flatnonzero((labels != chunk.truth) & (chunk.truth != NO_TRUTH))
+            surest = wrong[np.argsort(-scores[wrong], kind="stable")[:mistakes]]
+            found_here = [_mistake(chunk, int(i), int(labels[i]), float(scores[i]), loaded.classes) for i in surest]
+            worst = heapq.nlargest(mistakes, worst + found_here, key=lambda mistake: mistake.score)
+    finally:
+        engine.close()
+    confusion = confusion_of(pairs, loaded.classes)
+    return Evaluation(loaded.name, str(engine.backend), confusion, tuple(worst), quarantined)
+
+
+def _mistake(chunk: Chunk, i: int, label: int, score: float, classes: tuple[str, ...]) -> Mistake:
+    assert chunk.truth is not None
+    where = chunk.rows.slice(i, 1).to_pylist()[0]
+    text = chunk.text[i].as_py()[:_SHOWN_BYTES].decode(errors="ignore")
+    return Mistake(score, where["file"], where["row"], classes[chunk.truth[i]], classes[label], text)

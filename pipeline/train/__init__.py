@@ -1,0 +1,166 @@
+"""Training, with PyTorch (the extra `train`): labelled articles in, a `Model` out."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.alphabet import Alphabet
+from pipeline.errors import UsageError
+from pipeline.model import Model, layer_table
+from pipeline.train.checkpoint import Checkpoint, Epoch
+from pipeline.train.data import Labelled, hold_out, read_labelled
+from pipeline.train.loop import Rows, Run, Saving
+from pipeline.train.network import CharCNN, predict
+from pipeline.train.recipe import WITH_SPACE, Recipe
+
+__all__ = ["Epoch", "Recipe", "Trained", "train"]
+
+DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("auto", "fp32", "bf16")
+CHECKPOINT = ".checkpoint"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """model: its tensors rounded to the type they are stored in, its card filled in. history: an entry an epoch."""
+
+    model: Model
+    history: tuple[Epoch, ...]
+
+
+def train(
+    source: Any,
+    *,
+    text_column: str | Iterable[str],
+    label_column: str,
+    columns: Iterable[str] | None = None,
+    classes: Iterable[str] | None = None,
+    alphabet: str = WITH_SPACE,
+    length: int = 1014,
+    recipe: Recipe | None = None,
+    hold_out_share: float = 0.05,
+    test: Any = None,
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "auto",
+    dtype: str = "float16",
+    checkpoint: Path | None = None,
+    checkpoint_every: int = 10,
+    resume: bool = False,
+    about: dict[str, Any] | None = None,
+    on_start: Callable[[Labelled, int], None] = lambda data, held: None,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+) -> Trained:
+    """Train the network on every article of `source`, which is anything that `classify` takes.
+
+    columns: names of a headerless CSV's fields. classes: names in the model's order, labels then being names or numbers
+    from 1; by default the labels that occur, sorted. alphabet: its symbols. hold_out_share: of each class, kept out of
+    training and only watched. test: rows to evaluate the finished model on, once. precision: of the products on CUDA,
+    "bf16" by default. dtype: the tensors are stored in. checkpoint: a file that is written every `checkpoint_every`
+    epochs and that `resume` goes on from; on a CPU to the same bits. about: goes into the model's card.
+    on_start(data, held-out rows) and on_epoch(epoch) are told of progress.
+
+    Raises UsageError for what cannot be as asked (see `read_labelled` for the labels), SourceError for a file that
+    cannot be read, BroadsheetError where training diverges.
+    """
+    recipe = recipe or Recipe()
+    if not 0 <= hold_out_share <= 0.5:
+        raise UsageError(f"{hold_out_share} of the rows cannot be held out: at most half of them")
+    if dtype not in ("float16", "float32"):
+        raise UsageError(f"dtype {dtype!r}: choose float16 or float32")
+    on, compute = _device(device, precision)
+    try:
+        symbols = Alphabet(alphabet)
+    except ValueError as error:
+        raise UsageError(f"the alphabet: {error}") from error
+    texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
+    data = read_labelled(source, texts, label_column, symbols, length, columns, classes)
+    tested = None if test is None else read_labelled(test, texts, label_column, symbols, length, columns, data.classes)
+    fit, held = hold_out(data.labels, hold_out_share)
+    on_start(data, len(held))
+    layers = layer_table(len(symbols), length, len(data.classes))
+    job = _job(data, symbols, recipe, hold_out_share, seed, on.type, compute)
+    cuda = on.type == "cuda"
+    with torch.random.fork_rng(devices=[on] if cuda else []), torch.backends.cudnn.flags(enabled=True, benchmark=cuda):
+        torch.manual_seed(seed)
+        network = CharCNN(layers, compute, recipe.dropout, recipe.input_dropout).to(on)
+        run = Run(network, _rows(data, fit, on), _rows(data, held, on), symbols, recipe, seed)
+        if resume:
+            if checkpoint is None:
+                raise UsageError("resume needs the checkpoint to go on from")
+            run.go_on_from(Checkpoint.load(checkpoint, job))
+        every = checkpoint_every if checkpoint else 0
+        run.finish(on_epoch, Saving(checkpoint or Path(), every, job))
+        tensors = {name: p.cpu().numpy().astype(dtype) for name, p in run.average.named_parameters()}
+        final = CharCNN(layers).to(on)
+        final.load_tensors(tensors)
+    card = {
+        **(about or {}),
+        "data": data.about() | {"held_out_rows": len(held)},
+        "recipe": recipe.to_dict(),
+        "seed": seed,
+        "trained_on": f"{_name(on)}, {'bf16' if compute == torch.bfloat16 else 'fp32'}",
+        "versions": {
+            "broadsheet": version("broadsheet"),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    if len(held):
+        card["held_out_accuracy"] = _accuracy(final, _rows(data, held, on))
+    if tested is not None:
+        card["test"] = tested.about() | {"accuracy": _accuracy(final, _rows(tested, np.arange(len(tested)), on))}
+    return Trained(Model(symbols, data.classes, length, tensors, card), run.history)
+
+
+def _device(device: str, precision: str) -> tuple[torch.device, torch.dtype]:
+    if device not in DEVICES:
+        raise UsageError(f"device {device!r}: choose one of {', '.join(DEVICES)}")
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
+    cuda = torch.cuda.is_available()
+    if device == "cuda" and not cuda:
+        raise UsageError("PyTorch finds no CUDA device here: use --device cpu")
+    on = torch.device("cuda" if cuda and device != "cpu" else "cpu")
+    mixed = precision == "bf16" or (precision == "auto" and on.type == "cuda")
+    return on, torch.bfloat16 if mixed else torch.float32
+
+
+def _job(
+    data: Labelled, symbols: Alphabet, recipe: Recipe, share: float, seed: int, device: str, compute: torch.dtype
+) -> dict[str, Any]:
+    """What a checkpoint can only go on with."""
+    rows = hashlib.sha256(data.ids.tobytes() + data.labels.tobytes()).hexdigest()
+    return {
+        "data": rows,
+        "classes": list(data.classes),
+        "alphabet": symbols.symbols,
+        "recipe": recipe.to_dict(),
+        "held-out share": share,
+        "seed": seed,
+        "device": device,
+        "precision": str(compute),
+    }
+
+
+def _rows(data: Labelled, rows: np.ndarray[Any, Any], device: torch.device) -> Rows:
+    return Rows(torch.from_numpy(data.ids[rows]).to(device), torch.from_numpy(data.labels[rows]).to(device))
+
+
+def _accuracy(network: CharCNN, rows: Rows) -> float:
+    right = predict(network, rows.ids).argmax(1) == rows.labels
+    return round(float(right.double().mean()), 6)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

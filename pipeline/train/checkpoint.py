@@ -1,0 +1,69 @@
+"""A training run on disk, so that it can go on: one safetensors file, no pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from pipeline.errors import UsageError
+
+FORMAT = "broadsheet-checkpoint/1"
+
+
+class Epoch(NamedTuple):
+    """An epoch's end. loss: mean over its batches. accuracy: on the held-out rows, or nan without any."""
+
+    number: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state at the end of an epoch.
+
+    job: what the run is of; one with another job cannot go on from here. steps: of the optimiser. tensors: by part
+    ("weights", "average", "first", "second": of the gradient's moments) and tensor name.
+    """
+
+    job: dict[str, Any]
+    steps: int
+    history: tuple[Epoch, ...]
+    tensors: dict[str, dict[str, Tensor]]
+
+    def save(self, path: Path) -> None:
+        """Write the file under another name, then rename it: an interrupted write leaves the old one."""
+        flat = {f"{part}/{name}": t.contiguous() for part, named in self.tensors.items() for name, t in named.items()}
+        about = {"format": FORMAT, "job": self.job, "steps": self.steps, "history": self.history}
+        temporary = path.with_name(f".{path.name}.tmp")
+        safetensors.torch.save_file(flat, temporary, {"about": json.dumps(about)})
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: Path, job: dict[str, Any]) -> Checkpoint:
+        """Read a checkpoint of `job`. Raises UsageError where there is none, or it is of another job."""
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                about = json.loads((file.metadata() or {}).get("about", "{}"))
+                tensors: dict[str, dict[str, Tensor]] = {}
+                for key in file.keys():  # noqa: SIM118
+                    part, _, name = key.partition("/")
+                    tensors.setdefault(part, {})[name] = file.get_tensor(key)
+        except FileNotFoundError:
+            raise UsageError(f"nothing to resume: there is no {path}") from None
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise UsageError(f"{path} is no checkpoint ({error})") from error
+        if about.get("format") != FORMAT:
+            raise UsageError(f"{path} is no checkpoint of this version")
+        different = sorted(name for name in job if job[name] != about["job"].get(name))
+        if different:
+            raise UsageError(f"{path} is of another run: it differs in {', '.join(different)}")
+        history = tuple(Epoch(*epoch) for epoch in about["history"])
+        return cls(about["job"], about["steps"], history, tensors)

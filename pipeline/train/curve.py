@@ -1,0 +1,33 @@
+"""The training curve as a picture, with Matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.train.checkpoint import Epoch
+
+
+def plot_curve(history: Sequence[Epoch], path: Path) -> None:
+    """Loss and held-out accuracy by epoch, written in the format that the path's ending names.
+
+    Raises ImportError without Matplotlib.
+    """
+    from matplotlib.figure import Figure
+
+    epochs = [e.number for e in history]
+    figure = Figure(figsize=(7, 3.6), dpi=150, layout="constrained")
+    loss = figure.add_subplot(xlabel="epoch", ylabel="training loss")
+    lines = loss.plot(epochs, [e.loss for e in history], color="tab:blue", label="training loss (augmented rows)")
+    measured = [e for e in history if e.accuracy == e.accuracy]
+    if measured:
+        accuracy = loss.twinx()
+        accuracy.set_ylabel("held-out accuracy (%)")
+        # The first epochs, before the network has learnt anything, would flatten the rest.
+        best = 100 * max(e.accuracy for e in measured)
+        accuracy.set_ylim(best - 12, best + 2)
+        numbers, shares = [e.number for e in measured], [100 * e.accuracy for e in measured]
+        lines += accuracy.plot(numbers, shares, color="tab:orange", label="held-out accuracy")
+    loss.legend(handles=lines, loc="center right")
+    loss.grid(alpha=0.3)
+    figure.savefig(path)

@@ -1,0 +1,127 @@
+"""Labelled articles for training: the same readers as `classify`, encoded once, in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipeline.alphabet import Alphabet, encode
+from pipeline.errors import UsageError
+from pipeline.model import CLASSES
+from pipeline.source.chunk import NO_TRUTH, Selection, truth_indices
+from pipeline.source.inputs import identify, open_input
+from pipeline.source.local import chunks_here
+
+_CHUNK_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. labels: int64 [N], indices into `classes`.
+
+    files: path and sha256 of each input file (one entry "memory" for rows in memory). skipped: unreadable rows.
+    """
+
+    ids: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    files: tuple[dict[str, str], ...]
+    skipped: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def about(self) -> dict[str, Any]:
+        """What a model card says of it."""
+        counts = np.bincount(self.labels, minlength=len(self.classes))
+        about = {
+            "files": [{"name": os.path.basename(f["path"]), "sha256": f["digest"]} for f in self.files],
+            "rows": len(self),
+            "rows_by_class": {name: int(n) for name, n in zip(self.classes, counts, strict=True)},
+        }
+        return about | ({"unreadable_rows": self.skipped} if self.skipped else {})
+
+
+def read_labelled(
+    source: Any,
+    text_columns: Iterable[str],
+    label_column: str,
+    alphabet: Alphabet,
+    length: int,
+    header: Iterable[str] | None = None,
+    classes: Iterable[str] | None = None,
+) -> Labelled:
+    """Read every article of `source` (as `classify` takes it) with its label.
+
+    header: names of a headerless CSV's fields. classes: the class names in the model's order; labels are then names or
+    numbers from 1. Without them the classes are the labels that occur, sorted (as numbers if all of them are).
+
+    Raises UsageError for a column that is missing, a null or unknown label, or fewer than two classes; SourceError for
+    a file that cannot be read.
+    """
+    names = None if classes is None else tuple(classes)
+    if label_column in (texts := tuple(text_columns)):
+        raise UsageError(f"column {label_column!r} is the label, it cannot be the text too")
+    selection = Selection(texts, (label_column,), header=None if header is None else tuple(header))
+    found, identity = identify(source, whole_hash=True, by_content=True)
+    job_input = open_input(found, selection, _CHUNK_ROWS, len(alphabet), length)
+    ids, labels, skipped = [], [], 0
+    for chunk in chunks_here(job_input, len(alphabet), length):
+        if chunk.ids is not None:
+            raise UsageError("a one-hot file holds no labels to train on")
+        label = chunk.rows.column(label_column).combine_chunks()
+        _refuse_nulls(label, label_column, chunk.rows)
+        ids.append(encode(chunk.data, chunk.offsets, alphabet, length).ids)
+        labels.append(label.cast(pa.large_string()))
+        skipped += len(chunk.quarantine)
+    column = pa.chunked_array(labels, pa.large_string()).combine_chunks()
+    if names is None:
+        names = _sorted_names(pc.unique(column).to_pylist())
+    if len(names) < CLASSES[0]:
+        raise UsageError(f"column {label_column!r} has {_count(names)}: a model needs at least two")
+    if len(names) > CLASSES[1]:
+        raise UsageError(f"column {label_column!r} has {len(names):,} classes: a model has at most {CLASSES[1]:,}")
+    indices = truth_indices(column, names)
+    if (indices == NO_TRUTH).any():
+        unknown = column[int(np.argmax(indices == NO_TRUTH))].as_py()
+        raise UsageError(f"column {label_column!r} holds {unknown!r}, which is none of {', '.join(names)}")
+    files = tuple({"path": f["path"], "digest": f["digest"]} for f in identity)
+    return Labelled(np.concatenate(ids), indices.astype(np.int64), names, files, skipped)
+
+
+def _refuse_nulls(label: pa.Array, name: str, rows: pa.Table) -> None:
+    null = label.is_null(nan_is_null=True)
+    if pa.types.is_string(label.type) or pa.types.is_large_string(label.type):
+        null = pc.or_(null, pc.fill_null(pc.equal(label, ""), True))
+    first = pc.index(null, True).as_py()
+    if first >= 0:
+        where = rows.slice(first, 1).to_pylist()[0]
+        raise UsageError(f"{where['file']}: row {where['row']} has no label: column {name!r} is null there")
+
+
+def _sorted_names(values: list[str]) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(values, key=int))
+    except ValueError:
+        return tuple(sorted(values))
+
+
+def _count(names: tuple[str, ...]) -> str:
+    return f"one class only, {names[0]!r}" if names else "no labels"
+
+
+def hold_out(labels: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row numbers to train on and to hold out: `share` of each class, the same rows whatever the seed of a run."""
+    rng = np.random.default_rng(0)
+    held = np.zeros(len(labels), np.bool_)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        held[rng.permutation(rows)[: round(share * len(rows))]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)

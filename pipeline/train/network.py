@@ -1,0 +1,105 @@
+"""The network in PyTorch: the modules of the layer table, in the channels-last order that tensor cores read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pipeline.model import NORM_EPSILON, Layer
+
+_CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
+
+
+class CharCNN(nn.Module):
+    """The frame of `layers` (`model.layer_table`); its state dict has the model file's names and shapes.
+
+    Convolutions and fc1, fc2 compute in `compute` (bfloat16 or float32), everything else in float32. Initial weights
+    are PyTorch's own, drawn from its global generator.
+    """
+
+    def __init__(
+        self,
+        layers: tuple[Layer, ...],
+        compute: torch.dtype = torch.float32,
+        dropout: float = 0.0,
+        input_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self._layers, self._compute = layers, compute
+        self._dropout = {"fc1": input_dropout, "fc2": dropout, "fc3": dropout}
+        for layer in layers:
+            if layer.kind == "conv1d":
+                self.add_module(layer.name, nn.Conv1d(layer.inputs, layer.outputs, layer.kernel))
+            else:
+                self.add_module(layer.name, nn.Linear(layer.inputs, layer.outputs))
+            if layer.norm:
+                self.add_module(layer.norm, nn.LayerNorm((layer.outputs, layer.rows_out), NORM_EPSILON))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits float32 [N, classes] of encoded articles, uint8 [N, length]."""
+        x = self._one_hot(ids)
+        for layer in self._layers:
+            module = self.get_submodule(layer.name)
+            weight, bias = module.weight, module.bias
+            assert isinstance(weight, Tensor)
+            assert isinstance(bias, Tensor)
+            if layer.kind == "conv1d":
+                x = self._convolve(x, weight) + bias
+                if layer.norm:
+                    x = self._normalise(x, layer.norm)
+                x = F.relu(x)
+                if layer.pool > 1:
+                    x = _pool(x, layer.pool)
+                continue
+            if x.ndim == 3:  # fc1 reads channel-major rows
+                x = x.transpose(1, 2).flatten(1)
+            x = F.dropout(x, self._dropout[layer.name], self.training)
+            compute = self._compute if layer.relu else torch.float32
+            x = F.linear(x.to(compute), weight.to(compute)).float() + bias
+            if layer.relu:
+                x = F.relu(x)
+        return x
+
+    def _one_hot(self, ids: Tensor) -> Tensor:
+        """[N, length, symbols, rounded up]: the columns behind the symbols meet weights that are zero."""
+        symbols = self._layers[0].inputs
+        columns = torch.arange(symbols + -symbols % _CHANNELS_MULTIPLE, device=ids.device)
+        return (ids[:, :, None].int() == columns.int()).to(self._compute)
+
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        """[N, rows, inputs] to float32 [N, rows - kernel + 1, outputs]."""
+        weight = F.pad(weight, (0, 0, 0, x.shape[2] - weight.shape[1])).to(self._compute)
+        weight = weight[:, :, None].contiguous(memory_format=torch.channels_last)
+        rows = x.to(self._compute).transpose(1, 2)[:, :, None]
+        return F.conv2d(rows, weight)[:, :, 0].transpose(1, 2).float()
+
+    def _normalise(self, x: Tensor, name: str) -> Tensor:
+        norm = self.get_submodule(name)
+        assert isinstance(norm, nn.LayerNorm)
+        gamma, beta = norm.weight.t().contiguous(), norm.bias.t().contiguous()
+        return F.layer_norm(x.contiguous(), gamma.shape, gamma, beta, norm.eps)
+
+    def load_tensors(self, tensors: Mapping[str, NDArray[np.generic]]) -> None:
+        """Take a model file's tensors, fp32 or fp16."""
+        self.load_state_dict({name: torch.from_numpy(np.array(t, np.float32)) for name, t in tensors.items()})
+
+
+def _pool(x: Tensor, width: int) -> Tensor:
+    count = x.shape[1] // width
+    windows = x[:, : count * width].reshape(x.shape[0], count, width, x.shape[2])
+    return windows.amax(2)
+
+
+def predict(network: CharCNN, ids: Tensor, batch_size: int = 512) -> Tensor:
+    """Logits float32 [N, classes] without dropout, exact fp32 where the network computes in it."""
+    training = network.training
+    network.eval()
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        logits = torch.cat([network(batch) for batch in torch.split(ids, batch_size)])
+    network.train(training)
+    return logits

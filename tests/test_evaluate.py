@@ -1,0 +1,79 @@
+"""broadsheet evaluate: its figures are those of classify, and its mistakes are mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pytest
+from conftest import Command
+from distributed import Client
+
+from pipeline.api import classify
+from pipeline.errors import UsageError
+from pipeline.evaluate import evaluate
+from pipeline.model import Model
+
+ROWS = pa.table(
+    {
+        "text": [f"article {i} about {'sport ' * (i % 5)}" for i in range(60)],
+        "truth": [["class 0", "2", "class 2", "no such class"][i % 4] for i in range(60)],
+    }
+)
+
+
+def test_the_figures_are_those_of_classify(client: Client, small_model: Model) -> None:
+    report = classify(ROWS, model=small_model, client=client, text_column="text", truth_column="truth")
+    result = evaluate(small_model, ROWS, text_column="text", label_column="truth", mistakes=100)
+    assert report.confusion is not None
+    assert result.confusion.counts.tolist() == report.confusion.counts.tolist()
+    assert result.confusion.without_truth == 15
+    labels = report.to_arrow().column("label").to_pylist()
+    assert len(result.mistakes) == result.confusion.rows - result.confusion.correct
+    assert [m.score for m in result.mistakes] == sorted((m.score for m in result.mistakes), reverse=True)
+    for mistake in result.mistakes:
+        assert mistake.label == labels[mistake.row] != mistake.truth
+        assert mistake.text == ROWS.column("text")[mistake.row].as_py()[:400]
+    few = evaluate(small_model, ROWS, text_column="text", label_column="truth", mistakes=3)
+    assert few.mistakes == result.mistakes[:3]
+
+
+def test_the_command(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+    pa_csv.write_csv(ROWS, tmp_path / "rows.csv")
+    arguments = ["evaluate", small_model_file, tmp_path / "rows.csv", "--label-column", "truth"]
+    run = broadsheet(*arguments)
+    assert run.returncode == 0, run.stderr
+    assert "standard error" in run.stdout
+    assert "precision" in run.stdout
+    assert "most confident mistakes" in run.stdout
+    found = json.loads(broadsheet(*arguments, "--json", "--mistakes", 2).stdout)
+    assert found["rows"] == 45
+    assert found["without_truth"] == 15
+    assert math.isclose(found["accuracy"], sum(found["confusion"][i][i] for i in range(4)) / 45)
+    assert len(found["mistakes"]) == 2
+    assert [c["name"] for c in found["classes"]] == [f"class {i}" for i in range(4)]
+
+
+def test_the_matrix_is_drawn(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pa_csv.write_csv(ROWS, tmp_path / "rows.csv")
+    path = tmp_path / "matrix.png"
+    run = broadsheet(
+        "evaluate", small_model_file, tmp_path / "rows.csv", "--label-column", "truth", "--plot", path
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_evaluated(
+    broadsheet: Command, small_model: Model, small_model_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="nothing"):
+        evaluate(small_model, ROWS, text_column="text", label_column="nothing")
+    pa_csv.write_csv(pa.table({"text": ["a"], "truth": ["x"]}), tmp_path / "rows.csv")
+    run = broadsheet("evaluate", small_model_file, tmp_path / "rows.csv", "--label-column", "truth")
+    assert run.returncode == 2
+    assert "no row has a class of the model" in run.stderr

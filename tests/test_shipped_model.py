@@ -1,0 +1,65 @@
+"""The weights that come with the package: their frame, their card, and the accuracy the card says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+
+from pipeline import load_model, reference
+from pipeline.alphabet import encode
+from pipeline.evaluate import evaluate
+from pipeline.source.inputs import Paths
+from pipeline.train.network import CharCNN, predict
+from pipeline.train.recipe import WITH_SPACE, Recipe
+
+TRAIN_SHA256 = "87191dd121ce6695b9bcae6cd65f6230abcbee432b94d3c8d0da7aaede2bbb8f"
+
+
+def test_frame_and_card() -> None:
+    model = load_model("ag-news")
+    assert (model.length, len(model.alphabet), model.dtype) == (1014, 70, "float16")
+    assert model.alphabet.symbols == WITH_SPACE
+    assert model.classes == ("World", "Sports", "Business", "Sci/Tech")
+    assert (ROOT / "pipeline" / "weights" / "ag_news.safetensors").stat().st_size <= 25_000_000
+    card = model.card
+    assert card["data"]["files"] == [{"name": "train.csv", "sha256": TRAIN_SHA256}]
+    assert card["data"]["rows"] == 48_800
+    assert card["recipe"] == Recipe().to_dict()
+    assert card["test"]["rows"] == 7_600
+    assert card["test"]["accuracy"] >= 0.913
+
+
+def test_pytorch_and_the_reference_agree() -> None:
+    model = load_model("ag-news")
+    texts = [
+        b"Stocks fell on Monday as oil rose to a record.",
+        b"",
+        "Zürich \U0001f600 won 3-1".encode(),
+        bytes(range(256)) * 8,
+        b"The probe entered orbit around the moon. " * 30,
+    ]
+    offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
+    ids = encode(np.frombuffer(b"".join(texts), np.uint8), offsets, model.alphabet, model.length).ids
+    network = CharCNN(model.layers)
+    network.load_tensors(model.tensors)
+    by_torch = predict(network, torch.from_numpy(ids)).numpy()
+    assert np.abs(by_torch - reference.forward(ids, reference.prepare(model))).max() < 1e-5
+
+
+@pytest.mark.slow
+def test_the_recorded_accuracy_on_the_test_set(ag_news: Path) -> None:
+    model = load_model("ag-news")
+    result = evaluate(
+        model,
+        Paths([str(ag_news / "test.csv")]),
+        text_column=("title", "description"),
+        label_column="class",
+        columns=("class", "title", "description"),
+        device="cpu",
+    )
+    assert result.confusion.rows == 7_600
+    assert abs(result.confusion.accuracy - model.card["test"]["accuracy"]) <= 0.0005

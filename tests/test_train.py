@@ -1,0 +1,280 @@
+"""Training: it learns, it goes on where it stopped to the same bits, and it says what is wrong with the labels."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pytest
+import safetensors
+import torch
+from conftest import Command, random_model
+
+from pipeline.alphabet import Alphabet
+from pipeline.errors import BroadsheetError, UsageError
+from pipeline.model import Model
+from pipeline.train import Epoch, Recipe, train
+from pipeline.train.augment import augment
+from pipeline.train.data import hold_out, read_labelled
+from pipeline.train.network import CharCNN, predict
+from pipeline.train.recipe import WITH_SPACE
+
+STILL = {"dropped_words": 0.0, "random_characters": 0.0, "erased_spans": 0, "shift": 0, "cut": 0}
+QUICK = Recipe(epochs=4, batch_size=32, learning_rate=2e-3, dropout=0.0, input_dropout=0.0, warmup=0.2, **STILL)
+TOPICS = {
+    "money": "stock bank profit market oil",
+    "space": "orbit launch moon comet probe",
+    "sport": "goal coach league match team",
+}
+LENGTH = 123  # of the shortest network there can be
+
+
+def articles(count: int, seed: int = 0) -> pa.Table:
+    """Rows whose words belong to one of three topics."""
+    rng = random.Random(seed)
+    kinds = [rng.choice(list(TOPICS)) for _ in range(count)]
+    texts = [" ".join(rng.choices(TOPICS[kind].split(), k=14)) for kind in kinds]
+    return pa.table({"text": texts, "kind": kinds})
+
+
+def quick_train(table: pa.Table, recipe: Recipe = QUICK, **options: object):
+    options = {"hold_out_share": 0.2, "device": "cpu", "length": LENGTH, **options}
+    return train(table, text_column="text", label_column="kind", recipe=recipe, **options)
+
+
+def test_a_few_hundred_rows_are_learnt() -> None:
+    recipe = replace(QUICK, epochs=8, learning_rate=3e-3, weight_decay=0.0)
+    trained = quick_train(articles(300), recipe, test=articles(60, seed=1))
+    model = trained.model
+    assert model.classes == ("money", "space", "sport")
+    assert model.dtype == "float16"
+    assert [epoch.number for epoch in trained.history] == list(range(1, 9))
+    assert trained.history[-1].loss < trained.history[0].loss / 2
+    card = model.card
+    assert card["held_out_accuracy"] == 1.0
+    assert card["test"]["accuracy"] == 1.0
+    assert card["data"]["rows"] == 300
+    assert card["data"]["held_out_rows"] == 60
+    assert sum(card["data"]["rows_by_class"].values()) == 300
+    assert len(card["data"]["files"][0]["sha256"]) == 64
+    assert card["recipe"] == recipe.to_dict()
+    assert Model.from_bytes(model.to_bytes()).card == card
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    recipe = Recipe(epochs=3, batch_size=16)
+    options = {"checkpoint_every": 1, "dtype": "float32"}
+    rows = articles(60)
+    whole = quick_train(rows, recipe, **options)
+    path = tmp_path / "run.checkpoint"
+
+    def stop(epoch: Epoch) -> None:
+        if epoch.number == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        quick_train(rows, recipe, checkpoint=path, on_epoch=stop, **options)
+    torch.manual_seed(99)
+    resumed = quick_train(rows, recipe, checkpoint=path, resume=True, **options)
+    assert resumed.history == whole.history
+    assert resumed.model.to_bytes() == whole.model.to_bytes()
+
+
+def test_a_checkpoint_is_safetensors_and_of_one_run_only(tmp_path: Path) -> None:
+    path = tmp_path / "run.checkpoint"
+    recipe = replace(QUICK, epochs=1, batch_size=16)
+    rows = articles(40)
+    with pytest.raises(UsageError, match="nothing to resume"):
+        quick_train(rows, recipe, checkpoint=path, resume=True)
+    quick_train(rows, recipe, checkpoint=path)
+    with safetensors.safe_open(path, "np") as file:
+        assert {key.partition("/")[0] for key in file.keys()} == {"weights", "average", "first", "second"}  # noqa: SIM118
+    with pytest.raises(UsageError, match="differs in recipe, seed"):
+        quick_train(rows, replace(recipe, dropout=0.5), seed=1, checkpoint=path, resume=True)
+    with pytest.raises(UsageError, match="differs in data"):
+        quick_train(articles(40, seed=5), recipe, checkpoint=path, resume=True)
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(UsageError, match="is no checkpoint"):
+        quick_train(rows, recipe, checkpoint=path, resume=True)
+
+
+def test_training_leaves_the_callers_generator_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    quick_train(articles(40), replace(QUICK, epochs=1))
+    assert torch.rand(1) == expected
+
+
+def test_a_run_that_diverges_stops_with_a_message() -> None:
+    with pytest.raises(BroadsheetError, match="lower --learning-rate"):
+        quick_train(articles(64), replace(QUICK, learning_rate=1e30, warmup=0.0))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (pa.table({"text": ["a", "b"], "other": ["x", "y"]}), "kind"),
+        (pa.table({"text": ["a", "b"], "kind": ["x", "x"]}), "one class only, 'x'"),
+        (pa.table({"text": ["a", "b"], "kind": ["x", None]}), "row 1 has no label"),
+        (pa.table({"text": ["a", "b"], "kind": ["", "y"]}), "row 0 has no label"),
+        (pa.table({"text": ["a", "b"], "kind": [1.0, float("nan")]}), "row 1 has no label"),
+        (pa.table({"text": ["a"] * 1001, "kind": range(1001)}), "1,001 classes"),
+    ],
+)
+def test_bad_labels_are_told(table: pa.Table, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        quick_train(table)
+
+
+def read(table: pa.Table, **options: object):
+    return read_labelled(table, ("text",), "kind", Alphabet(WITH_SPACE), LENGTH, **options)
+
+
+def test_labels_are_names_or_numbers() -> None:
+    rows = pa.table({"text": list("abc"), "kind": [10, 9, 10]})
+    assert read(rows).classes == ("9", "10")
+    assert read(rows).labels.tolist() == [1, 0, 1]
+    named = read(pa.table({"text": list("abc"), "kind": ["2", "red", "1"]}), classes=("red", "blue"))
+    assert named.labels.tolist() == [1, 0, 0]
+    with pytest.raises(UsageError, match="holds '3'"):
+        read(pa.table({"text": ["a"], "kind": ["3"]}), classes=("red", "blue"))
+
+
+def test_unreadable_rows_are_left_out_and_counted() -> None:
+    data = read(pa.table({"text": ["a", None, "b"], "kind": ["x", "y", "y"]}))
+    assert (len(data), data.skipped) == (2, 1)
+    assert data.about()["unreadable_rows"] == 1
+
+
+def test_rows_are_held_out_class_by_class() -> None:
+    labels = np.repeat([0, 1, 2], [100, 50, 10])
+    fit, held = hold_out(labels, 0.1)
+    assert np.bincount(labels[held]).tolist() == [10, 5, 1]
+    assert sorted([*fit, *held]) == list(range(160))
+
+
+def test_recipe_settings() -> None:
+    assert Recipe().with_settings(["epochs=3", "dropout=0.25"]) == Recipe(epochs=3, dropout=0.25)
+    for setting, message in (("epoch=3", "no setting"), ("epochs=x", "whole number"), ("dropout=1", "below 1")):
+        with pytest.raises(UsageError, match=message):
+            Recipe().with_settings([setting])
+
+
+def ids_of(text: str, alphabet: Alphabet, length: int) -> torch.Tensor:
+    ids = [alphabet.symbols.find(c) if c in alphabet.symbols else alphabet.unknown for c in text]
+    return torch.tensor([ids + [alphabet.padding] * (length - len(ids))], dtype=torch.uint8)
+
+
+def text_of(ids: torch.Tensor, alphabet: Alphabet) -> str:
+    marks = alphabet.symbols + "?" + "_"
+    return "".join(marks[i] for i in ids.tolist())
+
+
+@pytest.mark.parametrize("symbols", [WITH_SPACE, WITH_SPACE.replace(" ", "-", 1)[:59]])
+def test_dropped_words_are_whole_words(symbols: str) -> None:
+    alphabet = Alphabet(symbols)
+    words = ["one", "two", "three", "four"] * 5
+    article = ids_of(" ".join(words), alphabet, 120)
+    torch.manual_seed(0)
+    changed = augment(article.repeat(50, 1), alphabet, Recipe(**{**STILL, "dropped_words": 0.25}))
+    assert changed.dtype == torch.uint8
+    space = "?" if " " not in symbols else " "
+    dropped = 0
+    for row in changed:
+        text = text_of(row, alphabet).rstrip("_")
+        at = 0
+        for word in words:
+            found = text[at : at + len(word)]
+            assert found in (word, "?" * len(word))
+            dropped += found != word
+            assert text[at + len(word) : at + len(word) + 1] in ("", space)
+            at += len(word) + 1
+    assert 0.15 < dropped / (50 * len(words)) < 0.35
+
+
+def test_augmentation_moves_and_changes_within_its_bounds() -> None:
+    alphabet = Alphabet(WITH_SPACE)
+    article = ids_of("abcdefghij" * 5, alphabet, 80)
+    torch.manual_seed(0)
+    same = augment(article, alphabet, Recipe(**STILL))
+    assert torch.equal(same, article)
+    moved = augment(article.repeat(100, 1), alphabet, Recipe(**{**STILL, "shift": 9, "cut": 5}))
+    texts = {text_of(row, alphabet) for row in moved}
+    whole = "_" * 9 + "abcdefghij" * 5 + "_" * 40
+    assert texts <= {whole[9 - move : 89 - move] if move >= 0 else whole[9 - move :][:80].ljust(80, "_")
+                     for move in range(-5, 10)}  # fmt: skip
+    assert len(texts) > 10
+    noisy = augment(article.repeat(100, 1), alphabet, Recipe(**{**STILL, "random_characters": 0.5}))
+    assert (noisy[:, 50:] == alphabet.padding).all()
+    assert 0.4 < (noisy[:, :50] != article[:, :50]).float().mean() < 0.6
+    erased = augment(article.repeat(100, 1), alphabet, Recipe(**{**STILL, "erased_spans": 1, "span_length": 7}))
+    gone = (erased == alphabet.unknown).sum(1)
+    assert gone.min() >= 1
+    assert gone.max() == 7
+
+
+def test_the_network_is_the_reference(small_model: Model) -> None:
+    from pipeline import reference
+
+    rng = np.random.default_rng(0)
+    model = random_model(seed=2, length=200, classes=7, symbols=WITH_SPACE[:64])
+    for each in (small_model, model):
+        ids = rng.integers(0, len(each.alphabet) + 2, (9, each.length)).astype(np.uint8)
+        network = CharCNN(each.layers)
+        network.load_tensors(each.tensors)
+        found = predict(network, torch.from_numpy(ids), batch_size=4).numpy()
+        assert np.abs(found - reference.forward(ids, reference.prepare(each))).max() < 1e-4
+
+
+def test_the_command_writes_a_model_that_classifies(broadsheet: Command, tmp_path: Path) -> None:
+    pa_csv.write_csv(articles(48), tmp_path / "rows.csv")
+    (tmp_path / "alphabet.txt").write_text("abcdefghijklmnopqrstuvwxyz ")
+    arguments = ["train", "rows.csv", "--label-column", "kind", "-o", "topics.safetensors", "--epochs", "1"]
+    arguments += ["--batch-size", "16", "--length", LENGTH, "--alphabet", "alphabet.txt", "--hold-out", "0.25"]
+    arguments += ["--device", "cpu", "--note", "three topics", "--set", "dropout=0.5", "--test", "rows.csv"]
+    run = broadsheet(*arguments, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "48 articles of 3 classes, 12 of them held out" in run.stderr
+    assert "epoch   1/1  loss 1." in run.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["alphabet.txt", "rows.csv", "topics.safetensors"]
+    about = json.loads(broadsheet("inspect", "topics.safetensors", "--json", cwd=tmp_path).stdout)
+    assert about["alphabet"] == "abcdefghijklmnopqrstuvwxyz "
+    assert about["classes"] == sorted(TOPICS)
+    assert about["card"]["command"].startswith("broadsheet train rows.csv --label-column kind")
+    assert about["card"]["note"] == "three topics"
+    assert about["card"]["recipe"]["dropout"] == 0.5
+    labelled = broadsheet("classify", "rows.csv", "-o", "out", "--model", "topics.safetensors", "--json", cwd=tmp_path)
+    assert json.loads(labelled.stdout)["rows_written"] == 48
+    again = broadsheet(*arguments, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+
+
+def test_the_command_says_that_pytorch_is_missing(broadsheet: Command, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+    run = broadsheet(
+        "train", "rows.csv", "--label-column", "kind", "-o", tmp_path / "m.safetensors",
+        env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert "pip install 'broadsheet[train]'" in run.stderr
+
+
+def test_the_training_curve(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from pipeline.train.curve import plot_curve
+
+    for accuracy in (0.5, float("nan")):
+        plot_curve([Epoch(n, 1 / n, accuracy) for n in range(1, 4)], tmp_path / "curve.png")
+        assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
