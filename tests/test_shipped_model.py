@@ -1,18 +1,13 @@
-"""The weights that come with the package: their frame, their card, and the accuracy the card says."""
+"""The weights that come with the package: their frame and their card (test_classify.py has their accuracy)."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 import torch
 from conftest import ROOT
 
 from pipeline import load_model, reference
 from pipeline.alphabet import encode
-from pipeline.evaluate import evaluate
-from pipeline.source.inputs import Paths
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.recipe import WITH_SPACE, Recipe
 
@@ -48,18 +43,3 @@ def test_pytorch_and_the_reference_agree() -> None:
     network.load_tensors(model.tensors)
     by_torch = predict(network, torch.from_numpy(ids)).numpy()
     assert np.abs(by_torch - reference.forward(ids, reference.prepare(model))).max() < 1e-5
-
-
-@pytest.mark.slow
-def test_the_recorded_accuracy_on_the_test_set(ag_news: Path) -> None:
-    model = load_model("ag-news")
-    result = evaluate(
-        model,
-        Paths([str(ag_news / "test.csv")]),
-        text_column=("title", "description"),
-        label_column="class",
-        columns=("class", "title", "description"),
-        device="cpu",
-    )
-    assert result.confusion.rows == 7_600
-    assert abs(result.confusion.accuracy - model.card["test"]["accuracy"]) <= 0.0005
