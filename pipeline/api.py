@@ -123,7 +123,7 @@ def _run(
     began = time.perf_counter()
     selection = options.selection(model)
     found, identity = identify(source, options.hash == "full", by_content=folder is not None)
-    before = folder if folder and options.resume and folder.exists else None
+    before = folder if folder and options.resume and folder.is_begun else None
     if before:
         before.refuse_difference({**before.fingerprint(), "inputs": identity})
     with ExitStack() as stack:

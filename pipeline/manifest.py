@@ -51,6 +51,19 @@ class OutputFolder:
         return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
 
     @property
+    def is_begun(self) -> bool:
+        """Whether a job of ours got as far as its manifest, from which on it can be resumed."""
+        return (self.path / MANIFEST).exists()
+
+    @property
+    def _is_beginning(self) -> bool:
+        """Whether it holds only what `create` makes before the manifest: a job was killed just there."""
+        names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else {""}
+        temporary = {name for name in names if name.startswith(".") and name.endswith(TEMPORARY)}
+        folders = (self.path / name for name in _FOLDERS)
+        return names <= {*_FOLDERS, PLAN, *temporary} and not any(any(f.iterdir()) for f in folders if f.is_dir())
+
+    @property
     def is_ours(self) -> bool:
         """Whether it holds a job of ours, or the beginnings of one."""
         try:
@@ -62,7 +75,7 @@ class OutputFolder:
         """Raise UsageError where the folder is not in a state for what is asked for."""
         if resume and overwrite:
             raise UsageError("--resume and --overwrite exclude each other")
-        if not self.exists:
+        if not self.exists or self._is_beginning:
             return
         if not resume and not overwrite:
             raise UsageError(f"{self.path} exists: choose another folder, or give --resume or --overwrite")
@@ -90,7 +103,7 @@ class OutputFolder:
         for name in _FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
         (self.path / PLAN).unlink(missing_ok=True)
-        (self.path / MANIFEST).unlink()
+        (self.path / MANIFEST).unlink(missing_ok=True)
 
     def fingerprint(self) -> dict[str, Any]:
         value = self._json(MANIFEST).get("fingerprint")
@@ -125,7 +138,7 @@ class OutputFolder:
 
     def clean(self) -> None:
         """Remove what interrupted attempts left under names of their own."""
-        for name in (PARTS, QUARANTINE, ENTRIES):
+        for name in (".", *_FOLDERS):
             for path in (self.path / name).glob(f".*{TEMPORARY}"):
                 path.unlink(missing_ok=True)
 

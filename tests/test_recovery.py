@@ -206,6 +206,19 @@ def test_resume_refuses_another_job_and_says_what_changed(
     assert "7 of 7 chunks were there before" in run.stdout
 
 
+@pytest.mark.parametrize("option", [[], ["--resume"], ["--overwrite"]])
+def test_a_folder_whose_job_was_killed_before_its_manifest(
+    broadsheet: Command, job, tmp_path: Path, option: list[str]
+) -> None:
+    arguments, undisturbed = job
+    out = tmp_path / "out"
+    for name in ("parts", "quarantine", "_entries", "_runs"):
+        (out / name).mkdir(parents=True)
+    (out / "._plan.json.0123.tmp").write_text('{"units": [')
+    assert broadsheet(*arguments, "-o", out, *option).returncode == 0
+    check_whole(broadsheet, out, undisturbed)
+
+
 def test_verify_finds_any_damage(broadsheet: Command, job, tmp_path: Path) -> None:
     _, undisturbed = job
     part, entry = "parts/part-00000-00003.parquet", "_entries/part-00000-00003.json"
