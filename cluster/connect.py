@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import dask
 from distributed import Client, LocalCluster, Worker, WorkerPlugin
@@ -86,6 +88,8 @@ def _local(workers: int | None, processes: bool) -> Iterator[Client]:
 @contextmanager
 def _existing(address: str, scheduler_file: str | None) -> Iterator[Client]:
     name = scheduler_file or address
+    if scheduler_file is not None:
+        _wait_for(Path(scheduler_file))
     try:
         client = Client(scheduler_file=scheduler_file) if scheduler_file else Client(address)
     except (OSError, ValueError, TimeoutError) as error:
@@ -96,3 +100,12 @@ def _existing(address: str, scheduler_file: str | None) -> Iterator[Client]:
         except TimeoutError as error:
             raise BroadsheetError(f"no worker has joined the scheduler {name} within {_WAIT_SECONDS} s") from error
         yield client
+
+
+def _wait_for(scheduler_file: Path) -> None:
+    """A scheduler writes its file a few seconds after its job begins."""
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not scheduler_file.exists():
+        if time.monotonic() > deadline:
+            raise UsageError(f"no scheduler has written {scheduler_file} within {_WAIT_SECONDS} s")
+        time.sleep(0.2)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from distributed import Client, Worker, WorkerPlugin
 
 from pipeline import tasks
-from pipeline.engine import Backend, available_cores, open_engine
+from pipeline.engine import Backend, Engine, available_cores, open_engine
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import GPU_EXECUTOR
 from pipeline.model import Model
@@ -36,8 +36,11 @@ class EnginePlugin(WorkerPlugin):
         if GPU_EXECUTOR not in worker.executors:
             worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(1, "broadsheet-gpu")
         threads = max(1, available_cores() // self._share)
-        engine = open_engine(Model.from_bytes(self._model), self._device, self._precision, threads)
-        tasks.install_engine(self.key, engine)
+
+        def load() -> Engine:
+            return open_engine(Model.from_bytes(self._model), self._device, self._precision, threads)
+
+        tasks.install_engine(self.key, load)
 
     def teardown(self, worker: Worker) -> None:
         tasks.remove_engine(self.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import uuid
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine import Backend
-from pipeline.errors import UsageError
+from pipeline.errors import SourceError, UsageError
 from pipeline.graph import SetAside, classify_chunks
 from pipeline.manifest import OutputFolder, fingerprint, fingerprint_id
 from pipeline.model import Model, load_model
@@ -38,7 +39,8 @@ class Options:
     id_column: one name or several, copied to the output. columns: names of a headerless CSV's fields.
     truth_column: holds the true class, by name or by number from 1. truth: the answer file of a one-hot input.
     scores: a probability for every class. top_k: the k best labels. chunk_size: rows in a chunk.
-    device: "auto", "cpu" or "cuda". precision: "auto", "fp32" or "fp16". workers: of an embedded cluster.
+    device: "auto", "cpu" or "cuda". precision: "auto", "fp32" or "fp16". workers: processes of an embedded cluster
+    (a script that asks for them needs the main guard of multiprocessing).
     resume: go on with an interrupted job. overwrite: replace an old one. strict: stop at the first bad row.
     hash: "edges" or "full", how much of each input file identifies it. allow_mixed: workers may differ in kind.
     """
@@ -63,8 +65,14 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("top_k", "chunk_size", "workers"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}, it must be at least 1")
+            if not (isinstance(value, int) and value >= 1) and (value is not None or name == "top_k"):
+                raise UsageError(f"{name} is {value!r}, it must be a whole number of at least 1")
+        for name in ("text_column", "id_column", "columns"):
+            if getattr(self, name) is not None:
+                given = _names(getattr(self, name))
+                object.__setattr__(self, name, given)
+                if len(set(given)) < len(given):
+                    raise UsageError(f"{name} names {next(n for n in given if given.count(n) > 1)!r} twice")
         if self.hash not in ("edges", "full"):
             raise UsageError(f"hash {self.hash!r}: choose edges or full")
 
@@ -75,7 +83,7 @@ class Options:
             truth=self.truth_column,
             header=None if self.columns is None else tuple(self.columns),
             classes=model.classes,
-            answers=None if self.truth is None else os.fspath(self.truth),
+            answers=None if self.truth is None else os.path.abspath(self.truth),
         )
 
 
@@ -125,7 +133,10 @@ def _run(
     found, identity = identify(source, options.hash == "full", by_content=folder is not None)
     before = folder if folder and options.resume and folder.is_begun else None
     if before:
-        before.refuse_difference({**before.fingerprint(), "inputs": identity})
+        # Before its plan is taken up; the whole comparison comes once the backend is known.
+        begun = before.fingerprint()
+        before.refuse_difference({**begun, "settings": {**begun["settings"], "hash": options.hash}})
+        before.refuse_difference({**begun, "inputs": identity})
     with ExitStack() as stack:
         engines = None
         if hasattr(client, "scheduler_info"):  # what its workers have decides the chunk size
@@ -137,6 +148,8 @@ def _run(
         )
         saved = before.plan() if before and hasattr(found, "found") else None
         job_input = open_input(found, selection, chunk_rows, len(model.alphabet), model.length, saved)
+        if options.strict and job_input.problems:
+            raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
         schema = output_schema(job_input.selection, model.classes, options.top_k, options.scores)
         planned = time.perf_counter()
         if engines is None:
@@ -157,7 +170,8 @@ def _run(
             out=str(folder.path) if folder else None,
             fingerprint=fingerprint_id(value),
         )
-        report = JobReport(model.name, model.classes, job.out, schema, selection.answers, str(backend), chunk_rows)
+        answers = None if options.truth is None else os.fspath(options.truth)
+        report = JobReport(model.name, model.classes, job.out, schema, answers, str(backend), chunk_rows)
         report.problems += job_input.problems
         report.timings = {"plan": planned - began, "start": time.perf_counter() - planned}
         done = _open_folder(folder, before, value, job_input, job.fingerprint)
@@ -168,7 +182,7 @@ def _run(
     report.seconds = time.perf_counter() - began
     report.check_rows()
     if folder is not None:
-        _finish(folder, report, spans, began)
+        _finish(folder, report, spans, began, job.fingerprint)
     return report
 
 
@@ -193,11 +207,16 @@ def _settings(options: Options, chunk_rows: int) -> dict[str, Any]:
         "id_columns": list(_names(options.id_column)),
         "columns": None if options.columns is None else list(options.columns),
         "truth_column": options.truth_column,
-        "truth": None if options.truth is None else os.fspath(options.truth),
+        "truth": None if options.truth is None else _digest(options.truth),
         "scores": options.scores,
         "top_k": options.top_k,
         "chunk_size": chunk_rows,
+        "hash": options.hash,
     }
+
+
+def _digest(path: str | os.PathLike[str]) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _open_folder(
@@ -211,7 +230,7 @@ def _open_folder(
     if before is not None:
         before.refuse_difference(value)
         before.clean()
-        return before.entries(job)
+        return before.committed(job)
     if folder is not None:
         folder.create(value, job_input.saved)
     return {}
@@ -237,10 +256,10 @@ def _compute(
     return spans
 
 
-def _finish(folder: OutputFolder, report: JobReport, spans: list[Span], began: float) -> None:
+def _finish(folder: OutputFolder, report: JobReport, spans: list[Span], began: float, job: str) -> None:
     committing = time.perf_counter()
     if not report.set_aside:
-        folder.finish(report.totals())
+        folder.finish(report.totals(), job)
     report.timings["commit"] = time.perf_counter() - committing
     report.seconds = time.perf_counter() - began
     run = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"

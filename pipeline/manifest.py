@@ -122,13 +122,18 @@ class OutputFolder:
             raise UsageError(f"cannot resume {self.path}: {changes[0]}{more}. Start again with --overwrite")
 
     def entries(self, job: str) -> dict[str, dict[str, Any]]:
-        """Committed chunks by part name. Entries of another job, and those whose files are gone, do not count."""
+        """The entries of a job by part name; those of another job do not count."""
         found = {}
-        for path in sorted((self.path / ENTRIES).glob("*.json")):
+        for path in sorted((self.path / ENTRIES).glob("[!.]*.json")):
             entry = self._json(path.relative_to(self.path))
-            if entry.get("fingerprint") == job and all(file.is_file() for file, _ in self.files_of(entry)):
+            if entry.get("fingerprint") == job:
                 found[str(entry["name"])] = entry
         return found
+
+    def committed(self, job: str) -> dict[str, dict[str, Any]]:
+        """The entries whose files are there: the chunks that a resumed job need not do again."""
+        entries = self.entries(job)
+        return {name: e for name, e in entries.items() if all(file.is_file() for file, _ in self.files_of(e))}
 
     def files_of(self, entry: Mapping[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
         """The files that an entry makes count, with their rows, bytes and sha256."""
@@ -142,8 +147,10 @@ class OutputFolder:
             for path in (self.path / name).glob(f".*{TEMPORARY}"):
                 path.unlink(missing_ok=True)
 
-    def finish(self, totals: Mapping[str, Any]) -> None:
-        """Write the totals into the manifest, then _SUCCESS."""
+    def finish(self, totals: Mapping[str, Any], job: str) -> None:
+        """Write the totals into the manifest, then _SUCCESS. Raises OutputError where another job took the folder."""
+        if fingerprint_id(self.fingerprint()) != job:
+            raise OutputError(f"another job has overwritten {self.path} meanwhile: this one's labels are not there")
         self.clean()
         value = {"format": FORMAT, "fingerprint": self.fingerprint(), "totals": dict(totals)}
         commit_json(self.path / MANIFEST, value)

@@ -67,10 +67,10 @@ def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[
     return [[int(t), int(p), int(n)] for (t, p), n in zip(pairs.T, counts, strict=True)]
 
 
-def confusion_of(pairs: Iterable[list[int]], classes: tuple[str, ...]) -> Confusion:
-    """The matrix of any number of `count_pairs` results."""
-    counts = np.zeros((len(classes), len(classes)), np.int64)
-    without = 0
+def confusion_of(pairs: Iterable[list[int]], classes: tuple[str, ...], before: Confusion | None = None) -> Confusion:
+    """The matrix of any number of `count_pairs` results, added to the counts of `before`, which are changed."""
+    counts = np.zeros((len(classes), len(classes)), np.int64) if before is None else before.counts
+    without = 0 if before is None else before.without_truth
     for true, predicted, number in pairs:
         if true == NO_TRUTH:
             without += number

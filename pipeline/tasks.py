@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -69,23 +70,23 @@ class Done:
 
 _lock = threading.Lock()
 _engines: dict[str, Engine] = {}
+_users: Counter[str] = Counter()
 
 
-def install_engine(key: str, engine: Engine) -> None:
-    """Make `engine` this process's engine; the one before it is closed."""
+def install_engine(key: str, load: Callable[[], Engine]) -> None:
+    """Have an engine under `key` in this process, which may be several workers: loaded once, kept for the last."""
     with _lock:
-        for old in _engines.values():
-            old.close()
-        _engines.clear()
-        _engines[key] = engine
+        if key not in _engines:
+            _engines[key] = load()
+        _users[key] += 1
 
 
 def remove_engine(key: str) -> None:
-    """Close the engine of that key, if this process still has it."""
+    """Give up one use of the engine; it is closed with the last."""
     with _lock:
-        engine = _engines.pop(key, None)
-        if engine is not None:
-            engine.close()
+        _users[key] -= 1
+        if _users[key] <= 0 and key in _engines:
+            _engines.pop(key).close()
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -129,7 +130,7 @@ def read_partition(frame: Any, number: int, job: Job) -> Work:
         chunk = partition_chunk(frame, number, job.selection)
     refuse_bad_rows(chunk, job)
     file = f"partition {number}"
-    return Work(part_name(number, 0), ((file, 0, chunk.rows_read),), chunk, spans=spans)
+    return Work(part_name(0, number), ((file, 0, chunk.rows_read),), chunk, spans=spans)
 
 
 def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
@@ -180,13 +181,16 @@ def _about(
     name: str, sources: tuple[tuple[str, int, int], ...], chunk: Chunk, predictions: Predictions, job: Job
 ) -> dict[str, Any]:
     """The entry but for the hashes of what is written: everything the job's totals are made of."""
+    planned = sum(rows for *_, rows in sources)
+    if planned != chunk.rows_read:
+        raise BroadsheetError(f"{name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this")
     best = predictions.labels[:, 0]
     numbers, counts = np.unique(best, return_counts=True)
     return {
         "name": name,
         "fingerprint": job.fingerprint,
         "sources": [list(source) for source in sources],
-        "rows_read": chunk.rows_read,
+        "rows_read": planned,
         "rows_written": len(chunk),
         "rows_quarantined": len(chunk.quarantine),
         "labels": {job.classes[i]: int(n) for i, n in zip(numbers, counts, strict=True)},

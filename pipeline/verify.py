@@ -46,8 +46,8 @@ def verify(path: str | Path) -> dict[str, Any]:
             if file not in files:
                 raise OutputError(f"{file} belongs to no entry of the manifest")
     for name, counted in {"chunks": len(entries), **sums}.items():
-        if totals[name] != counted:
-            raise OutputError(f"{path}: {name} is {totals[name]:,} in the manifest, its entries have {counted:,}")
+        if totals.get(name) != counted:
+            raise OutputError(f"{path}: {name} is {totals.get(name)} in the manifest, its entries have {counted}")
     return totals
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dask.dataframe as dd
@@ -108,6 +109,8 @@ def test_truth_by_name_and_by_number(client: Client, small_model: Model) -> None
         ({"id_column": ["n", "m"]}, "no column 'm'"),
         ({"text_column": "n"}, "holds int64, not strings"),
         ({"top_k": 0}, "top_k is 0"),
+        ({"chunk_size": 1.5}, "chunk_size is 1.5"),
+        ({"text_column": "list"}, "no column 'list'"),
         ({"precision": "fp16"}, "fp32 only"),
         ({"device": "tpu"}, "choose one of auto, cpu, cuda"),
         ({"resume": True}, "nothing to resume"),
@@ -117,6 +120,47 @@ def test_truth_by_name_and_by_number(client: Client, small_model: Model) -> None
 def test_what_cannot_be_is_refused_with_the_reason(client: Client, small_model: Model, options, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         classify(pa.table({"text": TEXTS, "n": range(90)}), client=client, **{"model": small_model, **options})
+
+
+def test_a_dask_dataframe_is_resumed_by_its_partitions(client: Client, small_model: Model, tmp_path: Path) -> None:
+    frame = dd.from_pandas(pd.DataFrame({"text": TEXTS}), npartitions=4)
+    out = tmp_path / "out"
+    assert classify(frame, out, model=small_model, client=client).rows_written == 90
+    (out / "_SUCCESS").unlink()
+    again = classify(frame, out, model=small_model, client=client, resume=True)
+    assert (again.rows_written, again.rows_this_run) == (90, 0)
+    assert pipeline.verify(out)["chunks"] == 4
+
+
+def test_rows_in_memory_are_known_by_their_content(client: Client, small_model: Model, tmp_path: Path) -> None:
+    words = pa.array(["a", "b", "a"]).dictionary_encode()
+    others = pa.DictionaryArray.from_arrays(words.indices, pa.array(["a", "c"]))
+    classify(pa.table({"text": words}), tmp_path / "out", model=small_model, client=client)
+    same = pa.concat_tables([pa.table({"text": ["a"]}), pa.table({"text": ["b", "a"]})])
+    assert classify(same, tmp_path / "out", model=small_model, client=client, resume=True).chunks_before == 1
+    with pytest.raises(UsageError, match="input memory changed"):
+        classify(pa.table({"text": others}), tmp_path / "out", model=small_model, client=client, resume=True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pd.DataFrame({"text": []}),
+        pd.DataFrame({"text": [None, None]}),
+        pa.table({"text": pa.array([b"caf\xe9", b"x"], pa.binary()).view(pa.string())}),
+        pa.table({"text": pa.array([None], pa.null())}),
+    ],
+)
+def test_odd_columns_in_memory_are_read_or_set_aside(client: Client, small_model: Model, source) -> None:
+    report = classify(source, model=small_model, client=client)
+    assert report.rows_read == len(source)
+    assert report.rows_written + report.rows_quarantined == len(source)
+
+
+def test_two_threads_may_classify_at_once(small_model: Model, model: Model) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(classify, TEXTS[:8], model=m) for m in (small_model, model, small_model)]
+        assert [job.result().rows_written for job in jobs] == [8, 8, 8]
 
 
 def test_an_id_column_with_a_name_of_ours_is_refused(client: Client, small_model: Model) -> None:
@@ -174,7 +218,7 @@ def test_the_command_on_many_files_with_bad_rows(broadsheet: Command, small_mode
     again = broadsheet("classify", *arguments)
     assert again.returncode == 2
     assert "give --resume or --overwrite" in again.stderr
-    strict = broadsheet("classify", *arguments, "--overwrite", "--strict")
+    strict = broadsheet("classify", folder / "b.csv", *arguments[1:], "--overwrite", "--strict")
     assert strict.returncode == 3
     assert "row 0: column 'text' is not UTF-8" in strict.stderr
     assert broadsheet("verify", out).returncode == 1
@@ -200,7 +244,9 @@ def test_the_summary_fits_a_terminal(broadsheet: Command, small_model_file: Path
     [
         (["none.csv"], "no input at 'none.csv'"),
         (["in.csv", "--text-column", "body"], "in.csv: no column 'body'"),
-        (["in.csv", "--columns", "a,b"], "has 1 fields, --columns names 2"),
+        (["in.csv", "--columns", "a,b"], "--columns names 2 columns; expected 2 fields, found 1"),
+        (["in.csv", "--truth", "none.bin"], "an answer file goes with a one-hot file only"),
+        (["in.csv", "--id-column", "text", "--id-column", "text"], "names 'text' twice"),
         (["in.csv", "--device", "cuda"], "--device"),
         (["in.csv", "--resume", "--overwrite"], "exclude each other"),
         (["in.csv", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler answers"),

@@ -235,14 +235,3 @@ def test_jsonl_rows_are_read_or_set_aside(tmp_path: Path) -> None:
     assert "not UTF-8" in reasons[9]
     assert "surrogate" in reasons[10]
     assert len(reasons) + len(chunk) == 12
-
-
-def test_jsonl_of_strings_alone_takes_the_fast_way_to_the_same_rows(tmp_path: Path) -> None:
-    rows = [{"text": f'row {i} é \\ "q"\t', "id": str(i), "other": i} for i in range(50)]
-    path = tmp_path / "f.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    fast = concat(read_all(path, TWO, 20))
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "x", "id": 7}]))
-    slow = concat(read_all(path, TWO, 60))
-    assert fast.text.to_pylist() == slow.text.to_pylist()[:50] == [row["text"].encode() for row in rows]
-    assert fast.rows.column("id").to_pylist() == slow.rows.column("id").to_pylist()[:50]

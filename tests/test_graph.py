@@ -42,7 +42,7 @@ def test_reading_computing_and_writing_overlap(broadsheet: Command, small_model_
         "    def classify(self, *a):\n        time.sleep(0.2)\n        return self.engine.classify(*a)\n"
         "install = vars(tasks).setdefault('install', tasks.install_engine)\n"
         "tasks.read_unit, tasks.label_table = read_unit, label_table\n"
-        "tasks.install_engine = lambda key, engine: install(key, Slow(engine))\n"
+        "tasks.install_engine = lambda key, load: install(key, lambda: Slow(load()))\n"
     )
     path = write_csv(tmp_path / "in.csv", 48)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--chunk-size", 3]
@@ -82,7 +82,7 @@ def test_a_chunk_that_kills_its_workers_is_set_aside_alone(
     run = broadsheet(*arguments, "--json", env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
     assert run.returncode == 3, run.stderr
     summary = json.loads(run.stdout)
-    assert [name for name, _ in summary["set_aside"]] == ["part-00000-00004"]
+    assert [name for name, _ in summary["set_aside"]] == ["part-000000-0000004"]
     assert summary["rows_written"] == 27
     assert not (out / "_SUCCESS").exists()
     assert broadsheet(*arguments, "--resume").returncode == 0
@@ -105,7 +105,7 @@ def test_a_file_that_vanishes_is_set_aside_and_the_rest_is_done(
     arguments = ["classify", tmp_path / "in", "-o", out, "--model", small_model_file, "--chunk-size", 5]
     run = broadsheet(*arguments, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
     assert run.returncode == 3
-    assert "chunks set aside  part-00001-00000" in run.stdout
+    assert "chunks set aside  part-000001-0000000" in run.stdout
     assert "b.csv: No such file or directory" in run.stdout
     os.rename(f"{gone}.away", gone)
     assert broadsheet(*arguments, "--resume").returncode == 0

@@ -221,7 +221,7 @@ def test_a_folder_whose_job_was_killed_before_its_manifest(
 
 def test_verify_finds_any_damage(broadsheet: Command, job, tmp_path: Path) -> None:
     _, undisturbed = job
-    part, entry = "parts/part-00000-00003.parquet", "_entries/part-00000-00003.json"
+    part, entry = "parts/part-000000-0000003.parquet", "_entries/part-000000-0000003.json"
 
     def damaged(name: str) -> Path:
         return shutil.copytree(undisturbed, tmp_path / name)
@@ -240,10 +240,10 @@ def test_verify_finds_any_damage(broadsheet: Command, job, tmp_path: Path) -> No
     assert "part" in message(tmp_path / "lost part")
     (damaged("lost entry") / entry).unlink()
     assert "belongs to no entry" in message(tmp_path / "lost entry")
-    shutil.copy(damaged("doubled") / part, tmp_path / "doubled" / "parts" / "part-00009-00000.parquet")
+    shutil.copy(damaged("doubled") / part, tmp_path / "doubled" / "parts" / "part-000009-0000000.parquet")
     assert "belongs to no entry" in message(tmp_path / "doubled")
-    (damaged("lost quarantine") / "quarantine" / "part-00000-00000.parquet").unlink()
-    assert "part-00000-00000" in message(tmp_path / "lost quarantine")
+    (damaged("lost quarantine") / "quarantine" / "part-000000-0000000.parquet").unlink()
+    assert "part-000000-0000000" in message(tmp_path / "lost quarantine")
     (damaged("cut manifest") / MANIFEST).write_text("{")
     assert "manifest.json is damaged" in message(tmp_path / "cut manifest")
     (damaged("no manifest") / MANIFEST).unlink()

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+import pipeline.source
 from pipeline.errors import SourceError, UsageError
 from pipeline.source import plan as planning
-from pipeline.source.chunk import Chunk, Selection
+from pipeline.source.chunk import Chunk, Selection, truth_indices
 from pipeline.source.inputs import FileInput, Files, identify, open_input
 from pipeline.source.plan import Stream, Unit, find_files, plan_files
 from pipeline.source.saved_plan import plan_from_json, plan_to_json
@@ -88,7 +89,7 @@ def test_a_large_compressed_file_is_one_stream(tmp_path: Path, monkeypatch: pyte
     path = write(tmp_path, "csv.gz", TEXTS)
     job_input, chunks = chunks_of([path], TEXT_AND_ID, 64)
     assert job_input.rows == 0
-    assert [name for name, _ in chunks] == [f"part-00000-{i:05d}" for i in range(5)]
+    assert [name for name, _ in chunks] == [f"part-000000-{i:07d}" for i in range(5)]
     assert [t.decode() for _, c in chunks for t in c.text.to_pylist()] == TEXTS
 
 
@@ -182,6 +183,56 @@ def test_the_first_file_decides_the_columns(tmp_path: Path) -> None:
     assert "not a readable Parquet file" in messages["e.parquet"]
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "header", "texts", "aside"),
+    [
+        ("a.jsonl", b'not json\n{"text": "x", "id": 1}\n', None, [b"x"], 1),
+        ("a.jsonl", b'{"more": "%s"}\n{"id": 2, "text": "y"}\n' % (b"m" * (5 << 20)), None, [b"y"], 1),
+        ("a.csv", b"1,a,b\n2,x\n", ("id", "text"), [b"x"], 1),
+        ("a.csv", b"1,caf\xe9\n2,x\n", ("id", "text"), [b"x"], 1),
+        ("a.csv", b"1,%s\n2,x\n" % (b"z" * 200_000), ("id", "text"), [b"z" * 200_000, b"x"], 0),
+    ],
+)
+def test_a_bad_first_record_costs_itself_alone(tmp_path: Path, name, data, header, texts, aside) -> None:
+    (tmp_path / name).write_bytes(data)
+    _, chunks = chunks_of([tmp_path / name], Selection(text=("text",), ids=("id",), header=header), 10)
+    assert [t for _, c in chunks for t in c.text.to_pylist()] == texts
+    assert sum(len(c.quarantine) for _, c in chunks) == aside
+
+
+def test_a_compressed_file_cut_before_its_first_row_is_told(tmp_path: Path) -> None:
+    (tmp_path / "f.csv.gz").write_bytes(gzip.compress(b"id,text\n")[:-4])
+    job_input, chunks = chunks_of([tmp_path / "f.csv.gz"], TEXT_AND_ID, 10)
+    assert sum(c.rows_read for _, c in chunks) == 0
+    assert "cut off or damaged" in job_input.problems[0][1]
+
+
+def test_an_output_folder_among_the_inputs_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(as_csv(["x"]))
+    for name in ("parts", "_entries"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    (tmp_path / "out" / "manifest.json").write_text("{}")
+    (tmp_path / "out" / "parts" / "part-000000-0000000.parquet").write_bytes(b"")
+    found, _ = find_files([str(tmp_path)], False)
+    assert [Path(f.path).name for f in found] == ["a.csv"]
+
+
+def test_streams_of_long_articles_make_smaller_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_COUNTED_COMPRESSED_BYTES", 10)
+    monkeypatch.setattr(pipeline.source, "CHUNK_BYTES", 10_000)
+    path = tmp_path / "f.csv.gz"
+    path.write_bytes(gzip.compress(as_csv(["x" * 4000] * 7)))
+    _, chunks = chunks_of([path], TEXT_AND_ID, 1000)
+    assert [len(c) for _, c in chunks] == [2, 2, 2, 1]
+
+
+def test_truth_counts_from_one_unless_classes_are_numbers() -> None:
+    values = pa.array(["1", "2", "x", None])
+    assert truth_indices(values, ("x", "y")).tolist() == [0, 1, 0, -1]
+    assert truth_indices(values, ("0", "1")).tolist() == [1, -1, -1, -1]
+    assert truth_indices(pa.array([2.0, 1.0]), ("x", "y")).tolist() == [1, 0]
+
+
 def test_a_missing_column_names_the_file_and_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"headline,body\nx,y\n")
@@ -218,7 +269,7 @@ def test_text_columns_are_joined_by_a_space_and_stripped(tmp_path: Path) -> None
     assert chunk.text.to_pylist() == [b"only text", b"title    text", b""]
     assert chunk.truth is not None
     assert chunk.truth.tolist() == [0, 1, -1]
-    with pytest.raises(UsageError, match="has 3 fields, --columns names 2"):
+    with pytest.raises(UsageError, match="--columns names 2 columns; expected 2 fields, found 3"):
         chunks_of([path], Selection(text=("a",), header=("a", "b")), 10)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import BroadsheetError
 from pipeline.metrics import Confusion, confusion_of
 from pipeline.sink import PARTS, QUARANTINE
+from pipeline.source.chunk import QUARANTINE_SCHEMA
 from pipeline.tasks import Done
 
 if TYPE_CHECKING:
@@ -54,7 +56,6 @@ class JobReport:
     confusion: Confusion | None = None
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)
-    _pairs: list[list[int]] = field(default_factory=list, repr=False)
     _tables: dict[str, tuple[pa.Table, pa.Table]] = field(default_factory=dict, repr=False)
 
     def add_entry(self, entry: dict[str, Any]) -> None:
@@ -65,8 +66,7 @@ class JobReport:
         self.labels.update(entry["labels"])
         self.problems += [(entry["sources"][0][0], message) for message in entry["problems"]]
         if entry["confusion"] is not None:
-            self._pairs += entry["confusion"]
-            self.confusion = confusion_of(self._pairs, self.classes)
+            self.confusion = confusion_of(entry["confusion"], self.classes, self.confusion)
 
     def add_done(self, done: Done) -> None:
         """Count a chunk of this run."""
@@ -108,21 +108,31 @@ class JobReport:
 
     def quarantine(self) -> pa.Table:
         """The rows that could not be read: file, row, byte_offset, reason, head."""
-        return self._rows(1, QUARANTINE, None)
+        return self._rows(1, QUARANTINE, QUARANTINE_SCHEMA)
+
+    def first_quarantined(self, count: int) -> list[dict[str, Any]]:
+        """The first `count` rows that could not be read, without reading them all."""
+        found: list[dict[str, Any]] = []
+        for table in self._pieces(1, QUARANTINE):
+            found += table.slice(0, count - len(found)).to_pylist()
+            if len(found) == count:
+                break
+        return found
 
     def to_pandas(self) -> pd.DataFrame:
         """The labelled rows in input order, as a pandas DataFrame."""
         return self.to_arrow().to_pandas()
 
-    def _rows(self, which: int, folder: str, schema: pa.Schema | None) -> pa.Table:
+    def _rows(self, which: int, folder: str, schema: pa.Schema) -> pa.Table:
+        return pa.concat_tables([schema.empty_table(), *self._pieces(which, folder)])
+
+    def _pieces(self, which: int, folder: str) -> Iterator[pa.Table]:
         if self.output is None:
-            tables = [tables[which] for _, tables in sorted(self._tables.items())]
+            for _, tables in sorted(self._tables.items()):
+                yield tables[which]
         else:
-            tables = [
-                pq.ParquetFile(path).read(use_threads=False)
-                for path in sorted((Path(self.output) / folder).glob("[!.]*.parquet"))
-            ]
-        return pa.concat_tables(tables) if tables else (schema or pa.schema([])).empty_table()
+            for path in sorted((Path(self.output) / folder).glob("[!.]*.parquet")):
+                yield pq.ParquetFile(path).read(use_threads=False)
 
     def totals(self) -> dict[str, Any]:
         """What is the same however often the job was interrupted: the manifest's last word."""

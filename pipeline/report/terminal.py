@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -159,14 +157,12 @@ def _print_validation(report: JobReport, answers: str, console: Console) -> None
 
 
 def _print_quarantine(report: JobReport, console: Console) -> None:
-    rows = report.quarantine()
-    for item in rows.slice(0, _MOST_LINES).to_pylist():
+    for item in report.first_quarantined(_MOST_LINES):
         console.print(
             f"quarantined  {item['file']} row {item['row']}: {item['reason']}", style="yellow", soft_wrap=True
         )
-    if len(rows) > _MOST_LINES:
-        files = len(pc.unique(rows.column("file"))) if isinstance(rows, pa.Table) else 0
-        console.print(f"quarantined  … {len(rows):,} rows of {files:,} files in all", style="yellow")
+    if report.rows_quarantined > _MOST_LINES:
+        console.print(f"quarantined  … {report.rows_quarantined:,} rows in all", style="yellow")
 
 
 def _print_list(name: str, messages: Iterable[str], console: Console) -> None:

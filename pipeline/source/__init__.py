@@ -10,8 +10,8 @@ from pipeline.errors import SourceError
 from pipeline.source import csv, jsonl, onehot, parquet, text
 from pipeline.source.chunk import QUARANTINE_SCHEMA, Chunk, Selection, concat
 from pipeline.source.files import InputFile, open_at
-from pipeline.source.plan import Fragment, Stream, Unit, splitter_of
-from pipeline.source.records import Records, read_records
+from pipeline.source.plan import CHUNK_BYTES, Fragment, Stream, Unit, splitter_of
+from pipeline.source.records import Records, cut, read_records
 
 __all__ = ["Chunk", "Selection", "read_stream", "read_unit"]
 
@@ -37,14 +37,13 @@ def _read_fragment(fragment: Fragment, selection: Selection, symbols: int, lengt
     file = fragment.file
     stop = fragment.stop if fragment.stop is not None else file.size
     if file.format == "onehot":
-        yield onehot.parse(file.path, fragment.start, stop, symbols, length, selection)
+        yield onehot.parse(file, fragment.start, stop, symbols, length, selection)
     elif file.format == "parquet":
-        stamp = f"{file.size} {file.modified}"
-        yield parquet.parse(file.path, stamp, fragment.group, fragment.start, stop, fragment.first_row, selection)
+        yield parquet.parse(file, fragment.group, fragment.start, stop, fragment.first_row, selection)
     else:
         size = None if file.compression else stop - fragment.start
         row = fragment.first_row
-        for chunk, count in _parse_all(file, fragment.start, size, row, fragment.rows, selection):
+        for chunk, count, _ in _parse_all(file, fragment.start, size, row, fragment.rows, selection):
             yield chunk
             row += count
         if row != fragment.first_row + fragment.rows:
@@ -56,38 +55,32 @@ def _read_fragment(fragment: Fragment, selection: Selection, symbols: int, lengt
 
 
 def read_stream(stream: Stream, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
-    """The chunks of a compressed file, of `chunk_rows` rows each but the last. What cuts the file off is a problem of
-    the last chunk, not an error.
+    """The chunks of a compressed file, of up to `chunk_rows` rows and CHUNK_BYTES bytes each. What cuts the file off is
+    a problem of the last chunk, not an error.
     """
     held: list[Chunk] = []
-    count = 0
-    for chunk, rows in _parse_all(stream.file, stream.start, None, 0, chunk_rows, selection):
-        held.append(chunk)
-        count += rows
-        if count == chunk_rows:
+    for chunk, _, new in _parse_all(stream.file, stream.start, None, 0, chunk_rows, selection):
+        if new and held:
             yield concat(held)
-            held, count = [], 0
+            held = []
+        held.append(chunk)
     if held:
         yield concat(held)
 
 
 def _parse_all(
     file: InputFile, start: int, size: int | None, row: int, chunk_rows: int, selection: Selection
-) -> Iterator[tuple[Chunk, int]]:
-    """Chunks, and how many records each covers; none crosses a multiple of `chunk_rows` records."""
-    room = chunk_rows
+) -> Iterator[tuple[Chunk, int, bool]]:
+    """Chunks, how many records each covers, and whether it begins a new chunk of the plan."""
     with open_at(file, start) as source:
         try:
-            for records in read_records(source, splitter_of(file), start, size):
-                at = 0
-                while at < len(records):
-                    take = min(room, len(records) - at)
-                    yield _parse(file, records.slice(at, at + take), row, selection), take
-                    at, row, room = at + take, row + take, room - take or chunk_rows
+            for records, new in cut(read_records(source, splitter_of(file), start, size), chunk_rows, CHUNK_BYTES):
+                yield _parse(file, records, row, selection), len(records), new
+                row += len(records)
         except SourceError as error:
             if not file.compression:
                 raise
-            yield empty_chunk(selection, (str(error),)), 0
+            yield empty_chunk(selection, (str(error),)), 0, False
 
 
 def _parse(file: InputFile, records: Records, row: int, selection: Selection) -> Chunk:

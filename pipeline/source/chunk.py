@@ -183,11 +183,18 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int32]:
-    """Class indices, int32, of a truth column: a class name, else the class's number from 1; NO_TRUTH for others."""
+    """Class indices, int32, of a truth column: a class name, else the class's number from 1; NO_TRUTH for others.
+
+    Where the classes are called by numbers, a number is a name and nothing else. Raises UsageError for a column whose
+    values are neither strings nor numbers.
+    """
     known = {name: i for i, name in enumerate(classes)}
-    for number in range(len(classes)):
-        known.setdefault(str(number + 1), number)
-    distinct = values.dictionary_encode()
+    if not any(name.lstrip("-").isdecimal() for name in classes):
+        known |= {str(number + 1): number for number in range(len(classes))}
+    try:
+        distinct = values.dictionary_encode()
+    except pa.ArrowNotImplementedError as error:
+        raise UsageError(f"a column of {values.type} holds no class names or numbers") from error
     indices = [known.get(_label_text(v), NO_TRUTH) for v in distinct.dictionary.to_pylist()]
     of_value = np.array([*indices, NO_TRUTH], np.int32)
     found: NDArray[np.int32] = of_value[distinct.indices.fill_null(len(indices)).to_numpy()]
@@ -198,6 +205,32 @@ def _label_text(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+def is_textual(kind: pa.DataType) -> bool:
+    """Whether a column of this type may hold text: strings or bytes in any layout, or nothing but nulls."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    types = pa.types
+    return any(
+        test(kind)
+        for test in (
+            types.is_string,
+            types.is_large_string,
+            types.is_string_view,
+            types.is_binary,
+            types.is_large_binary,
+            types.is_binary_view,
+            types.is_null,
+        )
+    )
+
+
+def as_bytes(table: pa.Table) -> pa.Table:
+    """The table with its strings as bytes: a string column may hold what is not UTF-8, and that is found row by row."""
+    for i, field_ in enumerate(table.schema):
+        if is_textual(field_.type) and not pa.types.is_dictionary(field_.type):
+            table = table.set_column(i, field_.name, table.column(i).cast(pa.large_binary()))
+    return table
+
+
 def _nulls(values: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(values.is_null().to_numpy(zero_copy_only=False))
 
@@ -205,13 +238,9 @@ def _nulls(values: pa.Array) -> NDArray[np.bool_]:
 def _decode(name: str, column: pa.ChunkedArray, reasons: dict[int, str]) -> pa.Array:
     """One array, strings where the column holds bytes; rows that are not UTF-8 become null and get a reason."""
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
-    if not any(
-        test(kind)
-        for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string)
-    ) and not (pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)):
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not is_textual(column.type):
         return column
     column = column.cast(pa.large_binary())
     try:

@@ -25,6 +25,7 @@ from pipeline.source.records import Records, Split
 _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 _LINE_END = re.compile(rb"[\r\n]")
+csv.field_size_limit(FIELD_LIMIT)
 _OPEN_QUOTE = f"a quoted field is not closed within {FIELD_LIMIT >> 20} MiB or before the end"
 
 

@@ -27,12 +27,14 @@ FORMATS = {
 }
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _HASHED_BYTES = 64 << 10
+_OUTPUT = {"manifest.json", "_entries", "parts"}
 
 
 @dataclass(frozen=True)
 class InputFile:
     """One file of a job. modified: time in ns, or what the file system has instead. digest: sha256 of its first and
-    last 64 KiB, or of all. columns: the names a CSV's fields have, in order; empty for formats that name their own.
+    last 64 KiB, or of all. location: where any process of this file system finds it, whatever folder it runs in.
+    columns: the names a CSV's fields have, in order; empty for formats that name their own.
     """
 
     path: str
@@ -41,6 +43,7 @@ class InputFile:
     size: int
     modified: str
     digest: str
+    location: str
     columns: tuple[str, ...] = ()
 
     @property
@@ -66,7 +69,12 @@ def expand(inputs: Sequence[str]) -> list[str]:
 
 def _expand_local(name: str) -> list[str]:
     if os.path.isdir(name):
-        found = (os.path.join(folder, f) for folder, _, files in os.walk(name) for f in files)
+        found = []
+        for folder, below, files in os.walk(name):
+            if {*below, *files} >= _OUTPUT:
+                below.clear()  # an output folder of ours is no input
+            else:
+                found += [os.path.join(folder, file) for file in files]
         return sorted(_readable(found, name))
     if os.path.exists(name):
         return [name]
@@ -109,6 +117,8 @@ def kind_of(path: str) -> tuple[str, str | None]:
         known = " ".join(FORMATS)
         raise UsageError(f"{path}: cannot tell its format by its ending; known are {known}, and with .gz or .zst")
     kind = FORMATS[ending]
+    if kind == "onehot" and "://" in path:
+        raise UsageError(f"{path}: a one-hot file is memory-mapped: give a local path")
     if compression and kind in ("parquet", "onehot"):
         raise UsageError(f"{path}: a {kind} file is read at many places at once: decompress it first")
     return kind, compression
@@ -117,14 +127,18 @@ def kind_of(path: str) -> tuple[str, str | None]:
 def describe(path: str, whole: bool = False) -> InputFile:
     """Size, time and hash of a file (of all of it if `whole`). Raises SourceError where it cannot be read."""
     kind, compression = kind_of(path)
+    local = "://" not in path
+    location = os.path.abspath(path) if local else path
     try:
-        fs, inner = fsspec.core.url_to_fs(path)
-        info: dict[str, Any] = fs.info(inner)
-        size = int(info["size"])
-        local = "://" not in path
-        modified = str(os.stat(path).st_mtime_ns) if local else _remote_stamp(info)
+        if local:
+            about = os.stat(location)
+            size, modified = about.st_size, str(about.st_mtime_ns)
+        else:
+            fs, inner = fsspec.core.url_to_fs(path)
+            info: dict[str, Any] = fs.info(inner)
+            size, modified = int(info["size"]), _remote_stamp(info)
         digest = hashlib.sha256()
-        with fs.open(inner, "rb") as stream:
+        with _open(location) as stream:
             if whole:
                 while block := stream.read(1 << 22):
                     digest.update(block)
@@ -134,7 +148,11 @@ def describe(path: str, whole: bool = False) -> InputFile:
                 digest.update(stream.read(_HASHED_BYTES))
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from error
-    return InputFile(path, kind, compression, size, modified, digest.hexdigest())
+    return InputFile(path, kind, compression, size, modified, digest.hexdigest(), location)
+
+
+def _open(location: str) -> BinaryIO:
+    return cast(BinaryIO, fsspec.open(location, "rb").open() if "://" in location else open(location, "rb"))
 
 
 def _remote_stamp(info: dict[str, Any]) -> str:
@@ -148,7 +166,7 @@ def open_at(file: InputFile, start: int = 0) -> BinaryIO:
             stream: BinaryIO = cast(BinaryIO, _Decompressed(file))
             _skip(stream, start)
         else:
-            stream = fsspec.open(file.path, "rb").open()
+            stream = _open(file.location)
             stream.seek(start)
     except OSError as error:
         raise SourceError(f"{file.path}: {error.strerror or error}") from error
@@ -173,7 +191,7 @@ class _Decompressed:
         self._open()
 
     def _open(self) -> None:
-        self._raw = fsspec.open(self._file.path, "rb").open()
+        self._raw = _open(self._file.location)
         self._stream = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), self._file.compression)
 
     def read(self, size: int) -> bytes:

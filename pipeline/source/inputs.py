@@ -143,7 +143,7 @@ class FileInput:
     def _stream(self, stream: Stream, done: Container[str]) -> Iterator[Loaded]:
         row = 0
         for number, chunk in enumerate(read_stream(stream, self.selection, self._plan.chunk_rows)):
-            name = f"{stream.name}-{number:05d}"
+            name = part_name(stream.number, number)
             if name not in done:
                 yield Loaded(name, ((stream.file.path, row, chunk.rows_read),), chunk)
             row += chunk.rows_read

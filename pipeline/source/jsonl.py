@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import json as pa_json
 
 from pipeline.source.chunk import BadRow, Chunk, Selection, assemble
 from pipeline.source.records import Records, Split, split_lines
@@ -31,7 +30,7 @@ def keys_of(line: bytes) -> tuple[str, ...]:
     """The keys of the object on a line; none where it is not an object."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     return tuple(value) if isinstance(value, dict) else ()
 
@@ -39,44 +38,24 @@ def keys_of(line: bytes) -> tuple[str, ...]:
 def parse(records: Records, file: str, first_row: int, selection: Selection) -> Chunk:
     """A chunk of `records`, the first of which is record `first_row` of `file`.
 
-    Text must be a string or null. Ids and truths are turned into strings as JSON writes them.
+    Text must be a string or null. Ids and truths are turned into strings as JSON writes them. Each line is parsed
+    alone, so that a bad one changes nothing about the others.
     """
     bad = records.bad_rows(first_row)
-    kept = [i for i in range(len(records)) if i not in records.problems]
-    table = _parse_strings(records, selection) if not records.problems else None
-    if table is None:
-        rows: list[dict[str, str | None]] = []
-        good = []
-        for i in kept:
-            try:
-                rows.append(_parse_line(records.data[records.starts[i] : records.ends[i]], selection))
-                good.append(i)
-            except ValueError as error:
-                offset, head = records.raw(i)
-                bad.append(BadRow(first_row + i, offset, str(error), head))
-        kept = good
-        table = pa.Table.from_pylist(rows, pa.schema([(name, pa.large_string()) for name in selection.columns]))
+    rows: list[dict[str, str | None]] = []
+    kept = []
+    for i in range(len(records)):
+        if i in records.problems:
+            continue
+        try:
+            rows.append(_parse_line(records.data[records.starts[i] : records.ends[i]], selection))
+            kept.append(i)
+        except ValueError as error:
+            offset, head = records.raw(i)
+            bad.append(BadRow(first_row + i, offset, str(error), head))
+    table = pa.Table.from_pylist(rows, pa.schema([(name, pa.large_string()) for name in selection.columns]))
     numbers = first_row + np.array(kept, np.int64)
     return assemble(file, numbers, table, selection, lambda i: records.raw(kept[i]), bad)
-
-
-def _parse_strings(records: Records, selection: Selection) -> pa.Table | None:
-    """The fast way, by pyarrow; None unless every line is an object whose columns are strings and all there."""
-    if not len(records):
-        return None
-    data = records.data[int(records.starts[0]) : int(records.ends[-1])]
-    schema = pa.schema([(name, pa.string()) for name in selection.columns])
-    try:
-        table = pa_json.read_json(
-            pa.BufferReader(data),
-            pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
-            pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-        )
-        table.validate(full=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
-    whole = len(table) == len(records) and not any(column.null_count for column in table.columns)
-    return table if whole else None
 
 
 def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:

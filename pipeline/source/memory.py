@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as pa_dataset
 
 from pipeline.errors import UsageError
-from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, assemble
+from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, is_textual
 
 MEMORY = "memory"
 """What stands in the column `file` for rows that came from no file."""
@@ -38,10 +38,12 @@ class Tables:
 
 
 def digest_of(tables: Tables) -> str:
-    """sha256 of the rows."""
-    digest = hashlib.sha256()
+    """sha256 of columns and rows, however they are laid out in batches and dictionaries."""
+    digest = hashlib.sha256(str(tables.schema.names).encode())
     for table in tables.read():
-        for batch in table.to_batches():
+        plain = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in table.columns]
+        table = pa.table(plain, table.schema.names).combine_chunks()
+        for batch in table.to_batches(max_chunksize=1 << 16):
             digest.update(batch.serialize())
     return digest.hexdigest()
 
@@ -65,11 +67,12 @@ def table_chunks(tables: Tables, selection: Selection, chunk_rows: int) -> Itera
 
 def table_chunk(table: pa.Table, file: str, row: int, selection: Selection) -> Chunk:
     """A chunk of a table's rows, the first of which is row `row`."""
+    table = as_bytes(table)
     texts = table.column(selection.text[0])
 
     def raw(i: int) -> tuple[None, bytes]:
-        value = texts[i].as_py()
-        return None, (value.encode() if isinstance(value, str) else value or b"")[:HEAD_BYTES]
+        value = texts[i].as_py() or b""
+        return None, (value.encode() if isinstance(value, str) else value)[:HEAD_BYTES]
 
     return assemble(file, row + np.arange(len(table)), table, selection, raw)
 
@@ -95,12 +98,14 @@ def _as_table(source: Any) -> pa.Table:
             return pa.table({"text": source})
         kind = type(source).__module__.partition(".")[0], type(source).__name__
         if kind == ("pandas", "DataFrame"):
+            if not len(source):  # pandas calls a column without values double
+                return pa.table({str(name): pa.array([], pa.string()) for name in source.columns})
             return pa.Table.from_pandas(source, preserve_index=False)
         if kind == ("pandas", "Series"):
             return pa.table({"text": pa.Array.from_pandas(source)})
         if isinstance(source, list | tuple):
             return pa.table({"text": pa.array(source, pa.large_string())})
-    except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError) as error:
+    except (ValueError, TypeError, pa.ArrowException) as error:
         raise UsageError(f"the {type(source).__name__} cannot be read as text: {error}") from error
     raise UsageError(
         f"cannot classify a {type(source).__name__}: give paths, a list of strings, a pandas Series or DataFrame, "
@@ -116,15 +121,7 @@ def resolve(schema: pa.Schema, selection: Selection) -> Selection:
             raise UsageError(f"no column {name!r}; there are: {', '.join(schema.names) or 'none'}")
     for name in selection.text:
         kind = schema.field(name).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (
-            pa.types.is_null(kind)
-            or pa.types.is_string(kind)
-            or pa.types.is_large_string(kind)
-            or pa.types.is_string_view(kind)
-            or pa.types.is_binary(kind)
-            or pa.types.is_large_binary(kind)
-        ):
+        if not is_textual(kind):
             raise UsageError(f"the text column {name!r} holds {kind}, not strings")
     types = tuple(_written(schema.field(name).type) for name in selection.ids)
     return replace(selection, id_types=types)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
 from pipeline.source.chunk import HEAD_BYTES, BadRow, Chunk, Selection, bad_rows_table
+from pipeline.source.files import InputFile
 
 
 def rows_in(path: str, symbols: int, length: int) -> tuple[int, int]:
@@ -28,14 +29,14 @@ def answers_of(path: str, rows: int) -> NDArray[np.int32]:
     return np.where(np.isfinite(answers), answers, -1).astype(np.int32)
 
 
-def parse(path: str, start: int, stop: int, symbols: int, length: int, selection: Selection) -> Chunk:
+def parse(file: InputFile, start: int, stop: int, symbols: int, length: int, selection: Selection) -> Chunk:
     """Articles start to stop. A zero column is an unknown character, or padding where only zero columns follow.
 
     Rows with a column that is neither one-hot nor zero go to the quarantine.
     """
     stride = 4 * symbols * length
-    total, _ = rows_in(path, symbols, length)
-    columns = np.memmap(path, "<f4", "r", shape=(total, symbols, length))
+    total, _ = rows_in(file.location, symbols, length)
+    columns = np.memmap(file.location, "<f4", "r", shape=(total, symbols, length))
     ids = np.full((stop - start, length), symbols + 1, np.uint8)
     bad: list[BadRow] = []
     good = np.ones(stop - start, np.bool_)
@@ -59,6 +60,6 @@ def parse(path: str, start: int, stop: int, symbols: int, length: int, selection
     truth = answers_of(selection.answers, total)[start:stop][good] if selection.answers else None
     if truth is not None:
         truth = np.where((truth >= 0) & (truth < len(selection.classes)), truth, -1).astype(np.int32)
-    rows = pa.table([pa.array([path] * len(numbers), pa.string()), pa.array(numbers)], selection.row_schema)
+    rows = pa.table([pa.array([file.path] * len(numbers), pa.string()), pa.array(numbers)], selection.row_schema)
     empty = pa.array([b""] * len(numbers), pa.large_binary())
-    return Chunk(empty, rows, bad_rows_table(path, bad), ids[good], truth)
+    return Chunk(empty, rows, bad_rows_table(file.path, bad), ids[good], truth)

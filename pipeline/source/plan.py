@@ -13,7 +13,7 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.source import csv, jsonl, onehot, parquet
 from pipeline.source.chunk import Selection
 from pipeline.source.files import InputFile, describe, expand, open_at
-from pipeline.source.records import Splitter, read_records, split_lines
+from pipeline.source.records import Splitter, cut, read_records, split_lines
 from pipeline.source.shape import Shape, difference, resolve, shape_of
 
 CHUNK_BYTES = 64 << 20
@@ -53,9 +53,9 @@ class Unit:
 
 @dataclass(frozen=True)
 class Stream:
-    """A compressed file of unknown length, read front to back; its chunks are named `name`-00000 and on."""
+    """A compressed file of unknown length, the job's file `number`, read front to back."""
 
-    name: str
+    number: int
     file: InputFile
     start: int
 
@@ -76,7 +76,7 @@ class Plan:
 
 
 def part_name(file: int, part: int) -> str:
-    return f"part-{file:05d}-{part:05d}"
+    return f"part-{file:06d}-{part:07d}"
 
 
 def find_files(inputs: Sequence[str], whole_hash: bool) -> tuple[list[InputFile], list[Problem]]:
@@ -98,7 +98,7 @@ def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int
     first file lacks.
     """
     files = list(found)
-    units: list[Unit | Stream] = []
+    packing = _Packing(chunk_rows)
     problems: list[Problem] = []
     first: tuple[str, Shape] | None = None
     for number, file in enumerate(files):
@@ -122,35 +122,45 @@ def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int
             problems.append((path, str(error)))
             continue
         if fragments and fragments[0].rows < 0:
-            units.append(Stream(f"part-{number:05d}", file, shape.start))
+            packing.stream(Stream(number, file, shape.start))
         else:
-            units += _pack(fragments, number, units, chunk_rows)
+            for part, fragment in enumerate(fragments):
+                packing.add(part_name(number, part), fragment)
+    packing.close()
+    units = packing.units
     if not any(isinstance(unit, Stream) or unit.rows for unit in units):
         units = [Unit(part_name(0, 0), ())]
     return Plan(tuple(files), tuple(units), tuple(problems), selection, chunk_rows)
 
 
-def _pack(fragments: list[Fragment], number: int, before: list[Unit | Stream], chunk_rows: int) -> Iterator[Unit]:
-    """Units of up to `chunk_rows` rows; the first joins what the previous file left room for."""
-    open_unit: Unit | None = None
-    if before and isinstance(last := before[-1], Unit):
-        open_unit = last
-        before.pop()
-    for part, fragment in enumerate(fragments):
-        joined = (*open_unit.fragments, fragment) if open_unit else (fragment,)
-        if open_unit and _fits(joined, chunk_rows):
-            open_unit = Unit(open_unit.name, joined)
-            continue
-        if open_unit:
-            yield open_unit
-        open_unit = Unit(part_name(number, part), (fragment,))
-    if open_unit:
-        yield open_unit
+class _Packing:
+    """Units in the making: fragments join the open unit while they fit."""
 
+    def __init__(self, chunk_rows: int) -> None:
+        self.units: list[Unit | Stream] = []
+        self._chunk_rows = chunk_rows
+        self._open: list[Fragment] = []
+        self._name = ""
+        self._rows = self._bytes = 0
 
-def _fits(fragments: Sequence[Fragment], chunk_rows: int) -> bool:
-    size = sum((f.stop if f.stop is not None else f.file.size) - f.start for f in fragments if f.group < 0)
-    return sum(f.rows for f in fragments) <= chunk_rows and size <= CHUNK_BYTES
+    def add(self, name: str, fragment: Fragment) -> None:
+        """`name`: of the unit, if this fragment begins one."""
+        size = 0 if fragment.group >= 0 else (fragment.stop or fragment.file.size) - fragment.start
+        if self._rows + fragment.rows > self._chunk_rows or self._bytes + size > CHUNK_BYTES:
+            self.close()
+        if not self._open:
+            self._name = name
+        self._open.append(fragment)
+        self._rows, self._bytes = self._rows + fragment.rows, self._bytes + size
+
+    def stream(self, stream: Stream) -> None:
+        self.close()
+        self.units.append(stream)
+
+    def close(self) -> None:
+        if self._open:
+            self.units.append(Unit(self._name, tuple(self._open)))
+        self._open, self._rows, self._bytes = [], 0, 0
 
 
 def splitter_of(file: InputFile) -> Splitter:
@@ -184,7 +194,7 @@ def _fragments(
     elif file.compression and file.size > _COUNTED_COMPRESSED_BYTES:
         yield Fragment(file, shape.start, None, 0, -1)
     else:
-        pieces = list(_index(file, shape.start, chunk_rows))
+        pieces = list(_index(file, shape.start, chunk_rows, problems))
         if file.compression and len(pieces) > 1:
             yield Fragment(file, shape.start, None, 0, -1)
         else:
@@ -206,26 +216,22 @@ def _parquet_fragments(file: InputFile, chunk_rows: int, selection: Selection) -
         row += about.num_rows
 
 
-def _index(file: InputFile, start: int, chunk_rows: int) -> Iterator[Fragment]:
-    """Cut a file of records at their beginnings, every `chunk_rows` records or CHUNK_BYTES."""
+def _index(file: InputFile, start: int, chunk_rows: int, problems: list[Problem]) -> Iterator[Fragment]:
+    """Cut a file of records at their beginnings."""
     whole = None if file.compression else file.size
     begin, first_row, row = start, 0, 0
     with open_at(file, start) as stream:
         try:
-            for records in read_records(stream, splitter_of(file), start):
-                at = 0
-                ends = records.offsets + (records.ends - records.starts)
-                while at < len(records):
-                    room = chunk_rows - (row - first_row)
-                    within = int(ends[at:].searchsorted(begin + CHUNK_BYTES, side="right"))
-                    take = min(len(records) - at, room, max(within, 1 if row == first_row else 0))
-                    at, row = at + take, row + take
-                    if at < len(records):
-                        stop = int(records.offsets[at])
-                        yield Fragment(file, begin, stop, first_row, row - first_row)
-                        begin, first_row = stop, row
-        except SourceError:
+            for records, new in cut(read_records(stream, splitter_of(file), start), chunk_rows, CHUNK_BYTES):
+                if new and row:
+                    stop = int(records.offsets[0])
+                    yield Fragment(file, begin, stop, first_row, row - first_row)
+                    begin, first_row = stop, row
+                row += len(records)
+        except SourceError as error:
             if not file.compression:
-                raise  # a compressed file that is cut off says so again where its rows are read
+                raise
+            if not row:  # else the rows before the damage are read, and it is told there
+                problems.append((file.path, str(error)))
     if row > first_row:
         yield Fragment(file, begin, whole, first_row, row - first_row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
@@ -104,6 +104,27 @@ def read_records(stream: BinaryIO, split: Splitter, offset: int, size: int | Non
         if buffer:
             yield _single(buffer[:HEAD_BYTES], offset, "cut off where the file could not be read on")
         raise failure
+
+
+def cut(blocks: Iterable[Records], most_rows: int, most_bytes: int) -> Iterator[tuple[Records, bool]]:
+    """The records in pieces, each with whether it begins a new chunk of up to `most_rows` rows and `most_bytes` bytes.
+
+    A chunk that is one record may be larger. The same records are cut at the same places however they come in blocks.
+    """
+    begin = rows = 0
+    for records in blocks:
+        ends = records.offsets + (records.ends - records.starts)
+        at = 0
+        while at < len(records):
+            if not rows:
+                begin = int(records.offsets[at])
+            within = int(ends[at:].searchsorted(begin + most_bytes, side="right"))
+            take = min(len(records) - at, most_rows - rows, within or (not rows))
+            if take:
+                yield records.slice(at, at + take), not rows
+            at, rows = at + take, rows + take
+            if at < len(records):
+                rows = 0  # there was no room for the next record
 
 
 def _single(head: bytes, offset: int, reason: str) -> Records:

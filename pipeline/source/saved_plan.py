@@ -15,13 +15,13 @@ from pipeline.source.plan import Fragment, Plan, Stream, Unit
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """Everything of a plan but what its files are (size, time, hash): the job's fingerprint has that."""
-    number = {file.path: i for i, file in enumerate(plan.files)}
+    number = {id(file): i for i, file in enumerate(plan.files)}
     units: list[Any] = []
     for unit in plan.units:
         if isinstance(unit, Stream):
-            units.append({"name": unit.name, "stream": number[unit.file.path], "start": unit.start})
+            units.append({"stream": unit.number, "start": unit.start})
         else:
-            fragments = [[number[f.file.path], f.start, f.stop, f.first_row, f.rows, f.group] for f in unit.fragments]
+            fragments = [[number[id(f.file)], f.start, f.stop, f.first_row, f.rows, f.group] for f in unit.fragments]
             units.append({"name": unit.name, "fragments": fragments})
     selection = {k: v for k, v in asdict(plan.selection).items() if k != "id_types"}
     return {
@@ -40,7 +40,7 @@ def plan_from_json(saved: dict[str, Any], found: Sequence[InputFile]) -> Plan:
     units: list[Unit | Stream] = []
     for unit in saved["units"]:
         if "stream" in unit:
-            units.append(Stream(unit["name"], files[unit["stream"]], unit["start"]))
+            units.append(Stream(unit["stream"], files[unit["stream"]], unit["start"]))
         else:
             fragments = tuple(Fragment(files[number], *rest) for number, *rest in unit["fragments"])
             units.append(Unit(unit["name"], fragments))
