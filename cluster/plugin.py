@@ -25,11 +25,12 @@ class EnginePlugin(WorkerPlugin):
 
     name = NAME
 
-    def __init__(self, model: Model, device: str, precision: str, workers_per_host: int) -> None:
-        self.key = f"{model.digest[:16]}-{device}-{precision}"
+    def __init__(self, model: Model, device: str, precision: str, kernels: str, workers_per_host: int) -> None:
+        self.key = f"{model.digest[:16]}-{device}-{precision}-{kernels}"
         self._model = model.to_bytes()
         self._device = device
         self._precision = precision
+        self._kernels = kernels
         self._share = workers_per_host
 
     def setup(self, worker: Worker) -> None:
@@ -38,7 +39,7 @@ class EnginePlugin(WorkerPlugin):
         threads = max(1, available_cores() // self._share)
 
         def load() -> Engine:
-            return open_engine(Model.from_bytes(self._model), self._device, self._precision, threads)
+            return open_engine(Model.from_bytes(self._model), self._device, self._precision, threads, self._kernels)
 
         tasks.install_engine(self.key, load)
 
@@ -47,7 +48,7 @@ class EnginePlugin(WorkerPlugin):
 
 
 def start_engines(
-    client: Client, model: Model, device: str, precision: str, mixed: bool = False
+    client: Client, model: Model, device: str, precision: str, kernels: str = "auto", mixed: bool = False
 ) -> tuple[str, Backend]:
     """Load the model on every worker; return the key under which tasks find it, and the backend that they share.
 
@@ -57,7 +58,7 @@ def start_engines(
     hosts = [w["host"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
     if not hosts:
         raise BroadsheetError("the cluster has no workers")
-    plugin = EnginePlugin(model, device, precision, max(hosts.count(host) for host in hosts))
+    plugin = EnginePlugin(model, device, precision, kernels, max(hosts.count(host) for host in hosts))
     client.register_plugin(plugin)
     backends = client.run(tasks.backend_of, plugin.key)
     return plugin.key, _one_backend(list(backends.values()), mixed)

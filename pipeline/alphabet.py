@@ -92,6 +92,11 @@ class Alphabet:
         """The id of a position behind the text: a zero column too."""
         return len(self.symbols) + 1
 
+    @property
+    def tables(self) -> tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint8]]:
+        """Ids of single bytes, [256]; then the code points beyond ASCII, ascending, and the id of each."""
+        return self._byte_ids, self._points, self._point_ids
+
     def ids_of(self, data: NDArray[np.uint8], starts: NDArray[np.int64], leads: _Sequences) -> NDArray[np.uint8]:
         """Ids, uint8, of the characters that begin at `starts`; `leads` are the multi-byte sequences of `data`."""
         ids = self._byte_ids[data[starts]]
@@ -108,6 +113,15 @@ class _Sequences(NamedTuple):
 
     at: NDArray[np.int64]
     size: NDArray[np.int64]
+
+
+def of_ids(ids: NDArray[np.uint8], alphabet: Alphabet) -> Encoded:
+    """The counts of articles that come as ids, uint8 [N, length]: a text ends at its last id that is not padding."""
+    in_text = ids != alphabet.padding
+    ends = ids.shape[1] - np.argmax(in_text[:, ::-1], axis=1)
+    n_chars = np.where(in_text.any(axis=1), ends, 0).astype(np.int64)
+    unknown = (ids == alphabet.unknown).sum(axis=1, dtype=np.int64)
+    return Encoded(ids, n_chars, np.zeros(len(ids), np.bool_), unknown)
 
 
 def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphabet, length: int) -> Encoded:

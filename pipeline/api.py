@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine import Backend
+from pipeline.engine import Backend, expected_device
 from pipeline.errors import SourceError, UsageError
 from pipeline.graph import SetAside, classify_chunks
 from pipeline.manifest import OutputFolder, fingerprint, fingerprint_id
@@ -39,8 +39,9 @@ class Options:
     id_column: one name or several, copied to the output. columns: names of a headerless CSV's fields.
     truth_column: holds the true class, by name or by number from 1. truth: the answer file of a one-hot input.
     scores: a probability for every class. top_k: the k best labels. chunk_size: rows in a chunk.
-    device: "auto", "cpu" or "cuda". precision: "auto", "fp32" or "fp16". workers: processes of an embedded cluster
-    (a script that asks for them needs the main guard of multiprocessing).
+    device: "auto", "cpu" or "cuda". precision: "auto", "fp32", "fp16" or "bf16". kernels: "auto", or a generation of
+    CUDA kernels, "simt", "sm80" or "sm90". workers: processes of an embedded cluster (a script that asks for them needs
+    the main guard of multiprocessing).
     resume: go on with an interrupted job. overwrite: replace an old one. strict: stop at the first bad row.
     hash: "edges" or "full", how much of each input file identifies it. allow_mixed: workers may differ in kind.
     """
@@ -55,6 +56,7 @@ class Options:
     chunk_size: int | None = None
     device: str = "auto"
     precision: str = "auto"
+    kernels: str = "auto"
     workers: int | None = None
     resume: bool = False
     overwrite: bool = False
@@ -144,7 +146,7 @@ def _run(
         chunk_rows = options.chunk_size or (
             before.fingerprint()["settings"]["chunk_size"]
             if before
-            else CHUNK_ROWS[engines[1].device if engines else "cpu"]
+            else CHUNK_ROWS[engines[1].device if engines else expected_device(options.device)]
         )
         saved = before.plan() if before and hasattr(found, "found") else None
         job_input = open_input(found, selection, chunk_rows, len(model.alphabet), model.length, saved)
@@ -197,7 +199,7 @@ def _cluster(client: Any, options: Options) -> AbstractContextManager[Client]:
 def _start_engines(client: Client, model: Model, options: Options) -> tuple[str, Backend]:
     from cluster import start_engines
 
-    return start_engines(client, model, options.device, options.precision, options.allow_mixed)
+    return start_engines(client, model, options.device, options.precision, options.kernels, options.allow_mixed)
 
 
 def _settings(options: Options, chunk_rows: int) -> dict[str, Any]:

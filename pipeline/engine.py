@@ -1,12 +1,14 @@
 """One engine a worker: from text to labels, behind one face for every backend.
 
-The backend of this file is the CPU's (`reference.forward` on NumPy's BLAS). A CUDA backend plugs in at `open_engine`.
+The backend of this file is the CPU's (`reference.forward` on NumPy's BLAS); the GPU's is `cuda_engine.py`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,12 +17,13 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from pipeline import reference
-from pipeline.alphabet import encode
+from pipeline.alphabet import encode, of_ids
 from pipeline.errors import UsageError
 from pipeline.model import Model
 
 DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = ("auto", "fp32", "fp16")
+PRECISIONS = ("auto", "fp32", "fp16", "bf16")
+KERNELS = ("auto", "simt", "sm80", "sm90")
 _GROUP = reference.LINEAR_BATCH  # articles a compute thread takes at a time
 
 
@@ -81,22 +84,61 @@ class Engine(Protocol):
         ...
 
 
-def open_engine(model: Model, device: str = "auto", precision: str = "auto", threads: int | None = None) -> Engine:
+def open_engine(
+    model: Model, device: str = "auto", precision: str = "auto", threads: int | None = None, kernels: str = "auto"
+) -> Engine:
     """Load `model` on a device. `threads`: compute threads of the CPU backend, by default this process's cores.
 
-    Raises UsageError where the device or the precision is not to be had.
+    device "auto" takes a GPU where one works, else the CPU; `why_no_gpu` tells why. kernels: a generation of CUDA
+    kernels ("simt", "sm80", "sm90"), by default the best for the GPU. Raises UsageError where the device, the precision
+    or the kernels are not to be had.
     """
-    if device not in DEVICES:
-        raise UsageError(f"device {device!r}: choose one of {', '.join(DEVICES)}")
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
+    for name, value, known in (
+        ("device", device, DEVICES),
+        ("precision", precision, PRECISIONS),
+        ("kernels", kernels, KERNELS),
+    ):
+        if value not in known:
+            raise UsageError(f"{name} {value!r}: choose one of {', '.join(known)}")
+    missing = None if device == "cpu" else why_no_gpu()
+    if device != "cpu" and missing is None:
+        from pipeline.cuda_engine import CudaEngine
+
+        return CudaEngine(model, precision, kernels)
     if device == "cuda":
-        raise UsageError(
-            "this version computes on the CPU only, its CUDA kernels are not written yet: use --device cpu"
-        )
-    if precision == "fp16":
-        raise UsageError("the CPU backend computes in fp32 only: use --precision fp32 (or auto)")
+        raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or mend that")
+    for name, value in (("precision", precision), ("kernels", kernels)):
+        if value not in ("auto", "fp32"):
+            raise UsageError(
+                f"the CPU backend computes in fp32 with NumPy: leave out --{name} {value}"
+                + (f", or mend this: {missing}" if missing else "")
+            )
     return CpuEngine(model, threads or available_cores())
+
+
+def expected_device(device: str) -> str:
+    """What a worker on this machine would take, "cpu" or "cuda"; asks without touching a GPU's memory."""
+    if device == "auto" and importlib.util.find_spec("cupy"):
+        with suppress(Exception):  # CuPy's own and the loader's: without a driver there is no GPU
+            import cupy
+
+            return "cuda" if cupy.cuda.runtime.getDeviceCount() else "cpu"
+    return "cuda" if device == "cuda" else "cpu"
+
+
+def why_no_gpu() -> str | None:
+    """None where CUDA works in this process; else why it does not, in one line."""
+    if not importlib.util.find_spec("cupy"):
+        return "CuPy is not installed (pip install 'broadsheet[cuda13]')"
+    try:
+        import cupy
+
+        if cupy.cuda.runtime.getDeviceCount() == 0:
+            return "there is no NVIDIA GPU (or CUDA_VISIBLE_DEVICES hides it)"
+        cupy.cuda.Device().mem_info  # noqa: B018 - makes the context, which a broken driver refuses
+    except Exception as error:  # CuPy raises ImportError, RuntimeError and its own, by what is amiss
+        return " ".join(f"there is no NVIDIA GPU with a driver that works ({error})".split())
+    return None
 
 
 def available_cores() -> int:
@@ -119,15 +161,11 @@ class CpuEngine:
         self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
 
     def classify(self, texts: Texts, top_k: int = 1, all_scores: bool = False) -> Predictions:
-        length, padding = self.model.length, self.model.alphabet.padding
+        alphabet = self.model.alphabet
         if texts.ids is None:
-            ids, n_chars, truncated, unknown = encode(texts.data, texts.offsets, self.model.alphabet, length)
+            ids, n_chars, truncated, unknown = encode(texts.data, texts.offsets, alphabet, self.model.length)
         else:
-            ids = texts.ids
-            n_chars = length - np.argmax(ids[:, ::-1] != padding, axis=1)
-            n_chars[(ids == padding).all(axis=1)] = 0
-            truncated = np.zeros(len(ids), np.bool_)
-            unknown = (ids == self.model.alphabet.unknown).sum(axis=1)
+            ids, n_chars, truncated, unknown = of_ids(texts.ids, alphabet)
         scores = reference.softmax(self._logits(ids))
         labels, best = reference.top_k(scores, top_k)
         return Predictions(labels, best, scores if all_scores else None, n_chars, truncated, unknown)

@@ -76,6 +76,7 @@ def evaluate(
     mistakes: int = 10,
     device: str = "auto",
     precision: str = "auto",
+    kernels: str = "auto",
 ) -> Evaluation:
     """Label every article of `source` (anything that `classify` takes) in this process and compare.
 
@@ -90,7 +91,7 @@ def evaluate(
     found, _ = identify(source, whole_hash=False, by_content=False)
     symbols = len(loaded.alphabet)
     job_input = open_input(found, selection, _CHUNK_ROWS, symbols, loaded.length)
-    engine = open_engine(loaded, device, precision)
+    engine = open_engine(loaded, device, precision, kernels=kernels)
     pairs: list[list[int]] = []
     worst: list[Mistake] = []
     quarantined = 0

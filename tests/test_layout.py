@@ -14,7 +14,18 @@ MAY_IMPORT = {
     "pipeline/alphabet.py": {"numpy"},
     "pipeline/model.py": {"numpy", "safetensors", "pipeline.alphabet"},
     "pipeline/reference.py": {"numpy", "pipeline.alphabet", "pipeline.model"},
-    "pipeline/engine.py": {"numpy", "threadpoolctl", "pipeline.alphabet", "pipeline.model", "pipeline.reference"},
+    "pipeline/engine.py": {
+        "numpy", "threadpoolctl", "cupy", "pipeline.alphabet", "pipeline.model", "pipeline.reference",
+        "pipeline.cuda_engine",
+    },
+    "pipeline/cuda_engine.py": {
+        "numpy", "cupy", "pipeline.alphabet", "pipeline.engine", "pipeline.kernels", "pipeline.model",
+        "pipeline.reference",
+    },
+    "pipeline/kernels": {
+        "numpy", "cupy", "cupyx", "cuda", "pipeline.alphabet", "pipeline.kernels", "pipeline.model",
+        "pipeline.reference",
+    },
     "pipeline/source": {"numpy", "pyarrow", "fsspec", "pipeline.source"},
     "pipeline/metrics.py": {"numpy", "pipeline.source"},
     "pipeline/sink.py": {"numpy", "pyarrow", "pipeline.engine", "pipeline.source"},

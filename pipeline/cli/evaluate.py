@@ -29,7 +29,8 @@ def command(
     columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="Column names of a headerless CSV.")] = None,
     mistakes: Annotated[int, typer.Option(metavar="N", min=0, help="Most confident mistakes to show.")] = 10,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16")] = "auto",
+    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16")] = "auto",
+    kernels: Annotated[str, typer.Option(metavar="auto|simt|sm80|sm90", help="CUDA kernels, by generation.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the confusion matrix.")] = None,
 ) -> None:
@@ -45,6 +46,7 @@ def command(
         mistakes=mistakes,
         device=device,
         precision=precision,
+        kernels=kernels,
     )
     if not result.confusion.rows:
         raise UsageError(f"no row has a class of the model in column {label_column!r}")

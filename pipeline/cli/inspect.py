@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -11,19 +12,42 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.errors import UsageError
+from pipeline.kernels.memory import Buffer, plan, planned_bytes
 from pipeline.model import Model, load_model
 
 
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Show what it takes of a GPU's memory.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Articles of a batch, for --memory.")] = 4096,
+    precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16", help="For --memory.")] = "fp16",
 ) -> None:
     """Show a model's layers, alphabet, classes and card; a damaged file is told by its first wrong tensor."""
     loaded = load_model(model)
+    if precision not in ("fp32", "fp16", "bf16"):
+        raise UsageError(f"precision {precision!r}: choose fp32, fp16 or bf16")
+    buffers = plan(loaded.layers, loaded.length, len(loaded.alphabet) + 2, batch, precision) if memory else []
     if as_json:
-        typer.echo(json.dumps(_about(loaded), ensure_ascii=False))
+        about = _about(loaded)
+        if memory:
+            about["memory"] = [{"name": b.name, "bytes": b.bytes, "count": b.count} for b in buffers]
+        typer.echo(json.dumps(about, ensure_ascii=False))
+    elif memory:
+        _print_memory(buffers, batch, precision, Console(highlight=False))
     else:
         _print(loaded, Console(highlight=False))
+
+
+def _print_memory(buffers: Sequence[Buffer], batch: int, precision: str, console: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
+    table.add_column(f"GPU memory, batches of {batch:,}, {precision}", "all of it")
+    table.add_column("count", justify="right")
+    table.add_column("MB", f"{planned_bytes(buffers) / 1e6:,.1f}", justify="right")
+    for buffer in buffers:
+        table.add_row(buffer.name, str(buffer.count), f"{buffer.total / 1e6:,.1f}")
+    console.print(table)
 
 
 def _about(model: Model) -> dict[str, object]:

@@ -1,0 +1,169 @@
+"""The CUDA backend: one a process and GPU, weights and buffers allocated once, batches in a ring of three slots.
+
+While one batch computes, the next is copied in and the last is copied out: each slot has page-locked memory on the host
+and a buffer on the GPU, three streams carry the copies and the kernels, and events join them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import cupy as cp
+import numpy as np
+
+from pipeline import reference
+from pipeline.alphabet import Encoded, encode, of_ids
+from pipeline.engine import Backend, Predictions, Texts
+from pipeline.errors import BroadsheetError
+from pipeline.kernels import memory
+from pipeline.kernels.catalog import choose_generation
+from pipeline.kernels.network import Network, Slot
+from pipeline.model import Model
+
+_BATCH_A_PROCESSOR = 64
+"""Articles: 64 windows of block 2 are a tile, so a batch is whole waves of tiles there."""
+
+_LEAST_BATCH = 64
+_FREE_SHARE = 0.8
+"""Of the free memory, at most, that an engine plans to take."""
+
+
+class Batch(NamedTuple):
+    """Articles first to last of a chunk. given: their ids and counts, where the text itself is not sent."""
+
+    first: int
+    last: int
+    given: Encoded | None = None
+
+
+class CudaEngine:
+    """The network on one GPU; one thread at a time. `batch`: articles at most, by default what free memory allows."""
+
+    def __init__(
+        self, model: Model, precision: str = "auto", kernels: str = "auto", batch: int | None = None, device: int = 0
+    ) -> None:
+        self.model = model
+        self.device = cp.cuda.Device(device)
+        self._failed: str | None = None
+        with self.device:
+            digits = self.device.compute_capability
+            capability = (int(digits[:-1]), int(digits[-1]))
+            generation, precision = choose_generation(kernels, precision, capability)
+            self.backend = Backend("cuda", generation, f"sm_{digits}", precision)
+            weights = reference.prepare(model)
+            self._network = Network(weights, model.alphabet, model.length, generation, precision, self.device)
+            self._allocate(batch or self._default_batch())
+
+    def _default_batch(self) -> int:
+        batch = _BATCH_A_PROCESSOR * int(self.device.attributes["MultiProcessorCount"])
+        free, _ = self.device.mem_info
+        while batch > _LEAST_BATCH and memory.planned_bytes(self._network.plan(batch)) > _FREE_SHARE * free:
+            batch //= 2
+        return batch
+
+    def _allocate(self, batch: int) -> None:
+        """Take the planned buffers; half the batch where the memory is gone meanwhile."""
+        while True:
+            try:
+                self._network.allocate(batch)
+                break
+            except cp.cuda.memory.OutOfMemoryError as error:
+                self._network.release()
+                if batch <= _LEAST_BATCH:
+                    raise BroadsheetError(
+                        f"GPU {self.device.id} has no room for batches of {batch} articles: {error}. End what else "
+                        "runs there, or use another GPU (CUDA_VISIBLE_DEVICES)"
+                    ) from error
+                warnings.warn(
+                    f"GPU {self.device.id} has no room for batches of {batch} articles, going on with {batch // 2}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                batch //= 2
+        self.batch = batch
+
+    def classify(self, texts: Texts, top_k: int = 1, all_scores: bool = False) -> Predictions:
+        """Label N articles. Raises BroadsheetError, with the kernel and the batch, for an error of the GPU."""
+        if self._failed:
+            raise BroadsheetError(f"the GPU of this worker failed before, start the worker anew: {self._failed}")
+        count = len(texts.offsets) - 1 if texts.ids is None else len(texts.ids)
+        classes = len(self.model.classes)
+        top_k = min(top_k, classes)
+        found = Predictions(
+            labels=np.empty((count, top_k), np.int32),
+            scores=np.empty((count, top_k), np.float32),
+            all_scores=np.empty((count, classes), np.float32) if all_scores else None,
+            n_chars=np.empty(count, np.int64),
+            truncated=np.empty(count, np.bool_),
+            unknown_chars=np.empty(count, np.int64),
+        )
+        running: list[tuple[Slot, Batch]] = []
+        batch = Batch(0, 0)
+        try:
+            with self.device:
+                for number, batch in enumerate(self._batches(texts)):
+                    slot = self._network.slots[number % memory.SLOTS]
+                    if len(running) == memory.SLOTS:
+                        self._collect(*running.pop(0), found)
+                    self._start(slot, texts, batch, top_k)
+                    running.append((slot, batch))
+                while running:
+                    batch = running[0][1]
+                    self._collect(*running.pop(0), found)
+        except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
+            where = f"kernel {self._network.last_kernel()!r}, articles {batch.first} to {batch.last} of the chunk"
+            self._failed = f"{error} in {where}"
+            raise BroadsheetError(f"GPU {self.device.id}: {self._failed}") from error
+        return found
+
+    def _batches(self, texts: Texts) -> Iterator[Batch]:
+        """Runs of articles that fit a slot; an article longer than a whole slot is encoded here."""
+        length, room = self.model.length, memory.text_bytes(self.model.length, self.batch)
+        if texts.ids is not None:
+            for first in range(0, len(texts.ids), self.batch):
+                given = of_ids(texts.ids[first : first + self.batch], self.model.alphabet)
+                yield Batch(first, first + len(given.ids), given)
+            return
+        count = len(texts.offsets) - 1
+        # Evenly cut: a small last batch would leave the GPU half idle.
+        size = -(-count // max(1, -(-count // self.batch)))
+        first = 0
+        while first < count:
+            last = min(first + size, count)
+            fits = int(np.searchsorted(texts.offsets, texts.offsets[first] + room, side="right")) - 1
+            if fits <= first:
+                given = encode(texts.data, texts.offsets[first : first + 2], self.model.alphabet, length)
+                yield Batch(first, first + 1, given)
+                first += 1
+                continue
+            last = min(last, fits)
+            yield Batch(first, last)
+            first = last
+
+    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
+        if batch.given is None:
+            self._network.start_text(slot, texts.data, texts.offsets[batch.first : batch.last + 1], top_k)
+        else:
+            self._network.start_ids(slot, batch.given.ids, top_k)
+
+    def _collect(self, slot: Slot, batch: Batch, found: Predictions) -> None:
+        """Wait for a batch and put its rows in their places."""
+        rows = slice(batch.first, batch.last)
+        result = self._network.finish(slot)
+        found.labels[rows] = result.labels
+        found.scores[rows] = result.best
+        if found.all_scores is not None:
+            found.all_scores[rows] = result.scores
+        counts = batch.given or result
+        found.n_chars[rows] = counts.n_chars
+        found.truncated[rows] = counts.truncated
+        found.unknown_chars[rows] = counts.unknown_chars
+
+    def close(self) -> None:
+        """Give back the GPU's memory."""
+        with self.device:
+            self._network.release()
+            cp.get_default_memory_pool().free_all_blocks()
+            cp.get_default_pinned_memory_pool().free_all_blocks()

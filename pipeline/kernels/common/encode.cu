@@ -1,0 +1,102 @@
+// UTF-8 to symbol ids: the twin of `encode` in pipeline/alphabet.py, which is the specification.
+//
+// One warp reads an article, 32 bytes a step. Whether a byte begins a character is decided for each byte by itself: it
+// does, unless it is a continuation byte inside a well-formed sequence, and no two well-formed sequences overlap. So
+// there is nothing sequential but the running count, and a step without bytes above 0x7f skips the question. A
+// character's position is that count plus the characters that begin at lower lanes (ballot and popcount).
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+constexpr int WARPS = 8;
+constexpr int LONGEST_SEQUENCE = 4;
+
+struct Article {
+    const uint8* bytes;
+    int64 size;
+};
+
+// Bytes of the well-formed sequence (Unicode 15, table 3-7) that begins at `at`; 1 where none does.
+__device__ int sequence_length(const Article& article, int64 at) {
+    const uint8 lead = article.bytes[at];
+    if (lead < 0xc2 || lead > 0xf4) return 1;
+    const int length = 2 + (lead >= 0xe0) + (lead >= 0xf0);
+    if (at + length > article.size) return 1;
+    // The second byte's range keeps out overlong forms, surrogates and code points beyond U+10FFFF.
+    const uint8 least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+    const uint8 most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+    const uint8 second = article.bytes[at + 1];
+    if (second < least || second > most) return 1;
+    for (int i = 2; i < length; i++)
+        if ((article.bytes[at + i] & 0xc0) != 0x80) return 1;
+    return length;
+}
+
+__device__ bool begins_character(const Article& article, int64 at) {
+    if ((article.bytes[at] & 0xc0) != 0x80) return true;
+    for (int back = 1; back < LONGEST_SEQUENCE && back <= at; back++)
+        if (sequence_length(article, at - back) > back) return false;
+    return true;
+}
+
+// Symbols beyond ASCII: their code points in ascending order, and the id of each.
+struct Points {
+    const uint32* points;
+    const uint8* ids;
+    int count;
+};
+
+__device__ uint8 id_beyond_ascii(const Article& article, int64 at, const Points& symbols, uint8 unknown) {
+    const int length = sequence_length(article, at);
+    if (length == 1 || symbols.count == 0) return unknown;
+    uint32 point = article.bytes[at] & (0x7f >> length);
+    for (int i = 1; i < length; i++) point = point << 6 | (article.bytes[at + i] & 0x3f);
+    int low = 0, high = symbols.count;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (symbols.points[middle] < point) low = middle + 1;
+        else high = middle;
+    }
+    return low < symbols.count && symbols.points[low] == point ? symbols.ids[low] : unknown;
+}
+
+// data: the articles' bytes, of which the first is article 0's; offsets [articles + 1], from any base. byte_ids [256]:
+// ids of single bytes. ids [articles, pitch]: filled to the pitch, which is a multiple of 16, with padding.
+__global__ void __launch_bounds__(WARPS* WARP)
+    encode(const uint8* data, const int64* offsets, int articles, int length, int pitch, const uint8* byte_ids,
+           const uint32* points, const uint8* point_ids, int point_count, uint8 unknown, uint8* ids, int64* n_chars,
+           uint8* truncated, int64* unknown_chars) {
+    const int number = blockIdx.x * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (number >= articles) return;
+    const Article article = {data + (offsets[number] - offsets[0]), offsets[number + 1] - offsets[number]};
+    const Points symbols = {points, point_ids, point_count};
+    uint8* out = ids + (int64)number * pitch;
+
+    const uint32 padding = 0x01010101u * (uint8)(unknown + 1);
+    for (int i = lane * 16; i < pitch; i += WARP * 16)
+        *reinterpret_cast<uint4*>(out + i) = make_uint4(padding, padding, padding, padding);
+    __syncwarp();
+
+    int64 count = 0;
+    int misses = 0;
+    for (int64 step = 0; step < article.size; step += WARP) {
+        const int64 at = step + lane;
+        const bool inside = at < article.size;
+        const uint8 byte = inside ? article.bytes[at] : 0;
+        bool begins = inside;
+        if (__any_sync(ALL_LANES, byte & 0x80)) begins = inside && begins_character(article, at);
+        const uint32 beginning = __ballot_sync(ALL_LANES, begins);
+        const int64 position = count + __popc(beginning & ((1u << lane) - 1));
+        if (begins && position < length) {
+            const uint8 id = byte < 0x80 ? byte_ids[byte] : id_beyond_ascii(article, at, symbols, unknown);
+            out[position] = id;
+            misses += id == unknown;
+        }
+        count += __popc(beginning);
+    }
+    misses = warp_sum(misses);
+    if (lane == 0) {
+        n_chars[number] = count;
+        truncated[number] = count > length;
+        unknown_chars[number] = misses;
+    }
+}

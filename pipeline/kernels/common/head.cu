@@ -1,0 +1,84 @@
+// The last layer and what follows it: logits, softmax, and the k best classes.
+//
+// A warp takes ARTICLES articles, so that a row of weights is read once for all of them. A logit is 32 partial sums, one
+// a lane, added up in a fixed order. Each article's probabilities lie in shared memory for the selection; a class taken
+// is marked, and the lowest index wins a tie.
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+constexpr float TAKEN = -1;  // below every probability
+
+// x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. logits and scores fp32 [articles, classes];
+// labels int32 and best fp32 [articles, k]. Dynamic shared memory: WARPS * ARTICLES * classes floats.
+template <typename T, int INPUTS, int WARPS, int ARTICLES>
+__global__ void __launch_bounds__(WARPS* WARP)
+    head(const T* x, const float* weight, const float* bias, int articles, int classes, int k, float* logits,
+         float* scores, int* labels, float* best) {
+    constexpr int PARTS = INPUTS / (8 * WARP);
+    static_assert(INPUTS % (8 * WARP) == 0, "a lane takes eight inputs at a time");
+    extern __shared__ float shared[];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int first = (blockIdx.x * WARPS + warp) * ARTICLES;
+    const int count = min(ARTICLES, articles - first);
+    if (count <= 0) return;
+    float* values = shared + warp * ARTICLES * classes;
+
+    float input[ARTICLES][PARTS][8];
+#pragma unroll
+    for (int a = 0; a < ARTICLES; a++)
+#pragma unroll
+        for (int p = 0; p < PARTS; p++)
+            load8(x + (int64)min(first + a, articles - 1) * INPUTS + (p * WARP + lane) * 8, input[a][p]);
+
+    for (int c = 0; c < classes; c++) {
+        float sum[ARTICLES] = {};
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            float w[8];
+            load8(weight + (int64)c * INPUTS + (p * WARP + lane) * 8, w);
+#pragma unroll
+            for (int a = 0; a < ARTICLES; a++)
+#pragma unroll
+                for (int i = 0; i < 8; i++) sum[a] = fmaf(input[a][p][i], w[i], sum[a]);
+        }
+#pragma unroll
+        for (int a = 0; a < ARTICLES; a++) {
+            const float logit = warp_sum(sum[a]) + bias[c];
+            if (lane == 0) values[a * classes + c] = logit;
+        }
+    }
+    __syncwarp();
+
+    for (int a = 0; a < count; a++) {
+        float* value = values + a * classes;
+        const int64 row = (int64)(first + a) * classes;
+        float highest = -__int_as_float(0x7f800000);
+        for (int c = lane; c < classes; c += WARP) {
+            logits[row + c] = value[c];
+            highest = fmaxf(highest, value[c]);
+        }
+        highest = warp_max(highest);
+        float total = 0;
+        for (int c = lane; c < classes; c += WARP) total += value[c] = expf(value[c] - highest);
+        total = warp_sum(total);
+        for (int c = lane; c < classes; c += WARP) scores[row + c] = value[c] /= total;
+        __syncwarp();
+        for (int rank = 0; rank < k; rank++) {
+            float score = TAKEN;
+            int label = classes;
+            for (int c = lane; c < classes; c += WARP)
+                if (value[c] > score) score = value[c], label = c;
+            for (int distance = WARP / 2; distance; distance /= 2) {
+                const float other = __shfl_xor_sync(ALL_LANES, score, distance);
+                const int index = __shfl_xor_sync(ALL_LANES, label, distance);
+                if (other > score || (other == score && index < label)) score = other, label = index;
+            }
+            if (lane == 0) {
+                labels[(int64)(first + a) * k + rank] = label;
+                best[(int64)(first + a) * k + rank] = score;
+                value[label] = TAKEN;
+            }
+            __syncwarp();
+        }
+    }
+}

@@ -1,0 +1,150 @@
+"""CUDA sources to cubins with NVRTC, through a cache on disk. It needs no GPU: any architecture is built anywhere."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from pipeline.errors import BroadsheetError, UsageError
+
+FOLDER = Path(__file__).resolve().parent
+_OPTIONS = {"std": "c++17", "ptxas_options": ["-v"]}
+_INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled kernel. path: of its cubin. symbol: its name there. log: the compiler's, with ptxas's report."""
+
+    path: Path
+    symbol: str
+    log: str
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas reports of a kernel: 32-bit registers a thread, and bytes of local and static shared memory."""
+
+    registers: int
+    stack_bytes: int
+    spill_bytes: int
+    shared_bytes: int
+    warnings: tuple[str, ...]
+
+
+def compile_kernel(file: str, expression: str, architecture: str, cache: Path | None = None) -> Cubin:
+    """Build the template instance `expression` of `file` for `architecture` ("sm_90a"), or find it in the cache.
+
+    The cache's key covers the source, everything it includes, the options and the compiler's version. Processes that
+    ask for the same kernel at once wait for the first. Raises BroadsheetError with the compiler's log where it does
+    not compile, UsageError where NVRTC is missing or the cache cannot be written.
+    """
+    cache = cache or cache_folder()
+    key = _key(file, expression, architecture)
+    path, about = cache / f"{key}.cubin", cache / f"{key}.json"
+    if not path.exists():
+        with _locked(cache, key):
+            if not path.exists():
+                code, symbol, log = _compile(file, expression, architecture)
+                _write(about, json.dumps({"symbol": symbol, "log": log, "kernel": f"{file} {expression}"}).encode())
+                _write(path, code)  # last: its presence says that both are whole
+    found = json.loads(about.read_text())
+    return Cubin(path, found["symbol"], found["log"])
+
+
+def cache_folder() -> Path:
+    """$BROADSHEET_CACHE_DIR, or `broadsheet` in the user's cache folder."""
+    given = os.environ.get("BROADSHEET_CACHE_DIR")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "broadsheet"
+
+
+def resources(log: str) -> Resources:
+    """Read ptxas's report out of a compiler's log; its format is ptxas's own (`-v`), seen from CUDA 12 to 13."""
+
+    def largest(pattern: str) -> int:
+        return max((int(number) for number in re.findall(pattern, log)), default=0)
+
+    spills = largest(r"(\d+) bytes spill stores") + largest(r"(\d+) bytes spill loads")
+    warnings = tuple(line.strip() for line in log.splitlines() if re.search(r"warning|Potential|ignored", line, re.I))
+    return Resources(
+        largest(r"Used (\d+) registers"),
+        largest(r"(\d+) bytes stack frame"),
+        spills,
+        largest(r"(\d+) bytes smem"),
+        warnings,
+    )
+
+
+def _compile(file: str, expression: str, architecture: str) -> tuple[bytes, str, str]:
+    try:
+        from cuda.core import Program, ProgramOptions
+    except ImportError as error:
+        raise UsageError(f"CUDA kernels are compiled with cuda-core: install broadsheet[cuda13] ({error})") from error
+    options = ProgramOptions(arch=architecture, name=file, include_path=[str(FOLDER)], **_OPTIONS)
+    log = io.StringIO()
+    try:
+        program = Program((FOLDER / file).read_text(), "c++", options)
+        built = program.compile("cubin", name_expressions=(expression,), logs=log)
+    except Exception as error:  # cuda.core's classes are its own private ones
+        raise BroadsheetError(f"{file}: {expression} does not compile for {architecture}:\n{error}") from error
+    return bytes(built.code), built.symbol_mapping[expression].decode(), log.getvalue()
+
+
+@lru_cache
+def _key(file: str, expression: str, architecture: str) -> str:
+    digest = hashlib.sha256(json.dumps([file, expression, architecture, _OPTIONS, _compiler()]).encode())
+    seen: set[str] = set()
+    waiting = [file]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            text = (FOLDER / name).read_text()
+            digest.update(f"{name}\0{text}\0".encode())
+            waiting += _INCLUDE.findall(text)
+    return digest.hexdigest()[:32]
+
+
+@lru_cache
+def _compiler() -> list[int]:
+    """NVRTC's version."""
+    try:
+        from cuda.bindings import nvrtc
+
+        return [int(part) for part in nvrtc.nvrtcVersion()]
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(f"NVRTC, the CUDA compiler, is not there: install broadsheet[cuda13] ({error})") from error
+
+
+@contextmanager
+def _locked(cache: Path, key: str) -> Iterator[None]:
+    """One process of this machine at a time; the lock goes with the process that holds it."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with open(cache / f"{key}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise UsageError(f"the kernel cache {cache} cannot be written ({error}): set BROADSHEET_CACHE_DIR") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write under another name and rename: a reader, on this machine or another, sees all of it or nothing."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

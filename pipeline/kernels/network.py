@@ -1,0 +1,226 @@
+"""The whole network on one GPU: its weights and buffers, three streams, and the kernels in their order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cupy as cp
+import cupyx
+import numpy as np
+from cuda.bindings import driver
+from numpy.typing import NDArray
+
+from pipeline.alphabet import Alphabet
+from pipeline.kernels import memory
+from pipeline.kernels.catalog import network_kernels, target
+from pipeline.kernels.ops import Encoded, Rows, Scored, load, operations
+from pipeline.kernels.weights import upload
+from pipeline.model import Layer
+from pipeline.reference import Weights
+
+
+class Result(NamedTuple):
+    """A batch's rows in page-locked memory, until its slot is used again."""
+
+    labels: NDArray[np.int32]
+    best: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    n_chars: NDArray[np.int64]
+    truncated: NDArray[np.uint8]
+    unknown_chars: NDArray[np.int64]
+
+
+class Slot:
+    """A batch on its way: its text on the host (page-locked) and on the GPU, its results on both, and three events."""
+
+    def __init__(self, length: int, batch: int, classes: int) -> None:
+        shapes = {"text": (memory.text_bytes(length, batch), np.uint8), "offsets": (batch + 1, np.int64)}
+        results = {
+            "labels": (batch * classes, np.int32),
+            "best": (batch * classes, np.float32),
+            "scores": (batch * classes, np.float32),
+            "logits": (batch * classes, np.float32),
+            "n_chars": (batch, np.int64),
+            "truncated": (batch, np.uint8),
+            "unknown_chars": (batch, np.int64),
+        }
+        self.device = {name: cp.empty(size, dtype) for name, (size, dtype) in {**shapes, **results}.items()}
+        self.host = {
+            name: cupyx.empty_pinned(size, dtype)
+            for name, (size, dtype) in {**shapes, **results}.items()
+            if name != "logits"
+        }
+        self.copied_in, self.computed, self.copied_out = (cp.cuda.Event(disable_timing=True) for _ in range(3))
+        self.articles = 0
+        self.top_k = 1
+
+    def encoded(self, ids: cp.ndarray) -> Encoded:
+        found = (self.device[name][: len(ids)] for name in ("n_chars", "truncated", "unknown_chars"))
+        return Encoded(ids, *found)
+
+    def scored(self, count: int, classes: int, k: int) -> Scored:
+        def table(name: str, columns: int) -> cp.ndarray:
+            return self.device[name][: count * columns].reshape(count, columns)
+
+        return Scored(table("logits", classes), table("scores", classes), table("labels", k), table("best", k))
+
+    def copy_in(self, name: str, size: int, stream: cp.cuda.Stream) -> None:
+        nbytes = size * self.host[name].itemsize
+        self.device[name].data.copy_from_host_async(self.host[name].ctypes.data, nbytes, stream)
+
+    def copy_out(self, name: str, size: int, stream: cp.cuda.Stream) -> None:
+        nbytes = size * self.host[name].itemsize
+        self.device[name].data.copy_to_host_async(self.host[name].ctypes.data, nbytes, stream)
+
+
+class Network:
+    """Weights on a GPU, buffers for batches once `allocate` is called, and the way from text to labels."""
+
+    def __init__(
+        self, weights: Weights, alphabet: Alphabet, length: int, generation: str, precision: str, device: cp.cuda.Device
+    ) -> None:
+        self.layers = weights.layers
+        self._known = len(alphabet) + 2
+        self._length = length
+        self._padding = alphabet.padding
+        self._trail = _Trail()
+        self.ops = operations(generation, precision, device, self._mark)
+        self._element = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[precision]
+        for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers, self._known):
+            load(kernel, target(generation, self.ops.architecture))
+        self._weights = upload(weights, alphabet, generation, precision, self.ops.architecture)
+        self._in, self.compute, self._out = (cp.cuda.Stream(non_blocking=True) for _ in range(3))
+        self.slots: list[Slot] = []
+
+    def plan(self, batch: int) -> list[memory.Buffer]:
+        return memory.plan(self.layers, self._length, self._known, batch, self.ops.precision)
+
+    def allocate(self, batch: int) -> None:
+        """Take every buffer of the plan. Raises cupy's OutOfMemoryError; `release` gives back what was taken."""
+        sizes = memory.activation_bytes(self.layers, batch, self.ops.precision)
+        self._activations = [cp.empty(size // np.dtype(self._element).itemsize, self._element) for size in sizes]
+        self._ids = cp.empty((batch, memory.id_pitch(self._length)), np.uint8)
+        self._statistics = cp.empty((batch, 2), np.float32)
+        self._text_end = cp.empty(batch, np.int32)
+        classes = self.layers[-1].outputs
+        for _ in range(memory.SLOTS):
+            self.slots.append(Slot(self._length, batch, classes))
+
+    def release(self) -> None:
+        self.slots.clear()
+        self._activations = []
+        self._ids = self._statistics = self._text_end = None
+
+    def start_text(self, slot: Slot, data: NDArray[np.uint8], offsets: NDArray[np.int64], top_k: int) -> None:
+        """Send a batch on its way: data[offsets[0]:offsets[-1]], UTF-8."""
+        count, size = len(offsets) - 1, int(offsets[-1] - offsets[0])
+        slot.host["text"][:size] = data[offsets[0] : offsets[-1]]
+        slot.host["offsets"][: count + 1] = offsets
+        slot.copy_in("text", size, self._in)
+        slot.copy_in("offsets", count + 1, self._in)
+        slot.copied_in.record(self._in)
+        self.compute.wait_event(slot.copied_in)
+        ids = self._ids[:count]
+        with self.compute:
+            self.encode(slot.device["text"], slot.device["offsets"][: count + 1], slot.encoded(ids))
+        self._finish_start(slot, ids, top_k)
+
+    def start_ids(self, slot: Slot, ids: NDArray[np.uint8], top_k: int) -> None:
+        """Send a batch on its way that is encoded already, ids uint8 [N, length]."""
+        pitch = memory.id_pitch(self._length)
+        size = len(ids) * pitch
+        staged = slot.host["text"][:size].reshape(len(ids), pitch)
+        staged[:, : self._length] = ids
+        staged[:, self._length :] = self._padding
+        slot.copy_in("text", size, self._in)
+        slot.copied_in.record(self._in)
+        self.compute.wait_event(slot.copied_in)
+        self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), top_k)
+
+    def _finish_start(self, slot: Slot, ids: cp.ndarray, top_k: int) -> None:
+        slot.articles, slot.top_k = len(ids), top_k
+        with self.compute:
+            self.forward(ids, slot.scored(len(ids), self.layers[-1].outputs, top_k))
+        slot.computed.record(self.compute)
+        self._out.wait_event(slot.computed)
+        classes = self.layers[-1].outputs
+        sizes = {"labels": top_k, "best": top_k, "scores": classes, "n_chars": 1, "truncated": 1, "unknown_chars": 1}
+        for name, columns in sizes.items():
+            slot.copy_out(name, len(ids) * columns, self._out)
+        slot.copied_out.record(self._out)
+
+    def finish(self, slot: Slot) -> Result:
+        """Wait for a slot's batch."""
+        slot.copied_out.synchronize()
+        count, k, classes = slot.articles, slot.top_k, self.layers[-1].outputs
+        host = slot.host
+        return Result(
+            host["labels"][: count * k].reshape(count, k),
+            host["best"][: count * k].reshape(count, k),
+            host["scores"][: count * classes].reshape(count, classes),
+            host["n_chars"][:count],
+            host["truncated"][:count],
+            host["unknown_chars"][:count],
+        )
+
+    def encode(self, data: cp.ndarray, offsets: cp.ndarray, out: Encoded) -> None:
+        """Text on the GPU to ids, on the current stream."""
+        self.ops.encode(data, offsets, self._weights.alphabet, self._length, out)
+
+    def forward(self, ids: cp.ndarray, out: Scored) -> None:
+        """Ids on the GPU, uint8 [N, pitch], to scores, on the current stream."""
+        count, weights = len(ids), self._weights
+        statistics, text_end = self._statistics[:count], self._text_end[:count]
+        first, *rest, last = self.layers
+        self.ops.norm_statistics(ids, self._length, first, weights.statistics, statistics, text_end)
+        turn = 0
+        rows = self._rows(turn, count, memory.row_pitch(first, rest[0]), first, first.rows_pooled)
+        self.ops.lookup_norm_pool(
+            ids, first, weights.table, weights.bias[first.name], weights.norm[first.name], statistics, text_end, rows
+        )
+        x: Any = None
+        for layer, following in zip(rest, [*rest[1:], last], strict=True):
+            weight, bias, norm = weights.products[layer.name], weights.bias[layer.name], weights.norm.get(layer.name)
+            if layer.kind == "conv1d":
+                raw = None
+                if norm is not None:
+                    turn ^= 1
+                    raw = self._rows(turn, count, layer.rows_out, layer, layer.rows_out)
+                turn ^= 1
+                target_rows = self._rows(turn, count, memory.row_pitch(layer, following), layer, layer.rows_pooled)
+                self.ops.conv1d(rows, layer, weight, bias, norm, target_rows, raw)
+                rows = target_rows
+                x = rows.values.reshape(count, -1)
+            else:
+                turn ^= 1
+                hidden = self._activations[turn][: count * layer.outputs].reshape(count, layer.outputs)
+                self.ops.linear(x, layer, weight, bias, hidden)
+                x = hidden
+        self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out)
+
+    def _rows(self, turn: int, count: int, pitch: int, layer: Layer, valid: int) -> Rows:
+        size = count * pitch * layer.outputs
+        return Rows(self._activations[turn][:size].reshape(count, pitch, layer.outputs), valid)
+
+    def _mark(self, kernel: str) -> None:
+        self._trail.mark(kernel, cp.cuda.get_current_stream().ptr)
+
+    def last_kernel(self) -> str:
+        """The kernel that the GPU began last; it can be asked after a failure, when the GPU answers nothing else."""
+        return self._trail.last()
+
+
+class _Trail:
+    """Which kernel runs: the stream itself writes a number to page-locked memory ahead of each."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = ["none"]
+        self._at = cupyx.zeros_pinned(1, np.uint32)
+
+    def mark(self, name: str, stream: int) -> None:
+        if name not in self._names:
+            self._names.append(name)
+        driver.cuStreamWriteValue32(stream, self._at.ctypes.data, self._names.index(name), 0)
+
+    def last(self) -> str:
+        return self._names[int(self._at[0])]

@@ -1,0 +1,118 @@
+// A valid convolution in plain fp32, as one matrix product: the GPU's own reference.
+//
+// In channels-last order output row r of an article is Σ_tap input[r + tap] · weight[tap]: a product whose K dimension
+// runs over (tap, channel) and whose A rows for tap t are simply the rows t further down. A linear layer is the same
+// with one tap. Rows that would reach into the next article (the last KERNEL - 1 of each) are computed and not stored.
+//
+// A block computes 144 x 128 outputs, a thread 9 x 8; nine consecutive rows are three whole pool windows, so the pool is
+// a maximum within a thread. Operands go through two shared-memory buffers, the next step's loads in flight while one
+// computes. Sums run in partial sums of 64: over 8,704 inputs one long fp32 sum would be ten times further off.
+#include "common/types.cuh"
+
+constexpr int TILE_M = 144, TILE_N = 128, STEP = 16, THREADS = 256;
+constexpr int ROWS = 9, COLUMNS = 8;       // of a thread; threads are 16 x 16
+constexpr int PARTIAL = 64;                // products in a partial sum
+constexpr int A_PITCH = TILE_M + 4;        // keeps the transposed stores off each other's banks
+constexpr int A_LOADS = (TILE_M * STEP / 4 + THREADS - 1) / THREADS, B_LOADS = STEP * TILE_N / 4 / THREADS;
+
+// input [rows_total, channels_in]; weight [KERNEL][channels_in][channels_out]; bias [channels_out]. An article is
+// `units` units of POOL rows in the input, and `rows_out` rows of output [articles, rows_out, channels_out].
+template <int KERNEL, int POOL, bool RELU>
+__global__ void __launch_bounds__(THREADS, 1)
+    conv1d(const float* input, const float* weight, const float* bias, float* output, int rows_total, int channels_in,
+           int channels_out, int units, int rows_out, int articles) {
+    static_assert(POOL == 1 || ROWS % POOL == 0, "a thread holds whole pool windows");
+    __shared__ float a_tile[2][STEP][A_PITCH];
+    __shared__ float b_tile[2][STEP][TILE_N];
+    const int column = threadIdx.x % 16, group = threadIdx.x / 16;
+    const int64 first_row = (int64)blockIdx.y * TILE_M;
+    const int first_column = blockIdx.x * TILE_N;
+    const int steps_a_tap = channels_in / STEP, steps = KERNEL * steps_a_tap;
+
+    float4 a_next[A_LOADS], b_next[B_LOADS];
+    auto load = [&](int step) {
+        const int tap = step / steps_a_tap, channel = step % steps_a_tap * STEP;
+#pragma unroll
+        for (int i = 0; i < A_LOADS; i++) {
+            const int piece = i * THREADS + threadIdx.x;
+            const int64 row = first_row + piece / 4 + tap;
+            a_next[i] = make_float4(0, 0, 0, 0);
+            if (piece < TILE_M * STEP / 4 && row < rows_total)
+                a_next[i] = *reinterpret_cast<const float4*>(input + row * channels_in + channel + piece % 4 * 4);
+        }
+#pragma unroll
+        for (int i = 0; i < B_LOADS; i++) {
+            const int piece = i * THREADS + threadIdx.x;
+            const int64 row = (int64)step * STEP + piece / (TILE_N / 4);
+            b_next[i] = *reinterpret_cast<const float4*>(weight + row * channels_out + first_column +
+                                                         piece % (TILE_N / 4) * 4);
+        }
+    };
+    auto store = [&](int buffer) {
+#pragma unroll
+        for (int i = 0; i < A_LOADS; i++) {
+            const int piece = i * THREADS + threadIdx.x;
+            if (piece < TILE_M * STEP / 4) {
+                a_tile[buffer][piece % 4 * 4][piece / 4] = a_next[i].x;
+                a_tile[buffer][piece % 4 * 4 + 1][piece / 4] = a_next[i].y;
+                a_tile[buffer][piece % 4 * 4 + 2][piece / 4] = a_next[i].z;
+                a_tile[buffer][piece % 4 * 4 + 3][piece / 4] = a_next[i].w;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < B_LOADS; i++) {
+            const int piece = i * THREADS + threadIdx.x;
+            *reinterpret_cast<float4*>(&b_tile[buffer][piece / (TILE_N / 4)][piece % (TILE_N / 4) * 4]) = b_next[i];
+        }
+    };
+
+    float total[ROWS][COLUMNS] = {}, partial[ROWS][COLUMNS] = {};
+    load(0);
+    store(0);
+    __syncthreads();
+    for (int step = 0; step < steps; step++) {
+        if (step + 1 < steps) load(step + 1);
+        const int buffer = step & 1;
+#pragma unroll
+        for (int k = 0; k < STEP; k++) {
+            float a[ROWS], b[COLUMNS];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) a[i] = a_tile[buffer][k][group * ROWS + i];
+            *reinterpret_cast<float4*>(b) = *reinterpret_cast<const float4*>(&b_tile[buffer][k][column * 4]);
+            *reinterpret_cast<float4*>(b + 4) = *reinterpret_cast<const float4*>(&b_tile[buffer][k][64 + column * 4]);
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++) partial[i][j] = fmaf(a[i], b[j], partial[i][j]);
+        }
+        if ((step + 1) % (PARTIAL / STEP) == 0 || step + 1 == steps) {
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++) total[i][j] += partial[i][j], partial[i][j] = 0;
+        }
+        if (step + 1 < steps) store(buffer ^ 1);
+        __syncthreads();
+    }
+
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int at = first_column + half * 64 + column * 4;
+        const float4 b = *reinterpret_cast<const float4*>(bias + at);
+#pragma unroll
+        for (int i = 0; i < ROWS; i += POOL) {
+            float* best = total[i] + half * 4;
+#pragma unroll
+            for (int w = 1; w < POOL; w++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) best[j] = fmaxf(best[j], total[i + w][half * 4 + j]);
+            float4 value = make_float4(best[0] + b.x, best[1] + b.y, best[2] + b.z, best[3] + b.w);
+            if (RELU)
+                value = make_float4(fmaxf(value.x, 0), fmaxf(value.y, 0), fmaxf(value.z, 0), fmaxf(value.w, 0));
+            const int64 unit = (first_row + group * ROWS + i) / POOL;
+            const int article = (int)(unit / units), row = (int)(unit % units);
+            if (article < articles && row < rows_out)
+                *reinterpret_cast<float4*>(output + ((int64)article * rows_out + row) * channels_out + at) = value;
+        }
+    }
+}

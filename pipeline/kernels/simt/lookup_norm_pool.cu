@@ -1,0 +1,52 @@
+// Block 1 in plain fp32: each window is the bias plus one table row a tap; then layer norm, ReLU, max pool.
+//
+// The statistics come from common/statistics.cu, so the [windows, CHANNELS] values before the norm are never stored. A
+// thread keeps gamma and beta of its four channels at one pooled position and goes through ARTICLES articles with them.
+#include "common/types.cuh"
+
+constexpr int LANES = 64;  // threads across the channels, four channels each
+constexpr int POSITIONS = 4;
+
+// ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); table [KERNEL][id_count][CHANNELS];
+// bias [CHANNELS]; gamma, beta [windows, CHANNELS]; output [articles, row_pitch, CHANNELS], of which `rows` are written.
+template <int KERNEL, int CHANNELS, int POOL, int ARTICLES>
+__global__ void __launch_bounds__(LANES* POSITIONS)
+    lookup_norm_pool(const uint8* ids, int pitch, int articles, int id_count, const int* text_end,
+                     const float2* statistics, const float* table, const float* bias, const float* gamma,
+                     const float* beta, float* output, int rows, int row_pitch) {
+    static_assert(CHANNELS == 4 * LANES, "a position takes LANES threads of four channels");
+    const int channel = threadIdx.x % LANES * 4, row = blockIdx.x * POSITIONS + threadIdx.x / LANES;
+    if (row >= rows) return;
+    const float4 b = *reinterpret_cast<const float4*>(bias + channel);
+    float4 g[POOL], shift[POOL];
+#pragma unroll
+    for (int w = 0; w < POOL; w++) {
+        const int64 at = (int64)(row * POOL + w) * CHANNELS + channel;
+        g[w] = *reinterpret_cast<const float4*>(gamma + at);
+        shift[w] = *reinterpret_cast<const float4*>(beta + at);
+    }
+    const int last = min((int)(blockIdx.y + 1) * ARTICLES, articles);
+    for (int article = blockIdx.y * ARTICLES; article < last; article++) {
+        const uint8* text = ids + (int64)article * pitch + row * POOL;
+        const bool in_text = row * POOL < text_end[article];  // else every window here is the bias
+        const float mean = statistics[article].x, scale = statistics[article].y;
+        float4 best = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int w = 0; w < POOL; w++) {
+            float4 sum = b;
+            if (in_text) {
+#pragma unroll
+                for (int t = 0; t < KERNEL; t++) {
+                    const int64 entry = (int64)(t * id_count + text[w + t]) * CHANNELS + channel;
+                    const float4 part = *reinterpret_cast<const float4*>(table + entry);
+                    sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+                }
+            }
+            best.x = fmaxf(best.x, (sum.x - mean) * scale * g[w].x + shift[w].x);
+            best.y = fmaxf(best.y, (sum.y - mean) * scale * g[w].y + shift[w].y);
+            best.z = fmaxf(best.z, (sum.z - mean) * scale * g[w].z + shift[w].z);
+            best.w = fmaxf(best.w, (sum.w - mean) * scale * g[w].w + shift[w].w);
+        }
+        *reinterpret_cast<float4*>(output + ((int64)article * row_pitch + row) * CHANNELS + channel) = best;
+    }
+}

@@ -1,0 +1,127 @@
+// A valid convolution on the tensor cores of Ampere and Ada: mma.sync fed by cp.async and ldmatrix.
+//
+// The product is that of simt/conv1d.cu: rows by (tap, channel) by outputs. What changes is how operands travel. For
+// each slab of 64 input channels the block fetches its rows once, with KERNEL - 1 more below them, and tap t reads them
+// t rows further down; ldmatrix takes a row address a lane, so a shift costs nothing. Only the weights are fetched for
+// every tap. A row is 128 bytes in shared memory, its 16-byte pieces permuted by the row number (an XOR), so that the
+// eight rows of a matrix lie in different banks.
+//
+// A block computes 192 rows by 128 outputs, a warp 48 by 64. Before a pool the warp's three m-blocks take rows 3i, 3i + 1
+// and 3i + 2 of its 16 windows, so that the maximum is taken in registers, ahead of bias and ReLU, which commute with it.
+#include "common/types.cuh"
+#include "sm80/async_copy.cuh"
+#include "sm80/mma.cuh"
+
+constexpr int TILE_M = 192, TILE_N = 128, THREADS = 256, SLAB = 64;
+constexpr int WARP_M = 48, WARP_N = 64, M_BLOCKS = WARP_M / 16, N_BLOCKS = WARP_N / 8;
+constexpr int ROW_BYTES = SLAB * 2, PIECES = ROW_BYTES / 16;
+constexpr int C_PITCH = TILE_N + 8;  // of the staged output: rows start four banks apart
+
+// Byte offset of a 16-byte piece of a row of shared memory.
+__device__ __forceinline__ uint32 swizzled(int row, int piece) { return row * ROW_BYTES + ((piece ^ (row & 7)) << 4); }
+
+// input [rows_total, channels_in]; weight [KERNEL][channels_out][channels_in]; bias fp32 [channels_out]. An article is
+// `units` units of POOL rows in the input, and `rows_out` rows of output [articles, rows_out, channels_out].
+template <typename T, int KERNEL, int POOL, bool RELU, int A_STAGES, int B_STAGES>
+__global__ void __launch_bounds__(THREADS, 1)
+    conv1d(const T* input, const T* weight, const float* bias, T* output, int rows_total, int channels_in,
+           int channels_out, int units, int rows_out, int articles) {
+    constexpr int A_ROWS = TILE_M + (KERNEL > 1 ? 8 : 0);
+    constexpr int A_BYTES = A_ROWS * ROW_BYTES, B_BYTES = TILE_N * ROW_BYTES;
+    constexpr int AHEAD = B_STAGES - 1;  // steps fetched before they are needed
+    constexpr int UNITS = TILE_M / POOL, WARP_UNITS = WARP_M / POOL;
+    static_assert(POOL == 1 || POOL == M_BLOCKS, "an m-block holds one row of each pool window");
+    static_assert(KERNEL <= 9, "the rows below a slab");
+    static_assert((A_STAGES - 1) * KERNEL >= AHEAD, "a slab is fetched while an older one computes");
+    static_assert(UNITS * C_PITCH * 2 <= A_STAGES * A_BYTES + B_STAGES * B_BYTES, "the output is staged in their place");
+    extern __shared__ __align__(128) char shared[];
+    const uint32 a_base = shared_address(shared), b_base = a_base + A_STAGES * A_BYTES;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_m = warp % 4, warp_n = warp / 4;
+    const int64 first_row = (int64)blockIdx.y * TILE_M;
+    const int first_column = blockIdx.x * TILE_N;
+    const int steps = channels_in / SLAB * KERNEL;
+
+    auto fetch = [&](int step) {
+        const int slab = step / KERNEL, tap = step % KERNEL;
+        if (step < steps) {
+            if (tap == 0)
+                for (int i = threadIdx.x; i < A_ROWS * PIECES; i += THREADS) {
+                    const int row = i / PIECES, piece = i % PIECES;
+                    const bool valid = first_row + row < rows_total;
+                    const T* from = input + (valid ? first_row + row : 0) * channels_in + slab * SLAB + piece * 8;
+                    copy_async16(a_base + slab % A_STAGES * A_BYTES + swizzled(row, piece), from, valid);
+                }
+#pragma unroll
+            for (int i = threadIdx.x; i < TILE_N * PIECES; i += THREADS) {
+                const int row = i / PIECES, piece = i % PIECES;
+                const T* from =
+                    weight + ((int64)tap * channels_out + first_column + row) * channels_in + slab * SLAB + piece * 8;
+                copy_async16(b_base + step % B_STAGES * B_BYTES + swizzled(row, piece), from, true);
+            }
+        }
+        commit_copies();
+    };
+
+    float sum[M_BLOCKS][N_BLOCKS][4] = {};
+    const int a_lane = lane % 16, a_half = lane / 16;
+    const int b_row = warp_n * WARP_N + lane / 16 * 8 + lane % 8, b_half = lane / 8 % 2;
+#pragma unroll
+    for (int step = 0; step < AHEAD; step++) fetch(step);
+    for (int step = 0; step < steps; step++) {
+        wait_for_copies<AHEAD - 1>();
+        __syncthreads();  // this step's operands are there, and the stage to be refilled is read
+        fetch(step + AHEAD);
+        const int tap = step % KERNEL;
+        const uint32 a_stage = a_base + step / KERNEL % A_STAGES * A_BYTES;
+        const uint32 b_stage = b_base + step % B_STAGES * B_BYTES;
+#pragma unroll
+        for (int k = 0; k < SLAB / 16; k++) {
+            uint32 a[M_BLOCKS][4], b[N_BLOCKS / 2][4];
+#pragma unroll
+            for (int m = 0; m < M_BLOCKS; m++) {
+                const int row = warp_m * WARP_M + (POOL == 1 ? m * 16 + a_lane : a_lane * POOL + m) + tap;
+                load_matrices(a[m], a_stage + swizzled(row, k * 2 + a_half));
+            }
+#pragma unroll
+            for (int n = 0; n < N_BLOCKS / 2; n++) load_matrices(b[n], b_stage + swizzled(b_row + n * 16, k * 2 + b_half));
+#pragma unroll
+            for (int m = 0; m < M_BLOCKS; m++)
+#pragma unroll
+                for (int n = 0; n < N_BLOCKS; n++)
+                    multiply<T>(sum[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+        }
+    }
+    wait_for_copies<0>();
+    __syncthreads();  // the stages are free for the output
+
+    T* staged = reinterpret_cast<T*>(shared);
+#pragma unroll
+    for (int n = 0; n < N_BLOCKS; n++) {
+        const int column = warp_n * WARP_N + n * 8 + lane % 4 * 2;
+        const float2 b = *reinterpret_cast<const float2*>(bias + first_column + column);
+#pragma unroll
+        for (int m = 0; m < M_BLOCKS / POOL; m++) {
+            float value[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                value[i] = sum[m][n][i];
+#pragma unroll
+                for (int w = 1; w < POOL; w++) value[i] = fmaxf(value[i], sum[m + w][n][i]);
+                value[i] += i % 2 ? b.y : b.x;
+                if (RELU) value[i] = fmaxf(value[i], 0);
+            }
+            const int row = warp_m * WARP_UNITS + m * 16 + lane / 4;
+            *reinterpret_cast<uint32*>(staged + row * C_PITCH + column) = pack<T>(value[0], value[1]);
+            *reinterpret_cast<uint32*>(staged + (row + 8) * C_PITCH + column) = pack<T>(value[2], value[3]);
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < UNITS * TILE_N / 8; i += THREADS) {
+        const int row = i / (TILE_N / 8), piece = i % (TILE_N / 8);
+        const int64 unit = (int64)blockIdx.y * UNITS + row;
+        const int article = (int)(unit / units), target = (int)(unit % units);
+        if (article < articles && target < rows_out)
+            *reinterpret_cast<uint4*>(output + ((int64)article * rows_out + target) * channels_out + first_column +
+                                      piece * 8) = *reinterpret_cast<uint4*>(staged + row * C_PITCH + piece * 8);
+    }
+}

@@ -1,0 +1,45 @@
+"""Tensor maps: how the copy engine of Hopper (TMA) sees an array. Passed by value to kernels of `sm90/`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from cuda.bindings import driver
+from numpy.typing import NDArray
+
+from pipeline.errors import BroadsheetError
+
+_FORMAT = {
+    "fp16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    "bf16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+}
+
+
+@lru_cache(maxsize=512)
+def tensor_map(pointer: int, precision: str, shape: tuple[int, ...], box: tuple[int, ...]) -> NDArray[np.void]:
+    """A 128-byte map, [1] of void128, of a C-contiguous array of 16-bit elements, under the 128-byte swizzle.
+
+    shape, box: outermost dimension first, as NumPy has them; the copy engine's own order is the reverse. A box's row
+    is 64 elements. Raises BroadsheetError where the driver refuses it.
+    """
+    rank = len(shape)
+    strides = [2 * int(np.prod(shape[axis:])) for axis in range(rank - 1, 0, -1)]
+    error, found = driver.cuTensorMapEncodeTiled(
+        _FORMAT[precision],
+        rank,
+        pointer,
+        [driver.cuuint64_t(size) for size in reversed(shape)],
+        [driver.cuuint64_t(stride) for stride in strides],
+        [driver.cuuint32_t(size) for size in reversed(box)],
+        [driver.cuuint32_t(1)] * rank,
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise BroadsheetError(f"no tensor map of {list(shape)} in boxes of {list(box)}: {error.name}")
+    value = np.zeros(1, "V128")
+    value.view(np.uint64)[:] = np.array(found.opaque, np.uint64)
+    return value

@@ -1,0 +1,117 @@
+"""A model's tensors on the GPU, in the orders and precisions that the kernels read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cupy as cp
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.alphabet import Alphabet
+from pipeline.kernels.catalog import layer_tile
+from pipeline.kernels.tune import LookupTile
+from pipeline.reference import Weights
+
+
+@dataclass(frozen=True)
+class DeviceAlphabet:
+    """byte_ids uint8 [256]; points uint32 [P] ascending and point_ids uint8 [P]: symbols beyond ASCII."""
+
+    byte_ids: cp.ndarray
+    points: cp.ndarray
+    point_ids: cp.ndarray
+    unknown: int
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Tables of common/statistics.cu. first: fp32 [kernel, ids, 2]; pairs: fp32 [kernel, kernel - 1, ids, ids]."""
+
+    first: cp.ndarray
+    pairs: cp.ndarray
+    sum_of_biases: float
+    sum_of_square_biases: float
+
+
+@dataclass(frozen=True)
+class DeviceNorm:
+    """gamma and beta, [rows, channels]."""
+
+    gamma: cp.ndarray
+    beta: cp.ndarray
+
+
+@dataclass(frozen=True)
+class DeviceWeights:
+    """`reference.Weights` on the GPU.
+
+    table: [kernel, ids, channels] fp32, or [slices, kernel, ids, channels of a slice]. products: by layer name [kernel,
+    inputs, outputs] fp32, or [kernel, outputs, inputs] in 16 bits; fc3 stays fp32 [outputs, inputs] always. bias: fp32.
+    """
+
+    alphabet: DeviceAlphabet
+    statistics: Statistics
+    table: cp.ndarray
+    products: dict[str, cp.ndarray]
+    bias: dict[str, cp.ndarray]
+    norm: dict[str, DeviceNorm]
+
+
+def upload(weights: Weights, alphabet: Alphabet, generation: str, precision: str, architecture: str) -> DeviceWeights:
+    """Lay out and copy a model's tensors; about 30 ms for the shipped one."""
+    first, *rest = weights.layers
+    at = layer_tile(generation, architecture, first, weights.table.shape[1])
+    table = weights.table
+    if isinstance(at, LookupTile):
+        kernel, ids, channels = table.shape
+        table = table.reshape(kernel, ids, channels // at.channels, at.channels).transpose(2, 0, 1, 3)
+    byte_ids, points, point_ids = alphabet.tables
+    products = {}
+    for layer in rest:
+        weight = weights.conv[layer.name] if layer.kind == "conv1d" else weights.linear[layer.name][None]
+        if layer is rest[-1]:
+            products[layer.name] = cp.asarray(np.ascontiguousarray(weight[0].T))
+        else:
+            products[layer.name] = _to_device(weight if precision == "fp32" else weight.transpose(0, 2, 1), precision)
+    return DeviceWeights(
+        DeviceAlphabet(cp.asarray(byte_ids), cp.asarray(points), cp.asarray(point_ids), alphabet.unknown),
+        _statistics(weights),
+        _to_device(table, precision),
+        products,
+        {name: cp.asarray(bias) for name, bias in weights.bias.items()},
+        {
+            name: DeviceNorm(_to_device(norm.gamma, precision), _to_device(norm.beta, precision))
+            for name, norm in weights.norm.items()
+        },
+    )
+
+
+def _to_device(values: NDArray[Any], precision: str) -> cp.ndarray:
+    """fp16 as float16; bf16, which NumPy does not have, as the uint16 of its bits, rounded to nearest even."""
+    values = np.ascontiguousarray(values, np.float32)
+    if precision == "fp32":
+        return cp.asarray(values)
+    if precision == "fp16":
+        return cp.asarray(values.astype(np.float16))
+    bits = values.view(np.uint32)
+    return cp.asarray(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))
+
+
+def _statistics(weights: Weights) -> Statistics:
+    """Prefix sums over the taps, in float64; the formulas stand in common/statistics.cu."""
+    table = weights.table.astype(np.float64)
+    bias = weights.bias[weights.layers[0].name].astype(np.float64)
+    kernel, ids, _ = table.shape
+    first = np.stack([table.sum(axis=2), (table * table).sum(axis=2) + 2 * table @ bias], axis=2).cumsum(axis=0)
+    pairs = np.zeros((kernel, kernel - 1, ids, ids))
+    for lag in range(1, kernel):
+        products = np.stack([2 * table[tap] @ table[tap + lag].T for tap in range(kernel - lag)])
+        pairs[: kernel - lag, lag - 1] = products.cumsum(axis=0)
+    return Statistics(
+        cp.asarray(first.astype(np.float32)),
+        cp.asarray(pairs.astype(np.float32)),
+        float(bias.sum()),
+        float(bias @ bias),
+    )

@@ -1,0 +1,39 @@
+"""The network in float64 with PyTorch's own operators: a second opinion for every backend."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from pipeline.model import NORM_EPSILON, Model
+
+
+def blocks(model: Model, ids: NDArray[np.uint8], device: str = "cpu") -> dict[str, NDArray[np.float64]]:
+    """What comes out of each block for ids [N, length]: channels-last [N, rows, channels] or [N, outputs], by layer."""
+    tensors = {n: torch.tensor(np.asarray(t, np.float64), device=device) for n, t in model.tensors.items()}
+    found = torch.tensor(ids.astype(np.int64), device=device)
+    x = torch.zeros((*ids.shape, 256), dtype=torch.float64, device=device)
+    x.scatter_(2, found[:, :, None], 1)
+    x = x[:, :, : len(model.alphabet)].transpose(1, 2)
+    out = {}
+    for layer in model.layers:
+        weight, bias = tensors[f"{layer.name}.weight"], tensors[f"{layer.name}.bias"]
+        x = (
+            functional.conv1d(x, weight, bias)
+            if layer.kind == "conv1d"
+            else functional.linear(x.flatten(1), weight, bias)
+        )
+        if layer.norm:
+            gamma, beta = tensors[f"{layer.norm}.weight"], tensors[f"{layer.norm}.bias"]
+            x = functional.layer_norm(x, x.shape[1:], gamma, beta, NORM_EPSILON)
+        x = x.relu() if layer.relu else x
+        x = functional.max_pool1d(x, layer.pool) if layer.pool > 1 else x
+        out[layer.name] = (x.transpose(1, 2) if x.ndim == 3 else x).cpu().numpy()
+    return out
+
+
+def logits(model: Model, ids: NDArray[np.uint8], device: str = "cpu", batch: int = 64) -> NDArray[np.float64]:
+    """[N, classes]."""
+    return np.concatenate([blocks(model, ids[i : i + batch], device)["fc3"] for i in range(0, len(ids), batch)])

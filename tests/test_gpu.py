@@ -1,0 +1,283 @@
+"""The CUDA backend against float64 and against its NumPy twins, on a GPU. Skipped where there is none."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import exact
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT, random_model
+from numpy.typing import NDArray
+
+from pipeline import classify, load_model, reference
+from pipeline.alphabet import encode
+from pipeline.engine import Engine, open_engine, why_no_gpu
+from pipeline.model import Model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
+
+LIMITS = {"fp32": 2e-6, "fp16": 3e-3, "bf16": 2e-2}
+STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16")]
+LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz      0123456789,.-ABCÄ中\n"))
+
+
+class Texts:
+    """Articles as an engine takes them."""
+
+    def __init__(self, articles: list[bytes]) -> None:
+        self.data = np.frombuffer(b"".join(articles) or b"", np.uint8)
+        self.offsets = np.cumsum([0, *map(len, articles)]).astype(np.int64)
+        self.ids = None
+
+
+def random_texts(seed: int, count: int) -> list[bytes]:
+    """Half of them short, some longer than the network reads; then the hostile ones."""
+    rng = np.random.default_rng(seed)
+    lengths = np.where(rng.random(count) < 0.5, rng.integers(0, 300, count), rng.integers(0, 1500, count))
+    return ["".join(LETTERS[rng.integers(0, len(LETTERS), n)]).encode() for n in lengths]
+
+
+def hostile_texts() -> list[bytes]:
+    text = "the quick brown fox jumps over it " * 2100
+    cuts = [("a" * n + "é中😀" * 3).encode() for n in range(1006, 1016)]
+    bad = [
+        b"\xff" * 40,
+        b"a\xc3",
+        b"\xe4\xb8",
+        b"\x80\xbf" * 700,
+        b"\xf0\x9f\x98\x80\x80x",
+        b"\xed\xa0\x80",
+        b"\xc0\xaf",
+    ]
+    sizes = [text[:n].encode() for n in (0, 1, 1013, 1014, 1015, 70_000)]
+    return [*sizes, *cuts, *bad, ("é" * 1014).encode(), ("中" * 2000).encode(), b"\x00" * 5, b"ABCxyz"]
+
+
+def error(found: NDArray[np.floating], true: NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(found.astype(np.float64) - true) / np.linalg.norm(true))
+
+
+def poison(engine: Engine) -> None:
+    """Fill every activation and result buffer with NaN, so that what is not written shows."""
+    network = engine._network
+    for buffer in network._activations:
+        buffer.view(np.uint8)[:] = 0xFF
+    for slot in network.slots:
+        for name in ("logits", "scores", "best", "labels", "n_chars"):
+            slot.device[name].view(np.uint8)[:] = 0xFF
+
+
+def logits_of(engine: Engine, count: int) -> NDArray[np.float32]:
+    classes = len(engine.model.classes)
+    return engine._network.slots[0].device["logits"][: count * classes].reshape(count, classes).get()
+
+
+@pytest.fixture(scope="module", params=STACKS, ids="-".join)
+def engine(request: pytest.FixtureRequest, model: Model) -> Iterator[Engine]:
+    kernels, precision = request.param
+    try:
+        opened = open_engine(model, "cuda", precision, kernels=kernels)
+    except Exception as unavailable:
+        if "do not run on" not in str(unavailable):
+            raise
+        pytest.skip(str(unavailable))
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 4097])
+def test_logits_against_float64(engine: Engine, model: Model, count: int) -> None:
+    texts = Texts((random_texts(count, count) + hostile_texts())[-count:])
+    ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids
+    poison(engine)
+    found = engine.classify(texts, all_scores=True)
+    logits = logits_of(engine, count)
+    true = exact.logits(model, ids, "cuda")
+    assert error(logits, true) <= LIMITS[engine.backend.precision]
+    assert np.array_equal(found.labels[:, 0], logits.argmax(axis=1))
+    assert np.abs(found.all_scores - reference.softmax(logits)).max() < 1e-6
+    assert np.array_equal(found.scores[:, 0], found.all_scores.max(axis=1))
+
+
+def test_an_article_scores_the_same_in_any_company(engine: Engine) -> None:
+    """Rule 1: batch size, position, neighbours, other slots and repetition change no bit."""
+    articles = random_texts(7, 700) + hostile_texts()
+    alone = engine.classify(Texts(articles), all_scores=True)
+    rng = np.random.default_rng(1)
+    for batch in (1, 63, 300, engine.batch):
+        order = rng.permutation(len(articles))[:300] if batch > 1 else np.arange(690, 710)
+        before, engine.batch = engine.batch, batch
+        try:
+            found = engine.classify(Texts([articles[i] for i in order]), all_scores=True)
+        finally:
+            engine.batch = before
+        assert np.array_equal(found.all_scores, alone.all_scores[order])
+        assert np.array_equal(found.n_chars, alone.n_chars[order])
+
+
+def test_encoding_is_the_twin_of_numpy(engine: Engine, model: Model) -> None:
+    rng = np.random.default_rng(3)
+    junk = [rng.integers(0, 256, n, np.uint8).tobytes() for n in rng.integers(0, 3000, 400)]
+    mixed = [rng.choice(np.frombuffer("aé中😀\x80\xff".encode("latin-1", "replace"), np.uint8), 900).tobytes()]
+    texts = Texts(junk + mixed + hostile_texts())
+    want = encode(texts.data, texts.offsets, model.alphabet, model.length)
+    found = engine.classify(texts)
+    count = len(texts.offsets) - 1
+    assert np.array_equal(engine._network._ids[:count, : model.length].get(), want.ids)
+    assert np.array_equal(found.n_chars, want.n_chars)
+    assert np.array_equal(found.truncated, want.truncated)
+    assert np.array_equal(found.unknown_chars, want.unknown_chars)
+
+
+def test_encoded_input_scores_like_its_text(engine: Engine, model: Model) -> None:
+    texts = Texts(random_texts(5, 90))
+    given = Texts([])
+    given.ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids
+    want, found = engine.classify(texts, 2), engine.classify(given, 2)
+    assert np.array_equal(want.scores, found.scores)
+    assert np.array_equal(want.labels, found.labels)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "length", "classes"),
+    [
+        ("ab é中😀", 123, 2),
+        ("".join(map(chr, range(0x400, 0x400 + 254))), 200, 1000),
+        ("abcdefghijklmnopqrstuvwxyz ", 1000, 7),
+        ("abcdefghijklmnopqrstuvwxyz ", 4096, 3),
+    ],
+)
+@pytest.mark.parametrize(("kernels", "precision"), [("simt", "fp32"), ("sm80", "fp16"), ("auto", "auto")])
+def test_other_frames(symbols: str, length: int, classes: int, kernels: str, precision: str) -> None:
+    model = random_model(4, symbols, length, classes)
+    rng = np.random.default_rng(2)
+    letters = np.array([*symbols, "?", "\n"])
+    sizes = [0, 1, length - 1, length, length + 1, *rng.integers(0, 2 * length, 40)]
+    texts = Texts(["".join(letters[rng.integers(0, len(letters), n)]).encode() for n in sizes])
+    ids = encode(texts.data, texts.offsets, model.alphabet, length).ids
+    opened = open_engine(model, "cuda", precision, kernels=kernels)
+    try:
+        poison(opened)
+        found = opened.classify(texts, top_k=classes)
+        logits = logits_of(opened, len(sizes))
+    finally:
+        opened.close()
+    assert error(logits, exact.logits(model, ids, "cuda")) <= LIMITS[opened.backend.precision]
+    labels, best = reference.top_k(reference.softmax(logits), classes)
+    assert np.abs(found.scores - best).max() < 1e-6
+    ties = np.isclose(best[:, :-1], best[:, 1:], rtol=1e-5).any(axis=1)
+    assert np.array_equal(found.labels[~ties], labels[~ties])
+
+
+def test_the_shipped_model_flips_hardly_a_label(ag_news: Path) -> None:
+    """On the 7,600 test articles, against float64: fp32 none, fp16 at most four, each of them a close call."""
+    with open(ag_news / "test.csv", newline="", encoding="utf-8") as file:
+        texts = Texts([f"{title} {text}".strip().encode() for _, title, text in csv.reader(file)])
+    model = load_model()
+    ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids
+    true = exact.logits(model, ids, "cuda")
+    scores = np.sort(reference.softmax(true), axis=1)
+    margin = scores[:, -1] - scores[:, -2]
+    for kernels, precision, most in (("simt", "fp32", 0), ("sm80", "fp16", 4), ("auto", "fp16", 4)):
+        opened = open_engine(model, "cuda", precision, kernels=kernels)
+        flipped = np.flatnonzero(opened.classify(texts).labels[:, 0] != true.argmax(axis=1))
+        opened.close()
+        print(f"{opened.backend}: {len(flipped)} labels flipped, margins {margin[flipped]}")
+        assert len(flipped) <= most
+        assert (margin[flipped] < 0.02).all()
+
+
+def test_memory_is_what_was_planned(model: Model) -> None:
+    import cupy
+
+    from pipeline.cuda_engine import CudaEngine
+    from pipeline.kernels.memory import planned_bytes
+
+    cupy.get_default_memory_pool().free_all_blocks()
+    before = cupy.get_default_memory_pool().total_bytes()
+    opened = CudaEngine(model, batch=4096)
+    texts = Texts(random_texts(1, 9000))
+    opened.classify(texts)
+    taken = cupy.get_default_memory_pool().total_bytes() - before
+    planned = planned_bytes(opened._network.plan(4096))
+    opened.classify(texts, all_scores=True)
+    again = cupy.get_default_memory_pool().total_bytes() - before
+    opened.close()
+    print(f"planned {planned:,} bytes, taken {taken:,}")
+    assert abs(taken - planned) <= 0.1 * planned
+    assert again == taken
+    assert cupy.get_default_memory_pool().total_bytes() <= before
+
+
+def test_too_little_memory_halves_the_batch(model: Model) -> None:
+    import cupy
+
+    from pipeline.cuda_engine import CudaEngine
+
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    pool.set_limit(size=pool.total_bytes() + 600_000_000)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            opened = CudaEngine(model, batch=8192)
+        assert opened.batch in (1024, 2048)
+        assert any("going on with" in str(w.message) for w in caught)
+        texts = Texts(random_texts(2, 5000))
+        found = opened.classify(texts)
+        opened.close()
+    finally:
+        pool.set_limit(size=0)
+    whole = CudaEngine(model)
+    assert np.array_equal(whole.classify(texts).scores, found.scores)
+    whole.close()
+
+
+def test_an_error_of_the_gpu_names_kernel_and_batch(tmp_path: Path) -> None:
+    """In a process of its own: after an illegal address a process can do nothing more on that GPU."""
+    script = """
+import sys; sys.path.insert(0, "tests")
+import cupy
+from conftest import random_model
+from test_gpu import Texts, random_texts
+from pipeline.cuda_engine import CudaEngine
+from pipeline.errors import BroadsheetError
+engine = CudaEngine(random_model())
+nowhere = cupy.cuda.UnownedMemory(1 << 45, 1024, None)
+engine._network._weights.bias["conv4"] = cupy.ndarray(256, cupy.float32, cupy.cuda.MemoryPointer(nowhere, 0))
+for _ in range(2):
+    try:
+        engine.classify(Texts(random_texts(1, 100)))
+    except BroadsheetError as error:
+        print(error)
+import os; os._exit(0)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    first, second = run.stdout.strip().splitlines()
+    assert "conv4" in first
+    assert "articles 0 to 100" in first
+    assert "start the worker anew" in second
+
+
+def test_the_whole_job_on_the_gpu(model: Model, tmp_path: Path) -> None:
+    articles = random_texts(11, 3000)
+    report = classify([a.decode() for a in articles], tmp_path / "out", model=model, device="cuda", chunk_size=700)
+    assert report.backend.startswith("cuda")
+    opened = open_engine(model, "cuda")
+    alone = opened.classify(Texts(articles))
+    opened.close()
+    table = pq.ParquetDataset(tmp_path / "out" / "parts").read().sort_by("row")
+    assert np.array_equal(table["score"].to_numpy(), alone.scores[:, 0])
+
+
+def test_auto_takes_the_gpu(small_model: Model) -> None:
+    opened = open_engine(small_model)
+    opened.close()
+    assert opened.backend.device == "cuda"

@@ -1,0 +1,145 @@
+"""Every kernel is compiled for every architecture, which needs no GPU; and the cache that keeps them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import BroadsheetError, UsageError
+from pipeline.kernels import compile as compiler
+from pipeline.kernels.catalog import PRECISIONS, Kernel, choose_generation, network_kernels, target
+from pipeline.kernels.compile import compile_kernel, resources
+from pipeline.kernels.tune import SHARED_LIMIT
+from pipeline.model import layer_table
+
+pytest.importorskip("cuda.core")
+
+GENERATIONS = {
+    "sm_75": ("simt",),
+    "sm_80": ("simt", "sm80"),
+    "sm_86": ("simt", "sm80"),
+    "sm_89": ("simt", "sm80"),
+    "sm_90": ("simt", "sm80", "sm90"),
+    "sm_100": ("simt", "sm80"),
+}
+REGISTERS_OF_A_BLOCK = 65_536
+
+
+def kernels_for(architecture: str) -> set[tuple[Kernel, str]]:
+    """Of the published frame, and of the largest alphabet and most classes."""
+    found = set()
+    for generation in GENERATIONS[architecture]:
+        for precision in PRECISIONS[generation]:
+            for symbols, classes in ((70, 4), (254, 1000)):
+                layers = layer_table(symbols, 1014, classes)
+                for kernel in network_kernels(generation, precision, architecture, layers, symbols + 2):
+                    found.add((kernel, target(generation, architecture)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.mark.parametrize("architecture", GENERATIONS)
+def test_every_kernel_compiles_clean_and_fits(architecture: str, cache: Path) -> None:
+    def check(item: tuple[Kernel, str]) -> list[str]:
+        kernel, compiled_for = item
+        report = resources(compile_kernel(kernel.file, kernel.expression, compiled_for, cache).log)
+        name = f"{kernel.file} {kernel.expression} for {compiled_for}"
+        shared = kernel.shared_bytes + report.shared_bytes
+        complaints = [f"{name}: {warning}" for warning in report.warnings]
+        if report.spill_bytes or report.stack_bytes:
+            complaints.append(f"{name}: spills {report.spill_bytes} bytes, {report.stack_bytes} bytes of stack")
+        if shared > SHARED_LIMIT[architecture]:
+            complaints.append(f"{name}: {shared} bytes of shared memory, a block has {SHARED_LIMIT[architecture]}")
+        if not 0 < report.registers * kernel.threads <= REGISTERS_OF_A_BLOCK:
+            complaints.append(f"{name}: {report.registers} registers for each of {kernel.threads} threads")
+        return complaints
+
+    with ThreadPoolExecutor(2) as pool:
+        complaints = [text for found in pool.map(check, sorted(kernels_for(architecture), key=str)) for text in found]
+    assert not complaints, "\n".join(complaints)
+
+
+def test_the_report_of_a_spilling_kernel_is_read(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The check above is worth nothing if a spill passes unseen."""
+    source = """
+    __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
+        float kept[64];
+        #pragma unroll
+        for (int i = 0; i < 64; i++) kept[i] = x[i * 1024 + threadIdx.x];
+        __syncthreads();
+        #pragma unroll
+        for (int i = 0; i < 64; i++) x[i * 1024 + threadIdx.x] = kept[63 - i] * kept[i];
+    }"""
+    (tmp_path / "spilling.cu").write_text(source)
+    monkeypatch.setattr(compiler, "FOLDER", tmp_path)
+    assert resources(compile_kernel("spilling.cu", "spilling", "sm_80", cache).log).spill_bytes > 0
+
+
+def test_an_error_shows_file_and_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "broken.cuh").write_text("#pragma once\n\nint x = ;\n")
+    (tmp_path / "broken.cu").write_text('#include "common/broken.cuh"\n__global__ void broken() {}\n')
+    monkeypatch.setattr(compiler, "FOLDER", tmp_path)
+    with pytest.raises(BroadsheetError, match=r"common/broken\.cuh\(3\): error"):
+        compile_kernel("broken.cu", "broken", "sm_80", tmp_path / "cache")
+
+
+def test_a_change_in_an_included_file_compiles_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "common").mkdir()
+    (tmp_path / "kernel.cu").write_text('#include "common/value.cuh"\n__global__ void kernel(int* x) { *x = VALUE; }\n')
+    monkeypatch.setattr(compiler, "FOLDER", tmp_path)
+    paths = set()
+    for value in (1, 2, 1):
+        (tmp_path / "common" / "value.cuh").write_text(f"#define VALUE {value}\n")
+        compiler._key.cache_clear()
+        paths.add(compile_kernel("kernel.cu", "kernel", "sm_80", tmp_path / "cache").path)
+    assert len(paths) == 2
+
+
+def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
+    script = (
+        "from pipeline.kernels.compile import compile_kernel; "
+        "print(compile_kernel('simt/conv1d.cu', 'conv1d<7, 3, true>', 'sm_80').path.stat().st_ino)"
+    )
+    environment = {**os.environ, "BROADSHEET_CACHE_DIR": str(tmp_path)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(16)
+    ]
+    # A second compilation would be renamed into place, and the file would be another one for whoever looked before.
+    assert len({process.communicate(timeout=120)[0] for process in started}) == 1
+    assert len(list(tmp_path.glob("*.cubin"))) == 1
+    assert all(process.returncode == 0 for process in started)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="set BROADSHEET_CACHE_DIR"):
+        compile_kernel("common/encode.cu", "encode", "sm_80", tmp_path / "file" / "cache")
+
+
+def test_kernels_are_chosen_by_compute_capability() -> None:
+    assert choose_generation("auto", "auto", (9, 0)) == ("sm90", "fp16")
+    assert choose_generation("auto", "auto", (8, 6)) == ("sm80", "fp16")
+    assert choose_generation("auto", "bf16", (10, 0)) == ("sm80", "bf16")
+    assert choose_generation("auto", "auto", (7, 5)) == ("simt", "fp32")
+    assert choose_generation("auto", "fp32", (9, 0)) == ("simt", "fp32")
+    assert choose_generation("sm80", "auto", (9, 0)) == ("sm80", "fp16")
+    for kernels, precision, capability in (
+        ("sm90", "auto", (8, 0)),
+        ("sm90", "auto", (10, 0)),
+        ("sm80", "fp32", (9, 0)),
+        ("simt", "fp16", (9, 0)),
+        ("auto", "fp16", (7, 5)),
+    ):
+        with pytest.raises(UsageError):
+            choose_generation(kernels, precision, capability)
