@@ -1,0 +1,108 @@
+"""What this GPU itself can do, measured through PyTorch on random data: the figures to hold a kernel against.
+
+    python -m benchmarks.peers.ceilings
+
+Random data, for zeros draw less power and so run at a higher clock. Each figure is a median of CUDA-event timings.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from benchmarks.peers import event_seconds
+
+SQUARE = 8192
+COPY_BYTES = 4 << 30
+HOST_BYTES = 1 << 30
+
+NETWORK_SHAPES = {
+    "block 2": (675_840, 256, 1_792),
+    "blocks 3 to 6": (221_184, 256, 768),
+    "fc1": (8_192, 1_024, 8_704),
+}
+"""(M, N, K) of the products that this network's blocks amount to."""
+
+
+def ceilings() -> dict[str, float | dict[str, float]]:
+    """All of them, on the current device: TB/s, GB/s and TFLOP/s by name."""
+    with _tf32(False):
+        square = {
+            "fp16": square_product(torch.float16),
+            "bf16": square_product(torch.bfloat16),
+            "fp32": square_product(torch.float32),
+        }
+    with _tf32(True):
+        square["tf32"] = square_product(torch.float32)
+    return {
+        "device_copy_tb_per_second": device_copy(),
+        "host_to_device_gb_per_second": host_to_device(),
+        f"product_{SQUARE}_tflop_per_second": square,
+        "network_shapes_fp16_tflop_per_second": {name: product(*shape) for name, shape in NETWORK_SHAPES.items()},
+    }
+
+
+def device_copy() -> float:
+    """TB/s of a copy within device memory, bytes read and bytes written both counted."""
+    source = _random_bytes(COPY_BYTES)
+    target = torch.empty_like(source)
+    return 2 * COPY_BYTES / _median_seconds(lambda: target.copy_(source)) / 1e12
+
+
+def host_to_device() -> float:
+    """GB/s of a copy from page-locked host memory."""
+    target = _random_bytes(HOST_BYTES)
+    source = torch.empty(HOST_BYTES, dtype=torch.uint8, pin_memory=True)
+    source.copy_(target)
+    return HOST_BYTES / _median_seconds(lambda: target.copy_(source, non_blocking=True)) / 1e9
+
+
+def square_product(dtype: torch.dtype) -> float:
+    """TFLOP/s of an 8192³ product, its precision that of `dtype` (and of the TF32 setting)."""
+    a, b = (torch.randn(SQUARE, SQUARE, device="cuda", dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * SQUARE**3 / _median_seconds(lambda: torch.mm(a, b, out=out)) / 1e12
+
+
+def product(m: int, n: int, k: int) -> float:
+    """TFLOP/s of [m, k] by [k, n] in fp16, the better of the two ways to store the weights."""
+    a = torch.randn(m, k, device="cuda", dtype=torch.float16)
+    by_output = torch.randn(n, k, device="cuda", dtype=torch.float16)
+    by_input = by_output.t().contiguous()
+    out = torch.empty(m, n, device="cuda", dtype=torch.float16)
+    seconds = min(_median_seconds(lambda w=w: torch.mm(a, w, out=out)) for w in (by_output.t(), by_input))
+    return 2 * m * n * k / seconds / 1e12
+
+
+def _random_bytes(count: int) -> torch.Tensor:
+    return torch.randint(0, 256, (count,), dtype=torch.uint8, device="cuda")
+
+
+def _median_seconds(work: Callable[[], object], calls: int = 10) -> float:
+    """Seconds of one call: the median of ten timings of `calls` in a row, warm."""
+
+    def several() -> None:
+        for _ in range(calls):
+            work()
+
+    several()
+    return statistics.median(event_seconds(several)) / calls
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+if __name__ == "__main__":
+    print(json.dumps(ceilings(), indent=1))

@@ -1,0 +1,122 @@
+"""The network as a JAX user writes it: one jitted function over channels-last (NWC) arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else it takes three quarters of the GPU from the rest
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from benchmarks.peers import Peer
+from pipeline.model import NORM_EPSILON, Model
+
+Parameters = dict[str, Array]
+
+_CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
+
+
+def peer(name: str, model: Model, ids: torch.Tensor, batch: int, block1: str) -> Peer:
+    """A pass over ids, uint8 [N, length], in fp16 and batches. block1: "dense" or "table"."""
+    articles = jax.dlpack.from_dlpack(ids)
+    weights = jax.device_put(parameters(model, block1, np.float16), articles.sharding)
+    forward = jax.jit(network(model, block1))
+    parts = jax.block_until_ready([articles[first : first + batch] for first in range(0, len(ids), batch)])
+    label = jax.jit(lambda logits: (logits.argmax(1), jax.nn.softmax(logits).max(1)))
+    last: list[Array] = []
+
+    def run() -> None:
+        last[:] = [forward(weights, part) for part in parts]
+        jax.block_until_ready([label(logits) for logits in last])
+
+    def answer() -> NDArray[np.float32]:
+        return np.concatenate([np.asarray(logits) for logits in last])
+
+    return Peer(name, batch, run, answer)
+
+
+def parameters(model: Model, block1: str, dtype: type[np.floating]) -> dict[str, NDArray[np.floating]]:
+    """The model's tensors in channels-last orders, by the model file's names.
+
+    Convolutions [kernel, inputs, outputs], conv1's inputs a multiple of eight, or as a table [kernel, symbols + 2,
+    outputs] that is zero for unknown and padding. Linear layers [inputs, outputs]. Norms [rows, channels].
+    """
+    found = {name: np.asarray(tensor, dtype) for name, tensor in model.tensors.items()}
+    for layer in model.layers:
+        name = f"{layer.name}.weight"
+        if layer.name == "fc1":
+            by_channel = found[name].reshape(layer.outputs, model.layers[5].outputs, -1)
+            found[name] = by_channel.transpose(2, 1, 0).reshape(layer.inputs, layer.outputs)
+        else:
+            found[name] = found[name].T
+        if layer.name == "conv1":
+            more = 2 if block1 == "table" else -layer.inputs % _CHANNELS_MULTIPLE
+            found[name] = np.pad(found[name], ((0, 0), (0, more), (0, 0)))
+        if layer.norm:
+            for part in ("weight", "bias"):
+                found[f"{layer.norm}.{part}"] = found[f"{layer.norm}.{part}"].T
+    return found
+
+
+def network(model: Model, block1: str) -> Callable[[Parameters, Array], Array]:
+    """A function of `parameters` and ids, uint8 [N, length], to logits float32 [N, classes]."""
+    first_block = {"dense": dense_block1, "table": table_block1}[block1]
+
+    def forward(weights: Parameters, ids: Array) -> Array:
+        x = ids
+        for layer in model.layers:
+            weight, bias = weights[f"{layer.name}.weight"], weights[f"{layer.name}.bias"]
+            if layer.name == "conv1":
+                x = first_block(x, weight) + bias
+            elif layer.kind == "conv1d":
+                x = convolve(x, weight) + bias
+            else:
+                x = x.reshape(len(x), -1) @ weight + bias
+            if layer.norm:
+                x = normalise(x, weights[f"{layer.norm}.weight"], weights[f"{layer.norm}.bias"])
+            if layer.relu:
+                x = jax.nn.relu(x)
+            if layer.pool > 1:
+                window = (1, layer.pool, 1)
+                x = lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")
+        return x.astype(jnp.float32)
+
+    return forward
+
+
+def dense_block1(ids: Array, weight: Array) -> Array:
+    """Ids, uint8 [N, length], as one-hot rows through a convolution: [N, rows, outputs].
+
+    An id beyond the columns is a zero row; the columns behind the symbols meet weights that are zero.
+    """
+    return convolve(jax.nn.one_hot(ids, weight.shape[1], dtype=weight.dtype), weight)
+
+
+def table_block1(ids: Array, table: Array) -> Array:
+    """The same as one gathered row a tap, summed in fp32: [N, rows, outputs]. table: [kernel, ids, outputs]."""
+    kernel = len(table)
+    rows = ids.shape[1] - kernel + 1
+    total = jnp.zeros((), jnp.float32)
+    for tap in range(kernel):
+        total += table[tap].at[ids[:, tap : tap + rows]].get(mode="promise_in_bounds")
+    return total.astype(table.dtype)
+
+
+def convolve(x: Array, weight: Array) -> Array:
+    """[N, rows, inputs] and [kernel, inputs, outputs] to [N, rows - kernel + 1, outputs]."""
+    return lax.conv_general_dilated(x, weight, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
+
+
+def normalise(x: Array, gamma: Array, beta: Array) -> Array:
+    """Layer normalisation over [rows, channels] of each article, its statistics in fp32. x: [N, rows, channels]."""
+    wide = x.astype(jnp.float32)
+    mean = wide.mean((1, 2), keepdims=True)
+    variance = jnp.square(wide - mean).mean((1, 2), keepdims=True)
+    return ((wide - mean) * lax.rsqrt(variance + NORM_EPSILON) * gamma + beta).astype(x.dtype)

@@ -1,0 +1,75 @@
+"""The networks that benchmarks time beside ours are the same network."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline import reference
+from pipeline.model import Model
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import peers  # noqa: E402
+from benchmarks.peers import torch_peer  # noqa: E402
+
+ARTICLES = 6
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def ids(small_model: Model) -> NDArray[np.uint8]:
+    """Symbols, unknown characters and padding in all places, one article of nothing, one of unknown characters."""
+    rng = np.random.default_rng(3)
+    drawn = rng.integers(0, len(small_model.alphabet) + 2, (ARTICLES, small_model.length)).astype(np.uint8)
+    drawn[0] = small_model.alphabet.padding
+    drawn[1] = small_model.alphabet.unknown
+    drawn[2, 40:] = small_model.alphabet.padding
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def truth(small_model: Model, ids: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return reference.forward(ids, reference.prepare(small_model))
+
+
+def relative_error(found: NDArray[np.float32], truth: NDArray[np.float32]) -> float:
+    return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+
+
+@pytest.mark.parametrize("network", ["eager", "dense", "table"])
+def test_torch_networks_agree_with_the_reference(
+    network: str, small_model: Model, ids: NDArray[np.uint8], truth: NDArray[np.float32]
+) -> None:
+    if network == "eager":
+        built = torch_peer.eager(small_model, torch.float32)
+    else:
+        block1 = {"dense": torch_peer.DenseBlock1, "table": torch_peer.TableBlock1}[network]
+        built = torch_peer.ChannelsLast(small_model, block1, torch.float32)
+    with torch.no_grad():
+        logits = built.eval()(torch.from_numpy(ids)).numpy()
+    assert relative_error(logits, truth) < TOLERANCE
+
+
+@pytest.mark.parametrize("block1", ["dense", "table"])
+def test_the_jax_network_agrees_with_the_reference(
+    block1: str, small_model: Model, ids: NDArray[np.uint8], truth: NDArray[np.float32]
+) -> None:
+    jax = pytest.importorskip("jax")
+    from benchmarks.peers import jax_peer
+
+    weights = jax_peer.parameters(small_model, block1, np.float32)
+    with jax.default_matmul_precision("highest"):
+        logits = jax.jit(jax_peer.network(small_model, block1))(weights, ids)
+    assert relative_error(np.asarray(logits), truth) < TOLERANCE
+
+
+def test_a_pass_covers_every_article_and_keeps_the_order(
+    small_model: Model, ids: NDArray[np.uint8], truth: NDArray[np.float32]
+) -> None:
+    peer = peers.build("eager-fp32", small_model, torch.from_numpy(ids), batch=2)
+    peer.run()
+    assert relative_error(peer.logits(), truth) < TOLERANCE
+    with pytest.raises(ValueError, match="does not divide"):
+        peers.build("eager-fp32", small_model, torch.from_numpy(ids), batch=4)
