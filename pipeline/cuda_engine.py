@@ -164,6 +164,6 @@ class CudaEngine:
     def close(self) -> None:
         """Give back the GPU's memory."""
         with self.device:
-            self._network.release()
+            self._network.close()
             cp.get_default_memory_pool().free_all_blocks()
             cp.get_default_pinned_memory_pool().free_all_blocks()

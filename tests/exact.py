@@ -1,4 +1,4 @@
-"""The network in float64 with PyTorch's own operators: a second opinion for every backend."""
+"""The network in float64 (or another type) with PyTorch's own operators: a second opinion for every backend."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from torch.nn import functional
 from pipeline.model import NORM_EPSILON, Model
 
 
-def blocks(model: Model, ids: NDArray[np.uint8], device: str = "cpu") -> dict[str, NDArray[np.float64]]:
+def blocks(
+    model: Model, ids: NDArray[np.uint8], device: str = "cpu", dtype: torch.dtype = torch.float64
+) -> dict[str, NDArray[np.floating]]:
     """What comes out of each block for ids [N, length]: channels-last [N, rows, channels] or [N, outputs], by layer."""
-    tensors = {n: torch.tensor(np.asarray(t, np.float64), device=device) for n, t in model.tensors.items()}
+    tensors = {n: torch.tensor(np.asarray(t, np.float64), device=device, dtype=dtype) for n, t in model.tensors.items()}
     found = torch.tensor(ids.astype(np.int64), device=device)
-    x = torch.zeros((*ids.shape, 256), dtype=torch.float64, device=device)
+    x = torch.zeros((*ids.shape, 256), dtype=dtype, device=device)
     x.scatter_(2, found[:, :, None], 1)
     x = x[:, :, : len(model.alphabet)].transpose(1, 2)
     out = {}
@@ -34,6 +36,8 @@ def blocks(model: Model, ids: NDArray[np.uint8], device: str = "cpu") -> dict[st
     return out
 
 
-def logits(model: Model, ids: NDArray[np.uint8], device: str = "cpu", batch: int = 64) -> NDArray[np.float64]:
+def logits(
+    model: Model, ids: NDArray[np.uint8], device: str = "cpu", dtype: torch.dtype = torch.float64, batch: int = 64
+) -> NDArray[np.floating]:
     """[N, classes]."""
-    return np.concatenate([blocks(model, ids[i : i + batch], device)["fc3"] for i in range(0, len(ids), batch)])
+    return np.concatenate([blocks(model, ids[i : i + batch], device, dtype)["fc3"] for i in range(0, len(ids), batch)])

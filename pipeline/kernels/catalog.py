@@ -57,9 +57,10 @@ def lookup_tile(generation: str, architecture: str, layer: Layer, ids: int) -> L
 
 
 def _lookup_shared(layer: Layer, at: LookupTile, ids: int) -> int:
-    group = 16
+    """The table's slice and `Shared` of sm80/lookup_norm_pool.cu."""
+    group = 32
     words = (at.positions * layer.pool + layer.kernel + layer.pool + 2) // 4
-    return layer.kernel * ids * at.channels * 2 + 2 * group * (words * 4 + 12)
+    return layer.kernel * ids * at.channels * 2 + 12 * at.channels + 2 * group * (at.channels + 12 + 4 * words)
 
 
 def lookup_kernel(generation: str, precision: str, layer: Layer, at: LookupTile | None, ids: int) -> Kernel:
@@ -67,7 +68,7 @@ def lookup_kernel(generation: str, precision: str, layer: Layer, at: LookupTile 
     frame = f"{layer.kernel}, {layer.outputs}, {layer.pool}"
     if at is None:
         return Kernel(layer.name, "simt/lookup_norm_pool.cu", f"lookup_norm_pool<{frame}, {SIMT_ARTICLES}>")
-    instance = f"lookup_norm_pool<{_ELEMENT[precision]}, {frame}, {at.channels}, {at.positions}, {at.articles}>"
+    instance = f"lookup_norm_pool<{_ELEMENT[precision]}, {ids}, {frame}, {at.channels}, {at.positions}, {at.articles}>"
     threads = at.channels // 8 * at.positions
     return Kernel(layer.name, "sm80/lookup_norm_pool.cu", instance, threads, _lookup_shared(layer, at, ids))
 

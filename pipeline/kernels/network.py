@@ -87,7 +87,7 @@ class Network:
         self.ops = operations(generation, precision, device, self._mark)
         self._element = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[precision]
         for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers, self._known):
-            load(kernel, target(generation, self.ops.architecture))
+            load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
         self._weights = upload(weights, alphabet, generation, precision, self.ops.architecture)
         self._in, self.compute, self._out = (cp.cuda.Stream(non_blocking=True) for _ in range(3))
         self.slots: list[Slot] = []
@@ -110,6 +110,11 @@ class Network:
         self.slots.clear()
         self._activations = []
         self._ids = self._statistics = self._text_end = None
+
+    def close(self) -> None:
+        """Give back the weights too."""
+        self.release()
+        del self._weights
 
     def start_text(self, slot: Slot, data: NDArray[np.uint8], offsets: NDArray[np.int64], top_k: int) -> None:
         """Send a batch on its way: data[offsets[0]:offsets[-1]], UTF-8."""
@@ -175,9 +180,7 @@ class Network:
         self.ops.norm_statistics(ids, self._length, first, weights.statistics, statistics, text_end)
         turn = 0
         rows = self._rows(turn, count, memory.row_pitch(first, rest[0]), first, first.rows_pooled)
-        self.ops.lookup_norm_pool(
-            ids, first, weights.table, weights.bias[first.name], weights.norm[first.name], statistics, text_end, rows
-        )
+        self.ops.lookup_norm_pool(ids, first, weights.table, weights.norm[first.name], statistics, text_end, rows)
         x: Any = None
         for layer, following in zip(rest, [*rest[1:], last], strict=True):
             weight, bias, norm = weights.products[layer.name], weights.bias[layer.name], weights.norm.get(layer.name)

@@ -19,7 +19,7 @@ from pipeline.kernels import catalog
 from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel
 from pipeline.kernels.tune import LookupTile, Sm80Tile, Sm90Tile, Tile
-from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, Statistics
+from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, DeviceTable, Statistics
 from pipeline.model import NORM_EPSILON, Layer
 
 _SIMT_TILE = (144, 128)
@@ -91,23 +91,25 @@ class Operations:
         )  # fmt: skip
 
     def lookup_norm_pool(
-        self, ids: cp.ndarray, layer: Layer, table: cp.ndarray, bias: cp.ndarray, norm: DeviceNorm,
+        self, ids: cp.ndarray, layer: Layer, table: DeviceTable, norm: DeviceNorm,
         statistics: cp.ndarray, text_end: cp.ndarray, out: Rows,
     ) -> None:  # fmt: skip
         """Block 1 from ids, uint8 [N, pitch], and their statistics."""
         count, pitch = ids.shape
-        known = table.shape[-2]
+        known = table.entries.shape[-2]
         at = self._tile(layer, known)
         kernel = catalog.lookup_kernel(self.generation, self.precision, layer, at, known)  # type: ignore[arg-type]
         if isinstance(at, LookupTile):
             grid: tuple[int, ...] = (self.processors * max(1, _blocks_a_processor(self.architecture, kernel)),)
+            size = []
         else:
             grid = (-(-out.valid // catalog.SIMT_POSITIONS), -(-count // catalog.SIMT_ARTICLES))
+            size = [_int(known)]
         self._launch(
             kernel,
             grid,
-            (ids, _int(pitch), _int(count), _int(known), text_end, statistics, table, bias, norm.gamma, norm.beta,
-             out.values, _int(out.valid), _int(out.values.shape[1])),
+            (ids, _int(pitch), _int(count), *size, text_end, statistics, table.entries, table.affine, norm.gamma,
+             norm.beta, out.values, _int(out.valid), _int(out.values.shape[1])),
         )  # fmt: skip
 
     def conv1d(
@@ -191,7 +193,7 @@ class Operations:
         return found or catalog.layer_tile(self.generation, self.architecture, layer, ids)
 
     def _launch(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-        function = load(kernel, catalog.target(self.generation, self.architecture))
+        function = load(kernel.file, kernel.expression, catalog.target(self.generation, self.architecture))
         self.launched(kernel.name)
         try:
             function(grid, (kernel.threads,), arguments, shared_mem=kernel.shared_bytes)
@@ -208,12 +210,15 @@ def operations(
 
 
 @cache
-def load(kernel: Kernel, target: str) -> Any:
-    """The kernel as a CuPy function, compiled if the cache does not hold it; once a process."""
-    cubin = compile_kernel(kernel.file, kernel.expression, target)
+def load(file: str, expression: str, target: str) -> Any:
+    """The kernel as a CuPy function, compiled if the cache does not hold it; once a process.
+
+    A function is one to all models of a process, which may need more or less shared memory: it may take all there is.
+    """
+    cubin = compile_kernel(file, expression, target)
     function = cp.RawModule(path=str(cubin.path)).get_function(cubin.symbol)
-    if kernel.shared_bytes:
-        function.max_dynamic_shared_size_bytes = kernel.shared_bytes
+    most = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    function.max_dynamic_shared_size_bytes = most - function.shared_size_bytes
     return function
 
 

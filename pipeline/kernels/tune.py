@@ -27,8 +27,8 @@ class LookupTile:
     """Block 1 of `sm80/`. channels: of a slice of the table. positions: pooled rows of a slab. articles: of a task."""
 
     channels: int
-    positions: int = 28
-    articles: int = 128
+    positions: int
+    articles: int
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ Tile = LookupTile | Sm80Tile | Sm90Tile
 
 _TILES: dict[tuple[str, str], dict[str, Tile]] = {
     ("sm80", ""): {
-        "conv1": LookupTile(64),
+        "conv1": LookupTile(64, 28, 64),
         "conv": Sm80Tile(2, 3),
         "linear": Sm80Tile(2, 2),
     },
     ("sm90", "sm_90"): {
-        "conv1": LookupTile(128),
+        "conv1": LookupTile(128, 28, 64),
         "conv2": Sm90Tile(3, 2, 4, 2),
         "conv": Sm90Tile(3, 2, 4, 2),
         "linear": Sm90Tile(2, 4, 4, 2),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipeline.alphabet import Alphabet
 from pipeline.kernels.catalog import layer_tile
 from pipeline.kernels.tune import LookupTile
-from pipeline.reference import Weights
+from pipeline.reference import Floats, Weights
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,16 @@ class Statistics:
 
 
 @dataclass(frozen=True)
+class DeviceTable:
+    """Block 1's table. entries: fp32 [kernel, ids, channels] with affine the bias, fp32 [channels]; or for 16 bits
+    uint16 [slices, kernel, ids, channels of a slice] with affine fp32 [3, channels], as in sm80/lookup_norm_pool.cu.
+    """
+
+    entries: cp.ndarray
+    affine: cp.ndarray
+
+
+@dataclass(frozen=True)
 class DeviceNorm:
     """gamma and beta, [rows, channels]."""
 
@@ -47,13 +57,13 @@ class DeviceNorm:
 class DeviceWeights:
     """`reference.Weights` on the GPU.
 
-    table: [kernel, ids, channels] fp32, or [slices, kernel, ids, channels of a slice]. products: by layer name [kernel,
+    table: block 1's. products: by layer name [kernel,
     inputs, outputs] fp32, or [kernel, outputs, inputs] in 16 bits; fc3 stays fp32 [outputs, inputs] always. bias: fp32.
     """
 
     alphabet: DeviceAlphabet
     statistics: Statistics
-    table: cp.ndarray
+    table: DeviceTable
     products: dict[str, cp.ndarray]
     bias: dict[str, cp.ndarray]
     norm: dict[str, DeviceNorm]
@@ -63,10 +73,13 @@ def upload(weights: Weights, alphabet: Alphabet, generation: str, precision: str
     """Lay out and copy a model's tensors; about 30 ms for the shipped one."""
     first, *rest = weights.layers
     at = layer_tile(generation, architecture, first, weights.table.shape[1])
-    table = weights.table
+    bias = weights.bias[first.name]
+    table = DeviceTable(cp.asarray(weights.table), cp.asarray(bias))
     if isinstance(at, LookupTile):
-        kernel, ids, channels = table.shape
-        table = table.reshape(kernel, ids, channels // at.channels, at.channels).transpose(2, 0, 1, 3)
+        entries, affine = fixed_point(weights.table, bias)
+        kernel, ids, channels = entries.shape
+        slices = entries.reshape(kernel, ids, channels // at.channels, at.channels).transpose(2, 0, 1, 3)
+        table = DeviceTable(cp.asarray(np.ascontiguousarray(slices)), cp.asarray(affine))
     byte_ids, points, point_ids = alphabet.tables
     products = {}
     for layer in rest:
@@ -78,7 +91,7 @@ def upload(weights: Weights, alphabet: Alphabet, generation: str, precision: str
     return DeviceWeights(
         DeviceAlphabet(cp.asarray(byte_ids), cp.asarray(points), cp.asarray(point_ids), alphabet.unknown),
         _statistics(weights),
-        _to_device(table, precision),
+        table,
         products,
         {name: cp.asarray(bias) for name, bias in weights.bias.items()},
         {
@@ -86,6 +99,22 @@ def upload(weights: Weights, alphabet: Alphabet, generation: str, precision: str
             for name, norm in weights.norm.items()
         },
     )
+
+
+def fixed_point(table: Floats, bias: Floats) -> tuple[NDArray[np.uint16], Floats]:
+    """Block 1's table as whole numbers: a window is `zero + unit * (sum of its entries)`, and no sum reaches 65,536.
+
+    table: [kernel, ids, channels], bias [channels]. Returns entries, uint16 of the table's shape, and fp32 [3,
+    channels]: unit, zero, bias. An entry is off by at most half a unit, which is the channel's range over 65,535.
+    """
+    exact = table.astype(np.float64)
+    lowest = exact.min(axis=1, keepdims=True)
+    span = (exact.max(axis=1, keepdims=True) - lowest).sum(axis=0, keepdims=True)
+    largest = np.iinfo(np.uint16).max - len(table)  # each tap may round up by half
+    unit = np.where(span > 0, span, 1) / largest
+    entries = np.rint((exact - lowest) / unit).astype(np.uint16)
+    zero = bias + lowest.sum(axis=(0, 1))
+    return entries, np.stack([unit[0, 0], zero, bias]).astype(np.float32)
 
 
 def _to_device(values: NDArray[Any], precision: str) -> cp.ndarray:

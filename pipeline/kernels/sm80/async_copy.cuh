@@ -6,8 +6,10 @@ __device__ __forceinline__ uint32 shared_address(const void* pointer) {
     return (uint32)__cvta_generic_to_shared(pointer);
 }
 
-__device__ __forceinline__ void copy_async4(void* to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES)
+                 : "memory");
 }
 
 // Copies 16 bytes past the L1 cache; writes zeros and reads nothing where `valid` is false.

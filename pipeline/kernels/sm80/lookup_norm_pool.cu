@@ -3,59 +3,72 @@
 // The whole table is 258 KB, more than any SM holds, so a block works on one slice of CHANNELS channels, whose table
 // stays in shared memory for the block's life. A thread owns eight channels at one pooled position of a slab of
 // POSITIONS positions: gamma and beta of its windows stay in 24 registers while it goes through ARTICLES articles, so
-// that the 1 MB of gamma and beta is read once for many articles, not once an article. Sums are fp32.
+// that the 1 MB of gamma and beta is read once for many articles, not once an article.
+//
+// Table entries are 16-bit whole numbers, scaled by channel so that a sum over the taps is below 65,536: one 32-bit
+// addition adds two channels, exactly and in any order, where fp16 entries would take four instructions to widen and
+// add. A sum becomes a float by way of the bits of 2^23 + sum. The scale costs less than fp16's rounding of each entry.
 //
 // Most of an article of usual length is padding. A window wholly behind the text is exactly the bias, so there the
-// look-ups fall away and one packed multiply-add a window and register pair remains.
+// look-ups fall away: its normalised bias is made once an article and channel, and one packed multiply-add remains.
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
 
-constexpr int GROUP = 16;  // articles whose ids are fetched at a time, the next group while one computes
+constexpr int GROUP = 32;  // articles whose ids are fetched at a time, the next group while one computes
 
-// What the articles of a group need besides their ids.
-struct Facts {
-    float mean, scale;
-    int text_end;
-};
+// The two whole numbers of a pair as floats: the bits of 2^23 + n are 0x4b000000 + n.
+__device__ __forceinline__ float2 whole_numbers(uint32 pair) {
+    constexpr uint32 two_to_23 = 0x4b000000;
+    return make_float2(__uint_as_float(__byte_perm(pair, two_to_23, 0x7610)) - 8388608.f,
+                       __uint_as_float(__byte_perm(pair, two_to_23, 0x7632)) - 8388608.f);
+}
 
-// ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); table [slices][KERNEL][id_count]
-// [CHANNELS]; bias fp32; gamma, beta [windows, WIDTH]; output [articles, row_pitch, WIDTH], of which `rows` are written.
-// Dynamic shared memory: the table's slice, then two buffers of GROUP rows of ids and of Facts.
-template <typename T, int KERNEL, int WIDTH, int POOL, int CHANNELS, int POSITIONS, int ARTICLES>
+// ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); table [slices][KERNEL][IDS][CHANNELS]
+// of uint16; affine fp32 [3][WIDTH]: a channel's unit, its sum of zero, and its bias; gamma, beta [windows,
+// WIDTH]; output [articles, row_pitch, WIDTH], of which `rows` are written. Dynamic shared memory: `Shared`, below.
+template <typename T, int IDS, int KERNEL, int WIDTH, int POOL, int CHANNELS, int POSITIONS, int ARTICLES>
 __global__ void __launch_bounds__(CHANNELS / 8 * POSITIONS, 1)
-    lookup_norm_pool(const uint8* ids, int pitch, int articles, int id_count, const int* text_end,
-                     const float2* statistics, const T* table, const float* bias, const T* gamma, const T* beta,
-                     T* output, int rows, int row_pitch) {
+    lookup_norm_pool(const uint8* ids, int pitch, int articles, const int* text_end, const float2* statistics,
+                     const uint16* table, const float* affine, const T* gamma, const T* beta, T* output, int rows,
+                     int row_pitch) {
     constexpr int LANES = CHANNELS / 8, THREADS = LANES * POSITIONS, SLICES = WIDTH / CHANNELS;
     constexpr int WORDS = (POSITIONS * POOL + KERNEL + POOL + 2) / 4;  // of ids that a slab reads
     constexpr int TEXT = KERNEL + POOL - 1;                             // ids that a thread reads
     static_assert(POSITIONS * POOL % 4 == 0, "a slab's ids begin at a whole word");
     static_assert(ARTICLES % GROUP == 0 && WIDTH % CHANNELS == 0 && CHANNELS % 8 == 0, "whole groups and slices");
-    static_assert(THREADS >= GROUP && THREADS % 32 == 0, "whole warps, and a thread for each article's facts");
+    static_assert(THREADS >= GROUP && THREADS % 32 == 0, "whole warps, and a thread for each article's statistics");
+    struct Shared {
+        uint16 table[KERNEL][IDS][CHANNELS];
+        float channel[3][CHANNELS];       // of `affine`
+        uint32 behind[GROUP][LANES][4];   // the normalised bias of each article, in T
+        float2 statistics[2][GROUP];
+        int text_end[2][GROUP];
+        uint32 words[2][GROUP][WORDS];
+    };
     extern __shared__ __align__(16) char shared[];
-    T* rows_of_table = reinterpret_cast<T*>(shared);
-    uint32* words = reinterpret_cast<uint32*>(rows_of_table + KERNEL * id_count * CHANNELS);
-    Facts* facts = reinterpret_cast<Facts*>(words + 2 * GROUP * WORDS);
+    Shared& local = *reinterpret_cast<Shared*>(shared);
+    uint16* entries = &local.table[0][0][0];
 
     const int lane = threadIdx.x % LANES, slot = threadIdx.x / LANES;
     const int slabs = (rows + POSITIONS - 1) / POSITIONS, chunks = (articles + ARTICLES - 1) / ARTICLES;
-    int loaded = -1;
+    #pragma unroll 1
     for (int task = blockIdx.x; task < SLICES * slabs * chunks; task += gridDim.x) {
         // Slabs rotate with the chunk, so that every block gets its share of the first slabs, which hold the text.
         const int slice = task / (slabs * chunks), chunk = task % (slabs * chunks) / slabs;
         const int slab = (task + chunk) % slabs, row = slab * POSITIONS + slot;
         const int channel = slice * CHANNELS + lane * 8;
         const int first = chunk * ARTICLES, last = min(first + ARTICLES, articles);
-        __syncthreads();  // the last task is done with the table and the ids
-        if (slice != loaded) {
-            const int count = KERNEL * id_count * CHANNELS;
+        __syncthreads();  // the last task is done with what follows
+        if (task == blockIdx.x || slice != (task - (int)gridDim.x) / (slabs * chunks)) {  // another slice than the last
+            constexpr int count = KERNEL * IDS * CHANNELS;
+#pragma unroll 1
             for (int i = threadIdx.x * 8; i < count; i += THREADS * 8)
-                *reinterpret_cast<uint4*>(rows_of_table + i) =
+                *reinterpret_cast<uint4*>(entries + i) =
                     *reinterpret_cast<const uint4*>(table + (int64)slice * count + i);
-            loaded = slice;
+            for (int i = threadIdx.x; i < 3 * CHANNELS; i += THREADS)
+                local.channel[i / CHANNELS][i % CHANNELS] = affine[i / CHANNELS * WIDTH + slice * CHANNELS + i % CHANNELS];
         }
         uint32 g[POOL][4], shift[POOL][4];
-        float b[8];
         if (row < rows) {
 #pragma unroll
             for (int w = 0; w < POOL; w++) {
@@ -63,67 +76,83 @@ __global__ void __launch_bounds__(CHANNELS / 8 * POSITIONS, 1)
                 *reinterpret_cast<uint4*>(g[w]) = *reinterpret_cast<const uint4*>(gamma + at);
                 *reinterpret_cast<uint4*>(shift[w]) = *reinterpret_cast<const uint4*>(beta + at);
             }
-            load8(bias + channel, b);
         }
         auto fetch = [&](int begin, int buffer) {
+#pragma unroll 1
             for (int i = threadIdx.x; i < GROUP * WORDS; i += THREADS) {
                 const int article = begin + i / WORDS, word = slab * (POSITIONS * POOL / 4) + i % WORDS;
                 if (article < last && word * 4 < pitch)
-                    copy_async4(words + buffer * GROUP * WORDS + i, ids + (int64)article * pitch + word * 4);
+                    copy_async<4>(&local.words[buffer][0][i], ids + (int64)article * pitch + word * 4);
             }
             if (threadIdx.x < GROUP && begin + threadIdx.x < last) {
-                Facts& fact = facts[buffer * GROUP + threadIdx.x];
-                fact.mean = statistics[begin + threadIdx.x].x;
-                fact.scale = statistics[begin + threadIdx.x].y;
-                fact.text_end = text_end[begin + threadIdx.x];
+                copy_async<8>(&local.statistics[buffer][threadIdx.x], statistics + begin + threadIdx.x);
+                copy_async<4>(&local.text_end[buffer][threadIdx.x], text_end + begin + threadIdx.x);
             }
             commit_copies();
         };
         fetch(first, 0);
+#pragma unroll 1
         for (int begin = first, buffer = 0; begin < last; begin += GROUP, buffer ^= 1) {
             wait_for_copies<0>();
-            __syncthreads();  // this group is there, and the other buffer's readers are through
+            __syncthreads();  // this group is there, and the last one's readers are through
             fetch(begin + GROUP, buffer ^ 1);
+#pragma unroll 1
+            for (int i = threadIdx.x; i < GROUP * LANES; i += THREADS) {
+                const float2 norm = local.statistics[buffer][i / LANES];
+                const float* bias = &local.channel[2][i % LANES * 8];
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    local.behind[i / LANES][i % LANES][j] =
+                        pack<T>((bias[2 * j] - norm.x) * norm.y, (bias[2 * j + 1] - norm.x) * norm.y);
+            }
+            __syncthreads();
             if (row >= rows) continue;
-            const uint8* group_ids = reinterpret_cast<const uint8*>(words + buffer * GROUP * WORDS);
-            for (int a = 0; a < min(GROUP, last - begin); a++) {
-                const Facts fact = facts[buffer * GROUP + a];
+            int target = (begin * row_pitch + row) * (WIDTH / 8) + channel / 8;  // in pieces of eight channels
+            const int count = min(GROUP, last - begin);
+#pragma unroll 1
+            for (int a = 0; a < count; a++, target += row_pitch * (WIDTH / 8)) {
                 uint32 best[4] = {};  // ReLU: nothing below zero
-                if (row * POOL >= fact.text_end) {
-                    uint32 value[4];
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        value[i] = pack<T>((b[2 * i] - fact.mean) * fact.scale, (b[2 * i + 1] - fact.mean) * fact.scale);
-#pragma unroll
-                    for (int w = 0; w < POOL; w++)
-#pragma unroll
-                        for (int i = 0; i < 4; i++)
-                            best[i] = max_pair<T>(best[i], fma_pair<T>(value[i], g[w][i], shift[w][i]));
-                } else {
-                    int entry[TEXT];
-#pragma unroll
-                    for (int t = 0; t < TEXT; t++) entry[t] = group_ids[a * WORDS * 4 + slot * POOL + t];
+                if (row * POOL >= local.text_end[buffer][a]) {
+                    const uint4 value = *reinterpret_cast<const uint4*>(local.behind[a][lane]);
 #pragma unroll
                     for (int w = 0; w < POOL; w++) {
-                        float sum[8], part[8];
+                        best[0] = max_pair<T>(best[0], fma_pair<T>(value.x, g[w][0], shift[w][0]));
+                        best[1] = max_pair<T>(best[1], fma_pair<T>(value.y, g[w][1], shift[w][1]));
+                        best[2] = max_pair<T>(best[2], fma_pair<T>(value.z, g[w][2], shift[w][2]));
+                        best[3] = max_pair<T>(best[3], fma_pair<T>(value.w, g[w][3], shift[w][3]));
+                    }
+                } else {
+                    const uint8* text = reinterpret_cast<const uint8*>(local.words[buffer][a]) + slot * POOL;
+                    const float2 norm = local.statistics[buffer][a];
+                    int entry[TEXT];
 #pragma unroll
-                        for (int i = 0; i < 8; i++) sum[i] = b[i];
+                    for (int t = 0; t < TEXT; t++) entry[t] = text[t] * CHANNELS + lane * 8;
+                    uint32 sum[POOL][4];
+#pragma unroll
+                    for (int w = 0; w < POOL; w++) {
+                        sum[w][0] = sum[w][1] = sum[w][2] = sum[w][3] = 0;
 #pragma unroll
                         for (int t = 0; t < KERNEL; t++) {
-                            load8(rows_of_table + (t * id_count + entry[w + t]) * CHANNELS + lane * 8, part);
-#pragma unroll
-                            for (int i = 0; i < 8; i++) sum[i] += part[i];
+                            const uint4 part =
+                                *reinterpret_cast<const uint4*>(entries + t * IDS * CHANNELS + entry[w + t]);
+                            sum[w][0] += part.x, sum[w][1] += part.y, sum[w][2] += part.z, sum[w][3] += part.w;
                         }
+                    }
 #pragma unroll
-                        for (int i = 0; i < 4; i++) {
-                            const uint32 value = pack<T>((sum[2 * i] - fact.mean) * fact.scale,
-                                                         (sum[2 * i + 1] - fact.mean) * fact.scale);
+                    for (int i = 0; i < 4; i++) {
+                        float2 unit = *reinterpret_cast<const float2*>(&local.channel[0][lane * 8 + i * 2]);
+                        float2 zero = *reinterpret_cast<const float2*>(&local.channel[1][lane * 8 + i * 2]);
+                        unit.x *= norm.y, zero.x = (zero.x - norm.x) * norm.y;
+                        unit.y *= norm.y, zero.y = (zero.y - norm.x) * norm.y;
+#pragma unroll
+                        for (int w = 0; w < POOL; w++) {
+                            const float2 x = whole_numbers(sum[w][i]);
+                            const uint32 value = pack<T>(fmaf(x.x, unit.x, zero.x), fmaf(x.y, unit.y, zero.y));
                             best[i] = max_pair<T>(best[i], fma_pair<T>(value, g[w][i], shift[w][i]));
                         }
                     }
                 }
-                const int64 at = ((int64)(begin + a) * row_pitch + row) * WIDTH + channel;
-                *reinterpret_cast<uint4*>(output + at) = *reinterpret_cast<uint4*>(best);
+                reinterpret_cast<uint4*>(output)[target] = *reinterpret_cast<uint4*>(best);
             }
         }
     }

@@ -1,0 +1,227 @@
+"""Our kernels beside what users would pick instead, in one run on one GPU.
+
+    python -m benchmarks.gpu --articles-csv test.csv --commit $(git rev-parse --short HEAD) --output out.json
+
+Ours: from UTF-8 text that lies on the GPU to labels there, and end to end from Arrow buffers in host memory, for each
+kernel generation and precision. Peers: from ids that lie on the GPU (they are spared the reading of UTF-8) to labels
+there; see benchmarks/peers. Every figure is the median of ten passes over all articles, warm. Beside them stand the
+machine's own ceilings, and the time of each kernel of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from benchmarks.articles import Articles, ag_news
+from pipeline.alphabet import encode
+from pipeline.cuda_engine import CudaEngine
+from pipeline.kernels import memory
+from pipeline.kernels.ops import Operations
+from pipeline.model import Model, load_model
+
+OURS = (("sm90", "fp16"), ("sm90", "bf16"), ("sm80", "fp16"), ("sm80", "bf16"), ("simt", "fp32"))
+CHUNK = 131_072  # the product's own on a GPU
+REPEATS = 10
+
+
+def seconds_of(action: Callable[[], None], repeats: int) -> list[float]:
+    """Host seconds of an action that waits for the GPU."""
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        action()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+class OnDevice:
+    """All articles' text on the GPU; `run` takes it to labels there, batch by batch, without a copy."""
+
+    def __init__(self, engine: CudaEngine, articles: Articles) -> None:
+        self._network, self._articles = engine._network, articles
+        count = len(articles)
+        self._size = -(-count // -(-count // engine.batch))
+        self._data, self._offsets = cp.asarray(articles.data), cp.asarray(articles.offsets)
+        self.labels = cp.empty((count, 1), cp.int32)
+        self._best = cp.empty((count, 1), cp.float32)
+
+    def run(self) -> None:
+        network, slot = self._network, self._network.slots[0]
+        classes = network.layers[-1].outputs
+        with network.compute:
+            for first in range(0, len(self._articles), self._size):
+                last = min(first + self._size, len(self._articles))
+                ids = network._ids[: last - first]
+                offsets = self._offsets[first : last + 1]
+                network.encode(self._data[self._articles.offsets[first] :], offsets, slot.encoded(ids))
+                out = slot.scored(last - first, classes, 1)
+                out = out._replace(labels=self.labels[first:last], best=self._best[first:last])
+                network.forward(ids, out)
+        network.compute.synchronize()
+
+
+def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS) -> list[dict[str, Any]]:
+    """Median microseconds of each kernel of one full batch, from events around it, and its rate."""
+    launch, events = Operations._launch, []
+
+    def timed(self: Operations, kernel: Any, grid: Any, arguments: Any) -> None:
+        stream = cp.cuda.get_current_stream()
+        before, after = cp.cuda.Event(), cp.cuda.Event()
+        before.record(stream)
+        launch(self, kernel, grid, arguments)
+        after.record(stream)
+        events.append((kernel.name, before, after))
+
+    batch = articles.part(0, min(engine.batch, len(articles)))
+    times: dict[str, list[float]] = {}
+    Operations._launch = timed  # type: ignore[method-assign]
+    try:
+        for _ in range(repeats + 1):
+            events.clear()
+            engine.classify(batch)
+            for name, before, after in events:
+                times.setdefault(name, []).append(cp.cuda.get_elapsed_time(before, after) * 1e-3)
+    finally:
+        Operations._launch = launch  # type: ignore[method-assign]
+    layers = {layer.name: layer for layer in engine.model.layers}
+    rows = []
+    for name, found in times.items():
+        seconds = statistics.median(found[1:])
+        product = name in layers and name != "conv1"
+        flop = layers[name].flop * len(batch) if product else 0
+        rows.append({"kernel": name, "seconds": seconds, "nanoseconds_an_article": seconds / len(batch) * 1e9}
+                    | ({"tflops": flop / seconds / 1e12} if product else {}))  # fmt: skip
+    return rows
+
+
+def product_flop(model: Model) -> int:
+    """Of the products that run as products: block 1 is a look-up."""
+    return sum(layer.flop for layer in model.layers[1:])
+
+
+def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats: int) -> dict[str, Any]:
+    engine = CudaEngine(model, precision, kernels)
+    device = OnDevice(engine, articles)
+    device.run()
+    on_device = seconds_of(device.run, repeats)
+    labels = device.labels.get()
+    del device
+    chunks = [articles.part(i, min(i + CHUNK, len(articles))) for i in range(0, len(articles), CHUNK)]
+    engine.classify(chunks[0])
+    end_to_end = seconds_of(lambda: [engine.classify(chunk) for chunk in chunks] and None, repeats)
+    table = kernel_table(engine, articles)
+    batch, backend = engine.batch, str(engine.backend)
+    engine.close()
+    rate = len(articles) / statistics.median(on_device)
+    host_rate = len(articles) / statistics.median(end_to_end)
+    return {
+        "name": backend,
+        "kernels": kernels,
+        "precision": precision,
+        "batch": batch,
+        "articles_per_second": rate,
+        "end_to_end_articles_per_second": host_rate,
+        "tflops": rate * product_flop(model) / 1e12,
+        "seconds": on_device,
+        "end_to_end_seconds": end_to_end,
+        "planned_bytes": memory.planned_bytes(memory.plan(model.layers, model.length, 72, batch, precision)),
+        "kernels_of_a_batch": table,
+        "labels": labels[:, 0],
+    }
+
+
+def peers(model: Model, articles: Articles, names: list[str], repeats: int) -> list[dict[str, Any]]:
+    import torch
+
+    from benchmarks.peers import KINDS, build, event_seconds, release
+
+    encoded = encode(articles.data, articles.offsets, model.alphabet, model.length)
+    ids = torch.from_numpy(encoded.ids).cuda()
+    found = []
+    for name in names:
+        record: dict[str, Any] = {"name": KINDS[name].name, "kind": name, "batch": KINDS[name].batch}
+        peer = None
+        try:
+            began = time.perf_counter()
+            peer = build(name, model, ids)
+            peer.run()
+            record["first_pass_seconds"] = time.perf_counter() - began
+            peer.run()
+            record["seconds"] = event_seconds(peer.run, repeats)
+            record["articles_per_second"] = len(articles) / statistics.median(record["seconds"])
+            record["labels"] = peer.logits().argmax(axis=1)
+        except Exception as error:  # one peer that fails leaves the others' figures
+            record["error"] = f"{type(error).__name__}: {error}"[:500]
+        print(name, record.get("articles_per_second", record.get("error")), flush=True)
+        found.append(record)
+        del peer
+        release()
+    return found
+
+
+def about(commit: str) -> dict[str, Any]:
+    import torch
+
+    name = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    driver = Path("/proc/driver/nvidia/version")
+    return {
+        "gpu": name,
+        "driver": driver.read_text().split("Module")[-1].split()[0] if driver.exists() else "",
+        "cuda": cp.cuda.runtime.runtimeGetVersion(),
+        "cupy": cp.__version__,
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": commit,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--articles-csv", type=Path, required=True)
+    parser.add_argument("--model", default="ag-news")
+    parser.add_argument("--articles", type=int, default=262_144)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--peers", nargs="*", default=["eager-fp32", "eager-fp16", "compiled-dense", "compiled-table"])
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    model, articles = load_model(options.model), ag_news(options.articles_csv, options.articles)
+    result: dict[str, Any] = {
+        "about": about(options.commit),
+        "articles": len(articles),
+        "mean_bytes": len(articles.data) / len(articles),
+        "product_mflop": product_flop(model) / 1e6,
+        "repeats": options.repeats,
+    }
+    result["ours"] = [ours(*stack, model, articles, options.repeats) for stack in OURS]
+    for row in result["ours"]:
+        print(f"{row['name']}: {row['articles_per_second']:,.0f} on the device, "
+              f"{row['end_to_end_articles_per_second']:,.0f} end to end", flush=True)  # fmt: skip
+    cp.get_default_memory_pool().free_all_blocks()
+    result["peers"] = peers(model, articles, options.peers, options.repeats)
+    from benchmarks.peers.ceilings import ceilings
+
+    result["ceilings"] = ceilings()
+    exact = next(row for row in result["ours"] if row["precision"] == "fp32")["labels"]
+    for row in [*result["ours"], *result["peers"]]:
+        if "labels" in row:
+            row["labels_unlike_fp32"] = int((row.pop("labels") != exact).sum())
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=1, default=float) + "\n")
+
+
+if __name__ == "__main__":
+    main()

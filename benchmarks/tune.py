@@ -1,0 +1,160 @@
+"""Search the tile configurations of pipeline/kernels/tune.py on the GPU at hand.
+
+    python -m benchmarks.tune --kernels sm90 --precision fp16
+
+Every candidate that compiles without spills and fits is run on random data of a batch, compared with float32 products
+of the same 16-bit values, and timed; the table's own configuration first. A better table is printed where one is found
+(by more than the spread of the table's own two timings).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+
+import cupy as cp
+import numpy as np
+
+from pipeline.errors import BroadsheetError
+from pipeline.kernels import catalog
+from pipeline.kernels.compile import compile_kernel, resources
+from pipeline.kernels.ops import Operations, Rows, operations
+from pipeline.kernels.tune import SHARED_LIMIT, Sm80Tile, Sm90Tile, Tile, tile
+from pipeline.model import Layer, layer_table
+
+LIMIT = {"fp16": 1e-3, "bf16": 8e-3}
+
+
+def candidates(generation: str, layer: Layer) -> Iterator[Tile]:
+    pooled = layer.pool > 1 and not layer.norm
+    if generation == "sm90":
+        for m_blocks, a_stages, b_stages, cluster in itertools.product((2, 3), (2, 3, 4), (2, 3, 4, 5), (1, 2, 4)):
+            if m_blocks == 3 or not pooled:
+                yield Sm90Tile(m_blocks, a_stages, b_stages, cluster)
+    else:
+        for a_stages, b_stages in itertools.product((2, 3), (2, 3, 4)):
+            if (a_stages - 1) * layer.kernel >= b_stages - 1:
+                yield Sm80Tile(a_stages, b_stages)
+
+
+class Trial:
+    """One layer's product on random data."""
+
+    def __init__(self, ops: Operations, layer: Layer, batch: int) -> None:
+        self.ops, self.layer = ops, layer
+        rng = cp.random.default_rng(0)
+        rows = layer.rows_in if layer.kind == "conv1d" else 1
+        behind = 1 if layer.kind == "linear" else layer.rows_out if layer.norm else layer.rows_pooled
+        fan_in = layer.inputs * layer.kernel
+        self.rows = self._values(rng.standard_normal((batch, rows, layer.inputs), dtype=cp.float32))
+        weight = rng.standard_normal((layer.kernel, layer.outputs, layer.inputs), dtype=cp.float32)
+        self.weight = self._values(weight / np.float32(np.sqrt(fan_in)))
+        self.bias = rng.standard_normal(layer.outputs, dtype=cp.float32)
+        self.out = cp.empty((batch, behind, layer.outputs), self.rows.dtype)
+
+    def _values(self, values: cp.ndarray) -> cp.ndarray:
+        if self.ops.precision == "fp16":
+            return values.astype(cp.float16)
+        return (values.view(cp.uint32) >> 16).astype(cp.uint16)
+
+    def _floats(self, values: cp.ndarray) -> cp.ndarray:
+        if values.dtype == cp.float16:
+            return values.astype(cp.float32)
+        return (values.astype(cp.uint32) << 16).view(cp.float32)
+
+    def run(self) -> None:
+        rows = Rows(self.rows, self.rows.shape[1])
+        self.ops._product(rows, self.layer, self.weight, self.bias, Rows(self.out, self.out.shape[1]))
+
+    def error(self, articles: int = 64) -> float:
+        """Of the first and the last articles, against products in fp32."""
+        self.out.view(cp.uint8)[:] = 0xFF
+        self.run()
+        layer, worst = self.layer, 0.0
+        for part in (slice(0, articles), slice(len(self.rows) - articles, None)):
+            x, weight = self._floats(self.rows[part]), self._floats(self.weight)
+            count = layer.rows_out if layer.kind == "conv1d" else 1
+            want = sum(x[:, tap : tap + count] @ weight[tap].T for tap in range(layer.kernel)) + self.bias
+            if not layer.norm:
+                want = cp.maximum(want, 0)
+                kept = self.out.shape[1]
+                want = want[:, : kept * layer.pool].reshape(articles, kept, layer.pool, -1).max(axis=2)
+            found = self._floats(self.out[part])
+            worst = max(worst, float(cp.linalg.norm(found - want) / cp.linalg.norm(want)))
+        return worst
+
+    def seconds(self, repeats: int = 7) -> float:
+        found = []
+        for _ in range(repeats):
+            before, after = cp.cuda.Event(), cp.cuda.Event()
+            before.record()
+            self.run()
+            after.record()
+            after.synchronize()
+            found.append(cp.cuda.get_elapsed_time(before, after) * 1e-3)
+        return statistics.median(found)
+
+
+def fits(ops: Operations, layer: Layer, at: Tile) -> bool:
+    kernel = catalog.product_kernel(ops.generation, ops.precision, layer, at)
+    if kernel.shared_bytes > SHARED_LIMIT[ops.architecture]:
+        return False
+    try:
+        target = catalog.target(ops.generation, ops.architecture)
+        report = resources(compile_kernel(kernel.file, kernel.expression, target).log)
+    except BroadsheetError:  # a static assertion: the configuration is no such thing
+        return False
+    return not report.spill_bytes
+
+
+def search(ops: Operations, layer: Layer, batch: int) -> Tile:
+    trial = Trial(ops, layer, batch)
+    current = tile(ops.generation, ops.architecture, layer.name)
+
+    def measure(at: Tile) -> float:
+        trial.ops = replace(ops, tiles={layer.name: at})
+        error = trial.error()
+        if not error <= LIMIT[ops.precision]:
+            raise SystemExit(f"{layer.name} with {at} is wrong: relative error {error:.1e}")
+        return trial.seconds()
+
+    first, again = measure(current), measure(current)
+    best, least = current, min(first, again)
+    spread = abs(first - again)
+    for at in candidates(ops.generation, layer):
+        if at != current and fits(ops, layer, at):
+            seconds = measure(at)
+            print(f"  {layer.name} {at}: {batch * layer.flop / seconds / 1e12:.0f} TFLOP/s", flush=True)
+            if seconds < least - spread:
+                best, least = at, seconds
+    rate = batch * layer.flop / least / 1e12
+    now = batch * layer.flop / min(first, again) / 1e12
+    print(f"{layer.name}: table {now:.0f} TFLOP/s, best {rate:.0f} with {best}", flush=True)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", choices=("sm80", "sm90"), default="sm90")
+    parser.add_argument("--precision", choices=("fp16", "bf16"), default="fp16")
+    parser.add_argument("--batch", type=int, default=8448)
+    parser.add_argument("--layer", nargs="*", default=["conv2", "conv3", "conv6", "fc1", "fc2"])
+    options = parser.parse_args()
+    ops = operations(options.kernels, options.precision, cp.cuda.Device())
+    layers = {layer.name: layer for layer in layer_table(70, 1014, 4)}
+    better = {}
+    for name in options.layer:
+        layer = layers[name]
+        best = search(ops, layer, options.batch)
+        if best != tile(ops.generation, ops.architecture, name):
+            better[name] = best
+    print("nothing better than the table" if not better else "better:")
+    for name, at in better.items():
+        print(f'    "{name}": {at},')
+
+
+if __name__ == "__main__":
+    main()
