@@ -6,9 +6,12 @@ The backend of this file is the CPU's (`reference.forward` on NumPy's BLAS). A C
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,8 @@ from pipeline import reference
 from pipeline.alphabet import encode
 from pipeline.errors import UsageError
 from pipeline.model import Model
+from pipeline.trace import Span, span
+from pipeline.work import Ceilings, KernelProfile
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "fp16")
@@ -52,6 +57,10 @@ class Predictions:
     truncated: NDArray[np.bool_]
     unknown_chars: NDArray[np.int64]
 
+    def cut(self, k: int) -> Predictions:
+        """The same with the `k` best labels only."""
+        return replace(self, labels=self.labels[:, :k], scores=self.scores[:, :k])
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -67,13 +76,36 @@ class Backend:
 
 
 class Engine(Protocol):
-    """A loaded model, ready to classify; one thread calls it at a time."""
+    """A loaded model, ready to classify; one thread calls it at a time.
+
+    device: "cpu", or "cuda:" and the GPU's number on its host. memory_ready: when its weights and buffers were in
+    place, in epoch seconds.
+    """
 
     backend: Backend
     model: Model
+    device: str
+    memory_ready: float
 
-    def classify(self, texts: Texts, top_k: int = 1, all_scores: bool = False) -> Predictions:
-        """Label N articles; `top_k` is cut to the number of classes."""
+    def classify(
+        self,
+        texts: Texts,
+        top_k: int = 1,
+        all_scores: bool = False,
+        spans: list[Span] | None = None,
+        each_kernel: bool = False,
+    ) -> Predictions:
+        """Label N articles; `top_k` is cut to the number of classes. Spans of the steps on the device are appended to
+        `spans`: the copies and the kernels of each batch, with `each_kernel` every kernel too.
+        """
+        ...
+
+    def profile(self, texts: Texts) -> list[KernelProfile]:
+        """Measure every kernel over N articles in one batch, alone and within the network, in the order they run."""
+        ...
+
+    def ceilings(self) -> Ceilings:
+        """Measure what the device reaches, in the precision of this engine's products."""
         ...
 
     def close(self) -> None:
@@ -112,31 +144,73 @@ class CpuEngine:
 
     def __init__(self, model: Model, threads: int) -> None:
         self.model = model
+        self.device = "cpu"
         self._blas = ThreadpoolController()
         self.backend = Backend("cpu", "numpy", _architecture(self._blas), "fp32")
         self._weights = reference.prepare(model)
+        self.memory_ready = time.time()
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
 
-    def classify(self, texts: Texts, top_k: int = 1, all_scores: bool = False) -> Predictions:
-        length, padding = self.model.length, self.model.alphabet.padding
-        if texts.ids is None:
-            ids, n_chars, truncated, unknown = encode(texts.data, texts.offsets, self.model.alphabet, length)
-        else:
-            ids = texts.ids
-            n_chars = length - np.argmax(ids[:, ::-1] != padding, axis=1)
-            n_chars[(ids == padding).all(axis=1)] = 0
-            truncated = np.zeros(len(ids), np.bool_)
-            unknown = (ids == self.model.alphabet.unknown).sum(axis=1)
-        scores = reference.softmax(self._logits(ids))
-        labels, best = reference.top_k(scores, top_k)
+    def classify(
+        self,
+        texts: Texts,
+        top_k: int = 1,
+        all_scores: bool = False,
+        spans: list[Span] | None = None,
+        each_kernel: bool = False,
+    ) -> Predictions:
+        kernels = spans if each_kernel else None
+        with span("kernels", spans, "compute", self.device):
+            with span("encode", kernels, "compute", self.device):
+                ids, n_chars, truncated, unknown = self._encode(texts)
+            logits = self._logits(ids, kernels)
+            with span("head", kernels, "compute", self.device):
+                scores = reference.softmax(logits)
+                labels, best = reference.top_k(scores, top_k)
         return Predictions(labels, best, scores if all_scores else None, n_chars, truncated, unknown)
 
-    def _logits(self, ids: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _encode(
+        self, texts: Texts
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+        """Ids, n_chars, truncated and unknown_chars."""
+        length, padding = self.model.length, self.model.alphabet.padding
+        if texts.ids is None:
+            return encode(texts.data, texts.offsets, self.model.alphabet, length)
+        ids = texts.ids
+        n_chars = length - np.argmax(ids[:, ::-1] != padding, axis=1)
+        n_chars[(ids == padding).all(axis=1)] = 0
+        return ids, n_chars, np.zeros(len(ids), np.bool_), (ids == self.model.alphabet.unknown).sum(axis=1)
+
+    def _logits(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
         groups = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
-        with self._blas.limit(limits=1, user_api="blas"):
-            logits = list(self._pool.map(lambda group: reference.forward(group, self._weights), groups))
+        logits = self._each_group(lambda group: self._forward(group, kernels), groups)
         return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *logits])
+
+    def _forward(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
+        if kernels is None:
+            return reference.forward(ids, self._weights)
+        x: Any = ids
+        lane = f"thread {threading.current_thread().name.rpartition('_')[2]}"
+        for name, block in reference.blocks(self._weights):
+            with span(name, kernels, lane, self.device):
+                x = block(x)
+        return np.asarray(x)
+
+    def profile(self, texts: Texts) -> list[KernelProfile]:
+        from pipeline import cpu_profile
+
+        return cpu_profile.profile(self, texts, self._weights, self._each_group)
+
+    def ceilings(self) -> Ceilings:
+        from pipeline import cpu_profile
+
+        return cpu_profile.ceilings(self._threads, self._each_group)
+
+    def _each_group(self, work: Callable[[Any], Any], groups: Sequence[Any]) -> list[Any]:
+        """`work` of every group, on the compute threads, each with a single-threaded BLAS."""
+        with self._blas.limit(limits=1, user_api="blas"):
+            return list(self._pool.map(work, groups))
 
     def close(self) -> None:
         self._pool.shutdown()
