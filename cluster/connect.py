@@ -108,7 +108,7 @@ def _under_nsys(workers: int | None, folder: str) -> Iterator[Client]:
             raise BroadsheetError(f"no worker has started under nsys: see {folder}/workers.log") from error
         client.register_plugin(_IgnoreInterrupts())
         yield client
-        client.retire_workers(list(client.scheduler_info(n_workers=-1)["workers"]))  # then nsys writes its report
+        client.shutdown()  # the workers end, and nsys writes its report
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def nsys_command(folder: str | Path) -> list[str]:
 def nsys_workers(
     scheduler: str, workers: int, threads: int, folder: str | Path, kind: Sequence[str] = ("worker",)
 ) -> Iterator[None]:
-    """Workers of this host under nsys; by the end of the block they must have been retired.
+    """Workers of this host under nsys; by the end of the block their scheduler must be closed.
 
     kind: the command of `dask` that starts them, ("worker",) or ("cuda", "worker").
 

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from pipeline.graph import SetAside, classify_chunks
 from pipeline.manifest import OutputFolder, fingerprint, fingerprint_id
 from pipeline.model import Model, load_model
 from pipeline.profile import Profile
-from pipeline.report.explain import explain
+from pipeline.report.explain import explain, refuse_unwritable
 from pipeline.report.job import EXAMPLES, JobReport, Progress
 from pipeline.report.timeline import Timeline
 from pipeline.sink import output_schema
@@ -81,12 +80,7 @@ class Options:
                 object.__setattr__(self, name, given)
                 if len(set(given)) < len(given):
                     raise UsageError(f"{name} names {next(n for n in given if given.count(n) > 1)!r} twice")
-        for name in ("trace", "report"):
-            path = getattr(self, name)
-            if path is not None and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
-                raise UsageError(f"--{name} {os.fspath(path)}: give a file in a folder that is there")
-        if self.report is not None and find_spec("matplotlib") is None:
-            raise UsageError("--report needs Matplotlib: pip install 'broadsheet[report]'")
+        refuse_unwritable(self.trace, self.report)
         if self.hash not in ("edges", "full"):
             raise UsageError(f"hash {self.hash!r}: choose edges or full")
 
@@ -187,7 +181,9 @@ def _run(
             examples=EXAMPLES if options.report else 0,
         )
         answers = None if options.truth is None else os.fspath(options.truth)
-        report = JobReport(model.name, model.classes, job.out, schema, answers, str(backend), chunk_rows)
+        report = JobReport(
+            model.name, model.classes, job.out, schema, answers, str(backend), backend.precision, chunk_rows
+        )
         report.problems += job_input.problems
         report.timeline = _timeline(client, started)
         report.timings = {"plan": planned - began, "start": time.perf_counter() - planned}

@@ -148,21 +148,26 @@ def test_device_events_become_spans_of_the_epoch() -> None:
     assert (kernel.lane, kernel.device) == ("compute", "cuda:1")
 
 
+AHEAD = """
+import os, time, types
+import cluster.clock
+from pipeline import engine, tasks, trace
+try:
+    os.close(os.open({flag!r}, os.O_CREAT | os.O_EXCL))
+except FileExistsError:
+    pass
+else:
+    ahead = types.SimpleNamespace(time=lambda: time.time() + 10_800, perf_counter=time.perf_counter)
+    for module in (cluster.clock, engine, tasks, trace):
+        module.time = ahead
+"""
+
+
 def test_spans_of_a_worker_with_another_clock_come_home_right(
     broadsheet: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
     """One of two workers is three hours ahead."""
-    (tmp_path / "ahead.py").write_text(
-        "import os, time\n"
-        "def mine():\n"
-        "    try:\n        os.close(os.open(FLAG, os.O_CREAT | os.O_EXCL))\n"
-        "    except FileExistsError:\n        return False\n"
-        "    return True\n"
-        f"FLAG = {str(tmp_path / 'flag')!r}\n"
-        "if mine():\n"
-        "    real = time.time\n"
-        "    time.time = lambda: real() + 10_800\n"
-    )
+    (tmp_path / "ahead.py").write_text(AHEAD.format(flag=str(tmp_path / "flag")))
     path = write_csv(tmp_path / "in.csv", 64)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 2, "--json"]
     env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "ahead.py")}

@@ -24,9 +24,10 @@ MOMENTS = (
 """Of each device, in seconds since the job began; negative on a cluster that had the model already."""
 
 BUSY_ENOUGH = 0.8
-_LANES_OF = {"transfer": ("copy-in", "copy-out"), "reader": ("read",), "writer": ("write",)}
-"""Who is blamed for time in which no kernel ran: the first of these that was at work. If none was, the hand-over of
-chunks, or where this device had no chunk yet or none any more, the imbalance between devices.
+_LANES_OF = {"transfer": ("copy-in", "copy-out"), "hand-over": ("wait",), "reader": ("read",), "writer": ("write",)}
+"""Who is blamed for time in which no kernel ran: the first of these that was at work; a chunk that waited, read but not
+yet begun, is the hand-over's. If none was, it is the hand-over too, or where this device had no chunk yet or none any
+more, the imbalance between devices.
 """
 
 _FEW_CHUNKS = 3
@@ -35,7 +36,7 @@ _FEW_CHUNKS = 3
 @dataclass(frozen=True)
 class DeviceTimes:
     """moments: by name, in seconds since the job began. shares: of the job's window, from the first input to the last
-    output: "compute", when a kernel ran on this device, then what it waited for: transfer, reader, writer, hand-over,
+    output: "compute", when a kernel ran on this device, then what it waited for: transfer, hand-over, reader, writer,
     imbalance.
     """
 
@@ -151,7 +152,8 @@ def _shares(spans: list[Span], elsewhere: list[Span], begin: float, end: float) 
     """What was at work on a device, as shares of the time from `begin` to `end`: kernels first, then whom to blame."""
     by_lane: dict[str, list[Span]] = defaultdict(list)
     for span in [*spans, *elsewhere]:
-        by_lane[span.lane].append(span)
+        if not (span.lane == "wait" and span.device):  # an engine waiting for its own device is not a chunk waiting
+            by_lane[span.lane].append(span)
     own_begin, own_end = min(s.start for s in spans), max(s.end for s in spans)
     at_work = {"compute": union(by_lane["compute"] or by_lane["infer"])}
     for name, lanes in _LANES_OF.items():
@@ -166,7 +168,7 @@ def _shares(spans: list[Span], elsewhere: list[Span], begin: float, end: float) 
         shares[name] = float(lengths[taken].sum() / (end - begin))
         left &= ~taken
     taken = left & _within(middles, np.array([[own_begin, own_end]]))
-    shares["hand-over"] = float(lengths[taken].sum() / (end - begin))
+    shares["hand-over"] += float(lengths[taken].sum() / (end - begin))
     shares["imbalance"] = float(lengths[left & ~taken].sum() / (end - begin))
     return shares
 

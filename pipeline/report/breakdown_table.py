@@ -36,10 +36,10 @@ def _table(*columns: str) -> Table:
 
 
 def _own_columns(breakdown: Breakdown) -> Table:
-    table = _table("seconds since the start", *(device_name(d, "\n") for d in breakdown.devices))
+    table = _table("seconds from start", *(device_name(d, "\n") for d in breakdown.devices))
     for name in MOMENTS:
-        table.add_row(name, *(_moment(d.moments[name]) for d in breakdown.devices))
-    table.add_row("end", _moment(breakdown.seconds), *[""] * (len(breakdown.devices) - 1), end_section=True)
+        table.add_row(name, *(moment_text(d.moments[name]) for d in breakdown.devices))
+    table.add_row("end", moment_text(breakdown.seconds), *[""] * (len(breakdown.devices) - 1), end_section=True)
     table.add_row("busy", *(f"{d.busy:.0%}" for d in breakdown.devices))
     table.add_row("articles", *(f"{d.rows:,}" for d in breakdown.devices))
     return table
@@ -47,12 +47,14 @@ def _own_columns(breakdown: Breakdown) -> Table:
 
 def _summary(breakdown: Breakdown) -> Table:
     devices = breakdown.devices
-    table = _table("seconds since the start", "first", "median", "last", "the last is")
+    table = _table("seconds from start", "first", "median", "last", "the last is")
     for name in MOMENTS:
         times = [d.moments[name] for d in devices]
         latest = max(devices, key=lambda d: d.moments[name])
-        table.add_row(name, *map(_moment, (min(times), statistics.median(times), max(times))), device_name(latest, " "))
-    table.add_row("end", "", "", _moment(breakdown.seconds), "", end_section=True)
+        table.add_row(
+            name, *map(moment_text, (min(times), statistics.median(times), max(times))), device_name(latest, " ")
+        )
+    table.add_row("end", "", "", moment_text(breakdown.seconds), "", end_section=True)
     table.add_row(f"{len(devices)} devices", "least", "median", "most", "the least has", end_section=True)
     for label, value, show in (("busy", _busy, "{:.0%}"), ("articles", _rows, "{:,.0f}")):
         table.add_row(label, *_least_median_most(devices, value, show), device_name(min(devices, key=value), " "))
@@ -74,7 +76,8 @@ def _least_median_most(
     return show.format(min(values)), show.format(statistics.median(values)), show.format(max(values))
 
 
-def _moment(seconds: float) -> str:
+def moment_text(seconds: float) -> str:
+    """Seconds since the job began; what was ready before, on a cluster that had the model already, has no figure."""
     return f"{seconds:,.2f}" if seconds >= 0 else "before"
 
 

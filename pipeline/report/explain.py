@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
+from pathlib import Path
 
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, UsageError
 from pipeline.report.job import JobReport
 from pipeline.report.perfetto import save_trace
 
 File = str | os.PathLike[str] | None
+
+
+def refuse_unwritable(trace: File, report: File) -> None:
+    """Raise UsageError before the work, not after it, where a file could not be written or drawn."""
+    for name, path in (("trace", trace), ("report", report)):
+        if path is not None and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
+            raise UsageError(f"--{name} {os.fspath(path)}: give a file in a folder that is there")
+    if report is not None and find_spec("matplotlib") is None:
+        raise UsageError("--report needs Matplotlib: pip install 'broadsheet[report]'")
 
 
 def explain(report: JobReport, trace: File, page: File) -> None:

@@ -48,6 +48,7 @@ class JobReport:
     schema: pa.Schema
     answers: str | None = None
     backend: str = ""
+    precision: str = ""
     chunk_rows: int = 0
     chunks: int = 0
     chunks_before: int = 0
@@ -120,7 +121,7 @@ class JobReport:
     @cached_property
     def breakdown(self) -> Breakdown:
         """Where the time of this run went; to be asked for when it is over."""
-        return break_down(self.timeline, self.backend.split()[1].rstrip(","))
+        return break_down(self.timeline, self.precision)
 
     def to_arrow(self) -> pa.Table:
         """The labelled rows in input order, read from the output folder if there is one."""

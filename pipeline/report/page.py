@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pipeline.metrics import LENGTHS
 from pipeline.report import plots
 from pipeline.report.breakdown import MOMENTS
-from pipeline.report.breakdown_table import device_name
+from pipeline.report.breakdown_table import device_name, moment_text
 from pipeline.report.job import JobReport
 from pipeline.report.roofline import judge
 from pipeline.report.roofline_table import figure, time_text
@@ -56,7 +56,7 @@ def page(report: JobReport) -> str:
     environment = Environment(
         loader=PackageLoader("pipeline", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"figure": figure, "time": time_text}
+    environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text}
     return environment.get_template("page.html.j2").render(_content(report))
 
 
