@@ -31,6 +31,7 @@ more, the imbalance between devices.
 """
 
 _FEW_CHUNKS = 3
+_TOO_SHORT_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ def break_down(timeline: Timeline, precision: str) -> Breakdown:
             DeviceTimes(place.host, place.device, place.where, rows, len(chunks), moments[place.where], shares)
         )
     bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere))
+    if end - begin < _TOO_SHORT_SECONDS:
+        bound_by, verdict = "start", f"over in {end - begin:.3f} s: too short to tell what it was bound by"
     error = max(timeline.clock.error, *(p.clock.error for p in places))
     rows = sum(timeline.rows.values())
     return Breakdown(tuple(devices), seconds, end - begin, rows, bound_by, verdict, error)
@@ -191,7 +194,9 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool) -> tupl
         return kind, f"bound by the {kind}, busy {busy:.0%}: go faster with {faster}"
     cause = max(shares, key=lambda name: shares[name])
     few = max(d.chunks for d in devices) < _FEW_CHUNKS
-    reader = "one compressed file has one reader: split it" if streamed else "more reader threads, or Parquet input"
+    reader = "more reader threads, or Parquet input"
+    if streamed:
+        reader = "uncompressed or several files: the client reads this input alone"
     change = {
         "reader": reader,
         "transfer": "larger chunks (--chunk-size)",

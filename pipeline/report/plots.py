@@ -90,7 +90,7 @@ def throughput(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
         mean = f"mean {breakdown.rows_per_second:,.0f}"
         axes.annotate(mean, (end, breakdown.rows_per_second), (-2, 3), textcoords="offset points", ha="right")
         axes.set_xlim(begin, end)
-        axes.set_ylim(0, max(float(rate.max()), breakdown.rows_per_second) * 1.15)
+        axes.set_ylim(0, max(float(rate.max()), breakdown.rows_per_second, 1.0) * 1.15)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     return drawn
 
