@@ -17,7 +17,7 @@ class StandIn:
     def __init__(self, model, device, precision, threads) -> None:
         self.model = model
         self.backend = Backend("cpu", "stand-in", "none", "fp32")
-        self.device, self.memory_ready = "cpu", time.time()
+        self.device_name, self.memory_ready = "cpu", time.time()
 
     def classify(self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False) -> Predictions:
         count, classes = len(texts.offsets) - 1, len(self.model.classes)

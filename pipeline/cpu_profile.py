@@ -24,6 +24,7 @@ EachGroup = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 _GROUP = reference.LINEAR_BATCH
 _REPEATS = 5
+_CEILING_REPEATS = 15
 _PRODUCT_SIDE = 1536
 _COPIED_BYTES = 64 << 20  # beyond every cache
 _FP32 = 4
@@ -62,10 +63,10 @@ def ceilings(threads: int, each_group: EachGroup) -> Ceilings:
     return Ceilings(threads * 2 * _PRODUCT_SIDE**3 / product, threads * 2 * _COPIED_BYTES / copy, how)
 
 
-def _times(work: Callable[[], Any]) -> list[float]:
+def _times(work: Callable[[], Any], repeats: int) -> list[float]:
     work()
     times = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         began = time.perf_counter()
         work()
         times.append(time.perf_counter() - began)
@@ -73,11 +74,11 @@ def _times(work: Callable[[], Any]) -> list[float]:
 
 
 def _median(work: Callable[[], Any]) -> float:
-    return statistics.median(_times(work))
+    return statistics.median(_times(work, _REPEATS))
 
 
 def _best(work: Callable[[], Any]) -> float:
-    return min(_times(work))
+    return min(_times(work, _CEILING_REPEATS))
 
 
 def _in_the_network(engine: CpuEngine, texts: Texts) -> dict[str, float]:

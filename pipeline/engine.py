@@ -78,13 +78,13 @@ class Backend:
 class Engine(Protocol):
     """A loaded model, ready to classify; one thread calls it at a time.
 
-    device: "cpu", or "cuda:" and the GPU's number on its host. memory_ready: when its weights and buffers were in
+    device_name: "cpu", or "cuda:" and the GPU's number on its host. memory_ready: when its weights and buffers were in
     place, in epoch seconds.
     """
 
     backend: Backend
     model: Model
-    device: str
+    device_name: str
     memory_ready: float
 
     def classify(
@@ -144,7 +144,7 @@ class CpuEngine:
 
     def __init__(self, model: Model, threads: int) -> None:
         self.model = model
-        self.device = "cpu"
+        self.device_name = "cpu"
         self._blas = ThreadpoolController()
         self.backend = Backend("cpu", "numpy", _architecture(self._blas), "fp32")
         self._weights = reference.prepare(model)
@@ -161,11 +161,11 @@ class CpuEngine:
         each_kernel: bool = False,
     ) -> Predictions:
         kernels = spans if each_kernel else None
-        with span("kernels", spans, "compute", self.device):
-            with span("encode", kernels, "compute", self.device):
+        with span("kernels", spans, "compute", self.device_name):
+            with span("encode", kernels, "compute", self.device_name):
                 ids, n_chars, truncated, unknown = self._encode(texts)
             logits = self._logits(ids, kernels)
-            with span("head", kernels, "compute", self.device):
+            with span("head", kernels, "compute", self.device_name):
                 scores = reference.softmax(logits)
                 labels, best = reference.top_k(scores, top_k)
         return Predictions(labels, best, scores if all_scores else None, n_chars, truncated, unknown)
@@ -193,7 +193,7 @@ class CpuEngine:
         x: Any = ids
         lane = f"thread {threading.current_thread().name.rpartition('_')[2]}"
         for name, block in reference.blocks(self._weights):
-            with span(name, kernels, lane, self.device):
+            with span(name, kernels, lane, self.device_name):
                 x = block(x)
         return np.asarray(x)
 

@@ -79,7 +79,7 @@ def measure(engine: Engine, batch: int | None = None) -> Profile:
     texts = sample(engine.model, batch)
     kernels = tuple(engine.profile(texts))
     seconds = _latency(engine, texts)
-    return Profile(str(engine.backend), engine.device, batch, seconds, kernels, engine.ceilings())
+    return Profile(str(engine.backend), engine.device_name, batch, seconds, kernels, engine.ceilings())
 
 
 def profile(

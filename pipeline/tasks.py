@@ -90,7 +90,7 @@ def install_engine(key: str, load: Callable[[], Engine]) -> None:
         if key not in _engines:
             started = time.time()
             engine = _engines[key] = load()
-            _places[key] = Place(WHERE, engine.device, started, engine.memory_ready, time.time())
+            _places[key] = Place(WHERE, engine.device_name, started, engine.memory_ready, time.time())
         _users[key] += 1
 
 
@@ -175,7 +175,7 @@ def infer(work: Work, job: Job) -> Work:
         if spans and spans[-1].where == WHERE:
             waited = time.time() - spans[-1].end
             spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
-        with span("infer", spans, "infer", engine.device, _number(work.name)):
+        with span("infer", spans, "infer", engine.device_name, _number(work.name)):
             predictions = engine.classify(work.chunk, top_k, job.all_scores, spans, job.each_kernel)
     examples = closest(work.chunk, predictions.labels, predictions.scores, job.classes, job.examples)
     predictions = predictions.cut(job.top_k)
