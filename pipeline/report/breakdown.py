@@ -117,7 +117,7 @@ def break_down(timeline: Timeline, precision: str) -> Breakdown:
     devices = []
     for place in places:
         spans = of_place[place.where]
-        chunks = {s.chunk for s in spans}
+        chunks = {s.chunk for s in spans if s.lane == "write"}
         shares = _shares(spans, elsewhere, begin + timeline.began, end + timeline.began)
         rows = sum(timeline.rows[chunk] for chunk in chunks)
         devices.append(
