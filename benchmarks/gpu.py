@@ -27,8 +27,8 @@ from benchmarks.articles import Articles, ag_news
 from pipeline.alphabet import encode
 from pipeline.cuda_engine import CudaEngine
 from pipeline.kernels import memory
-from pipeline.kernels.ops import Operations
 from pipeline.model import Model, load_model
+from pipeline.trace import Span
 
 OURS = (("sm90", "fp16"), ("sm90", "bf16"), ("sm80", "fp16"), ("sm80", "bf16"), ("simt", "fp32"))
 CHUNK = 131_072  # the product's own on a GPU
@@ -72,28 +72,14 @@ class OnDevice:
 
 
 def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS) -> list[dict[str, Any]]:
-    """Median microseconds of each kernel of one full batch, from events around it, and its rate."""
-    launch, events = Operations._launch, []
-
-    def timed(self: Operations, kernel: Any, grid: Any, arguments: Any) -> None:
-        stream = cp.cuda.get_current_stream()
-        before, after = cp.cuda.Event(), cp.cuda.Event()
-        before.record(stream)
-        launch(self, kernel, grid, arguments)
-        after.record(stream)
-        events.append((kernel.name, before, after))
-
+    """Median seconds of each copy and kernel of one full batch, from events between them, and a product's rate."""
     batch = articles.part(0, min(engine.batch, len(articles)))
     times: dict[str, list[float]] = {}
-    Operations._launch = timed  # type: ignore[method-assign]
-    try:
-        for _ in range(repeats + 1):
-            events.clear()
-            engine.classify(batch)
-            for name, before, after in events:
-                times.setdefault(name, []).append(cp.cuda.get_elapsed_time(before, after) * 1e-3)
-    finally:
-        Operations._launch = launch  # type: ignore[method-assign]
+    for _ in range(repeats + 1):
+        spans: list[Span] = []
+        engine.classify(batch, spans=spans, each_kernel=True)
+        for span in spans:
+            times.setdefault(span.name, []).append(span.seconds)
     layers = {layer.name: layer for layer in engine.model.layers}
     rows = []
     for name, found in times.items():

@@ -3,6 +3,8 @@
 DASK_DISTRIBUTED__WORKER__PRELOAD=benchmarks/stand_in.py broadsheet classify …
 """
 
+import time
+
 import numpy as np
 
 import cluster.plugin
@@ -15,8 +17,9 @@ class StandIn:
     def __init__(self, model, device, precision, threads) -> None:
         self.model = model
         self.backend = Backend("cpu", "stand-in", "none", "fp32")
+        self.device_name, self.memory_ready = "cpu", time.time()
 
-    def classify(self, texts, top_k=1, all_scores=False) -> Predictions:
+    def classify(self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False) -> Predictions:
         count, classes = len(texts.offsets) - 1, len(self.model.classes)
         scores = np.ones((count, classes), np.float32) / classes
         nothing = np.zeros(count, np.int64)

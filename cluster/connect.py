@@ -12,6 +12,7 @@ from pathlib import Path
 import dask
 from distributed import Client, LocalCluster, Worker, WorkerPlugin
 
+from cluster.nsys import nsys_workers
 from pipeline.engine import available_cores
 from pipeline.errors import BroadsheetError, UsageError
 
@@ -36,16 +37,22 @@ _CONFIG = {
 
 @contextmanager
 def connect(
-    where: str = "local", *, workers: int | None = None, processes: bool = True, scheduler_file: str | None = None
+    where: str = "local",
+    *,
+    workers: int | None = None,
+    processes: bool = True,
+    scheduler_file: str | None = None,
+    nsys: str | None = None,
 ) -> Iterator[Client]:
     """A client to `where`: "local", or a scheduler's address; closed, with what was started for it, at the end.
 
     workers: processes of a local cluster, by default one for every four cores. processes: False for one worker within
-    this process, which starts at once and needs no main guard. Everything local listens on loopback only.
+    this process, which starts at once and needs no main guard. nsys: a folder; the processes of a local cluster run
+    under Nsight Systems, which writes its report there. Everything local listens on loopback only.
     Raises UsageError where no scheduler answers, BroadsheetError where one has no workers.
     """
     if where == "local" and scheduler_file is None:
-        with _local(workers, processes) as client:
+        with _local(workers, processes) if nsys is None else _under_nsys(workers, nsys) as client:
             yield client
     else:
         with _existing(where, scheduler_file) as client:
@@ -83,6 +90,25 @@ def _local(workers: int | None, processes: bool) -> Iterator[Client]:
         finally:
             with suppress(TimeoutError):  # what is left then ends with this process
                 cluster.close(timeout=_CLOSE_SECONDS)
+
+
+@contextmanager
+def _under_nsys(workers: int | None, folder: str) -> Iterator[Client]:
+    count = workers or 1
+    local = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
+    with (
+        dask.config.set(_CONFIG),
+        LocalCluster(n_workers=0, **local) as cluster,
+        Client(cluster) as client,
+        nsys_workers(cluster.scheduler_address, count, THREADS_PER_WORKER, folder),
+    ):
+        try:
+            client.wait_for_workers(count, timeout=_WAIT_SECONDS)
+        except TimeoutError as error:
+            raise BroadsheetError(f"no worker has started under nsys: see {folder}/workers.log") from error
+        client.register_plugin(_IgnoreInterrupts())
+        yield client
+        client.shutdown()  # the workers end, and nsys writes its report
 
 
 @contextmanager

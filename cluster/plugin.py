@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from distributed import Client, Worker, WorkerPlugin
 
+from cluster.clock import ClockPlugin
 from pipeline import tasks
 from pipeline.engine import Backend, Engine, available_cores, open_engine
 from pipeline.errors import BroadsheetError, UsageError
@@ -59,6 +60,7 @@ def start_engines(
     if not hosts:
         raise BroadsheetError("the cluster has no workers")
     plugin = EnginePlugin(model, device, precision, kernels, max(hosts.count(host) for host in hosts))
+    client.register_plugin(ClockPlugin())
     client.register_plugin(plugin)
     backends = client.run(tasks.backend_of, plugin.key)
     return plugin.key, _one_backend(list(backends.values()), mixed)

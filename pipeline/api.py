@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,14 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.graph import SetAside, classify_chunks
 from pipeline.manifest import OutputFolder, fingerprint, fingerprint_id
 from pipeline.model import Model, load_model
-from pipeline.report.job import JobReport, Progress
+from pipeline.profile import Profile
+from pipeline.report.explain import explain, refuse_unwritable
+from pipeline.report.job import EXAMPLES, JobReport, Progress
+from pipeline.report.timeline import Timeline
 from pipeline.sink import output_schema
 from pipeline.source.chunk import Selection
 from pipeline.source.inputs import JobInput, identify, open_input
-from pipeline.tasks import Job
-from pipeline.trace import Span
+from pipeline.tasks import Job, profile_engine
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -44,6 +46,8 @@ class Options:
     the main guard of multiprocessing).
     resume: go on with an interrupted job. overwrite: replace an old one. strict: stop at the first bad row.
     hash: "edges" or "full", how much of each input file identifies it. allow_mixed: workers may differ in kind.
+    profile: record every kernel, and at the end measure each alone. trace: a file for the timeline, to be opened in
+    ui.perfetto.dev. report: a file for the job as one HTML page.
     """
 
     text_column: str | Iterable[str] = ()
@@ -63,6 +67,9 @@ class Options:
     strict: bool = False
     hash: str = "edges"
     allow_mixed: bool = False
+    profile: bool = False
+    trace: str | os.PathLike[str] | None = None
+    report: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("top_k", "chunk_size", "workers"):
@@ -75,6 +82,7 @@ class Options:
                 object.__setattr__(self, name, given)
                 if len(set(given)) < len(given):
                     raise UsageError(f"{name} names {next(n for n in given if given.count(n) > 1)!r} twice")
+        refuse_unwritable(self.trace, self.report)
         if self.hash not in ("edges", "full"):
             raise UsageError(f"hash {self.hash!r}: choose edges or full")
 
@@ -130,7 +138,7 @@ def classify(
 def _run(
     source: Any, folder: OutputFolder | None, model: Model, client: Any, progress: Progress, options: Options
 ) -> JobReport:
-    began = time.perf_counter()
+    began, started = time.perf_counter(), time.time()
     selection = options.selection(model)
     found, identity = identify(source, options.hash == "full", by_content=folder is not None)
     before = folder if folder and options.resume and folder.is_begun else None
@@ -171,20 +179,29 @@ def _run(
             strict=options.strict,
             out=str(folder.path) if folder else None,
             fingerprint=fingerprint_id(value),
+            each_kernel=options.profile,
+            examples=EXAMPLES if options.report else 0,
         )
         answers = None if options.truth is None else os.fspath(options.truth)
-        report = JobReport(model.name, model.classes, job.out, schema, answers, str(backend), chunk_rows)
+        report = JobReport(
+            model.name, model.classes, job.out, schema, answers, str(backend), backend.precision, chunk_rows
+        )
         report.problems += job_input.problems
+        report.timeline = _timeline(client, started)
         report.timings = {"plan": planned - began, "start": time.perf_counter() - planned}
         done = _open_folder(folder, before, value, job_input, job.fingerprint)
         for entry in done.values():
             report.add_entry(entry)
         report.chunks_before = report.chunks
-        spans = _compute(client, job_input, job, done, report, progress)
+        _compute(client, job_input, job, done, report, progress)
+        report.timeline.ended = time.time() + report.timeline.clock.offset
+        if options.profile:
+            report.profile = _profile(client, key)
     report.seconds = time.perf_counter() - began
     report.check_rows()
     if folder is not None:
-        _finish(folder, report, spans, began, job.fingerprint)
+        _finish(folder, report, began, job.fingerprint)
+    explain(report, options.trace, options.report)
     return report
 
 
@@ -238,31 +255,42 @@ def _open_folder(
     return {}
 
 
+def _timeline(client: Client, started: float) -> Timeline:
+    from cluster import client_clock
+
+    clock = client_clock(client)
+    return Timeline(started + clock.offset, clock)
+
+
+def _profile(client: Client, key: str) -> Profile:
+    """Of one worker: the others compute alike."""
+    first = min(client.scheduler_info(n_workers=-1)["workers"])
+    found: Profile = client.run(profile_engine, key, workers=[first])[first]
+    return found
+
+
 def _compute(
     client: Client, job_input: JobInput, job: Job, done: dict[str, Any], report: JobReport, progress: Progress
-) -> list[Span]:
+) -> None:
     began = time.perf_counter()
-    spans: list[Span] = []
     progress.start(job_input.rows, client.dashboard_link)
     try:
-        for result in classify_chunks(client, job_input.chunks(done), job):
+        for result in classify_chunks(client, report.timeline.watch(job_input.chunks(done)), job):
             if isinstance(result, SetAside):
                 report.set_aside.append((result.name, result.reason))
             else:
                 report.add_done(result)
-                spans += result.spans
             progress.advance(report)
     finally:
         progress.stop()
     report.timings["classify"] = time.perf_counter() - began
-    return spans
 
 
-def _finish(folder: OutputFolder, report: JobReport, spans: list[Span], began: float, job: str) -> None:
+def _finish(folder: OutputFolder, report: JobReport, began: float, job: str) -> None:
     committing = time.perf_counter()
     if not report.set_aside:
         folder.finish(report.totals(), job)
     report.timings["commit"] = time.perf_counter() - committing
     report.seconds = time.perf_counter() - began
     run = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-    folder.record_run(run, {**report.to_dict(), "spans": [asdict(span) for span in spans]})
+    folder.record_run(run, report.to_dict(), report.timeline.to_table())

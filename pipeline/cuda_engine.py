@@ -6,6 +6,8 @@ and a buffer on the GPU, three streams carry the copies and the kernels, and eve
 
 from __future__ import annotations
 
+import os
+import time
 import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -16,11 +18,13 @@ import numpy as np
 from pipeline import reference
 from pipeline.alphabet import Encoded, encode, of_ids
 from pipeline.engine import Backend, Predictions, Texts
-from pipeline.errors import BroadsheetError
+from pipeline.errors import BroadsheetError, UsageError
 from pipeline.kernels import memory
 from pipeline.kernels.catalog import choose_generation
 from pipeline.kernels.network import Network, Slot
 from pipeline.model import Model
+from pipeline.trace import Span, device_spans
+from pipeline.work import Ceilings, KernelProfile
 
 _BATCH_A_PROCESSOR = 64
 """Articles: 64 windows of block 2 are a tile, so a batch is whole waves of tiles there."""
@@ -36,6 +40,12 @@ class Batch(NamedTuple):
     first: int
     last: int
     given: Encoded | None = None
+
+
+def _number_on_host(device: int) -> int:
+    """A GPU's number among all of the host's; CUDA_VISIBLE_DEVICES hides and renumbers them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return int(visible[device]) if device < len(visible) and visible[device].strip().isdigit() else device
 
 
 class CudaEngine:
@@ -55,6 +65,8 @@ class CudaEngine:
             weights = reference.prepare(model)
             self._network = Network(weights, model.alphabet, model.length, generation, precision, self.device)
             self._allocate(batch or self._default_batch())
+        self.device_name = f"cuda:{_number_on_host(device)}"
+        self.memory_ready = time.time()
 
     def _default_batch(self) -> int:
         batch = _BATCH_A_PROCESSOR * int(self.device.attributes["MultiProcessorCount"])
@@ -84,7 +96,14 @@ class CudaEngine:
                 batch //= 2
         self.batch = batch
 
-    def classify(self, texts: Texts, top_k: int = 1, all_scores: bool = False) -> Predictions:
+    def classify(
+        self,
+        texts: Texts,
+        top_k: int = 1,
+        all_scores: bool = False,
+        spans: list[Span] | None = None,
+        each_kernel: bool = False,
+    ) -> Predictions:
         """Label N articles. Raises BroadsheetError, with the kernel and the batch, for an error of the GPU."""
         if self._failed:
             raise BroadsheetError(f"the GPU of this worker failed before, start the worker anew: {self._failed}")
@@ -103,15 +122,17 @@ class CudaEngine:
         batch = Batch(0, 0)
         try:
             with self.device:
+                anchor = self._anchor()
                 for number, batch in enumerate(self._batches(texts)):
                     slot = self._network.slots[number % memory.SLOTS]
                     if len(running) == memory.SLOTS:
-                        self._collect(*running.pop(0), found)
+                        self._collect(*running.pop(0), found, anchor, spans)
+                    slot.each_kernel = each_kernel and spans is not None
                     self._start(slot, texts, batch, top_k)
                     running.append((slot, batch))
                 while running:
                     batch = running[0][1]
-                    self._collect(*running.pop(0), found)
+                    self._collect(*running.pop(0), found, anchor, spans)
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             where = f"kernel {self._network.last_kernel()!r}, articles {batch.first} to {batch.last} of the chunk"
             self._failed = f"{error} in {where}"
@@ -148,8 +169,22 @@ class CudaEngine:
         else:
             self._network.start_ids(slot, batch.given.ids, top_k)
 
-    def _collect(self, slot: Slot, batch: Batch, found: Predictions) -> None:
-        """Wait for a batch and put its rows in their places."""
+    def _anchor(self) -> tuple[float, cp.cuda.Event]:
+        """An event that the idle GPU passes now, and what the host's clock says of it."""
+        event = cp.cuda.Event()
+        event.record(self._network.compute)
+        event.synchronize()
+        return time.time(), event
+
+    def _collect(
+        self,
+        slot: Slot,
+        batch: Batch,
+        found: Predictions,
+        anchor: tuple[float, cp.cuda.Event],
+        spans: list[Span] | None,
+    ) -> None:
+        """Wait for a batch, put its rows in their places and its spans with the others."""
         rows = slice(batch.first, batch.last)
         result = self._network.finish(slot)
         found.labels[rows] = result.labels
@@ -160,6 +195,23 @@ class CudaEngine:
         found.n_chars[rows] = counts.n_chars
         found.truncated[rows] = counts.truncated
         found.unknown_chars[rows] = counts.unknown_chars
+        if spans is not None:
+            at, event = anchor
+            spans += device_spans(at, slot.stages(event), self.device_name)
+
+    def profile(self, texts: Texts) -> list[KernelProfile]:
+        from pipeline import cuda_profile
+
+        if len(texts.offsets) - 1 > self.batch:
+            raise UsageError(f"a batch here holds {self.batch} articles at most: profile no more than that")
+        with self.device:
+            return cuda_profile.profile(self, self._network, texts)
+
+    def ceilings(self) -> Ceilings:
+        from pipeline import cuda_profile
+
+        with self.device:
+            return cuda_profile.ceilings(self.backend.precision)
 
     def close(self) -> None:
         """Give back the GPU's memory."""

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,8 @@ from pipeline import reference
 from pipeline.alphabet import encode, of_ids
 from pipeline.errors import UsageError
 from pipeline.model import Model
+from pipeline.trace import Span, span
+from pipeline.work import Ceilings, KernelProfile
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
@@ -55,6 +60,10 @@ class Predictions:
     truncated: NDArray[np.bool_]
     unknown_chars: NDArray[np.int64]
 
+    def cut(self, k: int) -> Predictions:
+        """The same with the `k` best labels only."""
+        return replace(self, labels=self.labels[:, :k], scores=self.scores[:, :k])
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -70,13 +79,36 @@ class Backend:
 
 
 class Engine(Protocol):
-    """A loaded model, ready to classify; one thread calls it at a time."""
+    """A loaded model, ready to classify; one thread calls it at a time.
+
+    device_name: "cpu", or "cuda:" and the GPU's number on its host. memory_ready: when its weights and buffers were in
+    place, in epoch seconds.
+    """
 
     backend: Backend
     model: Model
+    device_name: str
+    memory_ready: float
 
-    def classify(self, texts: Texts, top_k: int = 1, all_scores: bool = False) -> Predictions:
-        """Label N articles; `top_k` is cut to the number of classes."""
+    def classify(
+        self,
+        texts: Texts,
+        top_k: int = 1,
+        all_scores: bool = False,
+        spans: list[Span] | None = None,
+        each_kernel: bool = False,
+    ) -> Predictions:
+        """Label N articles; `top_k` is cut to the number of classes. Spans of the steps on the device are appended to
+        `spans`: the copies and the kernels of each batch, with `each_kernel` every kernel too.
+        """
+        ...
+
+    def profile(self, texts: Texts) -> list[KernelProfile]:
+        """Measure every kernel over N articles in one batch, alone and within the network, in the order they run."""
+        ...
+
+    def ceilings(self) -> Ceilings:
+        """Measure what the device reaches, in the precision of this engine's products."""
         ...
 
     def close(self) -> None:
@@ -154,27 +186,65 @@ class CpuEngine:
 
     def __init__(self, model: Model, threads: int) -> None:
         self.model = model
+        self.device_name = "cpu"
         self._blas = ThreadpoolController()
         self.backend = Backend("cpu", "numpy", _architecture(self._blas), "fp32")
         self._weights = reference.prepare(model)
+        self.memory_ready = time.time()
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
 
-    def classify(self, texts: Texts, top_k: int = 1, all_scores: bool = False) -> Predictions:
-        alphabet = self.model.alphabet
-        if texts.ids is None:
-            ids, n_chars, truncated, unknown = encode(texts.data, texts.offsets, alphabet, self.model.length)
-        else:
-            ids, n_chars, truncated, unknown = of_ids(texts.ids, alphabet)
-        scores = reference.softmax(self._logits(ids))
-        labels, best = reference.top_k(scores, top_k)
+    def classify(
+        self,
+        texts: Texts,
+        top_k: int = 1,
+        all_scores: bool = False,
+        spans: list[Span] | None = None,
+        each_kernel: bool = False,
+    ) -> Predictions:
+        kernels = spans if each_kernel else None
+        with span("kernels", spans, "compute", self.device_name):
+            with span("encode", kernels, "compute", self.device_name):
+                if texts.ids is None:
+                    alphabet, length = self.model.alphabet, self.model.length
+                    ids, n_chars, truncated, unknown = encode(texts.data, texts.offsets, alphabet, length)
+                else:
+                    ids, n_chars, truncated, unknown = of_ids(texts.ids, self.model.alphabet)
+            logits = self._logits(ids, kernels)
+            with span("head", kernels, "compute", self.device_name):
+                scores = reference.softmax(logits)
+                labels, best = reference.top_k(scores, top_k)
         return Predictions(labels, best, scores if all_scores else None, n_chars, truncated, unknown)
 
-    def _logits(self, ids: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _logits(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
         groups = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
-        with self._blas.limit(limits=1, user_api="blas"):
-            logits = list(self._pool.map(lambda group: reference.forward(group, self._weights), groups))
+        logits = self._each_group(lambda group: self._forward(group, kernels), groups)
         return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *logits])
+
+    def _forward(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
+        if kernels is None:
+            return reference.forward(ids, self._weights)
+        x: Any = ids
+        lane = f"thread {threading.current_thread().name.rpartition('_')[2]}"
+        for name, block in reference.blocks(self._weights):
+            with span(name, kernels, lane, self.device_name):
+                x = block(x)
+        return np.asarray(x)
+
+    def profile(self, texts: Texts) -> list[KernelProfile]:
+        from pipeline import cpu_profile
+
+        return cpu_profile.profile(self, texts, self._weights, self._each_group)
+
+    def ceilings(self) -> Ceilings:
+        from pipeline import cpu_profile
+
+        return cpu_profile.ceilings(self._threads, self._each_group)
+
+    def _each_group(self, work: Callable[[Any], Any], groups: Sequence[Any]) -> list[Any]:
+        """`work` of every group, on the compute threads, each with a single-threaded BLAS."""
+        with self._blas.limit(limits=1, user_api="blas"):
+            return list(self._pool.map(work, groups))
 
     def close(self) -> None:
         self._pool.shutdown()

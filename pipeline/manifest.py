@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipeline.engine import Backend
 from pipeline.errors import OutputError, UsageError
@@ -156,8 +157,12 @@ class OutputFolder:
         commit_json(self.path / MANIFEST, value)
         commit_bytes(self.path / SUCCESS, b"")
 
-    def record_run(self, name: str, value: Mapping[str, Any]) -> None:
+    def record_run(self, name: str, value: Mapping[str, Any], spans: pa.Table) -> None:
+        """Keep what a run was: its report as JSON, its spans as Parquet."""
         commit_json(self.path / RUNS / f"{name}.json", value)
+        buffer = pa.BufferOutputStream()
+        pq.write_table(spans, buffer, compression="zstd")
+        commit_bytes(self.path / RUNS / f"{name}.spans.parquet", buffer.getvalue().to_pybytes())
 
     def totals(self) -> dict[str, Any] | None:
         """What `finish` wrote, or None for an unfinished job."""

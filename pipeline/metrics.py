@@ -9,7 +9,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.source.chunk import NO_TRUTH
+from pipeline.source.chunk import NO_TRUTH, Chunk
+
+_SHOWN_BYTES = 400
+
+
+class Example(NamedTuple):
+    """A row between two classes. margin: the difference of their probabilities. text: its beginning."""
+
+    margin: float
+    file: str
+    row: int
+    label: str
+    second: str
+    text: str
 
 
 class ClassFigures(NamedTuple):
@@ -59,6 +72,37 @@ class Confusion:
             f1 = float(2 * hit / (true + predicted)) if true + predicted else float("nan")
             figures.append(ClassFigures(name, precision, recall, f1, int(true)))
         return figures
+
+
+def closest(
+    chunk: Chunk, labels: NDArray[np.int32], scores: NDArray[np.float32], classes: tuple[str, ...], count: int
+) -> list[Example]:
+    """The `count` rows of a chunk whose two best classes are closest. labels, scores: [N, 2 or more], best first."""
+    if not count or not len(chunk):
+        return []
+    margins = scores[:, 0] - scores[:, 1]
+    rows = np.argpartition(margins, min(count, len(margins)) - 1)[:count]  # a device waits meanwhile: no whole sort
+    rows = rows[np.lexsort((rows, margins[rows]))]
+    return [
+        Example(
+            float(margins[i]),
+            chunk.rows.column("file")[i].as_py(),
+            chunk.rows.column("row")[i].as_py(),
+            classes[labels[i, 0]],
+            classes[labels[i, 1]],
+            chunk.text[i].as_py()[:_SHOWN_BYTES].decode(errors="ignore"),
+        )
+        for i in rows.tolist()
+    ]
+
+
+LENGTHS = (0, 1, 50, 100, 150, 200, 250, 300, 400, 500, 750, 1000, 2000, 5000, 10_000)
+"""Characters at which the classes of article lengths begin; the last has no end."""
+
+
+def count_lengths(n_chars: NDArray[np.int64]) -> list[int]:
+    """Articles in each class of LENGTHS."""
+    return [int(n) for n in np.histogram(n_chars, [*LENGTHS, np.iinfo(np.int64).max])[0]]
 
 
 def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[list[int]]:

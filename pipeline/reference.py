@@ -7,8 +7,10 @@ and the linear layers run in batches of a fixed size; so no article's result dep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,18 +178,32 @@ def top_k(scores: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:
     return best, np.take_along_axis(scores, best, axis=1)
 
 
+def blocks(weights: Weights) -> list[tuple[str, Callable[[Any], Any]]]:
+    """The nine blocks by name, in order: from ids uint8 [N, length], over Rows and fp32 [N, 1024], to logits."""
+    first, *rest = weights.layers
+    found: list[tuple[str, Callable[[Any], Any]]] = [(first.name, partial(_first_block, weights=weights, layer=first))]
+    found += [(layer.name, partial(_block, weights=weights, layer=layer)) for layer in rest]
+    return found
+
+
+def _first_block(ids: NDArray[np.uint8], weights: Weights, layer: Layer) -> Rows:
+    bias, norm = weights.bias[layer.name], weights.norm[layer.name]
+    return lookup_norm_pool(ids, weights.padding, weights.table, bias, norm, layer.pool)
+
+
+def _block(x: Rows | Floats, weights: Weights, layer: Layer) -> Rows | Floats:
+    name, bias = layer.name, weights.bias[layer.name]
+    if layer.kind == "conv1d":
+        assert isinstance(x, Rows)
+        return conv1d(x, weights.conv[name], bias, layer.pool, weights.norm.get(name))
+    # Every article has the same rows here, so they are the linear layers' inputs.
+    values = x.values.reshape(len(x.offsets) - 1, -1) if isinstance(x, Rows) else x
+    return linear(values, weights.linear[name], bias, layer.relu)
+
+
 def forward(ids: NDArray[np.uint8], weights: Weights) -> Floats:
     """Logits fp32 [N, classes] of encoded articles, uint8 [N, length]."""
-    first, *rest = weights.layers
-    rows = lookup_norm_pool(
-        ids, weights.padding, weights.table, weights.bias[first.name], weights.norm[first.name], first.pool
-    )
-    for layer in rest:
-        if layer.kind == "conv1d":
-            name = layer.name
-            rows = conv1d(rows, weights.conv[name], weights.bias[name], layer.pool, weights.norm.get(name))
-    x = rows.values.reshape(len(ids), -1)  # every article has the same rows here, so they are the linear layers' inputs
-    for layer in rest:
-        if layer.kind == "linear":
-            x = linear(x, weights.linear[layer.name], weights.bias[layer.name], layer.relu)
-    return x
+    x: Any = ids
+    for _, block in blocks(weights):
+        x = block(x)
+    return np.asarray(x)

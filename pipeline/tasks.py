@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -15,19 +16,21 @@ import pyarrow as pa
 
 from pipeline.engine import Backend, Engine, Predictions
 from pipeline.errors import BroadsheetError, SourceError
-from pipeline.metrics import count_pairs
+from pipeline.metrics import Example, closest, count_lengths, count_pairs
+from pipeline.profile import Profile, measure
 from pipeline.sink import commit_chunk, label_table
 from pipeline.source import Chunk, Selection, read_unit
 from pipeline.source.inputs import Loaded
 from pipeline.source.memory import partition_chunk
 from pipeline.source.plan import Unit, part_name
-from pipeline.trace import Span, span
+from pipeline.trace import WHERE, Place, Span, clock, span
 
 
 @dataclass(frozen=True)
 class Job:
     """What every task of a job needs to know. engine: the key under which workers hold the loaded model. out: the
-    output folder, or None for results in memory.
+    output folder, or None for results in memory. each_kernel: record a span for every kernel. examples: rows that each
+    chunk brings home whose two best classes were closest.
     """
 
     selection: Selection
@@ -41,6 +44,8 @@ class Job:
     strict: bool
     out: str | None
     fingerprint: str
+    each_kernel: bool = False
+    examples: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,21 +60,27 @@ class Work:
     chunk: Chunk
     predictions: Predictions | None = None
     spans: list[Span] = field(default_factory=list)
+    examples: list[Example] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Done:
-    """A chunk that counts. entry: its manifest entry. table, quarantine: its rows, where there is no output folder."""
+    """A chunk that counts. entry: its manifest entry. place: the worker that did it. table, quarantine: its rows, where
+    there is no output folder.
+    """
 
     name: str
     entry: dict[str, Any]
     spans: list[Span]
+    place: Place
+    examples: list[Example]
     table: pa.Table | None = None
     quarantine: pa.Table | None = None
 
 
 _lock = threading.Lock()
 _engines: dict[str, Engine] = {}
+_places: dict[str, Place] = {}
 _users: Counter[str] = Counter()
 
 
@@ -77,7 +88,9 @@ def install_engine(key: str, load: Callable[[], Engine]) -> None:
     """Have an engine under `key` in this process, which may be several workers: loaded once, kept for the last."""
     with _lock:
         if key not in _engines:
-            _engines[key] = load()
+            started = time.time()
+            engine = _engines[key] = load()
+            _places[key] = Place(WHERE, engine.device_name, started, engine.memory_ready, time.time())
         _users[key] += 1
 
 
@@ -87,6 +100,7 @@ def remove_engine(key: str) -> None:
         _users[key] -= 1
         if _users[key] <= 0 and key in _engines:
             _engines.pop(key).close()
+            del _places[key]
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -113,11 +127,17 @@ def backend_of(key: str) -> Backend:
     return engine.backend
 
 
+def profile_engine(key: str) -> Profile:
+    """Measure the kernels of this process's engine one by one."""
+    with _lock:
+        return measure(_engines[key])
+
+
 def read(unit: Unit, job: Job) -> Work:
     """Read a unit's rows. Raises SourceError; with `job.strict` also where a row is bad."""
     spans: list[Span] = []
-    with span("read", spans):
-        chunk = read_unit(unit, job.selection, job.symbols, job.length)
+    with span("read", spans, "read", number=_number(unit.name)):
+        chunk = read_unit(unit, job.selection, job.symbols, job.length, spans)
     refuse_bad_rows(chunk, job)
     sources = tuple((f.file.path, f.first_row, f.rows) for f in unit.fragments)
     return Work(unit.name, sources, chunk, spans=spans)
@@ -126,7 +146,7 @@ def read(unit: Unit, job: Job) -> Work:
 def read_partition(frame: Any, number: int, job: Job) -> Work:
     """Take the rows of a Dask DataFrame's partition, a pandas DataFrame."""
     spans: list[Span] = []
-    with span("read", spans):
+    with span("read", spans, "read", number=number):
         chunk = partition_chunk(frame, number, job.selection)
     refuse_bad_rows(chunk, job)
     file = f"partition {number}"
@@ -147,13 +167,19 @@ def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
 def infer(work: Work, job: Job) -> Work:
     """Classify the chunk on this worker's engine. Raises BroadsheetError where it has another one."""
     spans = list(work.spans)
+    top_k = max(2, job.top_k) if job.examples else job.top_k
     with _lock:
         engine = _engines.get(job.engine)
         if engine is None:
             raise BroadsheetError("this worker holds another job's model: run one job at a time on a cluster")
-        with span("infer", spans):
-            predictions = engine.classify(work.chunk, job.top_k, job.all_scores)
-    return replace(work, chunk=work.chunk.without_text(), predictions=predictions, spans=spans)
+        if spans and spans[-1].where == WHERE:
+            waited = time.time() - spans[-1].end
+            spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
+        with span("infer", spans, "infer", engine.device_name, _number(work.name)):
+            predictions = engine.classify(work.chunk, top_k, job.all_scores, spans, job.each_kernel)
+    examples = closest(work.chunk, predictions.labels, predictions.scores, job.classes, job.examples)
+    predictions = predictions.cut(job.top_k)
+    return replace(work, chunk=work.chunk.without_text(), predictions=predictions, spans=spans, examples=examples)
 
 
 def write(work: Work, job: Job) -> Done:
@@ -162,13 +188,19 @@ def write(work: Work, job: Job) -> Done:
     if predictions is None:
         raise ValueError(f"{work.name} was not classified")
     spans = list(work.spans)
-    with span("write", spans):
+    place = replace(_places[job.engine], clock=clock())
+    with span("write", spans, "write", number=_number(work.name)):
         table = label_table(chunk, predictions, job.schema, job.classes)
         entry = _about(work.name, work.sources, chunk, predictions, job)
         if job.out is None:
-            return Done(work.name, entry, spans, table, chunk.quarantine)
+            return Done(work.name, entry, spans, place, work.examples, table, chunk.quarantine)
         entry = commit_chunk(Path(job.out), work.name, table, chunk.quarantine, entry)
-    return Done(work.name, entry, spans)
+    return Done(work.name, entry, spans, place, work.examples)
+
+
+def _number(name: str) -> int:
+    """A chunk's number in its file, by which NVTX ranges can be told apart."""
+    return int(name.rpartition("-")[2])
 
 
 def infer_and_write(loaded: Loaded, job: Job) -> Done:
@@ -197,6 +229,7 @@ def _about(
         "chars": int(predictions.n_chars.sum()),
         "truncated": int(predictions.truncated.sum()),
         "unknown_chars": int(predictions.unknown_chars.sum()),
+        "lengths": count_lengths(predictions.n_chars),
         "confusion": None if chunk.truth is None else count_pairs(chunk.truth, best),
         "problems": list(chunk.problems),
     }

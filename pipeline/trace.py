@@ -1,32 +1,137 @@
-"""Spans: when a step of a chunk began and how long it took. Imports the standard library only."""
+"""Spans: when a step of a chunk began, how long it took, and where. The same steps are NVTX ranges.
+
+Imports the standard library only (nvtx if it is there), so that every part may import it.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-_WHERE = f"{socket.gethostname()}:{os.getpid()}"
+try:
+    import nvtx
+except ImportError:
+    nvtx = None
+
+WHERE = f"{socket.gethostname()}:{os.getpid()}"
+"""This process, as spans name it."""
+
+LANES = ("read", "wait", "infer", "copy-in", "compute", "copy-out", "write")
+"""The rows of a worker's timeline, top down; a compute thread of the CPU backend adds one of its own, "thread 0".
+
+read: the task `read`, in it a span "decode" for each run of bytes parsed. wait: a chunk is read, the device busy.
+infer: the task `infer`. copy-in, copy-out: to and from the device. compute: span "kernels" for each batch, in it (with
+--profile) one for each kernel: encode, conv1 to conv6, fc1 to fc3, head. write: the task `write`.
+"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
-    """start: seconds since the epoch. where: host and process id."""
+    """start: seconds since the epoch, by the clock of the host it was recorded on. where: host and process id.
+
+    lane: one of LANES. device: "cpu", "cuda:0", or "" for what no device did. chunk: name of its part; filled in where
+    results come home.
+    """
 
     name: str
     start: float
     seconds: float
+    where: str = WHERE
+    lane: str = ""
+    device: str = ""
+    chunk: str = ""
+
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds
+
+
+@dataclass(frozen=True)
+class Clock:
+    """offset: seconds to add to this process's `time.time()` to get the scheduler's; it is right to within `error`."""
+
+    offset: float = 0.0
+    error: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker process that spans come from, with its moments before the first chunk, by its own clock.
+
+    started: the model began to load. memory_ready: weights and buffers were in the device's memory. engine_ready: it
+    could classify.
+    """
+
     where: str
+    device: str
+    started: float
+    memory_ready: float
+    engine_ready: float
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def host(self) -> str:
+        return self.where.rpartition(":")[0]
+
+
+_clock = Clock()
+
+
+def set_clock(clock: Clock) -> None:
+    """Keep what was last measured of this process's clock; it goes home with every chunk."""
+    global _clock
+    _clock = clock
+
+
+def clock() -> Clock:
+    """The clock of this process against the scheduler's, as last measured."""
+    return _clock
+
+
+def clock_from(round_trips: Iterable[tuple[float, float, float]]) -> Clock:
+    """The clock that the fastest of some round trips shows. Each: sent, what the other clock said, received.
+
+    The answer was made between sending and receiving, so taking the middle errs by half the round trip at most
+    (Cristian, Probabilistic clock synchronization, 1989).
+    """
+    sent, other, received = min(round_trips, key=lambda trip: trip[2] - trip[0])
+    return Clock(other - (sent + received) / 2, (received - sent) / 2)
 
 
 @contextmanager
-def span(name: str, into: list[Span]) -> Iterator[None]:
-    """Append the span of the block under it to `into`, also when the block raises."""
+def span(
+    name: str, into: list[Span] | None, lane: str = "", device: str = "", number: int | None = None
+) -> Iterator[None]:
+    """Append the span of the block under it to `into` (unless None), also when the block raises.
+
+    The block is an NVTX range in the domain "broadsheet" too, with `number` as its payload; without a tool that
+    listens that costs a microsecond.
+    """
     start, began = time.time(), time.perf_counter()
     try:
-        yield
+        if nvtx is None:
+            yield
+        else:
+            with nvtx.annotate(name, domain="broadsheet", payload=number):
+                yield
     finally:
-        into.append(Span(name, start, time.perf_counter() - began, _WHERE))
+        if into is not None:
+            into.append(Span(name, start, time.perf_counter() - began, WHERE, lane, device))
+
+
+def device_spans(anchor: float, events: Iterable[tuple[str, str, float, float]], device: str) -> list[Span]:
+    """Spans from a device's events: (name, lane, begin, end), in milliseconds after an event that the device passed
+    at `anchor`, in epoch seconds (recorded, waited for, and the time taken, once).
+    """
+    return [
+        Span(name, anchor + begin / 1e3, (end - begin) / 1e3, WHERE, lane, device) for name, lane, begin, end in events
+    ]
+
+
+def brought_home(spans: Iterable[Span], offset: float, chunk: str) -> list[Span]:
+    """The spans of a chunk on the scheduler's clock, with its name."""
+    return [replace(s, start=s.start + offset, chunk=chunk) for s in spans]

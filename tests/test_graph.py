@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, Command
 from distributed import Client
@@ -48,8 +49,8 @@ def test_reading_computing_and_writing_overlap(broadsheet: Command, small_model_
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--chunk-size", 3]
     run = broadsheet(*arguments, "--workers", 1, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
     assert run.returncode == 0, run.stderr
-    (record,) = (tmp_path / "out" / "_runs").iterdir()
-    spans = json.loads(record.read_text())["spans"]
+    (record,) = (tmp_path / "out" / "_runs").glob("*.spans.parquet")
+    spans = [s for s in pq.read_table(record).to_pylist() if s["name"] in ("read", "infer", "write")]
     by_name = {
         name: sorted((s for s in spans if s["name"] == name), key=lambda s: s["start"])
         for name in ("read", "infer", "write")

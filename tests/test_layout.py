@@ -10,29 +10,44 @@ from conftest import ROOT
 
 MAY_IMPORT = {
     "pipeline/errors.py": set(),
-    "pipeline/trace.py": set(),
+    "pipeline/trace.py": {"nvtx"},
     "pipeline/alphabet.py": {"numpy"},
     "pipeline/model.py": {"numpy", "safetensors", "pipeline.alphabet"},
     "pipeline/reference.py": {"numpy", "pipeline.alphabet", "pipeline.model"},
+    "pipeline/work.py": {"pipeline.model"},
     "pipeline/engine.py": {
-        "numpy", "threadpoolctl", "cupy", "pipeline.alphabet", "pipeline.model", "pipeline.reference",
-        "pipeline.cuda_engine",
+        "numpy", "threadpoolctl", "cupy", "pipeline.alphabet", "pipeline.cpu_profile", "pipeline.cuda_engine",
+        "pipeline.model", "pipeline.cuda_profile", "pipeline.reference", "pipeline.trace", "pipeline.work",
     },
     "pipeline/cuda_engine.py": {
         "numpy", "cupy", "pipeline.alphabet", "pipeline.engine", "pipeline.kernels", "pipeline.model",
-        "pipeline.reference",
+        "pipeline.cuda_profile", "pipeline.reference", "pipeline.trace", "pipeline.work",
     },
     "pipeline/kernels": {
         "numpy", "cupy", "cupyx", "cuda", "pipeline.alphabet", "pipeline.kernels", "pipeline.model",
         "pipeline.reference",
     },
-    "pipeline/source": {"numpy", "pyarrow", "fsspec", "pipeline.source"},
+    "pipeline/cuda_profile.py": {
+        "numpy", "cupy", "pipeline.cuda_engine", "pipeline.engine", "pipeline.kernels", "pipeline.model",
+        "pipeline.trace", "pipeline.work",
+    },
+    "pipeline/cpu_profile.py": {
+        "numpy", "pipeline.alphabet", "pipeline.engine", "pipeline.model", "pipeline.reference", "pipeline.trace",
+        "pipeline.work",
+    },
+    "pipeline/source": {"numpy", "pyarrow", "fsspec", "pipeline.source", "pipeline.trace"},
     "pipeline/metrics.py": {"numpy", "pipeline.source"},
     "pipeline/sink.py": {"numpy", "pyarrow", "pipeline.engine", "pipeline.source"},
     "pipeline/manifest.py": {"pyarrow", "pipeline.engine", "pipeline.sink"},
     "pipeline/verify.py": {"numpy", "pyarrow", "pipeline.manifest", "pipeline.sink"},
     "pipeline/tasks.py": {
-        "numpy", "pyarrow", "pipeline.engine", "pipeline.metrics", "pipeline.sink", "pipeline.source", "pipeline.trace",
+        "numpy", "pyarrow", "pipeline.engine", "pipeline.metrics", "pipeline.profile", "pipeline.sink",
+        "pipeline.source", "pipeline.trace",
+    },
+    "pipeline/profile.py": {"numpy", "pipeline.engine", "pipeline.model", "pipeline.work"},
+    "pipeline/report": {
+        "numpy", "pyarrow", "pandas", "jinja2", "matplotlib", "rich", "pipeline.metrics", "pipeline.profile",
+        "pipeline.report", "pipeline.sink", "pipeline.source", "pipeline.tasks", "pipeline.trace", "pipeline.work",
     },
     "pipeline/train": {
         "numpy", "pyarrow", "torch", "safetensors", "matplotlib", "pipeline.alphabet", "pipeline.model",

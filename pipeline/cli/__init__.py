@@ -8,7 +8,7 @@ from types import FrameType
 
 import typer
 
-from pipeline.cli import classify, convert, evaluate, inspect, train, verify
+from pipeline.cli import classify, convert, evaluate, inspect, profile, train, verify
 from pipeline.errors import BroadsheetError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("verify")(verify.command)
 app.command("train")(train.command)
 app.command("evaluate")(evaluate.command)
 app.command("inspect")(inspect.command)
+app.command("profile")(profile.command)
 app.command("convert")(convert.command)
 
 

@@ -52,6 +52,16 @@ def command(
         str, typer.Option("--hash", metavar="edges|full", help="How much of a file identifies it.")
     ] = "edges",
     allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Workers may differ in kind.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the timeline for ui.perfetto.dev.")
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Record every kernel, and measure each alone.")] = False,
+    page: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE.html", help="Write the job as one page to look at.")
+    ] = None,
+    nsys: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Run the embedded cluster's workers under Nsight Systems.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -62,8 +72,8 @@ def command(
     """
     if scheduler and scheduler_file:
         raise UsageError("--scheduler and --scheduler-file exclude each other")
-    if (scheduler or scheduler_file) and workers:
-        raise UsageError("--workers is for the embedded cluster; a scheduler has its own")
+    if (scheduler or scheduler_file) and (workers or nsys):
+        raise UsageError("--workers and --nsys are for the embedded cluster; a scheduler has its own workers")
     options: dict[str, Any] = {
         "text_column": text_column or (),
         "id_column": id_column or (),
@@ -81,10 +91,13 @@ def command(
         "strict": strict,
         "hash": hash_,
         "allow_mixed": allow_mixed,
+        "profile": profile,
+        "trace": trace,
+        "report": page,
     }
     progress = Progress() if quiet else TerminalProgress(Console(stderr=True, highlight=False))
     try:
-        report = _run(inputs, output, model, options, progress, workers, scheduler, scheduler_file)
+        report = _run(inputs, output, model, options, progress, workers, scheduler, scheduler_file, nsys)
     except KeyboardInterrupt:
         typer.echo(f"broadsheet: interrupted; what is committed in {output} stays, go on with --resume", err=True)
         raise typer.Exit(1) from None
@@ -104,6 +117,7 @@ def _run(
     workers: int | None,
     scheduler: str | None,
     scheduler_file: Path | None,
+    nsys: Path | None,
 ) -> Any:
     from cluster import connect
 
@@ -112,4 +126,4 @@ def _run(
         file = None if scheduler_file is None else str(scheduler_file)
         with connect(scheduler or "", scheduler_file=file) as client:
             return run(client=client)
-    return run(client=lambda: connect(workers=workers))
+    return run(client=lambda: connect(workers=workers, nsys=None if nsys is None else str(nsys)))

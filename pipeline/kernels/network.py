@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from pipeline.alphabet import Alphabet
 from pipeline.kernels import memory
-from pipeline.kernels.catalog import network_kernels, target
-from pipeline.kernels.ops import Encoded, Rows, Scored, load, operations
+from pipeline.kernels.catalog import Kernel, network_kernels, target
+from pipeline.kernels.ops import Encoded, Launched, Rows, Scored, load, operations
 from pipeline.kernels.weights import upload
 from pipeline.model import Layer
 from pipeline.reference import Weights
@@ -31,7 +31,11 @@ class Result(NamedTuple):
 
 
 class Slot:
-    """A batch on its way: its text on the host (page-locked) and on the GPU, its results on both, and three events."""
+    """A batch on its way: its text on the host (page-locked) and on the GPU, its results on both, and its events.
+
+    Events stand at the beginning and the end of the copy in, the kernels and the copy out. marks: one ahead of each
+    kernel, where `each_kernel` asks for them.
+    """
 
     def __init__(self, length: int, batch: int, classes: int) -> None:
         shapes = {"text": (memory.text_bytes(length, batch), np.uint8), "offsets": (batch + 1, np.int64)}
@@ -50,7 +54,11 @@ class Slot:
             for name, (size, dtype) in {**shapes, **results}.items()
             if name != "logits"
         }
-        self.copied_in, self.computed, self.copied_out = (cp.cuda.Event(disable_timing=True) for _ in range(3))
+        self.copy_begun, self.copied_in, self.begun, self.computed, self.out_begun, self.copied_out = (
+            cp.cuda.Event() for _ in range(6)
+        )
+        self.each_kernel = False
+        self.marks: list[tuple[str, cp.cuda.Event]] = []
         self.articles = 0
         self.top_k = 1
 
@@ -63,6 +71,21 @@ class Slot:
             return self.device[name][: count * columns].reshape(count, columns)
 
         return Scored(table("logits", classes), table("scores", classes), table("labels", k), table("best", k))
+
+    def stages(self, anchor: cp.cuda.Event) -> list[tuple[str, str, float, float]]:
+        """(name, lane, begin, end) of what the batch went through, in milliseconds after `anchor`; once it is done."""
+
+        def after(event: cp.cuda.Event) -> float:
+            return float(cp.cuda.get_elapsed_time(anchor, event))
+
+        found = [
+            ("copy-in", "copy-in", after(self.copy_begun), after(self.copied_in)),
+            ("kernels", "compute", after(self.begun), after(self.computed)),
+            ("copy-out", "copy-out", after(self.out_begun), after(self.copied_out)),
+        ]
+        times = [(name, after(event)) for name, event in self.marks]
+        ends = [time for _, time in times[1:]] + [found[1][3]]
+        return found + [(name, "compute", begin, end) for (name, begin), end in zip(times, ends, strict=True)]
 
     def copy_in(self, name: str, size: int, stream: cp.cuda.Stream) -> None:
         nbytes = size * self.host[name].itemsize
@@ -84,6 +107,8 @@ class Network:
         self._length = length
         self._padding = alphabet.padding
         self._trail = _Trail()
+        self._marked: Slot | None = None
+        self.watcher: Launched | None = None
         self.ops = operations(generation, precision, device, self._mark)
         self._element = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[precision]
         for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers, self._known):
@@ -121,11 +146,12 @@ class Network:
         count, size = len(offsets) - 1, int(offsets[-1] - offsets[0])
         slot.host["text"][:size] = data[offsets[0] : offsets[-1]]
         slot.host["offsets"][: count + 1] = offsets
+        slot.copy_begun.record(self._in)
         slot.copy_in("text", size, self._in)
         slot.copy_in("offsets", count + 1, self._in)
         slot.copied_in.record(self._in)
-        self.compute.wait_event(slot.copied_in)
         ids = self._ids[:count]
+        self._begin(slot)
         with self.compute:
             self.encode(slot.device["text"], slot.device["offsets"][: count + 1], slot.encoded(ids))
         self._finish_start(slot, ids, top_k)
@@ -137,17 +163,27 @@ class Network:
         staged = slot.host["text"][:size].reshape(len(ids), pitch)
         staged[:, : self._length] = ids
         staged[:, self._length :] = self._padding
+        slot.copy_begun.record(self._in)
         slot.copy_in("text", size, self._in)
         slot.copied_in.record(self._in)
-        self.compute.wait_event(slot.copied_in)
+        self._begin(slot)
         self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), top_k)
+
+    def _begin(self, slot: Slot) -> None:
+        """Let the kernels wait for the slot's copy."""
+        self.compute.wait_event(slot.copied_in)
+        slot.begun.record(self.compute)
+        slot.marks = []
+        self._marked = slot if slot.each_kernel else None
 
     def _finish_start(self, slot: Slot, ids: cp.ndarray, top_k: int) -> None:
         slot.articles, slot.top_k = len(ids), top_k
         with self.compute:
             self.forward(ids, slot.scored(len(ids), self.layers[-1].outputs, top_k))
         slot.computed.record(self.compute)
+        self._marked = None
         self._out.wait_event(slot.computed)
+        slot.out_begun.record(self._out)
         classes = self.layers[-1].outputs
         sizes = {"labels": top_k, "best": top_k, "scores": classes, "n_chars": 1, "truncated": 1, "unknown_chars": 1}
         for name, columns in sizes.items():
@@ -205,8 +241,15 @@ class Network:
         size = count * pitch * layer.outputs
         return Rows(self._activations[turn][:size].reshape(count, pitch, layer.outputs), valid)
 
-    def _mark(self, kernel: str) -> None:
-        self._trail.mark(kernel, cp.cuda.get_current_stream().ptr)
+    def _mark(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        stream = cp.cuda.get_current_stream()
+        self._trail.mark(kernel.name, stream.ptr)
+        if self.watcher is not None:
+            self.watcher(kernel, grid, arguments)
+        if self._marked is not None:
+            event = cp.cuda.Event()
+            event.record(stream)
+            self._marked.marks.append((kernel.name, event))
 
     def last_kernel(self) -> str:
         """The kernel that the GPU began last; it can be asked after a failure, when the GPU answers nothing else."""

@@ -51,11 +51,15 @@ class Scored(NamedTuple):
     best: cp.ndarray
 
 
+Launched = Callable[[Kernel, tuple[int, ...], tuple[Any, ...]], None]
+"""Told of a kernel, its grid and its arguments."""
+
+
 @dataclass(frozen=True)
 class Operations:
     """The operations in one kernel generation and precision, for one architecture ("sm_90").
 
-    tiles: a configuration by layer name in place of the table's. launched: told of every kernel before it runs.
+    tiles: a configuration by layer name in place of the table's. launched: called ahead of every launch.
     """
 
     generation: str
@@ -63,7 +67,7 @@ class Operations:
     architecture: str
     processors: int
     tiles: dict[str, Tile]
-    launched: Callable[[str], None]
+    launched: Launched
 
     def encode(
         self, data: cp.ndarray, offsets: cp.ndarray, alphabet: DeviceAlphabet, length: int, out: Encoded
@@ -194,7 +198,7 @@ class Operations:
 
     def _launch(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         function = load(kernel.file, kernel.expression, catalog.target(self.generation, self.architecture))
-        self.launched(kernel.name)
+        self.launched(kernel, grid, arguments)
         try:
             function(grid, (kernel.threads,), arguments, shared_mem=kernel.shared_bytes)
         except cp.cuda.driver.CUDADriverError as error:
@@ -202,11 +206,21 @@ class Operations:
 
 
 def operations(
-    generation: str, precision: str, device: cp.cuda.Device, launched: Callable[[str], None] = lambda name: None
+    generation: str, precision: str, device: cp.cuda.Device, launched: Launched = lambda *launch: None
 ) -> Operations:
     """The operations for a GPU, in the table's tile configurations."""
     processors = device.attributes["MultiProcessorCount"]
     return Operations(generation, precision, f"sm_{device.compute_capability}", processors, {}, launched)
+
+
+def tile_shape(ops: Operations, layer: Layer) -> tuple[int, int] | None:
+    """Input rows and outputs that one tile of a product covers; None where the layer is no tiled product."""
+    if layer.name == "conv1" or not layer.relu:
+        return None
+    at = catalog.layer_tile(ops.generation, ops.architecture, layer, 0)
+    if isinstance(at, Sm90Tile):
+        return 64 * at.m_blocks, 256
+    return _SM80_TILE if isinstance(at, Sm80Tile) else _SIMT_TILE
 
 
 @cache

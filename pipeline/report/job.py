@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import BroadsheetError
-from pipeline.metrics import Confusion, confusion_of
+from pipeline.metrics import LENGTHS, Confusion, Example, confusion_of
+from pipeline.profile import Profile
+from pipeline.report.breakdown import Breakdown, break_down
+from pipeline.report.timeline import Timeline
 from pipeline.sink import PARTS, QUARANTINE
 from pipeline.source.chunk import QUARANTINE_SCHEMA
 from pipeline.tasks import Done
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DONE, SET_ASIDE = 0, 3
+EXAMPLES = 10
+"""Rows shown whose two best classes were closest."""
 
 
 @dataclass
@@ -32,6 +38,8 @@ class JobReport:
     readable or not like the first. answers: the file of answers that the labels were
     checked against. set_aside: (chunk, reason) of chunks without a result. confusion: with a truth
     column. seconds: of this run; timings: its phases in seconds; rows_this_run: without what was committed before.
+    lengths: written rows by class of `metrics.LENGTHS`. timeline: the spans of this run. examples: where asked for, the
+    rows of this run whose two best classes were closest. profile: where asked for, of one worker's kernels.
     """
 
     model: str
@@ -40,6 +48,7 @@ class JobReport:
     schema: pa.Schema
     answers: str | None = None
     backend: str = ""
+    precision: str = ""
     chunk_rows: int = 0
     chunks: int = 0
     chunks_before: int = 0
@@ -56,6 +65,10 @@ class JobReport:
     confusion: Confusion | None = None
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)
+    lengths: list[int] = field(default_factory=lambda: [0] * len(LENGTHS))
+    examples: list[Example] = field(default_factory=list)
+    timeline: Timeline = field(default_factory=Timeline, repr=False)
+    profile: Profile | None = None
     _tables: dict[str, tuple[pa.Table, pa.Table]] = field(default_factory=dict, repr=False)
 
     def add_entry(self, entry: dict[str, Any]) -> None:
@@ -64,6 +77,7 @@ class JobReport:
         for name in ("rows_read", "rows_written", "rows_quarantined", "chars", "truncated", "unknown_chars"):
             setattr(self, name, getattr(self, name) + entry[name])
         self.labels.update(entry["labels"])
+        self.lengths = [sum(pair) for pair in zip(self.lengths, entry["lengths"], strict=True)]
         self.problems += [(entry["sources"][0][0], message) for message in entry["problems"]]
         if entry["confusion"] is not None:
             self.confusion = confusion_of(entry["confusion"], self.classes, self.confusion)
@@ -72,6 +86,8 @@ class JobReport:
         """Count a chunk of this run."""
         self.add_entry(done.entry)
         self.rows_this_run += done.entry["rows_read"]
+        self.timeline.add(done.name, done.entry["rows_read"], done.spans, done.place)
+        self.examples = sorted([*self.examples, *done.examples])[:EXAMPLES]
         if done.table is not None and done.quarantine is not None:
             self._tables[done.name] = (done.table, done.quarantine)
 
@@ -101,6 +117,11 @@ class JobReport:
     def accuracy(self) -> float | None:
         """Share of rows whose label is their truth; None without a truth column."""
         return None if self.confusion is None else self.confusion.accuracy
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """Where the time of this run went; to be asked for when it is over."""
+        return break_down(self.timeline, self.precision)
 
     def to_arrow(self) -> pa.Table:
         """The labelled rows in input order, read from the output folder if there is one."""
@@ -160,6 +181,10 @@ class JobReport:
             "exit_code": self.exit_code,
             "seconds": round(self.seconds, 3),
             "timings": {name: round(seconds, 3) for name, seconds in self.timings.items()},
+            "breakdown": self.breakdown.to_dict(),
+            "profile": self.profile and self.profile.to_dict(),
+            "workers": self.timeline.places_to_json(),
+            "lengths": dict(zip(map(str, LENGTHS), self.lengths, strict=True)),
             "articles_per_second": round(self.articles_per_second, 1),
             "chunk_rows": self.chunk_rows,
             "chunks_before": self.chunks_before,

@@ -14,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.metrics import Confusion
+from pipeline.report.breakdown_table import print_breakdown
 from pipeline.report.job import JobReport, Progress
+from pipeline.report.roofline_table import print_profile
 
 _MOST_CLASSES = 20
 _MOST_LINES = 10
@@ -78,6 +80,9 @@ def print_report(report: JobReport, console: Console) -> None:
         _print_validation(report, report.answers, console)
     if report.rows_quarantined:
         _print_quarantine(report, console)
+    print_breakdown(report.breakdown, console)
+    if report.profile is not None:
+        print_profile(report.profile, console)
     _print_list("files", [message for _, message in report.problems], console)
     _print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.set_aside], console)
     if report.set_aside:

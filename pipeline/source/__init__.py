@@ -12,18 +12,20 @@ from pipeline.source.chunk import QUARANTINE_SCHEMA, Chunk, Selection, concat
 from pipeline.source.files import InputFile, open_at
 from pipeline.source.plan import CHUNK_BYTES, Fragment, Stream, Unit, splitter_of
 from pipeline.source.records import Records, cut, read_records
+from pipeline.trace import Span, span
 
 __all__ = ["Chunk", "Selection", "read_stream", "read_unit"]
 
 
-def read_unit(unit: Unit, selection: Selection, symbols: int, length: int) -> Chunk:
-    """The rows of a unit, in input order. symbols, length: of the model, for one-hot input.
+def read_unit(unit: Unit, selection: Selection, symbols: int, length: int, spans: list[Span] | None = None) -> Chunk:
+    """The rows of a unit, in input order. symbols, length: of the model, for one-hot input. spans: where the time of
+    parsing is noted, as "decode"; the rest is reading.
 
     Raises SourceError where a file is not to be read any more, or is no longer what was planned.
     """
     if not unit.fragments:
         return empty_chunk(selection)
-    pieces = [piece for f in unit.fragments for piece in _read_fragment(f, selection, symbols, length)]
+    pieces = [piece for f in unit.fragments for piece in _read_fragment(f, selection, symbols, length, spans)]
     return concat(pieces)
 
 
@@ -33,7 +35,9 @@ def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
     return Chunk(none, selection.row_schema.empty_table(), QUARANTINE_SCHEMA.empty_table(), problems=problems)
 
 
-def _read_fragment(fragment: Fragment, selection: Selection, symbols: int, length: int) -> Iterator[Chunk]:
+def _read_fragment(
+    fragment: Fragment, selection: Selection, symbols: int, length: int, spans: list[Span] | None
+) -> Iterator[Chunk]:
     file = fragment.file
     stop = fragment.stop if fragment.stop is not None else file.size
     if file.format == "onehot":
@@ -43,7 +47,7 @@ def _read_fragment(fragment: Fragment, selection: Selection, symbols: int, lengt
     else:
         size = None if file.compression else stop - fragment.start
         row = fragment.first_row
-        for chunk, count, _ in _parse_all(file, fragment.start, size, row, fragment.rows, selection):
+        for chunk, count, _ in _parse_all(file, fragment.start, size, row, fragment.rows, selection, spans):
             yield chunk
             row += count
         if row != fragment.first_row + fragment.rows:
@@ -69,13 +73,21 @@ def read_stream(stream: Stream, selection: Selection, chunk_rows: int) -> Iterat
 
 
 def _parse_all(
-    file: InputFile, start: int, size: int | None, row: int, chunk_rows: int, selection: Selection
+    file: InputFile,
+    start: int,
+    size: int | None,
+    row: int,
+    chunk_rows: int,
+    selection: Selection,
+    spans: list[Span] | None = None,
 ) -> Iterator[tuple[Chunk, int, bool]]:
     """Chunks, how many records each covers, and whether it begins a new chunk of the plan."""
     with open_at(file, start) as source:
         try:
             for records, new in cut(read_records(source, splitter_of(file), start, size), chunk_rows, CHUNK_BYTES):
-                yield _parse(file, records, row, selection), len(records), new
+                with span("decode", spans, "read"):
+                    chunk = _parse(file, records, row, selection)
+                yield chunk, len(records), new
                 row += len(records)
         except SourceError as error:
             if not file.compression:

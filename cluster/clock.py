@@ -1,0 +1,57 @@
+"""Each worker's clock against the scheduler's, measured when it joins and every minute from then on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from distributed import Client, Worker, WorkerPlugin
+from distributed.protocol.pickle import dumps
+from tornado.ioloop import PeriodicCallback
+
+from pipeline.trace import Clock, clock_from, set_clock
+
+_ROUND_TRIPS = 8
+_EVERY_MILLISECONDS = 60_000
+_CALL = {"function": dumps(time.time), "args": dumps(()), "kwargs": dumps({})}
+
+
+class ClockPlugin(WorkerPlugin):
+    """Keeps `trace.clock()` right; hosts whose clocks nobody disciplines drift apart by 0.1 s an hour and more."""
+
+    name = "broadsheet-clock"
+
+    async def setup(self, worker: Worker) -> None:
+        await _measure(worker)
+        again = PeriodicCallback(_again(worker), _EVERY_MILLISECONDS)
+        worker.periodic_callbacks[self.name] = again
+        again.start()
+
+    def teardown(self, worker: Worker) -> None:
+        worker.periodic_callbacks.pop(self.name).stop()
+
+
+def _again(worker: Worker) -> Callable[[], Awaitable[None]]:
+    async def measure() -> None:
+        await _measure(worker)
+
+    return measure
+
+
+async def _measure(worker: Worker) -> None:
+    trips = []
+    for _ in range(_ROUND_TRIPS):
+        sent = time.time()
+        answer = await worker.scheduler.run_function(**_CALL)
+        trips.append((sent, answer["result"], time.time()))
+    set_clock(clock_from(trips))
+
+
+def client_clock(client: Client) -> Clock:
+    """The clock of this process against the scheduler's."""
+    trips = []
+    for _ in range(3):
+        sent = time.time()
+        other = client.run_on_scheduler(time.time)
+        trips.append((sent, other, time.time()))
+    return clock_from(trips)

@@ -1,0 +1,60 @@
+"""Workers under NVIDIA Nsight Systems: one `nsys profile` a node, over all the workers of that node.
+
+Their spans are NVTX ranges in the domain "broadsheet", so the node's report shows what every worker was at.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import dask
+
+from pipeline.errors import BroadsheetError, UsageError
+
+_CLOSE_SECONDS = 120
+"""nsys writes its report once the workers have ended."""
+
+
+def nsys_command(folder: str | Path) -> list[str]:
+    """What to put before a command that starts a node's workers; the report is FOLDER/HOST-PID.nsys-rep.
+
+    CUDA calls, kernels and copies, and NVTX ranges; no CPU samples, which need rights that clusters rarely give.
+    """
+    output = os.path.join(os.path.abspath(folder), "%h-%p")
+    return ["nsys", "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", f"--output={output}"]
+
+
+@contextmanager
+def nsys_workers(
+    scheduler: str, workers: int, threads: int, folder: str | Path, kind: Sequence[str] = ("worker",)
+) -> Iterator[None]:
+    """Workers of this host under nsys; by the end of the block their scheduler must be closed.
+
+    kind: the command of `dask` that starts them, ("worker",) or ("cuda", "worker").
+
+    Raises UsageError where nsys is not installed, BroadsheetError where it or the workers end with an error.
+    """
+    if shutil.which("nsys") is None:
+        raise UsageError("--nsys needs NVIDIA Nsight Systems: there is no nsys on the PATH")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    command = [*nsys_command(folder), sys.executable, "-m", "dask", *kind, scheduler]
+    command += ["--nworkers", str(workers), "--nthreads", str(threads), "--host", "127.0.0.1", "--no-dashboard"]
+    env = {**os.environ, "DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(dask.config.global_config)}
+    log = Path(folder) / "workers.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield
+        code = process.wait(_CLOSE_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise BroadsheetError(f"nsys has not ended within {_CLOSE_SECONDS} s of its workers: see {log}") from error
+    finally:
+        process.terminate()  # what an error left behind
+    if code:
+        raise BroadsheetError(f"nsys ended with exit code {code}: see {log}")

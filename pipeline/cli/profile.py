@@ -1,0 +1,70 @@
+"""broadsheet profile: a model's kernels against what the machine can do."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pipeline.errors import UsageError
+from pipeline.profile import Point, profile, sweep_batch, sweep_precision
+from pipeline.report.roofline_table import print_profile, print_sweep
+
+SWEEPS = ("batch", "precision")
+
+
+def command(
+    model: Annotated[str, typer.Option(help="A shipped model's name, or a file.")] = "ag-news",
+    batch: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Articles in the batch.  [default: 128 on a CPU, 4096]")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
+    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16")] = "auto",
+    sweep: Annotated[
+        str | None, typer.Option(metavar="batch|precision", help="Throughput and latency over it, in place of kernels.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the roofline, or the sweep.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Measure each kernel, alone and in the stream, and say what bounds it.
+
+    The ceilings are measured on this machine in the same run. Random text with the lengths of AG News.
+    """
+    if sweep not in (None, *SWEEPS):
+        raise UsageError(f"--sweep {sweep!r}: choose one of {', '.join(SWEEPS)}")
+    if sweep == "batch" and batch:
+        raise UsageError("--sweep batch goes through batch sizes of its own: leave --batch out")
+    if sweep == "precision" and precision != "auto":
+        raise UsageError("--sweep precision goes through every precision: leave --precision out")
+    if plot and find_spec("matplotlib") is None:
+        raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
+    if plot and not plot.absolute().parent.is_dir():
+        raise UsageError(f"--plot {plot}: there is no such folder")
+    if sweep:
+        points = sweep_batch(model, device, precision) if sweep == "batch" else sweep_precision(model, batch, device)
+        _show_sweep(points, sweep, plot, as_json)
+        return
+    found = profile(model, batch, device, precision)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), ensure_ascii=False))
+    else:
+        print_profile(found, Console(highlight=False))
+    if plot:
+        from pipeline.report.plots import roofline, save_png
+
+        save_png(roofline(found), plot)
+
+
+def _show_sweep(points: list[Point], over: str, plot: Path | None, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([p.to_dict() for p in points]))
+    else:
+        print_sweep(points, Console(highlight=False))
+    if plot:
+        from pipeline.report.plots import save_png, sweep
+
+        save_png(sweep(points, over), plot)

@@ -1,0 +1,188 @@
+"""The CUDA backend's kernels measured one by one, and the ceilings of its GPU."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cupy as cp
+import numpy as np
+
+from pipeline.kernels import catalog
+from pipeline.kernels.catalog import Kernel
+from pipeline.kernels.compile import compile_kernel, resources
+from pipeline.kernels.network import Network
+from pipeline.kernels.ops import Operations, load, tile_shape
+from pipeline.model import Layer, Model
+from pipeline.trace import Span
+from pipeline.work import PRODUCT, REDUCTION, Ceilings, KernelProfile, KernelWork, kernels_of
+
+if TYPE_CHECKING:
+    from pipeline.cuda_engine import CudaEngine
+    from pipeline.engine import Texts
+
+_REPEATS = 9
+_COPIED_BYTES = 2 << 30
+_PRODUCT_SIDE = 8192
+_ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of a batch, kept to be repeated."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+
+
+def profile(engine: CudaEngine, network: Network, texts: Texts) -> list[KernelProfile]:
+    """Every kernel of one batch: alone, each run again and again on the input that the one before left; and within the
+    network, from events between them. `texts` must fit one batch.
+    """
+    model, ops = engine.model, network.ops
+    launches = _record(engine, network, texts)
+    alone = {launch.kernel.name: _seconds(lambda at=launch: _launch(ops, at)) for launch in launches}  # type: ignore[misc]
+    stream = _in_the_network(engine, texts)
+    count = len(texts.offsets) - 1
+    works = _works(model, count, len(texts.data), ops.precision)
+    layers = {layer.name: layer for layer in model.layers}
+    found = []
+    for launch in launches:
+        name, kernel = launch.kernel.name, launch.kernel
+        work = works[name]
+        target = catalog.target(ops.generation, ops.architecture)
+        report = resources(compile_kernel(kernel.file, kernel.expression, target).log)
+        resident, occupancy = _residency(kernel, target)
+        tiles, waste, moved = _tiles(ops, layers.get(name), count, launch, work.least_bytes)
+        waves = tiles / (resident * ops.processors)
+        found.append(
+            KernelProfile(
+                name=name,
+                category=work.category,
+                seconds=alone[name],
+                stream_seconds=stream[name],
+                flop=work.flop,
+                least_bytes=work.least_bytes,
+                modelled_bytes=moved,
+                occupancy=occupancy,
+                registers=report.registers,
+                shared_bytes=kernel.shared_bytes + report.shared_bytes,
+                waves=waves,
+                tail_waste=1 - waves / np.ceil(waves),
+                tile_waste=waste,
+            )
+        )
+    return found
+
+
+def ceilings(precision: str) -> Ceilings:
+    """A large copy within the GPU's memory and a square product by cuBLAS, on random data (zeros would run faster)."""
+    number = "fp32" if precision == "fp32" else "fp16"
+    generator = cp.random.default_rng(0)
+    kind = cp.float32 if number == "fp32" else cp.float16
+    factors = generator.standard_normal((2, _PRODUCT_SIDE, _PRODUCT_SIDE), dtype=cp.float32).astype(kind)
+    product = _seconds(lambda: cp.matmul(factors[0], factors[1]))
+    blocks = generator.integers(0, 256, (2, _COPIED_BYTES), dtype=cp.uint8)
+    copy = _seconds(lambda: blocks[1].data.copy_from_device_async(blocks[0].data, _COPIED_BYTES, cp.cuda.Stream.null))
+    how = f"{number} product {_PRODUCT_SIDE}³ by cuBLAS and copy of {_COPIED_BYTES >> 30} GiB on this GPU"
+    return Ceilings(2 * _PRODUCT_SIDE**3 / product, 2 * _COPIED_BYTES / copy, how)
+
+
+def _record(engine: CudaEngine, network: Network, texts: Texts) -> list[Launch]:
+    """Classify once and keep what is launched, with its arguments."""
+    found: list[Launch] = []
+    network.watcher = lambda kernel, grid, arguments: found.append(Launch(kernel, grid, arguments))
+    try:
+        engine.classify(texts)
+    finally:
+        network.watcher = None
+    return found
+
+
+def _launch(ops: Operations, launch: Launch) -> None:
+    kernel = launch.kernel
+    function = load(kernel.file, kernel.expression, catalog.target(ops.generation, ops.architecture))
+    function(launch.grid, (kernel.threads,), launch.arguments, shared_mem=kernel.shared_bytes)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    """Median of some runs between events, after one that warms up."""
+    work()
+    times = []
+    for _ in range(_REPEATS):
+        before, after = cp.cuda.Event(), cp.cuda.Event()
+        before.record()
+        work()
+        after.record()
+        after.synchronize()
+        times.append(cp.cuda.get_elapsed_time(before, after) * 1e-3)
+    return float(statistics.median(times))
+
+
+def _in_the_network(engine: CudaEngine, texts: Texts) -> dict[str, float]:
+    times: dict[str, list[float]] = {}
+    for _ in range(_REPEATS + 1):
+        spans: list[Span] = []
+        engine.classify(texts, spans=spans, each_kernel=True)
+        for span in spans:
+            times.setdefault(span.name, []).append(span.seconds)
+    return {name: statistics.median(found[1:]) for name, found in times.items()}
+
+
+def _works(model: Model, count: int, text_bytes: int, precision: str) -> dict[str, KernelWork]:
+    """What each kernel has to do. Ours differ from the blocks in three places: block 1's statistics and block 6's norm
+    are kernels of their own, and the head is one with the last layer.
+    """
+    element = _ELEMENT_BYTES[precision]
+    works = {work.name: work for work in kernels_of(model, count, text_bytes, element)}
+    for layer in model.layers:
+        elements = layer.rows_out * layer.outputs
+        if layer.norm and layer is model.layers[0]:
+            # Seven look-ups a position, added up twice over.
+            name, tables = f"{layer.name} statistics", 4 * layer.kernel * layer.kernel * (len(model.alphabet) + 2) ** 2
+            works[name] = KernelWork(name, REDUCTION, 14 * text_bytes, count * model.length + tables)
+        elif layer.norm:
+            whole, out = works[layer.name], count * layer.rows_pooled * layer.outputs * element
+            raw = count * elements * element
+            affine = 2 * elements * element
+            name = f"{layer.name} norm"
+            works[name] = KernelWork(name, REDUCTION, whole.flop - count * layer.flop, raw + out + affine)
+            works[layer.name] = KernelWork(
+                layer.name, PRODUCT, count * layer.flop, whole.least_bytes - out - affine + raw
+            )
+    last, head = model.layers[-1].name, works.pop("head")
+    works[last] = KernelWork(last, PRODUCT, works[last].flop + head.flop, works[last].least_bytes + head.least_bytes)
+    return works
+
+
+def _residency(kernel: Kernel, target: str) -> tuple[int, float]:
+    """Blocks that a multiprocessor holds at once, and their warps over the most it can hold."""
+    function = load(kernel.file, kernel.expression, target)
+    blocks = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
+        function.kernel.ptr, kernel.threads, kernel.shared_bytes
+    )
+    most = cp.cuda.Device().attributes["MaxThreadsPerMultiProcessor"]
+    return max(1, blocks), blocks * kernel.threads / most
+
+
+def _tiles(
+    ops: Operations, layer: Layer | None, count: int, launch: Launch, least_bytes: int
+) -> tuple[int, float | None, int]:
+    """Units of work that blocks take, the share of computed rows that is thrown away, and the bytes that the kernel
+    moves by its own plan: inputs with the rows that neighbouring tiles share, once for every tile of outputs.
+    """
+    blocks = int(np.prod(launch.grid))
+    shape = tile_shape(ops, layer) if layer is not None else None
+    if layer is None or shape is None:
+        return blocks, None, least_bytes
+    rows, outputs = shape
+    pooled = layer.pool > 1 and not layer.norm
+    m_tiles = -(-count * layer.rows_in // rows)
+    n_tiles = layer.outputs // outputs
+    kept = count * (layer.rows_pooled * layer.pool if pooled else layer.rows_out)
+    element = _ELEMENT_BYTES[ops.precision]
+    shared = (m_tiles * (rows + layer.kernel - 1) * n_tiles - count * layer.rows_in) * layer.inputs * element
+    return m_tiles * n_tiles, 1 - kept / (m_tiles * rows), least_bytes + max(0, shared)

@@ -1,0 +1,135 @@
+"""A model's kernels measured on one device, and how throughput and latency change with batch and precision."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.engine import PRECISIONS, Engine, open_engine
+from pipeline.errors import UsageError
+from pipeline.model import Model, load_model
+from pipeline.work import Ceilings, KernelProfile
+
+BATCH = {"cpu": 128, "cuda": 4096}
+"""Articles in the measured batch by default: a few groups for each thread of a CPU; enough to fill a GPU."""
+
+BATCHES = {"cpu": (1, 2, 4, 8, 16, 32, 64, 128, 256), "cuda": tuple(4**n for n in range(8))}
+"""What a sweep goes through."""
+
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Articles as an engine takes them."""
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    ids: None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """kernels: in the order they run. seconds: median of classifying the batch, text in and labels out."""
+
+    backend: str
+    device: str
+    batch: int
+    seconds: float
+    kernels: tuple[KernelProfile, ...]
+    ceilings: Ceilings
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "kernels": [asdict(kernel) for kernel in self.kernels]}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a sweep. seconds: median latency of classifying `batch` articles."""
+
+    precision: str
+    batch: int
+    seconds: float
+
+    @property
+    def articles_per_second(self) -> float:
+        return self.batch / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "articles_per_second": round(self.articles_per_second, 1)}
+
+
+def sample(model: Model, articles: int) -> Sample:
+    """Random text, its lengths spread like AG News's (normal, 236 ± 67 characters), the same in every run."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.normal(236, 67, articles), 20, model.length).astype(np.int64)
+    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz .,-", np.uint8)
+    return Sample(rng.choice(letters, int(lengths.sum())), np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def measure(engine: Engine, batch: int | None = None) -> Profile:
+    """Profile an open engine."""
+    batch = batch or BATCH[engine.backend.device]
+    texts = sample(engine.model, batch)
+    kernels = tuple(engine.profile(texts))
+    seconds = _latency(engine, texts)
+    return Profile(str(engine.backend), engine.device_name, batch, seconds, kernels, engine.ceilings())
+
+
+def profile(
+    model: str | Model = "ag-news", batch: int | None = None, device: str = "auto", precision: str = "auto"
+) -> Profile:
+    """Measure every kernel of a model on this machine. Raises as `load_model` and `open_engine` do."""
+    engine = open_engine(load_model(model), device, precision)
+    try:
+        return measure(engine, batch)
+    finally:
+        engine.close()
+
+
+def sweep_batch(model: str | Model, device: str = "auto", precision: str = "auto") -> list[Point]:
+    """Latency over batch size, in one precision."""
+    loaded = load_model(model)
+    engine = open_engine(loaded, device, precision)
+    try:
+        return _points(engine, BATCHES[engine.backend.device])
+    finally:
+        engine.close()
+
+
+def sweep_precision(model: str | Model, batch: int | None = None, device: str = "auto") -> list[Point]:
+    """Latency in each precision that the device computes in."""
+    loaded = load_model(model)
+    points = []
+    for precision in PRECISIONS:
+        if precision == "auto":
+            continue
+        try:
+            engine = open_engine(loaded, device, precision)
+        except UsageError:
+            continue  # not to be had on this device
+        try:
+            points += _points(engine, [batch or BATCH[engine.backend.device]])
+        finally:
+            engine.close()
+    return points
+
+
+def _points(engine: Engine, batches: Iterable[int]) -> list[Point]:
+    return [Point(engine.backend.precision, batch, _latency(engine, sample(engine.model, batch))) for batch in batches]
+
+
+def _latency(engine: Engine, texts: Sample) -> float:
+    engine.classify(texts)
+    times = []
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        engine.classify(texts)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)

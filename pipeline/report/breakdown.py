@@ -1,0 +1,209 @@
+"""Where a job's time went: each device's moments, what it waited for, and what the job was bound by."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.report.timeline import Intervals, Timeline, place_order, union
+from pipeline.trace import Place, Span
+
+MOMENTS = (
+    "classifier start",
+    "memory ready",
+    "engine ready",
+    "input started",
+    "first compute",
+    "input finished",
+    "compute finished",
+    "output gathered",
+)
+"""Of each device, in seconds since the job began; negative on a cluster that had the model already."""
+
+BUSY_ENOUGH = 0.8
+_LANES_OF = {"transfer": ("copy-in", "copy-out"), "hand-over": ("wait",), "reader": ("read",), "writer": ("write",)}
+"""Who is blamed for time in which no kernel ran: the first of these that was at work; a chunk that waited, read but not
+yet begun, is the hand-over's. If none was, it is the hand-over too, or where this device had no chunk yet or none any
+more, the imbalance between devices.
+"""
+
+_FEW_CHUNKS = 3
+_TOO_SHORT_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class DeviceTimes:
+    """moments: by name, in seconds since the job began. shares: of the job's window, from the first input to the last
+    output: "compute", when a kernel ran on this device, then what it waited for: transfer, hand-over, reader, writer,
+    imbalance.
+    """
+
+    host: str
+    device: str
+    where: str
+    rows: int
+    chunks: int
+    moments: dict[str, float]
+    shares: dict[str, float]
+
+    @property
+    def busy(self) -> float:
+        return self.shares["compute"]
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """devices: in order of host and device. seconds: from the job's begin to its end. window: from the first input to
+    the last output. clock_error: how far apart two hosts' times may be at most, in seconds.
+    """
+
+    devices: tuple[DeviceTimes, ...]
+    seconds: float
+    window: float
+    rows: int
+    bound_by: str
+    verdict: str
+    clock_error: float
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.window if self.window else 0.0
+
+    @property
+    def busy(self) -> float:
+        """Mean over the devices."""
+        return float(np.mean([d.busy for d in self.devices])) if self.devices else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "devices": [
+                {
+                    "host": d.host,
+                    "device": d.device,
+                    "where": d.where,
+                    "rows": d.rows,
+                    "chunks": d.chunks,
+                    "moments": {name: round(at, 6) for name, at in d.moments.items()},
+                    "shares": {name: round(share, 4) for name, share in d.shares.items()},
+                }
+                for d in self.devices
+            ],
+            "end": round(self.seconds, 6),
+            "window": round(self.window, 6),
+            "rows_per_second": round(self.rows_per_second, 1),
+            "busy": round(self.busy, 4),
+            "bound_by": self.bound_by,
+            "verdict": self.verdict,
+            "clock_error": self.clock_error,
+        }
+
+
+def break_down(timeline: Timeline, precision: str) -> Breakdown:
+    """The breakdown of a job's spans. precision: of its engines, which decides what a busy GPU's owner is advised."""
+    seconds = timeline.ended - timeline.began
+    of_place: dict[str, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        of_place[span.where].append(span)
+    elsewhere = [s for where, spans in of_place.items() if where not in timeline.places for s in spans]
+    if not timeline.places:
+        return Breakdown((), seconds, 0.0, 0, "nothing", "nothing was left to do", timeline.clock.error)
+    places = sorted(timeline.places.values(), key=place_order)
+    moments = {p.where: _moments(timeline, p, of_place[p.where], elsewhere) for p in places}
+    begin = min(m["input started"] for m in moments.values())
+    end = max(m["output gathered"] for m in moments.values())
+    devices = []
+    for place in places:
+        spans = of_place[place.where]
+        chunks = {s.chunk for s in spans if s.lane == "write"}
+        shares = _shares(spans, elsewhere, begin + timeline.began, end + timeline.began)
+        rows = sum(timeline.rows[chunk] for chunk in chunks)
+        devices.append(
+            DeviceTimes(place.host, place.device, place.where, rows, len(chunks), moments[place.where], shares)
+        )
+    bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere))
+    if end - begin < _TOO_SHORT_SECONDS:
+        bound_by, verdict = "start", f"over in {end - begin:.3f} s: too short to tell what it was bound by"
+    error = max(timeline.clock.error, *(p.clock.error for p in places))
+    rows = sum(timeline.rows.values())
+    return Breakdown(tuple(devices), seconds, end - begin, rows, bound_by, verdict, error)
+
+
+def _moments(timeline: Timeline, place: Place, spans: list[Span], elsewhere: list[Span]) -> dict[str, float]:
+    chunks = {s.chunk for s in spans}
+    lanes: dict[str, list[Span]] = defaultdict(list)
+    for span in [*spans, *(s for s in elsewhere if s.chunk in chunks)]:
+        lanes[span.lane].append(span)
+    compute = lanes["compute"] or lanes["infer"]
+    taken_in = lanes["read"] or lanes["copy-in"] or lanes["infer"]  # what lay in memory has no reader
+    moments = {
+        "classifier start": timeline.moment(place, "started"),
+        "memory ready": timeline.moment(place, "memory_ready"),
+        "engine ready": timeline.moment(place, "engine_ready"),
+        "input started": min(s.start for s in taken_in),
+        "first compute": min(s.start for s in compute),
+        "input finished": max(s.start if s.lane == "infer" else s.end for s in taken_in),
+        "compute finished": max(s.end for s in compute),
+        "output gathered": max(s.end for s in lanes["write"]),
+    }
+    return {name: at - timeline.began for name, at in moments.items()}
+
+
+def _shares(spans: list[Span], elsewhere: list[Span], begin: float, end: float) -> dict[str, float]:
+    """What was at work on a device, as shares of the time from `begin` to `end`: kernels first, then whom to blame."""
+    by_lane: dict[str, list[Span]] = defaultdict(list)
+    for span in [*spans, *elsewhere]:
+        if not (span.lane == "wait" and span.device):  # an engine waiting for its own device is not a chunk waiting
+            by_lane[span.lane].append(span)
+    own_begin, own_end = min(s.start for s in spans), max(s.end for s in spans)
+    at_work = {"compute": union(by_lane["compute"] or by_lane["infer"])}
+    for name, lanes in _LANES_OF.items():
+        at_work[name] = union(s for lane in lanes for s in by_lane[lane])
+    points = np.concatenate([[begin, end], *(intervals.ravel() for intervals in at_work.values())])
+    edges = np.unique(points.clip(begin, end))
+    middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    left = np.ones(len(lengths), np.bool_)
+    shares = {}
+    for name, intervals in at_work.items():
+        taken = left & _within(middles, intervals)
+        shares[name] = float(lengths[taken].sum() / (end - begin))
+        left &= ~taken
+    taken = left & _within(middles, np.array([[own_begin, own_end]]))
+    shares["hand-over"] += float(lengths[taken].sum() / (end - begin))
+    shares["imbalance"] = float(lengths[left & ~taken].sum() / (end - begin))
+    return shares
+
+
+def _within(times: np.ndarray[Any, Any], intervals: Intervals) -> np.ndarray[Any, Any]:
+    which = np.searchsorted(intervals[:, 0], times, "right")
+    ends = np.concatenate([[-np.inf], intervals[:, 1]])
+    return np.asarray(times < ends[which])
+
+
+def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool) -> tuple[str, str]:
+    shares = {name: float(np.mean([d.shares[name] for d in devices])) for name in devices[0].shares}
+    gpu = devices[0].device.startswith("cuda")
+    kind = "GPU" if gpu else "CPU"
+    busy = shares.pop("compute")
+    if busy >= BUSY_ENOUGH:
+        faster = "more cores, or a GPU"
+        if gpu:
+            faster = "more GPUs, or --precision fp16" if precision == "fp32" else "more GPUs"
+        return kind, f"bound by the {kind}, busy {busy:.0%}: go faster with {faster}"
+    cause = max(shares, key=lambda name: shares[name])
+    few = max(d.chunks for d in devices) < _FEW_CHUNKS
+    reader = "more reader threads, or Parquet input"
+    if streamed:
+        reader = "uncompressed or several files: the client reads this input alone"
+    change = {
+        "reader": reader,
+        "transfer": "larger chunks (--chunk-size)",
+        "writer": "a faster output disk, or more threads a worker",
+        "hand-over": "larger chunks (--chunk-size)",
+        "imbalance": "smaller chunks (--chunk-size)",
+    }[cause]
+    if few and not streamed:
+        change = "smaller chunks (--chunk-size): so few cannot overlap"
+    return cause, f"bound by the {cause}: {kind} busy {busy:.0%}, {shares[cause]:.0%} waiting for it; try {change}"

@@ -1,0 +1,181 @@
+"""The pictures of a job and of a profile, drawn with Matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from pipeline.profile import Point, Profile
+from pipeline.report.breakdown import Breakdown
+from pipeline.report.breakdown_table import device_name
+from pipeline.report.roofline import Judged, judge
+from pipeline.report.roofline_table import figure as in_words
+from pipeline.report.timeline import Timeline, overlap, union
+from pipeline.trace import Span
+
+WIDE, NARROW = 9.6, 4.0
+"""Inches: of a picture on a desktop and on a phone."""
+
+COLORS = {
+    "read": "#4c78a8",
+    "wait": "#c9ccd1",
+    "copy-in": "#72b7b2",
+    "compute": "#2a9d5c",
+    "copy-out": "#b279a2",
+    "write": "#f2a541",
+}
+"""A color a lane, in the order of the timeline's rows."""
+
+_BOUND_COLORS = {"compute": "#2a9d5c", "memory": "#4c78a8", "latency": "#e45756"}
+_MOST_DEVICES = 32
+_STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#8a8f98"}
+
+
+def timeline(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
+    """A row for each lane of each device: the darker, the larger the share of that moment it was at work."""
+    of_lane: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in job.spans:
+        of_lane[span.where, span.lane].append(span)
+    devices = breakdown.devices[:_MOST_DEVICES]
+    lanes = [name for name in COLORS if any(of_lane[d.where, name] for d in devices)]
+    begin, end = _window(breakdown)
+    edges = job.began + np.linspace(begin, end, 1 + int(width * 100))
+    picture = np.ones((len(devices) * len(lanes), len(edges) - 1, 3))
+    names: list[str] = []
+    for device in devices:
+        for lane in lanes:
+            share = overlap(union(of_lane[device.where, lane]), edges) / np.diff(edges)
+            strength = np.where(share > 0, 0.25 + 0.75 * share, 0.0)[:, None]
+            color = np.array(mpl.colors.to_rgb(COLORS[lane]))
+            picture[len(names)] = 1 - strength * (1 - color)
+            names.append(lane)
+    height = 0.2 * len(names) + 0.24 * len(devices) + 0.6
+    with mpl.rc_context(_STYLE):
+        drawn = Figure(figsize=(width, height), layout="constrained")
+        panels = drawn.subplots(len(devices), 1, sharex=True, squeeze=False)[:, 0]
+        for number, (axes, device) in enumerate(zip(panels, devices, strict=True)):
+            rows = picture[number * len(lanes) : (number + 1) * len(lanes)]
+            axes.imshow(rows, aspect="auto", interpolation="nearest", extent=(begin, end, len(lanes) - 0.5, -0.5))
+            axes.set_yticks(range(len(lanes)), lanes, fontsize=8)
+            axes.tick_params(axis="y", length=0)
+            title = f"{device_name(device, ' ')}, busy {device.busy:.0%}"
+            axes.set_title(title, loc="left", fontsize=9, fontweight="bold", pad=3)
+            axes.hlines(np.arange(len(lanes) - 1) + 0.5, begin, end, color="white", linewidth=1.5)
+        panels[-1].set_xlabel("seconds since the start")
+    return drawn
+
+
+def throughput(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
+    """Articles a second over time; a chunk's are spread over the time in which it was classified."""
+    begin, end = _window(breakdown)
+    infers = [s for s in job.spans if s.lane == "infer"]
+    edges = np.linspace(begin, end, 1 + int(np.clip(len(infers), 8, 120)))
+    done = np.zeros(len(edges))
+    for span in infers:
+        share = (edges + job.began - span.start) / max(span.seconds, 1e-9)
+        done += job.rows[span.chunk] * share.clip(0, 1)
+    rate = np.diff(done) / np.diff(edges)
+    with mpl.rc_context(_STYLE):
+        drawn = Figure(figsize=(width, 2.2), layout="constrained")
+        axes = drawn.add_subplot(xlabel="seconds since the start", ylabel="articles a second")
+        axes.stairs(rate, edges, fill=True, color=COLORS["compute"], alpha=0.35)
+        axes.stairs(rate, edges, color=COLORS["compute"], linewidth=1.2)
+        axes.axhline(breakdown.rows_per_second, color="#555", linewidth=0.8, linestyle=(0, (4, 3)))
+        mean = f"mean {breakdown.rows_per_second:,.0f}"
+        axes.annotate(mean, (end, breakdown.rows_per_second), (-2, 3), textcoords="offset points", ha="right")
+        axes.set_xlim(begin, end)
+        axes.set_ylim(0, max(float(rate.max()), breakdown.rows_per_second, 1.0) * 1.15)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    return drawn
+
+
+def roofline(profile: Profile, width: float = WIDE) -> Figure:
+    """Every kernel that calculates, by its FLOP a byte and FLOP/s, under the measured ceilings."""
+    judged = [judge(k, profile.ceilings) for k in profile.kernels if k.flop]
+    peak, bandwidth = profile.ceilings.flop_per_second, profile.ceilings.bytes_per_second
+    xs = np.array([j.intensity for j in judged])
+    span = np.geomspace(min(xs.min(), peak / bandwidth) / 3, max(xs.max(), peak / bandwidth) * 3, 200)
+    with mpl.rc_context(_STYLE):
+        drawn = Figure(figsize=(width, max(0.42 * width, 3.2)), layout="constrained")
+        axes = drawn.add_subplot(xlabel="FLOP a byte, over the least bytes", ylabel="FLOP a second")
+        axes.loglog(span, np.minimum(span * bandwidth, peak), color="#333", linewidth=1.4)
+        axes.annotate(in_words(peak, "FLOP/s"), (peak / bandwidth, peak), (2, 4), textcoords="offset points")
+        start = (span[0], span[0] * bandwidth)
+        axes.annotate(in_words(bandwidth, "B/s"), start, (0, -13), textcoords="offset points")
+        for j in judged:
+            axes.plot(j.intensity, j.flop_per_second, "o", color=_BOUND_COLORS[j.bound], markersize=6)
+        for place, names in _labels(judged):
+            axes.annotate(names, place, (0, -8), textcoords="offset points", fontsize=8, ha="center", va="top")
+        axes.set_ylim(min(j.flop_per_second for j in judged) / 6, peak * 3)
+        handles = [Patch(color=color, label=f"{bound}-bound") for bound, color in _BOUND_COLORS.items()]
+        axes.legend(handles=handles, loc="lower right", frameon=False)
+        axes.yaxis.set_major_formatter(lambda value, _: in_words(value))
+        axes.grid(which="major", color="#e3e5e8", linewidth=0.6)
+        axes.set_axisbelow(True)
+    return drawn
+
+
+def _labels(judged: list[Judged]) -> list[tuple[tuple[float, float], str]]:
+    """Where to write which names: kernels close to each other share a label, below the lowest of them."""
+    groups: list[list[Judged]] = []
+    for j in sorted(judged, key=lambda j: j.intensity):
+        last = groups[-1][-1] if groups else None
+        if last and j.intensity < 2 * last.intensity and 1 / 3 < j.flop_per_second / last.flop_per_second < 3:
+            groups[-1].append(j)
+        else:
+            groups.append([j])
+    return [
+        (
+            (float(np.exp(np.mean(np.log([j.intensity for j in group])))), min(j.flop_per_second for j in group)),
+            "\n".join(j.kernel.name for j in group),
+        )
+        for group in groups
+    ]
+
+
+def sweep(points: list[Point], over: str) -> Figure:
+    """Throughput and latency of a sweep, side by side."""
+    with mpl.rc_context(_STYLE):
+        drawn = Figure(figsize=(WIDE, 3.4), layout="constrained")
+        left, right = drawn.subplots(1, 2)
+        for axes, label, values in (
+            (left, "articles a second", [p.articles_per_second for p in points]),
+            (right, "latency in milliseconds", [p.seconds * 1e3 for p in points]),
+        ):
+            if over == "batch":
+                axes.plot([p.batch for p in points], values, "o-", color=COLORS["compute"])
+                axes.set_xscale("log", base=2)
+                axes.set_xticks([p.batch for p in points], [f"{p.batch:,}" for p in points])
+                axes.set_xlabel(f"batch, {points[0].precision}")
+            else:
+                bars = axes.bar([p.precision for p in points], values, color=COLORS["compute"], width=0.5)
+                axes.bar_label(bars, fmt="{:,.0f}")
+                axes.set_xlabel(f"precision, batch {points[0].batch:,}")
+            axes.set_ylabel(label)
+            axes.set_ylim(0)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    return drawn
+
+
+def save_png(drawn: Figure, path: str | Path) -> None:
+    """Write a picture as PNG. Raises OSError."""
+    drawn.savefig(path, format="png", dpi=150)
+
+
+def to_svg(drawn: Figure) -> str:
+    """The picture as SVG text, letters drawn as outlines, so that it looks the same everywhere."""
+    text = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "broadsheet"}):
+        drawn.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
+
+
+def _window(breakdown: Breakdown) -> tuple[float, float]:
+    begin = min(d.moments["input started"] for d in breakdown.devices)
+    return begin, begin + breakdown.window

@@ -1,0 +1,87 @@
+"""What each kernel has to do, and what one took: the figures a roofline is drawn from.
+
+Work and traffic as in Williams, Waterman and Patterson, "Roofline" (2009): operations over the bytes that must move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.model import Model
+
+ELEMENT_WISE, REDUCTION, PRODUCT = "element-wise", "reduction", "product"
+
+_NORM_FLOP = 7
+"""An element's layer normalisation: mean, subtract, square, sum, scale, γ, β."""
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """What one kernel must do for a batch. flop: a multiply and an add count as two; a comparison or a conversion does
+    not count. least_bytes: every input, weight and output moved once.
+    """
+
+    name: str
+    category: str
+    flop: int
+    least_bytes: int
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """What one kernel took for a batch, as a backend measured it.
+
+    seconds: median, run alone, its input in place. stream_seconds: median, within the whole network. modelled_bytes:
+    what this implementation moves by its own plan, caches aside. counted_bytes: the same by hardware counters, where
+    they could be read. occupancy: resident warps over the most an SM holds. registers: a thread. shared_bytes: a block.
+    waves: blocks over the blocks that fit the device at once. tail_waste: share of all waves' room that the last leaves
+    empty. tile_waste: share of computed rows and columns thrown away.
+    """
+
+    name: str
+    category: str
+    seconds: float
+    stream_seconds: float
+    flop: int
+    least_bytes: int
+    modelled_bytes: int
+    counted_bytes: int | None = None
+    occupancy: float | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+    waves: float | None = None
+    tail_waste: float | None = None
+    tile_waste: float | None = None
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device reached in this run. flop_per_second: a large product, in the precision of the engine's products.
+    bytes_per_second: a large copy, read and written. how: the two measurements in words.
+    """
+
+    flop_per_second: float
+    bytes_per_second: float
+    how: str
+
+
+def kernels_of(model: Model, articles: int, text_bytes: int, element: int) -> list[KernelWork]:
+    """Every kernel of the network over a batch, from its layer table. element: bytes of a weight or activation.
+
+    Block 1 counts as the look-up it is: seven additions an element, and the norm.
+    """
+    length, classes = model.length, len(model.classes)
+    works = [KernelWork("encode", ELEMENT_WISE, 0, text_bytes + 8 * (articles + 1) + articles * length)]
+    for layer in model.layers:
+        elements = layer.rows_out * layer.outputs
+        norm = _NORM_FLOP * elements if layer.norm else 0
+        weights = layer.kernel * layer.inputs * layer.outputs + layer.outputs + (2 * elements if layer.norm else 0)
+        if layer is model.layers[0]:
+            category, flop, read = REDUCTION, layer.kernel * elements + norm, length
+        else:
+            category, flop, read = PRODUCT, layer.flop + norm, layer.rows_in * layer.inputs * element
+        moved = articles * (read + layer.rows_pooled * layer.outputs * element) + weights * element
+        works.append(KernelWork(layer.name, category, articles * flop, moved))
+    # softmax: subtract, exponential, sum, divide; out go a label and a score
+    works.append(KernelWork("head", REDUCTION, articles * 4 * classes, articles * (classes * 4 + 8)))
+    return works

@@ -1,0 +1,230 @@
+"""Every job explains itself: spans, breakdown and verdict, the exported timeline, clocks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT, Command
+
+from pipeline.engine import open_engine
+from pipeline.model import Model
+from pipeline.profile import sample
+from pipeline.report.breakdown import MOMENTS, break_down
+from pipeline.report.timeline import Timeline
+from pipeline.trace import Clock, Place, Span, device_spans
+
+BLOCKS = {"conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2", "fc3"}
+
+
+def write_csv(path: Path, rows: int) -> Path:
+    path.write_text("text\n" + "".join(f"{i} {'x' * 100}\n" for i in range(rows)))
+    return path
+
+
+def test_a_job_says_where_its_time_went(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+    path, out = write_csv(tmp_path / "in.csv", 96), tmp_path / "out"
+    arguments = ["classify", path, "-o", out, "--model", small_model_file, "--workers", 2, "--chunk-size", 8]
+    run = broadsheet(*arguments, "--profile", "--trace", "trace.json", env={"COLUMNS": "80"}, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    shown = run.stdout.splitlines()
+    for name in (*MOMENTS, "end", "busy", "articles"):
+        assert any(line.strip().startswith(name) for line in shown), name
+    assert any("bound by the " in line for line in shown)
+    paths = (str(tmp_path), str(small_model_file))
+    assert max(len(line) for line in shown if not any(p in line for p in paths)) <= 80
+
+    (record,) = (out / "_runs").glob("*.json")
+    report = json.loads(record.read_text())
+    breakdown = report["breakdown"]
+    assert len(breakdown["devices"]) == 2
+    assert sum(d["rows"] for d in breakdown["devices"]) == 96
+    for device in breakdown["devices"]:
+        at = device["moments"]
+        assert 0 < at["classifier start"] < at["memory ready"] <= at["engine ready"] < at["input started"]
+        assert at["input started"] < at["first compute"] < at["compute finished"] < at["output gathered"]
+        assert at["output gathered"] < breakdown["end"]
+        assert sum(device["shares"].values()) == pytest.approx(1, abs=1e-3)
+        assert 0 < device["shares"]["compute"] < 1
+    assert all(abs(w["clock_offset"]) <= w["clock_error"] < 1 for w in report["workers"])  # one host, one clock
+    assert breakdown["verdict"] in " ".join(" ".join(shown).split())
+
+    (record,) = (out / "_runs").glob("*.spans.parquet")
+    spans = pq.read_table(record).to_pylist()
+    of_chunk = defaultdict(set)
+    for span in spans:
+        of_chunk[span["chunk"]].add(span["name"])
+    assert len(of_chunk) == 12
+    for names in of_chunk.values():
+        assert names == {"read", "decode", "wait", "infer", "kernels", "encode", "head", "write", *BLOCKS}
+    check_trace(json.loads((tmp_path / "trace.json").read_text())["traceEvents"], len(spans), breakdown["end"])
+
+
+def check_trace(events: list[dict], spans: int, end: float) -> None:
+    """What a viewer draws: every span, within the job, and in each row one beside the other or one within the other."""
+    rows = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            rows[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert sum(map(len, rows.values())) == spans
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert named == set(rows)
+    assert len({e["pid"] for e in events if e["name"] == "process_name"}) == 2
+    for bars in rows.values():
+        assert all(0 < begin <= behind < end * 1e6 for begin, behind in bars)
+        open_until: list[float] = []
+        for begin, behind in sorted(bars, key=lambda bar: (bar[0], -bar[1])):
+            while open_until and open_until[-1] <= begin:
+                open_until.pop()
+            assert not open_until or behind <= open_until[-1] + 51  # microseconds
+            open_until.append(behind)
+
+
+SLOW = """
+import time
+from pipeline import tasks
+kept = vars(tasks).setdefault("kept", tasks.{name})
+def slow(*arguments):
+    time.sleep({seconds})
+    return kept(*arguments)
+tasks.{name} = slow
+"""
+
+
+@pytest.mark.parametrize(("name", "cause"), [("read_unit", "reader"), ("label_table", "writer")])
+def test_the_verdict_names_what_was_slow(
+    broadsheet: Command, small_model_file: Path, tmp_path: Path, name: str, cause: str
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.format(name=name, seconds=0.5))
+    path = write_csv(tmp_path / "in.csv", 32)
+    arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1, "--json"]
+    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
+    run = broadsheet(*arguments, "--chunk-size", 2, env=env)
+    assert run.returncode == 0, run.stderr
+    breakdown = json.loads(run.stdout)["breakdown"]
+    assert breakdown["bound_by"] == cause
+    assert f"bound by the {cause}: CPU busy " in breakdown["verdict"]
+    assert breakdown["busy"] < 0.5
+
+
+def made_up(*lanes: tuple[str, float, float], place: str = "node-a:1", device: str = "cuda:0") -> list[Span]:
+    return [Span(lane, begin, end - begin, place, lane, device) for lane, begin, end in lanes]
+
+
+def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
+    timeline = Timeline(began=100.0, ended=111.0)
+    place = Place("node-a:1", "cuda:0", 100.1, 100.2, 100.3, Clock(0.0, 0.001))
+    spans = made_up(("read", 101, 102), ("copy-in", 102, 103), ("compute", 103, 104), ("write", 104, 111))
+    timeline.add("part-0", 10, spans, place)
+    alone = break_down(timeline, "fp16")
+    assert alone.devices[0].shares == pytest.approx(
+        {"compute": 0.1, "transfer": 0.1, "reader": 0.1, "writer": 0.7, "hand-over": 0, "imbalance": 0}
+    )
+    assert alone.bound_by == "writer"
+    other = Place("node-b:1", "cuda:0", 95.1, 95.2, 95.3, Clock(5.0, 0.002))  # its clock is five seconds late
+    spans = made_up(("read", 96, 96.1), ("compute", 96.1, 106), ("write", 106, 106.1), place="node-b:1")
+    timeline.add("part-1", 30, spans, other)
+    both = break_down(timeline, "fp16")
+    assert both.devices[1].moments["first compute"] == pytest.approx(1.1)
+    assert both.devices[1].shares["compute"] == pytest.approx(0.99, abs=0.01)
+    assert both.clock_error == float("inf") or both.clock_error == 0.002
+    busy = Timeline(began=100.0, ended=111.0)
+    busy.add("part-1", 30, spans, other)
+    assert break_down(busy, "fp16").verdict == "bound by the GPU, busy 98%: go faster with more GPUs"
+    idle = made_up(("read", 96, 96.1), ("compute", 96.1, 97), ("write", 97, 97.1), place="node-a:1")
+    busy.add("part-2", 30, idle, Place("node-a:1", "cuda:0", 95.1, 95.2, 95.3, Clock(5.0, 0.002)))
+    assert break_down(busy, "fp32").bound_by == "imbalance"
+
+
+def test_device_events_become_spans_of_the_epoch() -> None:
+    (copy, kernel) = device_spans(1e9, [("copy-in", "copy-in", 0.0, 2.0), ("conv2", "compute", 2.5, 4.0)], "cuda:1")
+    assert (copy.start, copy.seconds) == (1e9, 0.002)
+    assert (kernel.name, kernel.start, kernel.seconds) == ("conv2", 1e9 + 0.0025, pytest.approx(0.0015))
+    assert (kernel.lane, kernel.device) == ("compute", "cuda:1")
+
+
+AHEAD = """
+import os, time, types
+import cluster.clock
+from pipeline import engine, tasks, trace
+try:
+    os.close(os.open({flag!r}, os.O_CREAT | os.O_EXCL))
+except FileExistsError:
+    pass
+else:
+    ahead = types.SimpleNamespace(time=lambda: time.time() + 10_800, perf_counter=time.perf_counter)
+    for module in (cluster.clock, engine, tasks, trace):
+        module.time = ahead
+"""
+
+
+def test_spans_of_a_worker_with_another_clock_come_home_right(
+    broadsheet: Command, small_model_file: Path, tmp_path: Path
+) -> None:
+    """One of two workers is three hours ahead."""
+    (tmp_path / "ahead.py").write_text(AHEAD.format(flag=str(tmp_path / "flag")))
+    path = write_csv(tmp_path / "in.csv", 64)
+    arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 2, "--json"]
+    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "ahead.py")}
+    run = broadsheet(*arguments, "--chunk-size", 4, env=env)
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    offsets = sorted(w["clock_offset"] for w in report["workers"])
+    assert offsets == pytest.approx([-10_800, 0], abs=1)
+    assert all(0 < w["clock_error"] < 1 for w in report["workers"])
+    end = report["breakdown"]["end"]
+    assert all(0 < at < end for d in report["breakdown"]["devices"] for at in d["moments"].values())
+
+
+def test_spans_survive_their_worker(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+    path, out = write_csv(tmp_path / "in.csv", 64), tmp_path / "out"
+    env = {
+        "DASK_DISTRIBUTED__WORKER__PRELOAD": str(ROOT / "tests" / "kill_preload.py"),
+        "BROADSHEET_KILL": f"before-entry worker {tmp_path / 'flag'}",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    arguments = ["classify", path, "-o", out, "--model", small_model_file, "--workers", 1, "--chunk-size", 4, "--json"]
+    run = broadsheet(*arguments, env=env)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "flag").exists()
+    report = json.loads(run.stdout)
+    assert len(report["workers"]) == 2  # the one that was killed, and its successor
+    assert [d["chunks"] > 0 for d in report["breakdown"]["devices"]] == [True, True]
+    (record,) = (out / "_runs").glob("*.spans.parquet")
+    spans = pq.read_table(record).to_pylist()
+    written = [s["chunk"] for s in spans if s["name"] == "write"]
+    assert sorted(written) == [f"part-000000-{i:07d}" for i in range(16)]  # each once: what was lost does not count
+
+
+def test_recording_changes_no_bit_of_a_score(small_model: Model) -> None:
+    engine = open_engine(small_model, "cpu", threads=2)
+    texts = sample(small_model, 70)
+    plain = engine.classify(texts, all_scores=True)
+    spans: list[Span] = []
+    recorded = engine.classify(texts, 1, True, spans, True)
+    engine.close()
+    assert np.array_equal(plain.all_scores, recorded.all_scores)
+    assert [s.name for s in spans].count("conv2") == 3  # 70 articles are three groups
+    kernels = next(s for s in spans if s.name == "kernels")
+    assert all(kernels.start <= s.start + 1e-3 and s.end <= kernels.end + 1e-3 for s in spans)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--report", "none/out.html", "--report none/out.html: give a file in a folder that is there"),
+        ("--trace", ".", "--trace .: give a file in a folder that is there"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_first(
+    broadsheet: Command, small_model_file: Path, tmp_path: Path, option: str, value: str, message: str
+) -> None:
+    path = write_csv(tmp_path / "in.csv", 4)
+    run = broadsheet("classify", path, "-o", "out", "--model", small_model_file, option, value, cwd=tmp_path)
+    assert (run.returncode, message in run.stderr) == (2, True), run.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,92 @@
+"""The page of a job as a person sees it: rendered in headless Chromium on a desktop and on a phone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+
+TEXTS = [f"Article {i} of the day, about {'sport' if i % 2 else 'money'}" for i in range(38)]
+HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def page_file(broadsheet: Command, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty-one rows: one hostile and the first of its file, two bad; in a second file, nothing."""
+    folder = tmp_path_factory.mktemp("page")
+    rows = "".join(f'"{text}",class 1\n' for text in [HOSTILE, *TEXTS])
+    (folder / "in.csv").write_bytes(b"text,truth\n" + rows.encode() + b"caf\xe9,class 1\ntoo,many,fields\n")
+    (folder / "none.csv").write_bytes(b"")
+    arguments = ["classify", "in.csv", "none.csv", "-o", "out", "--model", small_model_file, "--workers", 2]
+    arguments += ["--truth-column", "truth", "--chunk-size", 5, "--profile", "--report", "page.html", "--quiet"]
+    run = broadsheet(*arguments, cwd=folder)
+    assert run.returncode == 3, run.stderr  # a file was empty
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium on the PATH (on Debian: apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.mark.parametrize(("width", "picture"), [(1280, "wide"), (390, "narrow")])
+def test_the_page_tells_the_whole_job(chromium: Any, page_file: Path, width: int, picture: str) -> None:
+    complaints: list[str] = []
+    asked: list[str] = []
+    page = chromium.new_page(viewport={"width": width, "height": 900})
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url.partition(":")[0]))
+    page.goto(page_file.as_uri())
+    assert complaints == []
+    assert set(asked) <= {"file", "data"}  # it needs no network
+
+    seen = page.inner_text("body")
+    for text in (
+        "39 articles labelled by",
+        "rows quarantined of 41 read",
+        "articles a second",
+        "accuracy, ",
+        "none.csv: the file is empty",
+        "column 'text' is not UTF-8: byte 3 of it is 0xe9",
+        "expected 2 fields, found 3",
+        "characters on average",
+        "1 to 49",
+        "output gathered",
+        "Ceilings measured in the same run",
+        HOSTILE,
+    ):
+        assert text in seen, text
+    assert page.title().startswith("Broadsheet: 39 articles")
+    assert page.locator("#verdict").inner_text().lower().startswith("bound by the ")
+    assert page.locator("#breakdown .stack").count() == 2  # a bar for each worker
+    assert page.locator("#closest .example").count() == 10
+    assert page.locator("#labels .bars .fill").first.bounding_box()["width"] > width / 5
+    assert {"conv1", "conv6", "fc3", "head"} <= set(page.locator("#roofline td:first-child").all_inner_texts())
+
+    for name in ("timeline", "throughput", "roofline"):
+        image = page.locator(f"#{name} img")
+        shown = image.bounding_box()
+        assert width / 2 < shown["width"] < width
+        assert shown["height"] > 100
+        assert image.evaluate("i => i.complete && i.naturalWidth > 0")
+        inches = image.evaluate("i => i.naturalWidth") / 96  # SVG points to CSS pixels
+        assert (inches > 8) == (picture == "wide"), inches
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # only tables scroll, within their boxes
+    small = page.evaluate(
+        "[...document.querySelectorAll('td, p, span')].filter(e => e.textContent.trim() "
+        "&& parseFloat(getComputedStyle(e).fontSize) < 13).length"
+    )
+    assert small == 0  # legible without zooming
+    page.close()

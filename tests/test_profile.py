@@ -1,0 +1,129 @@
+"""`broadsheet profile`: each kernel's time, work and verdict against ceilings measured in the same run; sweeps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+from conftest import ROOT, Command
+
+from pipeline.model import Model
+from pipeline.report.roofline import judge
+from pipeline.work import Ceilings, KernelProfile, kernels_of
+
+NAMES = ["encode", "conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2", "fc3", "head"]
+
+
+def test_the_work_of_the_published_network(model: Model) -> None:
+    """Figures that can be worked out by hand from the layer table."""
+    works = {w.name: w for w in kernels_of(model, articles=1, text_bytes=236, element=4)}
+    assert list(works) == NAMES
+    assert works["conv1"].flop == 1008 * 256 * (7 + 7)  # seven table rows, and the norm
+    assert works["conv2"].flop == 2 * 330 * 256 * 256 * 7
+    assert works["conv2"].least_bytes == 4 * (336 * 256 + 256 * 256 * 7 + 256 + 110 * 256)
+    assert works["conv6"].flop == 2 * 102 * 256 * 256 * 3 + 7 * 102 * 256
+    assert works["fc1"].least_bytes == 4 * (8704 + 8704 * 1024 + 1024 + 1024)
+    assert sum(w.flop for w in works.values()) == pytest.approx(492e6, rel=0.01)
+    many = {w.name: w for w in kernels_of(model, articles=1000, text_bytes=236_000, element=2)}
+    assert many["conv2"].flop == 1000 * works["conv2"].flop
+    assert many["fc1"].least_bytes < 1000 * works["fc1"].least_bytes / 2  # weights are read once a batch
+
+
+def test_the_command_measures_every_kernel(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+    arguments = ["profile", "--model", small_model_file, "--device", "cpu"]
+    run = broadsheet(*arguments, "--batch", 64, "--plot", "roofline.png", env={"COLUMNS": "80"}, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    for name in NAMES:
+        assert sum(line.split()[:1] == [name] for line in lines) == 2, name  # a row in both tables
+    assert any(line.startswith("ceilings: ") and "FLOP/s" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+    height, width, _ = matplotlib.image.imread(tmp_path / "roofline.png").shape
+    assert (width, height) > (1000, 400)
+
+    run = broadsheet(*arguments, "--batch", 64, "--json")
+    profile = json.loads(run.stdout)
+    assert [k["name"] for k in profile["kernels"]] == NAMES
+    stream = sum(k["stream_seconds"] for k in profile["kernels"])
+    assert 0.3 < stream / profile["seconds"] < 2  # the kernels are what a run consists of
+    ceilings = profile["ceilings"]
+    for kernel in profile["kernels"]:
+        assert kernel["modelled_bytes"] >= kernel["least_bytes"] > 0
+        # other programs may have slowed the one and not the other
+        assert kernel["flop"] / kernel["seconds"] < 4 * ceilings["flop_per_second"], kernel
+        assert kernel["least_bytes"] / kernel["seconds"] < 4 * ceilings["bytes_per_second"], kernel
+
+
+def test_sweeps_show_latency_and_throughput(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+    arguments = ["profile", "--model", small_model_file, "--device", "cpu"]
+    run = broadsheet(*arguments, "--sweep", "batch", "--json", "--plot", "sweep.png", cwd=tmp_path)
+    points = json.loads(run.stdout)
+    assert [p["batch"] for p in points] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert points[-1]["seconds"] > points[0]["seconds"]
+    assert points[-1]["articles_per_second"] > 2 * points[0]["articles_per_second"]
+    assert matplotlib.image.imread(tmp_path / "sweep.png").shape[1] > 1000
+    run = broadsheet(*arguments, "--sweep", "precision", "--batch", 16)
+    assert [line.split()[:2] for line in run.stdout.splitlines() if "fp" in line] == [["fp32", "16"]]
+    run = broadsheet(*arguments, "--sweep", "batch", "--batch", 16)
+    assert (run.returncode, "leave --batch out" in run.stderr) == (2, True)
+
+
+GPU = Ceilings(flop_per_second=750e12, bytes_per_second=4e12, how="on a GPU")
+
+
+def kernel(seconds: float, flop: float, least: float, moved: float = 0, **facts: float) -> KernelProfile:
+    return KernelProfile("k", "product", seconds, seconds, int(flop), int(least), int(moved or least), **facts)
+
+
+@pytest.mark.parametrize(
+    ("measured", "bound", "reason"),
+    [
+        (kernel(1e-3, 600e9, 0.1e9), "compute", "80% of the product ceiling"),
+        (kernel(1e-3, 1e9, 3.6e9), "memory", "90% of the copy ceiling, by its least bytes"),
+        (kernel(1e-3, 1e9, 0.4e9, 3.2e9), "memory", "80% of the copy ceiling, 8× the least"),
+        (kernel(1e-3, 1e9, 0.4e9, 8e9), "memory", "20× the least bytes, part cached"),
+        (kernel(1e-3, 1e9, 0.4e9, 8e9, counted_bytes=int(0.5e9)), "latency", "0% of product, 12% of copy ceiling"),
+        (kernel(6e-6, 1e6, 1e6), "latency", "6 µs: hardly longer than a launch"),
+        (kernel(1e-3, 100e9, 0.4e9, waves=0.4), "latency", "0.4 waves do not fill the device"),
+        (kernel(1e-3, 100e9, 0.4e9, waves=1.1, tail_waste=0.45), "latency", "45% lost in the last wave"),
+        (kernel(1e-3, 100e9, 0.4e9, tile_waste=0.3), "latency", "30% of each tile thrown away"),
+        (kernel(1e-3, 100e9, 0.4e9, occupancy=0.12), "latency", "occupancy 12%: too few warps to hide waits"),
+    ],
+)
+def test_what_bounds_a_kernel_and_why(measured: KernelProfile, bound: str, reason: str) -> None:
+    judged = judge(measured, GPU)
+    assert (judged.bound, judged.reason) == (bound, reason)
+
+
+NSYS = """#!/bin/sh
+echo "$@" > "$NSYS_ASKED"
+while [ "$1" = profile ] || [ "${1#-}" != "$1" ]; do shift; done
+exec "$@"
+"""
+
+
+def test_workers_start_under_nsys(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+    """With a stand-in that notes how it was called and then runs what it was given, as nsys does."""
+    program = tmp_path / "bin" / "nsys"
+    program.parent.mkdir()
+    program.write_text(NSYS)
+    program.chmod(0o755)
+    (tmp_path / "in.csv").write_text("text\n" + "x\n" * 40)
+    arguments = ["classify", "in.csv", "-o", "out", "--model", small_model_file, "--chunk-size", 5, "--json"]
+    arguments += ["--workers", 2, "--nsys", "profiles"]
+    path = f"{program.parent}:{Path(shutil.which('sh')).parent}"
+    run = broadsheet(*arguments, env={"PATH": path, "NSYS_ASKED": str(tmp_path / "asked")}, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert len(json.loads(run.stdout)["workers"]) == 2
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith("profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --output=")
+    assert f"{tmp_path}/profiles/%h-%p " in asked
+    documented = (ROOT / "docs" / "explain.md").read_text()
+    assert "nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --output=" in documented
+    assert subprocess.run(["pgrep", "-f", str(program)], check=False, capture_output=True).stdout == b""
+    run = broadsheet(*arguments, "--overwrite", env={"PATH": str(tmp_path)}, cwd=tmp_path)
+    assert (run.returncode, "there is no nsys on the PATH" in run.stderr) == (2, True)
