@@ -15,7 +15,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ import cupy as cp
 import numpy as np
 
 from benchmarks.articles import Articles, ag_news
+from benchmarks.peers import KINDS, build, event_seconds, release
+from benchmarks.peers.ceilings import ceilings
 from pipeline.alphabet import encode
 from pipeline.cuda_engine import CudaEngine
 from pipeline.kernels import memory
@@ -127,14 +129,11 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
     }
 
 
-def peers(model: Model, articles: Articles, names: list[str], repeats: int) -> list[dict[str, Any]]:
+def peers(model: Model, articles: Articles, names: list[str], repeats: int) -> Iterator[dict[str, Any]]:
     import torch
-
-    from benchmarks.peers import KINDS, build, event_seconds, release
 
     encoded = encode(articles.data, articles.offsets, model.alphabet, model.length)
     ids = torch.from_numpy(encoded.ids).cuda()
-    found = []
     for name in names:
         record: dict[str, Any] = {"name": KINDS[name].name, "kind": name, "batch": KINDS[name].batch}
         peer = None
@@ -150,10 +149,9 @@ def peers(model: Model, articles: Articles, names: list[str], repeats: int) -> l
         except Exception as error:  # one peer that fails leaves the others' figures
             record["error"] = f"{type(error).__name__}: {error}"[:500]
         print(name, record.get("articles_per_second", record.get("error")), flush=True)
-        found.append(record)
         del peer
         release()
-    return found
+        yield record
 
 
 def about(commit: str) -> dict[str, Any]:
@@ -180,7 +178,7 @@ def main() -> None:
     parser.add_argument("--model", default="ag-news")
     parser.add_argument("--articles", type=int, default=262_144)
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--peers", nargs="*", default=["eager-fp32", "eager-fp16", "compiled-dense", "compiled-table"])
+    parser.add_argument("--peers", nargs="*", default=list(KINDS))
     parser.add_argument("--commit", default="")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -196,17 +194,18 @@ def main() -> None:
     for row in result["ours"]:
         print(f"{row['name']}: {row['articles_per_second']:,.0f} on the device, "
               f"{row['end_to_end_articles_per_second']:,.0f} end to end", flush=True)  # fmt: skip
-    cp.get_default_memory_pool().free_all_blocks()
-    result["peers"] = peers(model, articles, options.peers, options.repeats)
-    from benchmarks.peers.ceilings import ceilings
-
-    result["ceilings"] = ceilings()
     exact = next(row for row in result["ours"] if row["precision"] == "fp32")["labels"]
-    for row in [*result["ours"], *result["peers"]]:
+    for row in result["ours"]:
+        row["labels_unlike_fp32"] = int((row.pop("labels") != exact).sum())
+    cp.get_default_memory_pool().free_all_blocks()
+    result["ceilings"] = ceilings()
+    result["peers"] = []
+    for row in peers(model, articles, options.peers, options.repeats):
         if "labels" in row:
             row["labels_unlike_fp32"] = int((row.pop("labels") != exact).sum())
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=1, default=float) + "\n")
+        result["peers"].append(row)
+        if options.output:  # after each, so that a peer that ends the process takes nothing with it
+            options.output.write_text(json.dumps(result, indent=1, default=float) + "\n")
 
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ class Slot:
             ("copy-out", "copy-out", after(self.out_begun), after(self.copied_out)),
         ]
         times = [(name, after(event)) for name, event in self.marks]
-        ends = [time for _, time in times[1:]] + [found[1][3]]
-        return found + [(name, "compute", begin, end) for (name, begin), end in zip(times, ends, strict=True)]
+        ends = [*(time for _, time in times), found[1][3]]
+        return found + [(name, "compute", begin, ends[i + 1]) for i, (name, begin) in enumerate(times)]
 
     def copy_in(self, name: str, size: int, stream: cp.cuda.Stream) -> None:
         nbytes = size * self.host[name].itemsize
