@@ -14,6 +14,7 @@ import argparse
 import json
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -158,10 +159,13 @@ def about(commit: str) -> dict[str, Any]:
     import torch
 
     name = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    driver = Path("/proc/driver/nvidia/version")
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"],
+        capture_output=True, text=True, check=False,
+    ).stdout.strip()  # fmt: skip
     return {
         "gpu": name,
-        "driver": driver.read_text().split("Module")[-1].split()[0] if driver.exists() else "",
+        "driver": driver,
         "cuda": cp.cuda.runtime.runtimeGetVersion(),
         "cupy": cp.__version__,
         "numpy": np.__version__,

@@ -13,6 +13,35 @@ PAGE = """# Performance
 
 Every figure comes from a file under `benchmarks/results/`; `python benchmarks/tables.py` makes this page from them.
 
+## One GPU beside what users would pick instead
+
+{gpu_about}. {articles} AG News articles (mean {mean_bytes:.0f} bytes), repeated and shuffled, the shipped model. Ours go
+from UTF-8 text to labels, peers from encoded ids; medians of {gpu_repeats} warm passes, all in one run.
+`python -m benchmarks.gpu --articles-csv ag_news/test.csv --output benchmarks/results/gpu.json`
+
+| ours | batch | articles/s, text on the GPU | TFLOP/s | of the fp16 product peak | end to end from host memory | share |
+|---|---|---|---|---|---|---|
+{ours_rows}
+
+| peer | batch | articles/s | ours, same precision | labels unlike our fp32 |
+|---|---|---|---|---|
+{peer_rows}
+
+TFLOP/s count {product_mflop:.0f} MFLOP an article: block 1 is a look-up for us and counts nothing, though it takes time.
+Labels: of {articles}, how many differ from those of our fp32 kernels; ours: {our_labels}.
+
+The machine's own ceilings in that run: {ceilings}.
+
+### Where a batch's time goes
+
+{first_name}, one batch of {first_batch:,}, medians from events between the kernels:
+
+| step | µs | ns an article | TFLOP/s |
+|---|---|---|---|
+{kernel_rows}
+
+The copies run beside the kernels of other batches. What each kernel does, and why it looks as it does: [kernels.md](kernels.md).
+
 ## The CPU backend beside PyTorch
 
 {cpu_about}. Articles a second, fp32, medians of {repeats} warm runs that take turns; PyTorch {torch} eager, its input
@@ -46,6 +75,58 @@ def load(name: str) -> dict[str, Any]:
     return value
 
 
+def gpu_fields(gpu: dict[str, Any]) -> dict[str, Any]:
+    about, ceilings = gpu["about"], gpu["ceilings"]
+    peak = ceilings["product_8192_tflop_per_second"]
+    best = {row["precision"]: row for row in reversed(gpu["ours"])}  # the newest kernels of each precision
+    ours = [
+        f"| {row['name']} | {row['batch']:,} | **{row['articles_per_second']:,.0f}** | {row['tflops']:.0f} "
+        f"| {row['tflops'] / peak['fp16']:.0%} | {row['end_to_end_articles_per_second']:,.0f} "
+        f"| {row['end_to_end_articles_per_second'] / row['articles_per_second']:.1%} |"
+        for row in gpu["ours"]
+    ]
+    peers = []
+    for row in gpu["peers"]:
+        if "error" in row:
+            peers.append(f"| {row['name']} | {row['batch']:,} | failed: {row['error']} | | |")
+            continue
+        precision = "fp32" if "fp32" in row["kind"] else "fp16"
+        ratio = best[precision]["articles_per_second"] / row["articles_per_second"]
+        peers.append(
+            f"| {row['name']} | {row['batch']:,} | {row['articles_per_second']:,.0f} | {ratio:.2f} × "
+            f"| {row['labels_unlike_fp32']} |"
+        )
+    shapes = ceilings["network_shapes_fp16_tflop_per_second"]
+    parts = [f"copy {ceilings['device_copy_tb_per_second']:.2f} TB/s"]
+    parts += [f"{name} product 8192³ {rate:,.0f} TFLOP/s" for name, rate in peak.items()]
+    parts += [f"cuBLAS fp16 at {name}'s shape {rate:,.0f}" for name, rate in shapes.items()]
+    parts += [f"host to GPU {ceilings['host_to_device_gb_per_second']:.0f} GB/s"]
+    first = gpu["ours"][0]
+    kernels = [
+        f"| {row['kernel']} | {row['seconds'] * 1e6:,.0f} | {row['nanoseconds_an_article']:.1f} "
+        f"| {row['tflops']:.0f} |" if "tflops" in row and row["kernel"] != "fc3" else
+        f"| {row['kernel']} | {row['seconds'] * 1e6:,.0f} | {row['nanoseconds_an_article']:.1f} | |"
+        for row in first["kernels_of_a_batch"]
+    ]  # fmt: skip
+    return {
+        "gpu_about": f"{about['gpu']}, driver {about['driver']}, CuPy {about['cupy']}, PyTorch {about['torch']}, commit "
+        f"{about['commit']}, {about['date']}",
+        "articles": f"{gpu['articles']:,}",
+        "mean_bytes": gpu["mean_bytes"],
+        "gpu_repeats": gpu["repeats"],
+        "product_mflop": gpu["product_mflop"],
+        "ours_rows": "\n".join(ours),
+        "peer_rows": "\n".join(peers),
+        "our_labels": ", ".join(
+            f"{row['kernels']} {row['precision']} {row['labels_unlike_fp32']}" for row in gpu["ours"]
+        ),
+        "ceilings": "; ".join(parts),
+        "first_name": first["name"],
+        "first_batch": first["batch"],
+        "kernel_rows": "\n".join(kernels),
+    }
+
+
 def main() -> None:
     cpu, memory = load("cpu.json"), load("memory.json")
     about = cpu["about"]
@@ -61,6 +142,7 @@ def main() -> None:
         for run in memory["runs"]
     ]
     page = PAGE.format(
+        **gpu_fields(load("gpu.json")),
         cpu_about=f"{about['processor']}, {about['cores']} cores, Python {about['python']}, NumPy {about['numpy']}",
         repeats=cpu["runs"][0]["repeats"],
         torch=about["torch"],
