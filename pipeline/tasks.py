@@ -52,13 +52,15 @@ class Job:
 class Work:
     """A chunk on its way: as it was read, then without text but with predictions.
 
-    name: of its part. sources: (file, first row, rows) of each piece it was read from.
+    name: of its part. sources: (file, first row, rows) of each piece it was read from. place: the worker it was
+    classified on.
     """
 
     name: str
     sources: tuple[tuple[str, int, int], ...]
     chunk: Chunk
     predictions: Predictions | None = None
+    place: Place | None = None
     spans: list[Span] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
 
@@ -172,23 +174,23 @@ def infer(work: Work, job: Job) -> Work:
         engine = _engines.get(job.engine)
         if engine is None:
             raise BroadsheetError("this worker holds another job's model: run one job at a time on a cluster")
+        place = replace(_places[job.engine], clock=clock())
         if spans and spans[-1].where == WHERE:
             waited = time.time() - spans[-1].end
             spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
         with span("infer", spans, "infer", engine.device_name, _number(work.name)):
             predictions = engine.classify(work.chunk, top_k, job.all_scores, spans, job.each_kernel)
     examples = closest(work.chunk, predictions.labels, predictions.scores, job.classes, job.examples)
-    predictions = predictions.cut(job.top_k)
-    return replace(work, chunk=work.chunk.without_text(), predictions=predictions, spans=spans, examples=examples)
+    done = replace(work, predictions=predictions.cut(job.top_k), place=place, spans=spans, examples=examples)
+    return replace(done, chunk=work.chunk.without_text())
 
 
 def write(work: Work, job: Job) -> Done:
     """Commit the chunk to the output folder, or hand its rows back. Raises OutputError."""
-    predictions, chunk = work.predictions, work.chunk
-    if predictions is None:
+    predictions, place, chunk = work.predictions, work.place, work.chunk
+    if predictions is None or place is None:
         raise ValueError(f"{work.name} was not classified")
     spans = list(work.spans)
-    place = replace(_places[job.engine], clock=clock())
     with span("write", spans, "write", number=_number(work.name)):
         table = label_table(chunk, predictions, job.schema, job.classes)
         entry = _about(work.name, work.sources, chunk, predictions, job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def page(report: JobReport) -> str:
     environment = Environment(
         loader=PackageLoader("pipeline", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text}
+    environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text, "ratio": _ratio}
     return environment.get_template("page.html.j2").render(_content(report))
 
 
@@ -106,6 +107,11 @@ def _range(begin: int, end: int | None) -> str:
     if end is None:
         return f"{begin:,} and more"
     return f"{begin:,}" if end == begin + 1 else f"{begin:,} to {end - 1:,}"
+
+
+def _ratio(value: float) -> str:
+    """Three decimals; a class that never occurs has no precision or recall."""
+    return "–" if math.isnan(value) else f"{value:.3f}"
 
 
 def _picture(draw: Callable[[float], Figure]) -> dict[str, str]:
