@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import ncu
 from pipeline.engine import PRECISIONS, Engine, open_engine
 from pipeline.errors import UsageError
 from pipeline.model import Model, load_model
@@ -83,14 +84,29 @@ def measure(engine: Engine, batch: int | None = None) -> Profile:
 
 
 def profile(
-    model: str | Model = "ag-news", batch: int | None = None, device: str = "auto", precision: str = "auto"
+    model: str | Model = "ag-news",
+    batch: int | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
 ) -> Profile:
-    """Measure every kernel of a model on this machine. Raises as `load_model` and `open_engine` do."""
-    engine = open_engine(load_model(model), device, precision)
+    """Measure every kernel of a model on this machine; on a GPU with `ncu` also the bytes it moves, as counted.
+
+    Raises as `load_model` and `open_engine` do, and BroadsheetError where ncu is there and cannot count.
+    """
+    loaded = load_model(model)
+    engine = open_engine(loaded, device, precision, kernels=kernels)
     try:
-        return measure(engine, batch)
+        found = measure(engine, batch)
     finally:
         engine.close()
+    if engine.backend.device != "cuda":
+        return found
+    counted = ncu.counted_bytes(loaded, engine.backend.precision, engine.backend.kernels, found.batch)
+    if counted is None:
+        return found
+    pairs = zip(found.kernels, counted, strict=True)
+    return replace(found, kernels=tuple(replace(kernel, counted_bytes=number) for kernel, number in pairs))
 
 
 def sweep_batch(model: str | Model, device: str = "auto", precision: str = "auto") -> list[Point]:

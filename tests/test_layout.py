@@ -27,6 +27,7 @@ MAY_IMPORT = {
         "numpy", "cupy", "cupyx", "cuda", "pipeline.alphabet", "pipeline.kernels", "pipeline.model",
         "pipeline.reference",
     },
+    "pipeline/ncu.py": {"pipeline.engine", "pipeline.model", "pipeline.profile"},
     "pipeline/cuda_profile.py": {
         "numpy", "cupy", "pipeline.cuda_engine", "pipeline.engine", "pipeline.kernels", "pipeline.model",
         "pipeline.trace", "pipeline.work",
@@ -44,7 +45,7 @@ MAY_IMPORT = {
         "numpy", "pyarrow", "pipeline.engine", "pipeline.metrics", "pipeline.profile", "pipeline.sink",
         "pipeline.source", "pipeline.trace",
     },
-    "pipeline/profile.py": {"numpy", "pipeline.engine", "pipeline.model", "pipeline.work"},
+    "pipeline/profile.py": {"pipeline.ncu", "numpy", "pipeline.engine", "pipeline.model", "pipeline.work"},
     "pipeline/report": {
         "numpy", "pyarrow", "pandas", "jinja2", "matplotlib", "rich", "pipeline.metrics", "pipeline.profile",
         "pipeline.report", "pipeline.sink", "pipeline.source", "pipeline.tasks", "pipeline.trace", "pipeline.work",

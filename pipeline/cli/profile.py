@@ -23,7 +23,8 @@ def command(
         int | None, typer.Option(metavar="N", min=1, help="Articles in the batch.  [default: 128 on a CPU, 4096]")
     ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16")] = "auto",
+    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16")] = "auto",
+    kernels: Annotated[str, typer.Option(metavar="auto|simt|sm80|sm90", help="CUDA kernels, by generation.")] = "auto",
     sweep: Annotated[
         str | None, typer.Option(metavar="batch|precision", help="Throughput and latency over it, in place of kernels.")
     ] = None,
@@ -40,6 +41,8 @@ def command(
         raise UsageError("--sweep batch goes through batch sizes of its own: leave --batch out")
     if sweep == "precision" and precision != "auto":
         raise UsageError("--sweep precision goes through every precision: leave --precision out")
+    if sweep and kernels != "auto":
+        raise UsageError("a sweep takes the best kernels for each precision: leave --kernels out")
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
     if plot and not plot.absolute().parent.is_dir():
@@ -48,7 +51,7 @@ def command(
         points = sweep_batch(model, device, precision) if sweep == "batch" else sweep_precision(model, batch, device)
         _show_sweep(points, sweep, plot, as_json)
         return
-    found = profile(model, batch, device, precision)
+    found = profile(model, batch, device, precision, kernels)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), ensure_ascii=False))
     else:

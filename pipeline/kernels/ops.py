@@ -18,8 +18,9 @@ from pipeline.errors import BroadsheetError
 from pipeline.kernels import catalog
 from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel
+from pipeline.kernels.tables import StatisticsTables
 from pipeline.kernels.tune import LookupTile, Sm80Tile, Sm90Tile, Tile
-from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, DeviceTable, Statistics
+from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, DeviceTable
 from pipeline.model import NORM_EPSILON, Layer
 
 _SIMT_TILE = (144, 128)
@@ -83,7 +84,13 @@ class Operations:
         )  # fmt: skip
 
     def norm_statistics(
-        self, ids: cp.ndarray, length: int, layer: Layer, tables: Statistics, out: cp.ndarray, text_end: cp.ndarray
+        self,
+        ids: cp.ndarray,
+        length: int,
+        layer: Layer,
+        tables: StatisticsTables,
+        out: cp.ndarray,
+        text_end: cp.ndarray,
     ) -> None:
         """Mean and 1 / deviation of block 1, fp32 [N, 2], and where each text ends, int32 [N]."""
         self._launch(

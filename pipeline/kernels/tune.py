@@ -53,7 +53,7 @@ class Sm90Tile:
 
 Tile = LookupTile | Sm80Tile | Sm90Tile
 
-# "": any architecture, within the 99 KB of the smallest. The others are what benchmarks/tune.py found on an NVIDIA H200.
+# "" is any architecture, within the 99 KB of the smallest; the others are what benchmarks/tune.py found on an H200.
 _TILES: dict[tuple[str, str], dict[str, Tile]] = {
     ("sm80", ""): {
         "conv1": LookupTile(64, 28, 64),

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from pipeline.alphabet import Alphabet
 from pipeline.kernels.catalog import layer_tile
+from pipeline.kernels.tables import StatisticsTables, fixed_point, statistics_tables
 from pipeline.kernels.tune import LookupTile
-from pipeline.reference import Floats, Weights
+from pipeline.reference import Weights
 
 
 @dataclass(frozen=True)
@@ -23,16 +24,6 @@ class DeviceAlphabet:
     points: cp.ndarray
     point_ids: cp.ndarray
     unknown: int
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Tables of common/statistics.cu. first: fp32 [kernel, ids, 2]; pairs: fp32 [kernel, kernel - 1, ids, ids]."""
-
-    first: cp.ndarray
-    pairs: cp.ndarray
-    sum_of_biases: float
-    sum_of_square_biases: float
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ class DeviceWeights:
     """
 
     alphabet: DeviceAlphabet
-    statistics: Statistics
+    statistics: StatisticsTables
     table: DeviceTable
     products: dict[str, cp.ndarray]
     bias: dict[str, cp.ndarray]
@@ -81,6 +72,7 @@ def upload(weights: Weights, alphabet: Alphabet, generation: str, precision: str
         slices = entries.reshape(kernel, ids, channels // at.channels, at.channels).transpose(2, 0, 1, 3)
         table = DeviceTable(cp.asarray(np.ascontiguousarray(slices)), cp.asarray(affine))
     byte_ids, points, point_ids = alphabet.tables
+    sums = statistics_tables(weights)
     products = {}
     for layer in rest:
         weight = weights.conv[layer.name] if layer.kind == "conv1d" else weights.linear[layer.name][None]
@@ -90,7 +82,7 @@ def upload(weights: Weights, alphabet: Alphabet, generation: str, precision: str
             products[layer.name] = _to_device(weight if precision == "fp32" else weight.transpose(0, 2, 1), precision)
     return DeviceWeights(
         DeviceAlphabet(cp.asarray(byte_ids), cp.asarray(points), cp.asarray(point_ids), alphabet.unknown),
-        _statistics(weights),
+        sums._replace(first=cp.asarray(sums.first), pairs=cp.asarray(sums.pairs)),
         table,
         products,
         {name: cp.asarray(bias) for name, bias in weights.bias.items()},
@@ -99,22 +91,6 @@ def upload(weights: Weights, alphabet: Alphabet, generation: str, precision: str
             for name, norm in weights.norm.items()
         },
     )
-
-
-def fixed_point(table: Floats, bias: Floats) -> tuple[NDArray[np.uint16], Floats]:
-    """Block 1's table as whole numbers: a window is `zero + unit * (sum of its entries)`, and no sum reaches 65,536.
-
-    table: [kernel, ids, channels], bias [channels]. Returns entries, uint16 of the table's shape, and fp32 [3,
-    channels]: unit, zero, bias. An entry is off by at most half a unit, which is the channel's range over 65,535.
-    """
-    exact = table.astype(np.float64)
-    lowest = exact.min(axis=1, keepdims=True)
-    span = (exact.max(axis=1, keepdims=True) - lowest).sum(axis=0, keepdims=True)
-    largest = np.iinfo(np.uint16).max - len(table)  # each tap may round up by half
-    unit = np.where(span > 0, span, 1) / largest
-    entries = np.rint((exact - lowest) / unit).astype(np.uint16)
-    zero = bias + lowest.sum(axis=(0, 1))
-    return entries, np.stack([unit[0, 0], zero, bias]).astype(np.float32)
 
 
 def _to_device(values: NDArray[Any], precision: str) -> cp.ndarray:
@@ -126,21 +102,3 @@ def _to_device(values: NDArray[Any], precision: str) -> cp.ndarray:
         return cp.asarray(values.astype(np.float16))
     bits = values.view(np.uint32)
     return cp.asarray(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))
-
-
-def _statistics(weights: Weights) -> Statistics:
-    """Prefix sums over the taps, in float64; the formulas stand in common/statistics.cu."""
-    table = weights.table.astype(np.float64)
-    bias = weights.bias[weights.layers[0].name].astype(np.float64)
-    kernel, ids, _ = table.shape
-    first = np.stack([table.sum(axis=2), (table * table).sum(axis=2) + 2 * table @ bias], axis=2).cumsum(axis=0)
-    pairs = np.zeros((kernel, kernel - 1, ids, ids))
-    for lag in range(1, kernel):
-        products = np.stack([2 * table[tap] @ table[tap + lag].T for tap in range(kernel - lag)])
-        pairs[: kernel - lag, lag - 1] = products.cumsum(axis=0)
-    return Statistics(
-        cp.asarray(first.astype(np.float32)),
-        cp.asarray(pairs.astype(np.float32)),
-        float(bias.sum()),
-        float(bias @ bias),
-    )

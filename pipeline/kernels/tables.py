@@ -1,0 +1,48 @@
+"""Tables of block 1 that kernels read in place of its weights, made in float64. NumPy only."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.reference import Floats, Weights
+
+
+class StatisticsTables(NamedTuple):
+    """What common/statistics.cu reads. first: fp32 [kernel, ids, 2]; pairs: fp32 [kernel, kernel - 1, ids, ids]."""
+
+    first: Floats
+    pairs: Floats
+    sum_of_biases: float
+    sum_of_square_biases: float
+
+
+def fixed_point(table: Floats, bias: Floats) -> tuple[NDArray[np.uint16], Floats]:
+    """Block 1's table as whole numbers: a window is `zero + unit * (sum of its entries)`, and no sum reaches 65,536.
+
+    table: [kernel, ids, channels], bias [channels]. Returns entries, uint16 of the table's shape, and fp32 [3,
+    channels]: unit, zero, bias. An entry is off by at most half a unit, which is the channel's range over 65,535.
+    """
+    exact = table.astype(np.float64)
+    lowest = exact.min(axis=1, keepdims=True)
+    span = (exact.max(axis=1, keepdims=True) - lowest).sum(axis=0, keepdims=True)
+    largest = np.iinfo(np.uint16).max - len(table)  # each tap may round up by half
+    unit = np.where(span > 0, span, 1) / largest
+    entries = np.rint((exact - lowest) / unit).astype(np.uint16)
+    zero = bias + lowest.sum(axis=(0, 1))
+    return entries, np.stack([unit[0, 0], zero, bias]).astype(np.float32)
+
+
+def statistics_tables(weights: Weights) -> StatisticsTables:
+    """Prefix sums over the taps, in float64; the formulas stand in common/statistics.cu."""
+    table = weights.table.astype(np.float64)
+    bias = weights.bias[weights.layers[0].name].astype(np.float64)
+    kernel, ids, _ = table.shape
+    first = np.stack([table.sum(axis=2), (table * table).sum(axis=2) + 2 * table @ bias], axis=2).cumsum(axis=0)
+    pairs = np.zeros((kernel, kernel - 1, ids, ids))
+    for lag in range(1, kernel):
+        products = np.stack([2 * table[tap] @ table[tap + lag].T for tap in range(kernel - lag)])
+        pairs[: kernel - lag, lag - 1] = products.cumsum(axis=0)
+    return StatisticsTables(first.astype(np.float32), pairs.astype(np.float32), float(bias.sum()), float(bias @ bias))

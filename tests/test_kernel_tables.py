@@ -1,0 +1,96 @@
+"""The tables that stand in for block 1's weights in the CUDA kernels, against block 1 itself in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import random_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline import reference
+from pipeline.kernels.memory import activation_bytes, plan, planned_bytes
+from pipeline.kernels.tables import fixed_point, statistics_tables
+from pipeline.model import layer_table
+from pipeline.ncu import read_report
+
+LENGTH = 123
+
+
+@pytest.fixture(scope="module")
+def weights() -> reference.Weights:
+    return reference.prepare(random_model(3, "abcdefgh ", LENGTH))
+
+
+def block_one(weights: reference.Weights, ids: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """[windows, channels] before the norm."""
+    table, windows = weights.table.astype(np.float64), len(ids) - len(weights.table) + 1
+    return weights.bias["conv1"] + sum(table[tap, ids[tap : tap + windows]] for tap in range(len(table)))
+
+
+def text(weights: reference.Weights, seed: int, characters: int) -> NDArray[np.uint8]:
+    ids = np.full(LENGTH, weights.padding, np.uint8)
+    ids[:characters] = np.random.default_rng(seed).integers(0, weights.padding, characters)
+    return ids
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), characters=st.integers(0, LENGTH))
+def test_mean_and_variance_follow_from_the_tables(weights: reference.Weights, seed: int, characters: int) -> None:
+    """The kernel's formula, written down once more: prefix sums cut at the first and the last windows."""
+    tables, ids = statistics_tables(weights), text(weights, seed, characters)
+    kernel, windows = len(weights.table), LENGTH - len(weights.table) + 1
+    total, squares = windows * tables.sum_of_biases, windows * tables.sum_of_square_biases
+    for s in range(characters):
+        low = s - windows
+        first = tables.first[min(s, kernel - 1), ids[s]] - (tables.first[low, ids[s]] if low >= 0 else 0)
+        total, squares = total + first[0], squares + first[1]
+        for lag in range(1, min(kernel, characters - s)):
+            high = min(s, kernel - 1 - lag)
+            if low < high:
+                pair = tables.pairs[:, lag - 1, ids[s], ids[s + lag]]
+                squares += pair[high] - (pair[low] if low >= 0 else 0)
+    values = block_one(weights, ids)
+    mean = total / values.size
+    assert mean == pytest.approx(values.mean(), rel=1e-5, abs=1e-6)
+    assert squares / values.size - mean**2 == pytest.approx(values.var(), rel=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), characters=st.integers(0, LENGTH), scale=st.sampled_from([1e-6, 1.0, 1e4]))
+def test_whole_numbers_add_up_to_the_window(
+    weights: reference.Weights, seed: int, characters: int, scale: float
+) -> None:
+    table = weights.table * np.float32(scale)
+    table[:, :, 5] = 0  # a channel that reads nothing
+    entries, (unit, zero, _) = fixed_point(table, weights.bias["conv1"])
+    ids, windows = text(weights, seed, characters), LENGTH - len(table) + 1
+    sums = sum(entries[tap, ids[tap : tap + windows]].astype(np.int64) for tap in range(len(table)))
+    assert sums.max() < 1 << 16  # or a sum would carry into the channel beside it
+    exact = weights.bias["conv1"] + sum(
+        table[tap, ids[tap : tap + windows]].astype(np.float64) for tap in range(len(table))
+    )
+    assert (np.abs(sums * unit.astype(np.float64) + zero - exact) <= unit * len(table) / 2 + 1e-6 * np.abs(zero)).all()
+
+
+def test_the_memory_plan_covers_every_layer() -> None:
+    for length in (123, 1000, 1014, 4096):
+        layers = layer_table(70, length, 4)
+        first, second = activation_bytes(layers, 10, "fp16")
+        assert first >= 10 * layers[0].rows_pooled * 256 * 2
+        assert second >= 10 * layers[5].rows_out * 256 * 2  # block 6 before its norm
+        assert planned_bytes(plan(layers, length, 72, 10, "fp16")) > first + second
+
+
+def test_the_report_of_ncu_is_read() -> None:
+    lines = [
+        "==PROF== Connected to process 1",
+        '"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"',
+        '"","","Mbyte","Kbyte"',
+        '"0","encode","1,234.5","10"',
+        '"1","conv1d","0.5","2,000"',
+        "==PROF== Disconnected",
+    ]
+    assert read_report(lines) == [1_234_510_000, 2_500_000]
+    assert read_report(lines[:1]) == []
