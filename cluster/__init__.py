@@ -1,6 +1,6 @@
-"""How workers come to be: embedded, or found at a scheduler's address; and what each of them must have."""
+"""How workers come to be: on this machine, at a scheduler's address, in Slurm jobs; and what each of them has."""
 
-from cluster.connect import connect
+from cluster.connect import connect, nearest
 from cluster.plugin import EnginePlugin, start_engines
 
-__all__ = ["EnginePlugin", "connect", "start_engines"]
+__all__ = ["EnginePlugin", "connect", "nearest", "start_engines"]

@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,7 +20,7 @@ from pipeline.model import Model, load_model
 from pipeline.report.job import JobReport, Progress
 from pipeline.sink import output_schema
 from pipeline.source.chunk import Selection
-from pipeline.source.inputs import JobInput, identify, open_input
+from pipeline.source.inputs import JobInput, Source, identify, open_input
 from pipeline.tasks import Job
 from pipeline.trace import Span
 
@@ -98,6 +98,7 @@ def classify(
     model: str | Path | Model = "ag-news",
     client: Client | Callable[[], AbstractContextManager[Client]] | None = None,
     progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> JobReport:
     """Label every article of `source`.
@@ -106,7 +107,8 @@ def classify(
     a list of strings, a pandas Series or DataFrame, an Arrow array, table or dataset, a Dask DataFrame.
     output: a folder for Parquet parts; without one results and quarantined rows come back in memory.
     model: a shipped name, a file, or a loaded `Model`. client: a Dask client, or a function that gives a context with
-    one; by default a worker within this process. progress: is told of chunks as they finish. options: see `Options`.
+    one; by default a worker within this process. progress: is told of chunks as they finish. stop: asked before a
+    chunk is taken; once it says True the job finishes what is in flight and ends. options: see `Options`.
 
     Raises UsageError for what cannot be as asked, SourceError for bad input with `strict`, OutputError for a folder
     that cannot be written; all of them BroadsheetError. What is committed by then stays, for `resume=True`.
@@ -122,11 +124,17 @@ def classify(
     else:
         folder = OutputFolder(Path(output).absolute())
         folder.refuse_unless(settings.resume, settings.overwrite)
-    return _run(source, folder, load_model(model), client, progress or Progress(), settings)
+    return _run(source, folder, load_model(model), client, progress or Progress(), stop, settings)
 
 
 def _run(
-    source: Any, folder: OutputFolder | None, model: Model, client: Any, progress: Progress, options: Options
+    source: Any,
+    folder: OutputFolder | None,
+    model: Model,
+    client: Any,
+    progress: Progress,
+    stop: Callable[[], bool],
+    options: Options,
 ) -> JobReport:
     began = time.perf_counter()
     selection = options.selection(model)
@@ -163,6 +171,7 @@ def _run(
             symbols=len(model.alphabet),
             length=model.length,
             engine=key,
+            backend=None if options.allow_mixed else backend,
             schema=schema,
             top_k=options.top_k,
             all_scores=options.scores,
@@ -178,7 +187,8 @@ def _run(
         for entry in done.values():
             report.add_entry(entry)
         report.chunks_before = report.chunks
-        spans = _compute(client, job_input, job, done, report, progress)
+        chunks = _until(stop, job_input.chunks(done), report)
+        spans = _compute(client, job_input, chunks, job, report, progress)
     report.seconds = time.perf_counter() - began
     report.check_rows()
     if folder is not None:
@@ -191,7 +201,7 @@ def _cluster(client: Any, options: Options) -> AbstractContextManager[Client]:
         return client()  # type: ignore[no-any-return]
     from cluster import connect
 
-    return connect(workers=options.workers, processes=options.workers is not None)
+    return connect("local", workers=options.workers, processes=options.workers is not None)
 
 
 def _start_engines(client: Client, model: Model, options: Options) -> tuple[str, Backend]:
@@ -236,14 +246,22 @@ def _open_folder(
     return {}
 
 
+def _until(stop: Callable[[], bool], chunks: Iterator[Source], report: JobReport) -> Iterator[Source]:
+    for chunk in chunks:
+        if stop():
+            report.stopped = True
+            return
+        yield chunk
+
+
 def _compute(
-    client: Client, job_input: JobInput, job: Job, done: dict[str, Any], report: JobReport, progress: Progress
+    client: Client, job_input: JobInput, chunks: Iterator[Source], job: Job, report: JobReport, progress: Progress
 ) -> list[Span]:
     began = time.perf_counter()
     spans: list[Span] = []
     progress.start(job_input.rows, client.dashboard_link)
     try:
-        for result in classify_chunks(client, job_input.chunks(done), job):
+        for result in classify_chunks(client, chunks, job):
             if isinstance(result, SetAside):
                 report.set_aside.append((result.name, result.reason))
             else:
@@ -258,7 +276,7 @@ def _compute(
 
 def _finish(folder: OutputFolder, report: JobReport, spans: list[Span], began: float, job: str) -> None:
     committing = time.perf_counter()
-    if not report.set_aside:
+    if not report.set_aside and not report.stopped:
         folder.finish(report.totals(), job)
     report.timings["commit"] = time.perf_counter() - committing
     report.seconds = time.perf_counter() - began

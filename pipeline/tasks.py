@@ -21,13 +21,13 @@ from pipeline.source import Chunk, Selection, read_unit
 from pipeline.source.inputs import Loaded
 from pipeline.source.memory import partition_chunk
 from pipeline.source.plan import Unit, part_name
-from pipeline.trace import Span, span
+from pipeline.trace import Span, activity, add_rows, span
 
 
 @dataclass(frozen=True)
 class Job:
     """What every task of a job needs to know. engine: the key under which workers hold the loaded model. out: the
-    output folder, or None for results in memory.
+    output folder, or None for results in memory. backend: what every worker must compute with; None: they may differ.
     """
 
     selection: Selection
@@ -35,6 +35,7 @@ class Job:
     symbols: int
     length: int
     engine: str
+    backend: Backend | None
     schema: pa.Schema
     top_k: int
     all_scores: bool
@@ -105,12 +106,10 @@ def reported(function: Callable[..., Any], *arguments: Any) -> Any:
     raise BroadsheetError(message)
 
 
-def backend_of(key: str) -> Backend:
-    """The backend of this process's engine. Raises BroadsheetError where it has none of that key."""
+def backend_of(key: str) -> Backend | None:
+    """The backend of this process's engine, or None where it has none of that key."""
     engine = _engines.get(key)
-    if engine is None:
-        raise BroadsheetError("the engine did not load on this worker")
-    return engine.backend
+    return None if engine is None else engine.backend
 
 
 def read(unit: Unit, job: Job) -> Work:
@@ -145,14 +144,20 @@ def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
 
 
 def infer(work: Work, job: Job) -> Work:
-    """Classify the chunk on this worker's engine. Raises BroadsheetError where it has another one."""
+    """Classify the chunk on this worker's engine. Raises BroadsheetError where that is another job's."""
     spans = list(work.spans)
     with _lock:
         engine = _engines.get(job.engine)
         if engine is None:
             raise BroadsheetError("this worker holds another job's model: run one job at a time on a cluster")
-        with span("infer", spans):
+        if job.backend is not None and engine.backend != job.backend:
+            raise BroadsheetError(
+                f"a worker that joined computes with {engine.backend}, and the job began with {job.backend}: scores "
+                "would depend on which of them takes a chunk. Use workers of one kind, or --allow-mixed"
+            )
+        with span("infer", spans), activity("computing"):
             predictions = engine.classify(work.chunk, job.top_k, job.all_scores)
+        add_rows(len(work.chunk))
     return replace(work, chunk=work.chunk.without_text(), predictions=predictions, spans=spans)
 
 
