@@ -46,7 +46,7 @@ class EnginePlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         if GPU_EXECUTOR not in worker.executors:
             worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(1, "broadsheet-gpu")
-        worker.metrics[METRIC] = worker_metrics
+        worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be going through the old ones
         threads = max(1, available_cores() // self._share)
 
         def load() -> Engine:
@@ -80,13 +80,23 @@ def start_engines(
         hosts = [w["host"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
         client.run_on_scheduler(_keep_chunks_where_they_are)
         client.register_plugin(EnginePlugin(model, device, precision, max(hosts.count(host) for host in hosts)))
-        found = client.run(tasks.backend_of, key)
+        found = _wait_for_engines(client, key)
     if not found:
         raise BroadsheetError("the cluster has no workers: start some, and call again")
-    backends = [backend for backend in found.values() if backend is not None]
-    if len(backends) < len(found):
-        raise BroadsheetError("the engine did not load on every worker: see their logs")
-    return key, _one_backend(backends, mixed)
+    return key, _one_backend(list(found.values()), mixed)
+
+
+def _wait_for_engines(client: Client, key: str) -> dict[str, Backend]:
+    """A worker that joins meanwhile answers before its engine is there."""
+    deadline = time.monotonic() + no_workers_seconds()
+    while True:
+        found = client.run(tasks.backend_of, key)
+        if None not in found.values():
+            return dict(found)
+        if time.monotonic() > deadline:
+            absent = ", ".join(address for address, backend in found.items() if backend is None)
+            raise BroadsheetError(f"the engine did not load on {absent}: see the logs of those workers")
+        time.sleep(0.2)
 
 
 def no_workers_seconds() -> float:

@@ -1,7 +1,7 @@
 """Which protocol Dask's workers talk: TCP, TCP under TLS, or UCX; and why.
 
-As a command, for batch scripts: `python -P -m cluster.protocol ASKED HOSTS TLS` prints tcp, tls or ucx, and the reason on
-stderr. TLS: 1 or 0.
+As a command, for batch scripts: `python -P -m cluster.protocol ASKED HOSTS TLS` (TLS: 1 or 0) prints tcp, tls or ucx,
+and the reason on stderr.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Certificates made for one job: whoever holds them may join its Dask cluster, nobody else gets past the handshake.
 
-As a command, for batch scripts: `python -P -m cluster.tls FOLDER` makes them and prints the environment variables by which
-every Dask process finds them.
+As a command, for batch scripts: `python -P -m cluster.tls FOLDER` makes them and prints the environment variables by
+which every Dask process finds them.
 """
 
 from __future__ import annotations

@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
-from jobs import KILL_PRELOAD, Processes, check_whole, committed, run_undisturbed, wait_until
-
-SLOW = (
-    "import time\nfrom pipeline import tasks\nlabel = vars(tasks).setdefault('label', tasks.label_table)\n"
-    "def slowly(*arguments):\n    time.sleep(0.3)\n    return label(*arguments)\ntasks.label_table = slowly\n"
-)
+from jobs import KILL_PRELOAD, SLOW, Processes, check_whole, committed, run_undisturbed, wait_until
 
 
 @pytest.fixture(scope="module")

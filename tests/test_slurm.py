@@ -1,0 +1,132 @@
+"""`broadsheet submit` on a real Slurm of four nodes, each with a network of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import slurm_nodes
+from conftest import Command
+from jobs import SLOW, check_whole, committed, run_undisturbed, wait_until
+from slurm_nodes import SlurmNodes
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(slurm_nodes.missing() is not None, reason=f"no Slurm: {slurm_nodes.missing()}"),
+]
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
+    nodes = SlurmNodes(tmp_path_factory.mktemp("slurm"))
+    try:
+        nodes.start()
+        yield nodes
+    finally:
+        nodes.stop()
+
+
+@pytest.fixture(scope="module")
+def job(broadsheet: Command, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
+    """More chunks than four workers have in flight."""
+    return run_undisturbed(broadsheet, small_model_file, tmp_path_factory.mktemp("job"), rows=400, chunk_size=2)
+
+
+@pytest.fixture
+def submit(broadsheet: Command, slurm: SlurmNodes, tmp_path: Path):
+    """Submit a job from its folder; its number."""
+
+    def run(arguments: list, *options: object, settings: str = "", env: dict[str, str] | None = None) -> str:
+        site = tmp_path / "site.yaml"
+        site.write_text(f"interface: eth0\nfolder: {tmp_path / 'shared'}\n{settings}")
+        done = broadsheet(
+            "submit", *arguments[1:], "-o", "out", "--nodes", 4, "--site", site, *options,
+            env={**slurm.environment, "UCX_TLS": "tcp,self", **(env or {})}, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"job (\d+) is submitted", done.stdout)[0]
+
+    return run
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "slow.py").write_text(SLOW)
+    return {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
+
+
+def wait_for_end(slurm: SlurmNodes, number: str, log: Path, seconds: float = 120) -> dict[str, str]:
+    try:
+        wait_until(lambda: slurm.job(number)["JobState"] in ENDED, seconds)
+    except AssertionError:
+        raise AssertionError((slurm.job(number), log.read_text()[-5000:])) from None
+    return slurm.job(number)
+
+
+def hosts_of(out: Path) -> set[str]:
+    """The hosts on which the last run's chunks were classified."""
+    record = max((out / "_runs").iterdir(), key=lambda file: file.stat().st_mtime)
+    return {span["where"].partition(":")[0] for span in json.loads(record.read_text())["spans"]}
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (["--protocol", "tcp"], "protocol: TCP, as asked for"),
+        (["--protocol", "ucx"], "protocol: UCX, as asked for; transports: tcp"),
+        (["--tls"], "protocol: TLS over TCP"),
+    ],
+)
+def test_the_batch_script_spreads_a_job_over_four_nodes(
+    broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path, option: list, says: str
+) -> None:
+    arguments, undisturbed = job
+    log = tmp_path / f"broadsheet-{(number := submit(arguments, *option, env=slow))}.log"
+    ended = wait_for_end(slurm, number, log)
+    text = log.read_text()
+    assert ended["JobState"] == "COMPLETED", text
+    assert says in text
+    assert ("this cluster listens on 10.77.0.1" in text) == ("--tls" not in option)
+    assert hosts_of(tmp_path / "out") == set(slurm_nodes.NODES)
+    check_whole(broadsheet, tmp_path / "out", undisturbed)
+    assert not list((tmp_path / "shared").iterdir())  # the certificates too are gone
+
+
+def test_a_node_that_loses_its_network_costs_only_time(
+    broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
+) -> None:
+    arguments, undisturbed = job
+    env = {**slow, "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5s", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "3s"}
+    number = submit(arguments, "--protocol", "tcp", env=env)
+    log = tmp_path / f"broadsheet-{number}.log"
+    wait_until(lambda: committed(tmp_path / "out") >= 30)
+    slurm.cut("gpu3")  # the scheduler is on gpu1
+    try:
+        ended = wait_for_end(slurm, number, log, 150)
+    finally:
+        slurm.mend("gpu3")
+    assert ended["JobState"] == "COMPLETED", log.read_text()
+    check_whole(broadsheet, tmp_path / "out", undisturbed)
+    wait_until(lambda: slurm.run("sinfo", "-h", "-t", "idle", "-o", "%D") == "4")
+
+
+def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
+    broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
+) -> None:
+    """A limit of a minute, and a job that takes longer under it: Slurm runs it twice, the user submitted it once."""
+    arguments, undisturbed = job
+    out = tmp_path / "out"
+    number = submit(arguments, "--protocol", "tcp", "--time", "1", settings="stop_before: 50\n", env=slow)
+    log = tmp_path / f"broadsheet-{number}.log"
+    wait_until(lambda: slurm.job(number).get("Restarts") == "1", 90)
+    assert 0 < committed(out) < 200
+    assert "requeued; the next run goes on where this one stopped" in log.read_text()
+    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")  # Slurm holds a requeued job for two minutes
+    ended = wait_for_end(slurm, number, log, 180)
+    assert ended["JobState"] == "COMPLETED", log.read_text()
+    assert "chunks were there before" in log.read_text()
+    check_whole(broadsheet, out, undisturbed)
