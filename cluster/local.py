@@ -15,7 +15,6 @@ from typing import Any
 import dask
 from distributed import Client, LocalCluster, Worker, WorkerPlugin
 
-import cluster.dashboard  # noqa: F401  # its page must be known before a scheduler starts
 from cluster.plugin import no_workers_seconds
 from cluster.protocol import count_gpus
 from cluster.tls import make_certificates
@@ -87,6 +86,8 @@ def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: in
             options["security"] = make_certificates(Path(folder))
         timeout = {"distributed.scheduler.no-workers-timeout": no_workers_seconds()}
         stack.enter_context(dask.config.set({**SETTINGS, **timeout}))
+        import cluster.dashboard  # noqa: F401  # its page must be known before the scheduler starts
+
         os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
         running = kind(
             **options,

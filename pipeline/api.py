@@ -259,6 +259,9 @@ def _compute(
 ) -> list[Span]:
     began = time.perf_counter()
     spans: list[Span] = []
+    from cluster.progress import DashboardProgress
+
+    progress = DashboardProgress(progress, client, report, job_input.chunk_count)
     progress.start(job_input.rows, client.dashboard_link)
     try:
         for result in classify_chunks(client, chunks, job):

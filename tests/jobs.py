@@ -15,7 +15,7 @@ from conftest import Command
 
 KILL_PRELOAD = str(Path(__file__).with_name("kill_preload.py"))
 SLOW = (
-    "import time\nfrom pipeline import tasks\nlabel = vars(tasks).setdefault('label', tasks.label_table)\n"
+    "import os, time\nfrom pipeline import tasks\nlabel = vars(tasks).setdefault('label', tasks.label_table)\n"
     "def slowly(*arguments):\n    time.sleep(0.3)\n    return label(*arguments)\ntasks.label_table = slowly\n"
 )
 """A worker preload: a third of a second to write a chunk, so that a job can be caught in the middle."""

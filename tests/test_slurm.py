@@ -117,12 +117,13 @@ def test_a_node_that_loses_its_network_costs_only_time(
 def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
 ) -> None:
-    """A limit of a minute, and a job that takes longer under it: Slurm runs it twice, the user submitted it once."""
+    """A limit of a minute, and a first run too slow for it: Slurm runs the job twice, the user submitted it once."""
     arguments, undisturbed = job
     out = tmp_path / "out"
-    number = submit(arguments, "--protocol", "tcp", "--time", "1", settings="stop_before: 50\n", env=slow)
+    (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 3"))
+    number = submit(arguments, "--protocol", "tcp", "--time", "1", settings="stop_before: 30\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
-    wait_until(lambda: slurm.job(number).get("Restarts") == "1", 90)
+    wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING", 90)
     assert 0 < committed(out) < 200
     assert "requeued; the next run goes on where this one stopped" in log.read_text()
     slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")  # Slurm holds a requeued job for two minutes

@@ -12,7 +12,6 @@ from typing import Any
 import dask
 from distributed import Client
 
-import cluster.dashboard  # noqa: F401  # its page must be known before a scheduler starts
 from cluster.local import SETTINGS, THREADS_PER_WORKER
 from cluster.plugin import no_workers_seconds
 from cluster.protocol import choose
@@ -30,6 +29,8 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[st
     if find_spec("dask_jobqueue") is None:
         raise UsageError("workers in Slurm jobs need dask-jobqueue: pip install 'broadsheet[slurm]'")
     from dask_jobqueue import SLURMCluster
+
+    import cluster.dashboard  # noqa: F401  # its page must be known before the scheduler starts
 
     site = load_site().changed(protocol=None if protocol == "auto" else protocol, tls=tls or None)
     chosen, line = choose(site.protocol, nodes or 1, site.tls)
