@@ -127,11 +127,12 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
 def warn_if_exposed(address: str, say: Callable[[str], None]) -> None:
     """Say what it means that a scheduler listens beyond loopback without TLS."""
     parts = urlsplit(address)
-    if parts.scheme in ("tcp", "ucx", "ucxx") and parts.hostname and not _is_loopback(parts.hostname):
+    if parts.scheme in ("tcp", "ucx", "ucxx") and parts.hostname and not is_loopback(parts.hostname):
         say(_EXPOSED.format(host=f"{parts.hostname}:{parts.port}"))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is reached from this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -1,8 +1,4 @@
-"""Which protocol Dask's workers talk: TCP, TCP under TLS, or UCX; and why.
-
-As a command, for batch scripts: `python -P -m cluster.protocol ASKED HOSTS TLS` (TLS: 1 or 0) prints tcp, tls or ucx,
-and the reason on stderr.
-"""
+"""Which protocol Dask's workers talk: TCP, TCP under TLS, or UCX; and why."""
 
 from __future__ import annotations
 
@@ -34,14 +30,14 @@ def choose(asked: str, hosts: int, tls: bool = False) -> tuple[str, str]:
     if asked == "tcp":
         return "tcp", "protocol: TCP, as asked for"
     if asked == "ucx":
-        if not _has_ucx():
+        if not has_ucx():
             raise UsageError("protocol ucx needs distributed-ucxx: pip install 'broadsheet[ucx]' (or environment.yml)")
         return "ucx", _ucx_line("as asked for")
     if hosts == 1:
         return "tcp", "protocol: TCP, since all workers are on one host"
-    if not _has_devices():
+    if not count_gpus():
         return "tcp", f"protocol: TCP, since the {hosts} hosts have no GPUs to connect"
-    if not _has_ucx():
+    if not has_ucx():
         return (
             "tcp",
             f"protocol: TCP, since distributed-ucxx is not installed (pip install 'broadsheet[ucx]'); {hosts} hosts",
@@ -67,12 +63,9 @@ def _ucx_line(why: str) -> str:
     return f"protocol: UCX, {why}; transports: {', '.join(ucx_transports())}; not encrypted, listens on all interfaces"
 
 
-def _has_ucx() -> bool:
+def has_ucx() -> bool:
+    """Whether Dask can talk UCX here."""
     return find_spec("distributed_ucxx") is not None
-
-
-def _has_devices() -> bool:
-    return count_gpus() > 0
 
 
 def count_gpus() -> int:
@@ -87,12 +80,3 @@ def count_gpus() -> int:
         return int(get_n_gpus())
     except pynvml.NVMLError:
         return 0
-
-
-if __name__ == "__main__":
-    try:
-        name, line = choose(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1")
-    except BroadsheetError as error:
-        sys.exit(f"broadsheet: {error}")
-    print(line, file=sys.stderr)
-    print(name)

@@ -1,13 +1,8 @@
-"""Certificates made for one job: whoever holds them may join its Dask cluster, nobody else gets past the handshake.
-
-As a command, for batch scripts: `python -P -m cluster.tls FOLDER` makes them and prints the environment variables by
-which every Dask process finds them.
-"""
+"""Certificates made for one job: whoever holds them may join its Dask cluster, nobody else gets past the handshake."""
 
 from __future__ import annotations
 
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,9 +46,3 @@ def as_environment(folder: Path) -> dict[str, str]:
         found |= {f"{role}__KEY": folder / _KEY, f"{role}__CERT": folder / _CERTIFICATE}
     variables = {f"DASK_DISTRIBUTED__COMM__TLS__{name}": str(path) for name, path in found.items()}
     return {**variables, "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
-
-
-if __name__ == "__main__":
-    make_certificates(Path(sys.argv[1]))
-    for variable, value in as_environment(Path(sys.argv[1])).items():
-        print(f"export {variable}='{value}'")

@@ -67,6 +67,11 @@ def wait_for_end(slurm: SlurmNodes, number: str, log: Path, seconds: float = 120
     return slurm.job(number)
 
 
+def idle(slurm: SlurmNodes) -> int:
+    """Nodes without a job, or the rest of one."""
+    return int(slurm.run("sinfo", "-h", "-t", "idle", "-o", "%D") or 0)
+
+
 def hosts_of(out: Path) -> set[str]:
     """The hosts on which the last run's chunks were classified."""
     record = max((out / "_runs").iterdir(), key=lambda file: file.stat().st_mtime)
@@ -111,7 +116,7 @@ def test_a_node_that_loses_its_network_costs_only_time(
         slurm.mend("gpu3")
     assert ended["JobState"] == "COMPLETED", log.read_text()
     check_whole(broadsheet, tmp_path / "out", undisturbed)
-    wait_until(lambda: slurm.run("sinfo", "-h", "-t", "idle", "-o", "%D") == "4")
+    wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
 
 
 def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
@@ -126,6 +131,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING", 90)
     assert 0 < committed(out) < 200
     assert "requeued; the next run goes on where this one stopped" in log.read_text()
+    wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
     slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")  # Slurm holds a requeued job for two minutes
     ended = wait_for_end(slurm, number, log, 180)
     assert ended["JobState"] == "COMPLETED", log.read_text()

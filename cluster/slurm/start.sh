@@ -9,11 +9,8 @@ export DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL=${DASK_DISTRIBUTED__SCHEDULER__WO
 export DASK_DISTRIBUTED__WORKER__MEMORY__TARGET=False DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False
 export UCX_WARN_UNUSED_ENV_VARS=n
 
-protocol=$(python -P -m cluster.protocol "$PROTOCOL" "$SLURM_JOB_NUM_NODES" "$TLS") || exit 2
-if [ "$TLS" = 1 ]; then
-  variables=$(python -P -m cluster.tls "$FOLDER/tls") || exit 2
-  eval "$variables"
-fi
+settings=$(python -P -m cluster.slurm.prepare "$PROTOCOL" "$SLURM_JOB_NUM_NODES" "$TLS" "$FOLDER/tls") || exit 2
+eval "$settings"
 where=(--protocol "$protocol")
 if [ -n "$INTERFACE" ]; then where+=(--interface "$INTERFACE"); fi
 
