@@ -35,11 +35,11 @@ def processes() -> Iterator[Processes]:
     found.end()
 
 
-def listening(client: Client) -> set[tuple[str, int]]:
-    """Addresses and ports on which this process and its workers listen, without the dashboard's."""
-    me = psutil.Process()
-    of_all = [c for p in (me, *me.children(recursive=True)) for c in p.net_connections("tcp") if c.status == "LISTEN"]
-    return {(c.laddr.ip, c.laddr.port) for c in of_all if c.laddr.port != urlsplit(client.dashboard_link).port}
+def ports_of(client: Client) -> list[int]:
+    """Where the scheduler, the nannies and the workers listen."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    addresses = [client.scheduler.address, *workers, *(worker["nanny"] for worker in workers.values())]
+    return [urlsplit(address).port or 0 for address in addresses]
 
 
 def answer(port: int, context: ssl.SSLContext | None) -> bytes:
@@ -72,16 +72,17 @@ def test_with_tls_a_stranger_gets_nothing_from_any_port(
         assert "protocol: TLS over TCP, as asked for" in capsys.readouterr().err
         assert client.scheduler.address.startswith("tls://127.0.0.1:")
         assert pipeline.classify(TEXTS, model=small_model, client=client, chunk_size=10).rows_written == len(TEXTS)
-        ports = listening(client)
-        assert len(ports) >= 5  # the scheduler, two nannies, two workers
-        assert {ip for ip, _ in ports} <= {"127.0.0.1", "::1"}
-        for _, port in ports:
+        assert len(ports_of(client)) == 5
+        me = psutil.Process()
+        sockets = [c for p in (me, *me.children(recursive=True)) for c in p.net_connections("tcp")]
+        assert {c.laddr.ip for c in sockets if c.status == "LISTEN"} <= {"127.0.0.1", "::1"}
+        for port in ports_of(client):
             for context in (None, stranger(None), stranger(tmp_path / "another")):
                 assert answer(port, context) == b""
         with pytest.raises(OSError, match=r"TLS|SSL|imed out|closed|certificate"):
             Client(client.scheduler.address.replace("tls://", "tcp://"), timeout=2)
     with connect(workers=1) as client:
-        assert all(answer(port, None) for _, port in listening(client))
+        assert all(answer(port, None) for port in ports_of(client))
 
 
 def test_ucx_with_tls_is_refused_and_says_why(broadsheet: Command, tmp_path: Path) -> None:
@@ -161,8 +162,8 @@ def test_the_doctor_finds_nothing_wrong_here(broadsheet: Command, tmp_path: Path
     run = broadsheet("doctor", "-o", tmp_path / "out", env=env)
     assert run.returncode == 0, run.stdout + run.stderr
     assert max(map(len, run.stdout.splitlines())) <= 80
-    for check in ("versions", "imports", "GPUs", "CPU cores", "kernels", "interface", "transfer, tcp", "TLS",
-                  "listening", "output folder", "clocks", *(["UCX transports", "transfer, ucx"] if has_ucx() else [])):  # fmt: skip
+    checks = ["versions", "imports", "GPUs", "CPU cores", "kernels", "interface", "transfer, tcp", "TLS", "listening"]
+    for check in checks + ["output folder", "clocks"] + ["UCX transports", "transfer, ucx"] * has_ucx():
         assert any(line.startswith(f"{check}  ") for line in run.stdout.splitlines()), check
     assert not list((tmp_path / "out").iterdir())
 
