@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 PACKAGES = (
-    "broadsheet", "dask", "distributed", "numpy", "pyarrow", "safetensors", "cupy-cuda13x", "cupy-cuda12x", "cuda-core",
-    "dask-cuda", "distributed-ucxx-cu13", "distributed-ucxx-cu12",
+    "broadsheet", "dask", "distributed", "numpy", "pyarrow", "safetensors", "cupy", "cupy-cuda13x", "cupy-cuda12x",
+    "cuda-core", "dask-cuda", "distributed-ucxx", "distributed-ucxx-cu13", "distributed-ucxx-cu12",
 )  # fmt: skip
 
 

@@ -31,7 +31,9 @@ def choose(asked: str, hosts: int, tls: bool = False) -> tuple[str, str]:
         return "tcp", "protocol: TCP, as asked for"
     if asked == "ucx":
         if not has_ucx():
-            raise UsageError("protocol ucx needs distributed-ucxx: pip install 'broadsheet[ucx]' (or environment.yml)")
+            raise UsageError(
+                "protocol ucx needs distributed-ucxx: pip install 'broadsheet[ucx13]' (or environment.yml)"
+            )
         return "ucx", _ucx_line("as asked for")
     if hosts == 1:
         return "tcp", "protocol: TCP, since all workers are on one host"
@@ -40,7 +42,7 @@ def choose(asked: str, hosts: int, tls: bool = False) -> tuple[str, str]:
     if not has_ucx():
         return (
             "tcp",
-            f"protocol: TCP, since distributed-ucxx is not installed (pip install 'broadsheet[ucx]'); {hosts} hosts",
+            f"protocol: TCP, since distributed-ucxx is not installed (pip install 'broadsheet[ucx13]'); {hosts} hosts",
         )
     return "ucx", _ucx_line(f"since GPUs of {hosts} hosts are to be connected")
 
