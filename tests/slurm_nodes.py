@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 NODES = ("gpu1", "gpu2", "gpu3", "gpu4")
-_BRIDGE = "broadsheet0"
+BRIDGE = "broadsheet0"
 _CONF = """\
 ClusterName=broadsheet
 SlurmctldHost={host}(10.77.0.1)
@@ -76,11 +76,11 @@ class SlurmNodes:
     def start(self) -> None:
         self.stop()  # what a run that was killed left of the network
         self._configure()
-        _sh(f"ip link add {_BRIDGE} type bridge && ip addr add 10.77.0.1/24 dev {_BRIDGE} && ip link set {_BRIDGE} up")
+        _sh(f"ip link add {BRIDGE} type bridge && ip addr add 10.77.0.1/24 dev {BRIDGE} && ip link set {BRIDGE} up")
         for number, name in enumerate(NODES, 1):
             _sh(
                 f"ip netns add {name} && ip link add veth-{name} type veth peer name eth0 netns {name} && "
-                f"ip link set veth-{name} master {_BRIDGE} up && "
+                f"ip link set veth-{name} master {BRIDGE} up && "
                 f"ip -n {name} addr add 10.77.0.{10 + number}/24 dev eth0 && "
                 f"ip -n {name} link set eth0 up && ip -n {name} link set lo up"
             )
@@ -105,7 +105,7 @@ class SlurmNodes:
         for name in NODES:
             subprocess.run(f"ip netns pids {name} | xargs -r kill -9", shell=True, check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-        subprocess.run(["ip", "link", "del", _BRIDGE], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
         if self._munged:
             _sh("runuser -u munge -- /usr/sbin/munged --stop")
             self._munged = False

@@ -13,6 +13,10 @@ from conftest import Command
 from jobs import SLOW, check_whole, committed, run_undisturbed, wait_until
 from slurm_nodes import SlurmNodes
 
+from cluster import connect
+from pipeline import classify
+from pipeline.model import Model
+
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(slurm_nodes.missing() is not None, reason=f"no Slurm: {slurm_nodes.missing()}"),
@@ -44,7 +48,7 @@ def submit(broadsheet: Command, slurm: SlurmNodes, tmp_path: Path):
         site = tmp_path / "site.yaml"
         site.write_text(f"interface: eth0\nfolder: {tmp_path / 'shared'}\n{settings}")
         done = broadsheet(
-            "submit", *arguments[1:], "-o", "out", "--nodes", 4, "--site", site, *options,
+            "submit", *arguments[1:], *options, "--site", site,
             env={**slurm.environment, "UCX_TLS": "tcp,self", **(env or {})}, cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -78,27 +82,19 @@ def hosts_of(out: Path) -> set[str]:
     return {span["where"].partition(":")[0] for span in json.loads(record.read_text())["spans"]}
 
 
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        (["--protocol", "tcp"], "protocol: TCP, as asked for"),
-        (["--protocol", "ucx"], "protocol: UCX, as asked for; transports: tcp"),
-        (["--tls"], "protocol: TLS over TCP"),
-    ],
-)
-def test_the_batch_script_spreads_a_job_over_four_nodes(
-    broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path, option: list, says: str
+def test_the_batch_script_spreads_a_job_over_four_nodes_by_ucx(
+    broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
 ) -> None:
     arguments, undisturbed = job
-    log = tmp_path / f"broadsheet-{(number := submit(arguments, *option, env=slow))}.log"
+    number = submit([*arguments, "-o", "out", "--nodes", 4, "--protocol", "ucx"], env=slow)
+    log = tmp_path / f"broadsheet-{number}.log"
     ended = wait_for_end(slurm, number, log)
     text = log.read_text()
     assert ended["JobState"] == "COMPLETED", text
-    assert says in text
-    assert ("this cluster listens on 10.77.0.1" in text) == ("--tls" not in option)
+    assert "protocol: UCX, as asked for; transports: tcp" in text
     assert hosts_of(tmp_path / "out") == set(slurm_nodes.NODES)
     check_whole(broadsheet, tmp_path / "out", undisturbed)
-    assert not list((tmp_path / "shared").iterdir())  # the certificates too are gone
+    assert not list((tmp_path / "shared").iterdir())
 
 
 def test_a_node_that_loses_its_network_costs_only_time(
@@ -106,7 +102,7 @@ def test_a_node_that_loses_its_network_costs_only_time(
 ) -> None:
     arguments, undisturbed = job
     env = {**slow, "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5s", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "3s"}
-    number = submit(arguments, "--protocol", "tcp", env=env)
+    number = submit([*arguments, "-o", "out", "--nodes", 4, "--protocol", "tcp"], env=env)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: committed(tmp_path / "out") >= 30)
     slurm.cut("gpu3")  # the scheduler is on gpu1
@@ -115,6 +111,8 @@ def test_a_node_that_loses_its_network_costs_only_time(
     finally:
         slurm.mend("gpu3")
     assert ended["JobState"] == "COMPLETED", log.read_text()
+    assert "this cluster listens on 10.77.0.1" in log.read_text()
+    assert hosts_of(tmp_path / "out") >= {"gpu1", "gpu2", "gpu4"}
     check_whole(broadsheet, tmp_path / "out", undisturbed)
     wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
 
@@ -126,7 +124,8 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     arguments, undisturbed = job
     out = tmp_path / "out"
     (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 3"))
-    number = submit(arguments, "--protocol", "tcp", "--time", "1", settings="stop_before: 30\n", env=slow)
+    options = ["-o", "out", "--nodes", 4, "--time", 1, "--tls"]
+    number = submit([*arguments, *options], settings="stop_before: 30\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING", 90)
     assert 0 < committed(out) < 200
@@ -136,4 +135,38 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     ended = wait_for_end(slurm, number, log, 180)
     assert ended["JobState"] == "COMPLETED", log.read_text()
     assert "chunks were there before" in log.read_text()
+    assert "protocol: TLS over TCP" in log.read_text()
+    assert "without TLS" not in log.read_text()
     check_whole(broadsheet, out, undisturbed)
+    assert not list((tmp_path / "shared").iterdir())  # the certificates are gone with the job
+
+
+def test_workers_for_a_notebook_come_by_script_or_on_demand(
+    broadsheet: Command, slurm: SlurmNodes, submit, small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = submit(["classify"], "--interactive", "--nodes", 2)
+    log = tmp_path / f"broadsheet-{number}.log"
+    wait_until(lambda: log.exists() and "Dashboard, from your own machine" in log.read_text())
+    (file,) = re.findall(r'connect\(scheduler_file="(.+)"\)', log.read_text())
+    found = broadsheet("doctor", "--scheduler-file", file, "--json", "-o", tmp_path / "out", env=slurm.environment)
+    assert found.returncode == 0, found.stdout + found.stderr
+    findings = {finding["check"]: finding for finding in json.loads(found.stdout)}
+    assert findings["interface"]["found"].startswith("eth0")
+    assert findings["output folder"]["verdict"] == "ok"
+    assert findings["TLS"]["verdict"] == "warning"
+    assert findings["listening"]["found"].endswith("dashboard 127.0.0.1:8787")
+    slurm.run("scancel", number)
+    wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
+
+    site = f"interface: eth0\nscheduler_interface: {slurm_nodes.BRIDGE}\nfolder: {tmp_path / 'shared'}\ntls: true\n"
+    (tmp_path / "site.yaml").write_text(site)
+    monkeypatch.setenv("BROADSHEET_SITE", str(tmp_path / "site.yaml"))
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    monkeypatch.chdir(tmp_path)
+    with connect("slurm", workers=2) as client:
+        report = classify(["some", "articles"] * 50, model=small_model, client=client, chunk_size=2)
+        assert report.rows_written == 100
+        assert client.scheduler.address.startswith("tls://10.77.0.1:")
+        assert slurm.run("squeue", "-h", "-t", "R")
+    wait_until(lambda: not slurm.run("squeue", "-h"))
+    assert not list((tmp_path / "shared").glob("connect-*"))  # its certificates

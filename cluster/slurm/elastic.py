@@ -76,7 +76,10 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "job_script_prologue": [] if site.setup is None else site.setup.splitlines(),
         "interface": site.interface,
         "protocol": f"{protocol}://",
-        "scheduler_options": {"dashboard_address": "127.0.0.1:0"},
+        "scheduler_options": {
+            "dashboard_address": "127.0.0.1:0",  # it has no login
+            "interface": site.scheduler_interface or site.interface,
+        },
         "worker_extra_args": ["--no-dashboard"],
         "log_directory": str(site.shared_folder / "logs"),
         **({"worker_command": "dask_cuda.cli"} if gpus else {}),

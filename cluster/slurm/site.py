@@ -28,6 +28,7 @@ class Site:
     memory: str | None
     directives: tuple[str, ...]
     interface: str | None
+    scheduler_interface: str | None
     protocol: str
     tls: bool
     folder: str
