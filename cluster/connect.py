@@ -65,6 +65,7 @@ def connect(
         context = _started(where, workers, processes, protocol, tls, say)
     with context as client:
         address = client.scheduler.address
+        _warn_if_exposed(address, say)
         try:
             yield client
         except CommClosedError as error:
@@ -120,11 +121,10 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
             client.wait_for_workers(1, timeout=wait)
         except TimeoutError as error:
             raise BroadsheetError(f"no worker has joined the scheduler {name} within {wait:.0f} s") from error
-        warn_if_exposed(client.scheduler.address, say)
         yield client
 
 
-def warn_if_exposed(address: str, say: Callable[[str], None]) -> None:
+def _warn_if_exposed(address: str, say: Callable[[str], None]) -> None:
     """Say what it means that a scheduler listens beyond loopback without TLS."""
     parts = urlsplit(address)
     if parts.scheme in ("tcp", "ucx", "ucxx") and parts.hostname and not is_loopback(parts.hostname):

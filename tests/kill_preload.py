@@ -5,8 +5,10 @@ this process has committed two chunks. WHOM: worker, all, or stop (the worker, w
 first, with the process id in it, so that it happens once.
 """
 
+import atexit
 import os
 import signal
+import time
 from pathlib import Path
 
 from pipeline import sink
@@ -26,7 +28,9 @@ def kill() -> None:
     except FileExistsError:
         return
     if WHOM == "stop":
+        atexit.register(time.sleep, 3)  # once it goes on its worker ends, but not before this thread has written
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.2)  # a process stops some microseconds after this call
         return
     if WHOM == "all":
         os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -125,13 +125,13 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     out = tmp_path / "out"
     (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 3"))
     options = ["-o", "out", "--nodes", 4, "--time", 1, "--tls"]
-    number = submit([*arguments, *options], settings="stop_before: 30\n", env=slow)
+    number = submit([*arguments, *options], settings="stop_before: 20\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING", 90)
     assert 0 < committed(out) < 200
     assert "requeued; the next run goes on where this one stopped" in log.read_text()
     wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
-    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")  # Slurm holds a requeued job for two minutes
+    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now+5")  # Slurm itself waits for two minutes
     ended = wait_for_end(slurm, number, log, 180)
     assert ended["JobState"] == "COMPLETED", log.read_text()
     assert "chunks were there before" in log.read_text()

@@ -1,5 +1,6 @@
 # --- The job: classify, and go on in a later run where the time does not suffice ---------------------------------------
 trap end_cluster EXIT
+echo "to reach the dashboard: ssh -N -L 8787:127.0.0.1:8787 -J LOGIN_NODE $(hostname) (8787: or the port it names)"
 broadsheet classify "${ARGUMENTS[@]}" --scheduler-file "$scheduler_file" --resume &
 client=$!
 
