@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,7 +132,8 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     assert 0 < committed(out) < 200
     assert "requeued; the next run goes on where this one stopped" in log.read_text()
     wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
-    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now+5")  # Slurm itself waits for two minutes
+    time.sleep(5)  # Slurm itself waits for two minutes, so that the first run is surely gone everywhere
+    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
     ended = wait_for_end(slurm, number, log, 180)
     assert ended["JobState"] == "COMPLETED", log.read_text()
     assert "chunks were there before" in log.read_text()
