@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint lab clean
 
 demo: $(VENV)/installed
 	$(BIN)/broadsheet classify examples/articles.csv -o labels --overwrite \
@@ -18,6 +18,9 @@ lint: $(VENV)/linted
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+lab: $(VENV)/lab
+	$(BIN)/jupyter lab notebooks
 
 clean:
 	rm -rf $(VENV) labels
@@ -34,6 +37,10 @@ $(VENV)/installed: pyproject.toml | $(VENV)/python
 
 $(VENV)/tested: pyproject.toml | $(VENV)/python
 	$(PIP) install -e '.[test]'
+	@touch $@ $(VENV)/installed
+
+$(VENV)/lab: pyproject.toml | $(VENV)/python
+	$(PIP) install -e '.[notebook]'
 	@touch $@ $(VENV)/installed
 
 $(VENV)/linted: pyproject.toml | $(VENV)/python

@@ -14,7 +14,7 @@ from pipeline.engine import Backend, Predictions
 class StandIn:
     """Labels everything class 0, at once."""
 
-    def __init__(self, model, device, precision, threads) -> None:
+    def __init__(self, model, device, precision, threads, kernels) -> None:
         self.model = model
         self.backend = Backend("cpu", "stand-in", "none", "fp32")
         self.device_name, self.memory_ready = "cpu", time.time()

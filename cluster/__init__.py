@@ -1,7 +1,7 @@
-"""How workers come to be: embedded, or found at a scheduler's address; and what each of them must have."""
+"""How workers come to be: on this machine, at a scheduler's address, in Slurm jobs; and what each of them has."""
 
 from cluster.clock import client_clock
-from cluster.connect import connect
+from cluster.connect import connect, nearest
 from cluster.plugin import EnginePlugin, start_engines
 
-__all__ = ["EnginePlugin", "client_clock", "connect", "start_engines"]
+__all__ = ["EnginePlugin", "client_clock", "connect", "nearest", "start_engines"]

@@ -1,38 +1,39 @@
-"""A Dask client, to an embedded cluster of this machine or to a scheduler that runs already."""
+"""A Dask client, wherever the workers are: on this machine, at a scheduler that runs already, or in Slurm jobs."""
 
 from __future__ import annotations
 
+import json
 import logging
-import signal
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import dask
-from distributed import Client, LocalCluster, Worker, WorkerPlugin
+from distributed import Client
+from distributed.comm.core import CommClosedError
+from distributed.security import Security
 
-from cluster.nsys import nsys_workers
-from pipeline.engine import available_cores
+from cluster.local import cpu_cluster, cuda_cluster, nsys_cluster
+from cluster.plugin import no_workers_seconds
+from cluster.protocol import choose, count_gpus
+from cluster.tls import load_certificates
 from pipeline.errors import BroadsheetError, UsageError
+from pipeline.graph import NO_SCHEDULER
 
-THREADS_PER_WORKER = 4
-"""Reading, writing and their waits; computing has an executor of its own."""
+TLS_FOLDER = "tls"
+"""Beside a scheduler's file: the certificates of its job."""
 
-_CORES_PER_WORKER = 4
-_WAIT_SECONDS = 60
-_SETTLE_SECONDS = 15
-_CLOSE_SECONDS = 30
+_EXPOSED = (
+    "this cluster listens on {host} without TLS: whoever can reach it runs code as you there. On a network that is "
+    "not yours alone, use --tls"
+)
 
-_CONFIG = {
-    "distributed.scheduler.work-stealing": False,  # a chunk stays where it was read
-    "distributed.scheduler.worker-saturation": 1.1,
-    "distributed.worker.memory.target": False,  # chunks in flight are few and bounded: never spill one
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": 0.85,
-    "distributed.worker.memory.terminate": 0.95,
-    "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
-}
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -41,97 +42,122 @@ def connect(
     *,
     workers: int | None = None,
     processes: bool = True,
-    scheduler_file: str | None = None,
-    nsys: str | None = None,
+    scheduler_file: str | Path | None = None,
+    protocol: str = "auto",
+    tls: bool = False,
+    nsys: str | Path | None = None,
+    say: Callable[[str], None] = _to_stderr,
 ) -> Iterator[Client]:
-    """A client to `where`: "local", or a scheduler's address; closed, with what was started for it, at the end.
+    """A client to `where`; closed, with what was started for it, at the end.
 
-    workers: processes of a local cluster, by default one for every four cores. processes: False for one worker within
-    this process, which starts at once and needs no main guard. nsys: a folder; the processes of a local cluster run
-    under Nsight Systems, which writes its report there. Everything local listens on loopback only.
-    Raises UsageError where no scheduler answers, BroadsheetError where one has no workers.
+    where: "local" (this machine's CPU), "cuda" (one worker for each of its GPUs), "slurm" (workers in Slurm jobs, by
+    `site.yaml`; `workers` is the number of nodes), or a scheduler's address. scheduler_file: the file of a scheduler,
+    in place of an address; certificates in a folder `tls` beside it are used.
+    workers: of a local cluster, by default one a GPU, or one for every four cores. processes: False for one CPU
+    worker within this process, which starts at once and needs no main guard. protocol: "auto", "tcp" or "ucx". tls:
+    make certificates and encrypt. nsys: a folder; the processes of a local cluster run under Nsight Systems, which
+    writes its report there. say: is given the lines that a user should see once.
+
+    Local clusters listen on loopback only. Raises UsageError for what cannot be had, or where no scheduler answers;
+    BroadsheetError where one has no workers, or is lost.
     """
-    if where == "local" and scheduler_file is None:
-        with _local(workers, processes) if nsys is None else _under_nsys(workers, nsys) as client:
-            yield client
+    context: AbstractContextManager[Client]
+    if nsys is not None:
+        if scheduler_file is not None or where not in ("local", "cuda") or protocol != "auto" or tls:
+            raise UsageError(
+                "nsys goes with a local cluster alone, over TCP: put `nsys profile` before your own workers"
+            )
+        context = nsys_cluster(where, workers, nsys)
+    elif scheduler_file is not None:
+        context = _existing(str(scheduler_file), Path(scheduler_file), None, say)
     else:
-        with _existing(where, scheduler_file) as client:
+        context = _started(where, workers, processes, protocol, tls, say)
+    with context as client:
+        address = client.scheduler.address
+        _warn_if_exposed(address, say)
+        try:
             yield client
+        except CommClosedError as error:
+            raise BroadsheetError(NO_SCHEDULER.format(address)) from error
 
 
-class _IgnoreInterrupts(WorkerPlugin):
-    """Ctrl-C reaches every process of a terminal's job; this one alone, the client, ends it in good order."""
-
-    name = "broadsheet-ignore-interrupts"
-
-    def setup(self, worker: Worker) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+def nearest(device: str = "auto") -> str:
+    """What a command connects to unless told: "cuda" where there are GPUs and dask-cuda, else "local"."""
+    return "cuda" if device != "cpu" and count_gpus() else "local"
 
 
-@contextmanager
-def _local(workers: int | None, processes: bool) -> Iterator[Client]:
-    count = (workers or -(-available_cores() // _CORES_PER_WORKER)) if processes else 1
-    with dask.config.set(_CONFIG):
-        cluster = LocalCluster(
-            n_workers=count,
-            threads_per_worker=THREADS_PER_WORKER,
-            processes=processes,
-            host="127.0.0.1" if processes else None,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.CRITICAL,
-        )
-        try:
-            with Client(cluster) as client:
-                if processes:
-                    client.register_plugin(_IgnoreInterrupts())
-                yield client
-                with suppress(TimeoutError):  # a cluster cannot be closed while a lost worker's successor starts
-                    client.wait_for_workers(count, timeout=_SETTLE_SECONDS)
-        finally:
-            with suppress(TimeoutError):  # what is left then ends with this process
-                cluster.close(timeout=_CLOSE_SECONDS)
+def _started(
+    where: str,
+    workers: int | None,
+    processes: bool,
+    protocol: str,
+    tls: bool,
+    say: Callable[[str], None],
+) -> AbstractContextManager[Client]:
+    if where in ("local", "cuda"):
+        chosen, line = choose(protocol, hosts=1, tls=tls)
+        if protocol != "auto" or tls:  # nobody need be told that one machine talks TCP to itself
+            say(line)
+        return cuda_cluster(chosen, workers) if where == "cuda" else cpu_cluster(chosen, workers, processes)
+    if where == "slurm":
+        from cluster.slurm.elastic import slurm_cluster
+
+        context: AbstractContextManager[Client] = slurm_cluster(workers, protocol, tls, say)
+        return context
+    if tls or protocol != "auto":
+        raise UsageError(f"protocol and TLS of the cluster at {where} were settled when it was started")
+    return _existing(where, None, where, say)
 
 
 @contextmanager
-def _under_nsys(workers: int | None, folder: str) -> Iterator[Client]:
-    count = workers or 1
-    local = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
-    with (
-        dask.config.set(_CONFIG),
-        LocalCluster(n_workers=0, **local) as cluster,
-        Client(cluster) as client,
-        nsys_workers(cluster.scheduler_address, count, THREADS_PER_WORKER, folder),
-    ):
-        try:
-            client.wait_for_workers(count, timeout=_WAIT_SECONDS)
-        except TimeoutError as error:
-            raise BroadsheetError(f"no worker has started under nsys: see {folder}/workers.log") from error
-        client.register_plugin(_IgnoreInterrupts())
-        yield client
-        client.shutdown()  # the workers end, and nsys writes its report
-
-
-@contextmanager
-def _existing(address: str, scheduler_file: str | None) -> Iterator[Client]:
-    name = scheduler_file or address
-    if scheduler_file is not None:
-        _wait_for(Path(scheduler_file))
+def _existing(name: str, file: Path | None, address: str | None, say: Callable[[str], None]) -> Iterator[Client]:
+    wait = no_workers_seconds()
+    quiet = logging.getLogger("distributed.client")  # a lost connection is told in words of ours
+    before, security = quiet.level, None
+    if file is not None:
+        address = _address_in(file, wait)
+        if address.startswith("tls://") and (file.parent / TLS_FOLDER).exists():
+            security = load_certificates(file.parent / TLS_FOLDER)
     try:
-        client = Client(scheduler_file=scheduler_file) if scheduler_file else Client(address)
-    except (OSError, ValueError, TimeoutError) as error:
+        client = Client(address, security=security or Security())
+    except (OSError, ValueError, TimeoutError, TypeError) as error:
         raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
-    with client:
+    quiet.setLevel(logging.CRITICAL)
+    with ExitStack() as stack:
+        stack.callback(quiet.setLevel, before)
+        stack.enter_context(client)
         try:
-            client.wait_for_workers(1, timeout=_WAIT_SECONDS)
+            client.wait_for_workers(1, timeout=wait)
         except TimeoutError as error:
-            raise BroadsheetError(f"no worker has joined the scheduler {name} within {_WAIT_SECONDS} s") from error
+            raise BroadsheetError(f"no worker has joined the scheduler {name} within {wait:.0f} s") from error
         yield client
 
 
-def _wait_for(scheduler_file: Path) -> None:
+def _warn_if_exposed(address: str, say: Callable[[str], None]) -> None:
+    """Say what it means that a scheduler listens beyond loopback without TLS."""
+    parts = urlsplit(address)
+    if parts.scheme in ("tcp", "ucx", "ucxx") and parts.hostname and not is_loopback(parts.hostname):
+        say(_EXPOSED.format(host=f"{parts.hostname}:{parts.port}"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _address_in(file: Path, wait: float) -> str:
     """A scheduler writes its file a few seconds after its job begins."""
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while not scheduler_file.exists():
-        if time.monotonic() > deadline:
-            raise UsageError(f"no scheduler has written {scheduler_file} within {_WAIT_SECONDS} s")
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            return str(json.loads(file.read_bytes())["address"])
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise UsageError(f"no scheduler has written {file} within {wait:.0f} s") from None
+        except (ValueError, KeyError):  # half written
+            if time.monotonic() > deadline:
+                raise UsageError(f"{file} is not a scheduler's file") from None
         time.sleep(0.2)

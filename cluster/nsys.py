@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,21 +31,25 @@ def nsys_command(folder: str | Path) -> list[str]:
 
 
 @contextmanager
-def nsys_workers(
-    scheduler: str, workers: int, threads: int, folder: str | Path, kind: Sequence[str] = ("worker",)
-) -> Iterator[None]:
+def nsys_workers(scheduler: str, workers: int, threads: int, folder: str | Path, cuda: bool = False) -> Iterator[None]:
     """Workers of this host under nsys; by the end of the block their scheduler must be closed.
 
-    kind: the command of `dask` that starts them, ("worker",) or ("cuda", "worker").
+    cuda: dask-cuda starts them, each on one of the first `workers` GPUs that are to be seen.
 
     Raises UsageError where nsys is not installed, BroadsheetError where it or the workers end with an error.
     """
     if shutil.which("nsys") is None:
         raise UsageError("--nsys needs NVIDIA Nsight Systems: there is no nsys on the PATH")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    command = [*nsys_command(folder), sys.executable, "-m", "dask", *kind, scheduler]
-    command += ["--nworkers", str(workers), "--nthreads", str(threads), "--host", "127.0.0.1", "--no-dashboard"]
     env = {**os.environ, "DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(dask.config.global_config)}
+    command = [*nsys_command(folder), sys.executable, "-m", "dask"]
+    if cuda:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(workers)))
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:workers])
+        command += ["cuda", "worker", scheduler]
+    else:
+        command += ["worker", scheduler, "--nworkers", str(workers)]
+    command += ["--nthreads", str(threads), "--host", "127.0.0.1", "--no-dashboard"]
     log = Path(folder) / "workers.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)

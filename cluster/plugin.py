@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
-from distributed import Client, Worker, WorkerPlugin
+import dask
+import numpy as np
+from dask.utils import parse_timedelta
+from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from cluster.clock import ClockPlugin
+from cluster.metrics import METRIC, worker_metrics
 from pipeline import tasks
 from pipeline.engine import Backend, Engine, available_cores, open_engine
 from pipeline.errors import BroadsheetError, UsageError
@@ -15,6 +22,10 @@ from pipeline.graph import GPU_EXECUTOR
 from pipeline.model import Model
 
 NAME = "broadsheet-engine"
+_NO_WORKERS_SECONDS = 60
+
+_ONE_ARTICLE = SimpleNamespace(data=np.frombuffer(b"x", np.uint8), offsets=np.array([0, 1]), ids=None)
+_log = logging.getLogger("distributed.worker.broadsheet")  # so that Dask's own handlers show it
 
 
 class EnginePlugin(WorkerPlugin):
@@ -27,7 +38,7 @@ class EnginePlugin(WorkerPlugin):
     name = NAME
 
     def __init__(self, model: Model, device: str, precision: str, kernels: str, workers_per_host: int) -> None:
-        self.key = f"{model.digest[:16]}-{device}-{precision}-{kernels}"
+        self.key = engine_key(model, device, precision, kernels)
         self._model = model.to_bytes()
         self._device = device
         self._precision = precision
@@ -37,10 +48,16 @@ class EnginePlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         if GPU_EXECUTOR not in worker.executors:
             worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(1, "broadsheet-gpu")
+        worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be going through the old ones
         threads = max(1, available_cores() // self._share)
 
         def load() -> Engine:
-            return open_engine(Model.from_bytes(self._model), self._device, self._precision, threads, self._kernels)
+            began = time.perf_counter()
+            model = Model.from_bytes(self._model)
+            engine = open_engine(model, self._device, self._precision, threads, self._kernels)
+            engine.classify(_ONE_ARTICLE)  # kernels found or compiled, memory taken: before the first chunk comes
+            _log.info("ready in %.1f s: %s", time.perf_counter() - began, engine.backend)
+            return engine
 
         tasks.install_engine(self.key, load)
 
@@ -48,22 +65,63 @@ class EnginePlugin(WorkerPlugin):
         tasks.remove_engine(self.key)
 
 
+def engine_key(model: Model, device: str, precision: str, kernels: str) -> str:
+    return f"{model.digest[:16]}-{device}-{precision}-{kernels}"
+
+
 def start_engines(
     client: Client, model: Model, device: str, precision: str, kernels: str = "auto", mixed: bool = False
 ) -> tuple[str, Backend]:
     """Load the model on every worker; return the key under which tasks find it, and the backend that they share.
 
-    Raises UsageError where workers differ in what decides a score's bits, unless `mixed`; BroadsheetError where a
-    worker cannot load it.
+    Workers that hold this model already keep it. Raises UsageError where workers differ in what decides a score's
+    bits, unless `mixed`; BroadsheetError where there are no workers, or one cannot load the model.
     """
-    hosts = [w["host"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
-    if not hosts:
-        raise BroadsheetError("the cluster has no workers")
-    plugin = EnginePlugin(model, device, precision, kernels, max(hosts.count(host) for host in hosts))
-    client.register_plugin(ClockPlugin())
-    client.register_plugin(plugin)
-    backends = client.run(tasks.backend_of, plugin.key)
-    return plugin.key, _one_backend(list(backends.values()), mixed)
+    key = engine_key(model, device, precision, kernels)
+    found = client.run(_backend_on, key)
+    if None in found.values():
+        hosts = [w["host"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
+        client.run_on_scheduler(_keep_chunks_where_they_are)
+        most = max(hosts.count(host) for host in hosts)
+        client.register_plugin(ClockPlugin())
+        client.register_plugin(EnginePlugin(model, device, precision, kernels, most))
+        found = _wait_for_engines(client, key)
+    if not found:
+        raise BroadsheetError("the cluster has no workers: start some, and call again")
+    return key, _one_backend(list(found.values()), mixed)
+
+
+def _backend_on(key: str, dask_worker: Worker) -> Backend | None:
+    """None until the worker has been given the model itself; another worker of its process may have it loaded."""
+    plugin = dask_worker.plugins.get(NAME)
+    return tasks.backend_of(key) if plugin is not None and plugin.key == key else None
+
+
+def _wait_for_engines(client: Client, key: str) -> dict[str, Backend]:
+    """A worker that joins meanwhile answers before its engine is there."""
+    deadline = time.monotonic() + no_workers_seconds()
+    while True:
+        found = client.run(_backend_on, key)
+        if None not in found.values():
+            return dict(found)
+        if time.monotonic() > deadline:
+            absent = ", ".join(address for address, backend in found.items() if backend is None)
+            raise BroadsheetError(f"the engine did not load on {absent}: see the logs of those workers")
+        time.sleep(0.2)
+
+
+def no_workers_seconds() -> float:
+    """How long a job may be without a worker before it ends: Dask's own setting, or a minute where that says never."""
+    wait = dask.config.get("distributed.scheduler.no-workers-timeout") or _NO_WORKERS_SECONDS
+    return float(parse_timedelta(wait))
+
+
+async def _keep_chunks_where_they_are(dask_scheduler: Scheduler) -> None:
+    """What our own schedulers are configured to do; one that a user started is told here."""
+    if "stealing" in dask_scheduler.extensions:
+        await dask_scheduler.extensions["stealing"].stop()
+    if dask_scheduler.no_workers_timeout is None:
+        dask_scheduler.no_workers_timeout = _NO_WORKERS_SECONDS
 
 
 def _one_backend(backends: Sequence[Backend], mixed: bool) -> Backend:

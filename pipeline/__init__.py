@@ -7,9 +7,10 @@
 
 from importlib.metadata import version
 
-from pipeline.api import Options, classify
+from pipeline.api import classify
 from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
 from pipeline.model import Model, load_model
+from pipeline.options import Options
 from pipeline.report.job import JobReport
 from pipeline.source.inputs import Paths
 from pipeline.verify import verify

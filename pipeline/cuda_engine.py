@@ -23,7 +23,7 @@ from pipeline.kernels import memory
 from pipeline.kernels.catalog import choose_generation
 from pipeline.kernels.network import Network, Slot
 from pipeline.model import Model
-from pipeline.trace import Span, device_spans
+from pipeline.trace import DEVICE_ACTIVITIES, Span, add_activity, device_spans
 from pipeline.work import Ceilings, KernelProfile
 
 _BATCH_A_PROCESSOR = 64
@@ -195,9 +195,13 @@ class CudaEngine:
         found.n_chars[rows] = counts.n_chars
         found.truncated[rows] = counts.truncated
         found.unknown_chars[rows] = counts.unknown_chars
+        at, event = anchor
+        done = device_spans(at, slot.stages(event), self.device_name)
+        for step in done:
+            if step.name in DEVICE_ACTIVITIES:
+                add_activity(step.name, step.start, step.end)
         if spans is not None:
-            at, event = anchor
-            spans += device_spans(at, slot.stages(event), self.device_name)
+            spans += done
 
     def profile(self, texts: Texts) -> list[KernelProfile]:
         from pipeline import cuda_profile

@@ -15,7 +15,9 @@ from functools import partial
 from typing import Any
 
 import dask
-from distributed import Client, Future, KilledWorker, as_completed
+from distributed import CancelledError, Client, Future, KilledWorker, as_completed
+from distributed.comm.core import CommClosedError
+from distributed.scheduler import NoWorkerError
 
 from pipeline import tasks
 from pipeline.errors import BroadsheetError, SourceError
@@ -26,6 +28,10 @@ from pipeline.tasks import Done, Job
 GPU_EXECUTOR = "gpu"
 _MOST_LOSSES = 3
 _WRITE_FIRST, _INFER_FIRST = 20, 10
+
+_GO_ON = "What is committed stays: start it again, then go on with --resume"
+NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_GO_ON}"
+_NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_GO_ON}"
 
 
 @dataclass(frozen=True)
@@ -42,14 +48,14 @@ def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iter
     A chunk whose input cannot be read, or that kills its workers also when it runs alone, is set aside. Any other
     error, and with `job.strict` the first bad row, stops the job and is raised; what is committed stays.
     """
-    threads = sum(client.nthreads().values())
-    window = max(4 * threads, 16)
+    window = 0
     run = _Run(client, job)
     waiting = iter(sources)
     suspects: list[Source] = []
     try:
         while True:
             if len(run.live) <= window // 2:
+                window = max(4 * sum(client.nthreads().values()), 16)  # workers come and go
                 run.submit(list(itertools.islice(waiting, window - len(run.live))))
             if not run.live:
                 break
@@ -76,6 +82,7 @@ class _Run:
     def __init__(self, client: Client, job: Job) -> None:
         self.live: dict[Any, tuple[Future, Source, int]] = {}
         self._client = client
+        self._scheduler = client.scheduler.address
         self._job = job
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
@@ -93,9 +100,16 @@ class _Run:
             reads = self._map("read", tasks.read_partition, frames, [p.number for p in partitions])
             self._add(partitions, self._infer_and_write(reads), losses)
         if loaded:
-            chunks = self._client.scatter(loaded, hash=False)
+            chunks = self._scatter(loaded)
             with dask.annotate(executor=GPU_EXECUTOR):
                 self._add(loaded, self._map("infer-and-write", tasks.infer_and_write, chunks), losses)
+
+    def _scatter(self, loaded: list[Loaded]) -> list[Future]:
+        try:
+            chunks: list[Future] = self._client.scatter(loaded, hash=False)
+        except TimeoutError as error:
+            raise BroadsheetError(_NO_WORKERS) from error
+        return chunks
 
     def _infer_and_write(self, reads: list[Future]) -> list[Future]:
         with dask.annotate(executor=GPU_EXECUTOR):
@@ -122,13 +136,22 @@ class _Run:
             future: Future = next(self._done)
             _, source, losses = self.live.pop(future.key)
             if future.status == "finished":
-                return source, future.result()
+                try:
+                    return source, future.result()
+                except (CancelledError, KilledWorker, NoWorkerError):
+                    pass  # it was lost with its worker after all, and could not be had again: its status says so now
+                except CommClosedError as lost:
+                    raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from lost
+            if self._client.status != "running":
+                raise BroadsheetError(NO_SCHEDULER.format(self._scheduler))
             if future.status in ("cancelled", "lost") and losses < _MOST_LOSSES:
                 self.submit([source], losses + 1)  # its text was on a worker that is gone
                 continue
             error = future.exception() if future.status == "error" else None
             if isinstance(error, KilledWorker):
                 return source, error
+            if isinstance(error, NoWorkerError):
+                raise BroadsheetError(f"{_NO_WORKERS} (waited {error.timeout:.0f} s)")
             if isinstance(error, SourceError) and not self._job.strict:
                 return source, SetAside(source.name, str(error))
             if error is None:
@@ -136,6 +159,6 @@ class _Run:
             raise error
 
     def cancel(self) -> None:
-        if self.live:
+        if self.live and self._client.status == "running":
             self._client.cancel([future for future, *_ in self.live.values()])
-            self.live.clear()
+        self.live.clear()

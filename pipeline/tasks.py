@@ -7,6 +7,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,15 @@ from pipeline.source import Chunk, Selection, read_unit
 from pipeline.source.inputs import Loaded
 from pipeline.source.memory import partition_chunk
 from pipeline.source.plan import Unit, part_name
-from pipeline.trace import WHERE, Place, Span, clock, span
+from pipeline.trace import WHERE, Place, Span, activity, add_rows, clock, span
 
 
 @dataclass(frozen=True)
 class Job:
     """What every task of a job needs to know. engine: the key under which workers hold the loaded model. out: the
-    output folder, or None for results in memory. each_kernel: record a span for every kernel. examples: rows that each
-    chunk brings home whose two best classes were closest.
+    output folder, or None for results in memory. backend: what every worker must compute with; None: they may differ.
+    each_kernel: record a span for every kernel. examples: rows that each chunk brings home whose two best classes were
+    closest.
     """
 
     selection: Selection
@@ -38,6 +40,7 @@ class Job:
     symbols: int
     length: int
     engine: str
+    backend: Backend | None
     schema: pa.Schema
     top_k: int
     all_scores: bool
@@ -121,12 +124,10 @@ def reported(function: Callable[..., Any], *arguments: Any) -> Any:
     raise BroadsheetError(message)
 
 
-def backend_of(key: str) -> Backend:
-    """The backend of this process's engine. Raises BroadsheetError where it has none of that key."""
+def backend_of(key: str) -> Backend | None:
+    """The backend of this process's engine, or None where it has none of that key."""
     engine = _engines.get(key)
-    if engine is None:
-        raise BroadsheetError("the engine did not load on this worker")
-    return engine.backend
+    return None if engine is None else engine.backend
 
 
 def profile_engine(key: str) -> Profile:
@@ -167,19 +168,27 @@ def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
 
 
 def infer(work: Work, job: Job) -> Work:
-    """Classify the chunk on this worker's engine. Raises BroadsheetError where it has another one."""
+    """Classify the chunk on this worker's engine. Raises BroadsheetError where that is another job's."""
     spans = list(work.spans)
     top_k = max(2, job.top_k) if job.examples else job.top_k
     with _lock:
         engine = _engines.get(job.engine)
         if engine is None:
             raise BroadsheetError("this worker holds another job's model: run one job at a time on a cluster")
+        if job.backend is not None and engine.backend != job.backend:
+            raise BroadsheetError(
+                f"a worker that joined computes with {engine.backend}, and the job began with {job.backend}: scores "
+                "would depend on which of them takes a chunk. Use workers of one kind, or --allow-mixed"
+            )
         place = replace(_places[job.engine], clock=clock())
         if spans and spans[-1].where == WHERE:
             waited = time.time() - spans[-1].end
             spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
-        with span("infer", spans, "infer", engine.device_name, _number(work.name)):
+        # A GPU's engine tells from its events what the GPU was at.
+        doing = activity("computing") if engine.backend.device == "cpu" else nullcontext()
+        with span("infer", spans, "infer", engine.device_name, _number(work.name)), doing:
             predictions = engine.classify(work.chunk, top_k, job.all_scores, spans, job.each_kernel)
+        add_rows(len(work.chunk))
     examples = closest(work.chunk, predictions.labels, predictions.scores, job.classes, job.examples)
     done = replace(work, predictions=predictions.cut(job.top_k), place=place, spans=spans, examples=examples)
     return replace(done, chunk=work.chunk.without_text())

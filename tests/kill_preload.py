@@ -1,25 +1,36 @@
-"""A Dask worker preload that kills for real: at a step of a commit, the worker or all of the job's processes.
+"""A Dask worker preload that kills for real: at a step of a chunk, the worker or all of the job's processes.
 
-BROADSHEET_KILL: "STEP WHOM FLAG". STEP: before-write, after-temporary, after-rename or before-entry, once this
-process has committed two chunks. WHOM: worker or all. FLAG: a file that is made first, so that it happens once.
+BROADSHEET_KILL: "STEP WHOM FLAG". STEP: in-infer, before-write, after-temporary, after-rename or before-entry, once
+this process has committed two chunks. WHOM: worker, all, or stop (the worker, with SIGSTOP). FLAG: a file that is made
+first, with the process id in it, so that it happens once.
 """
 
+import atexit
 import os
 import signal
+import time
 from pathlib import Path
 
 from pipeline import sink
+from pipeline.engine import CpuEngine
 
 STEP, WHOM, FLAG = os.environ["BROADSHEET_KILL"].split()
 # Dask runs a preload more than once: what it replaces is kept where the second run finds it.
-write_bytes, write_json, replace = vars(sink).setdefault("originals", (sink.commit_bytes, sink.commit_json, os.replace))
+originals = (sink.commit_bytes, sink.commit_json, os.replace, CpuEngine.classify)
+write_bytes, write_json, replace, infer = vars(sink).setdefault("originals", originals)
 committed = 0
 
 
 def kill() -> None:
     try:
-        os.close(os.open(FLAG, os.O_CREAT | os.O_EXCL))
+        with open(FLAG, "x") as file:
+            file.write(str(os.getpid()))
     except FileExistsError:
+        return
+    if WHOM == "stop":
+        atexit.register(time.sleep, 3)  # once it goes on its worker ends, but not before this thread has written
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.2)  # a process stops some microseconds after this call
         return
     if WHOM == "all":
         os.killpg(os.getpgrp(), signal.SIGKILL)
@@ -55,4 +66,10 @@ def replacing(source, target) -> None:
         at("after-rename")
 
 
+def classify(engine: CpuEngine, *arguments):
+    at("in-infer")
+    return infer(engine, *arguments)
+
+
+CpuEngine.classify = classify
 sink.commit_bytes, sink.commit_json, os.replace = commit_bytes, commit_json, replacing

@@ -58,6 +58,7 @@ MAY_IMPORT = {
         "numpy", "pipeline.engine", "pipeline.metrics", "pipeline.model", "pipeline.source",
     },
     "pipeline/graph.py": {"dask", "distributed", "pipeline.source", "pipeline.tasks"},
+    "pipeline/options.py": {"pipeline.model", "pipeline.report", "pipeline.source"},
 }  # fmt: skip
 
 

@@ -14,46 +14,24 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
+from jobs import KILL_PRELOAD, alive, check_whole, committed, contents, run_undisturbed
 
 from pipeline.manifest import MANIFEST
 
 STEPS = ["before-write", "after-temporary", "after-rename", "before-entry"]
-PRELOAD = str(Path(__file__).with_name("kill_preload.py"))
-ROWS = 70
 
 
 @pytest.fixture(scope="module")
 def job(broadsheet: Command, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
     """A job's arguments but for the output folder, and the folder of an undisturbed run of it."""
-    folder = tmp_path_factory.mktemp("job")
-    rows = [f'{i},"{os.urandom(150).hex()}"\n' if i % 9 else f"{i}\n" for i in range(ROWS)]
-    (folder / "in.csv").write_text("id,text\n" + "".join(rows))
-    arguments = ["classify", folder / "in.csv", "--model", small_model_file, "--id-column", "text", "--chunk-size", 10]
-    run = broadsheet(*arguments, "-o", folder / "undisturbed")
-    assert run.returncode == 0, run.stderr
-    return arguments, folder / "undisturbed"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Everything that must be the same however the job went: all but the timings."""
-    files = (p for p in folder.rglob("*") if p.is_file() and "_runs" not in p.parts)
-    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
-
-
-def check_whole(broadsheet: Command, out: Path, undisturbed: Path) -> None:
-    assert contents(out) == contents(undisturbed)
-    assert broadsheet("verify", out).returncode == 0
-
-
-def committed(out: Path) -> int:
-    return len(list((out / "_entries").glob("[!.]*.json")))
+    return run_undisturbed(broadsheet, small_model_file, tmp_path_factory.mktemp("job"), rows=70, chunk_size=10)
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_everything_killed_at_a_step_of_a_commit(broadsheet: Command, job, tmp_path: Path, step: str) -> None:
     arguments, undisturbed = job
     out, flag = tmp_path / "out", tmp_path / "killed"
-    env = {"BROADSHEET_KILL": f"{step} all {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": PRELOAD}
+    env = {"BROADSHEET_KILL": f"{step} all {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD}
     run = broadsheet(*arguments, "-o", out, "--workers", 1, env=env, start_new_session=True)
     assert run.returncode == -signal.SIGKILL
     assert flag.exists()
@@ -71,10 +49,13 @@ def test_everything_killed_at_a_step_of_a_commit(broadsheet: Command, job, tmp_p
     check_whole(broadsheet, out, undisturbed)
 
 
-def test_a_worker_killed_in_a_commit_is_replaced(broadsheet: Command, job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", ["in-infer", "after-temporary"])
+def test_a_worker_killed_in_mid_chunk_or_while_writing_is_replaced(
+    broadsheet: Command, job, tmp_path: Path, step: str
+) -> None:
     arguments, undisturbed = job
-    env = {"BROADSHEET_KILL": f"after-temporary worker {tmp_path / 'killed'}"}
-    env["DASK_DISTRIBUTED__WORKER__PRELOAD"] = PRELOAD
+    env = {"BROADSHEET_KILL": f"{step} worker {tmp_path / 'killed'}"}
+    env["DASK_DISTRIBUTED__WORKER__PRELOAD"] = KILL_PRELOAD
     run = broadsheet(*arguments, "-o", tmp_path / "out", "--workers", 1, env=env)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "killed").exists()
@@ -158,17 +139,6 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(broadsheet: Command, job
     assert committed(out) < 7
     assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
     check_whole(broadsheet, out, undisturbed)
-
-
-def alive(group: int, seconds: int = 10) -> bool:
-    """Whether a process of that group is left, some seconds later."""
-    for _ in range(10 * seconds + 1):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def test_resume_refuses_another_job_and_says_what_changed(

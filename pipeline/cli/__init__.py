@@ -8,7 +8,7 @@ from types import FrameType
 
 import typer
 
-from pipeline.cli import classify, convert, evaluate, inspect, profile, train, verify
+from pipeline.cli import classify, convert, doctor, evaluate, inspect, profile, submit, train, verify
 from pipeline.errors import BroadsheetError
 
 app = typer.Typer(
@@ -21,6 +21,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("classify")(classify.command)
+app.command("submit", context_settings=submit.CONTEXT)(submit.command)
+app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
 app.command("train")(train.command)
 app.command("evaluate")(evaluate.command)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Annotated, Any
 
 import typer
@@ -42,9 +44,15 @@ def command(
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
     precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16")] = "auto",
     kernels: Annotated[str, typer.Option(metavar="auto|simt|sm80|sm90", help="CUDA kernels, by generation.")] = "auto",
-    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes of the embedded cluster.")] = None,
-    scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler that runs.")] = None,
-    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The same, by its file.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes of a local cluster; nodes of a Slurm one.")
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option(metavar="WHERE", help="local, cuda (this machine's GPUs), slurm, or a scheduler's address.")
+    ] = "auto",
+    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A scheduler, by its file.")] = None,
+    protocol: Annotated[str, typer.Option(metavar="auto|tcp|ucx", help="Between workers.")] = "auto",
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt between workers, with certificates made here.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted job.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier job's output.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
@@ -60,7 +68,7 @@ def command(
         Path | None, typer.Option("--report", metavar="FILE.html", help="Write the job as one page to look at.")
     ] = None,
     nsys: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Run the embedded cluster's workers under Nsight Systems.")
+        Path | None, typer.Option(metavar="FOLDER", help="Run a local cluster's workers under Nsight Systems.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
@@ -68,12 +76,10 @@ def command(
     """Label every article of the inputs.
 
     Exit code 0: done (quarantined rows are reported, not an error). 2: usage. 3: something was set aside or could not
-    be read. 1: anything else.
+    be read. 4: stopped early, since it was sent SIGUSR1: go on with --resume. 1: anything else.
     """
-    if scheduler and scheduler_file:
-        raise UsageError("--scheduler and --scheduler-file exclude each other")
-    if (scheduler or scheduler_file) and (workers or nsys):
-        raise UsageError("--workers and --nsys are for the embedded cluster; a scheduler has its own workers")
+    if scheduler_file and (cluster != "auto" or workers or protocol != "auto" or tls or nsys):
+        raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
     options: dict[str, Any] = {
         "text_column": text_column or (),
         "id_column": id_column or (),
@@ -96,8 +102,17 @@ def command(
         "report": page,
     }
     progress = Progress() if quiet else TerminalProgress(Console(stderr=True, highlight=False))
+    connection: dict[str, Any] = {
+        "where": cluster,
+        "workers": workers,
+        "scheduler_file": scheduler_file,
+        "protocol": protocol,
+        "tls": tls,
+        "nsys": nsys,
+        **({"say": lambda line: None} if quiet else {}),
+    }
     try:
-        report = _run(inputs, output, model, options, progress, workers, scheduler, scheduler_file, nsys)
+        report = _run(inputs, output, model, options, progress, connection)
     except KeyboardInterrupt:
         typer.echo(f"broadsheet: interrupted; what is committed in {output} stays, go on with --resume", err=True)
         raise typer.Exit(1) from None
@@ -114,16 +129,16 @@ def _run(
     model: str,
     options: dict[str, Any],
     progress: Progress,
-    workers: int | None,
-    scheduler: str | None,
-    scheduler_file: Path | None,
-    nsys: Path | None,
+    connection: dict[str, Any],
 ) -> Any:
-    from cluster import connect
+    from cluster import connect, nearest
 
-    run = partial(classify, Paths(inputs), output, model=model, progress=progress, **options)
-    if scheduler or scheduler_file:
-        file = None if scheduler_file is None else str(scheduler_file)
-        with connect(scheduler or "", scheduler_file=file) as client:
-            return run(client=client)
-    return run(client=lambda: connect(workers=workers, nsys=None if nsys is None else str(nsys)))
+    if connection["where"] == "auto":
+        connection["where"] = nearest(options["device"])
+    stopping = Event()
+    signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
+    run = partial(classify, Paths(inputs), output, model=model, progress=progress, stop=stopping.is_set, **options)
+    if connection["where"] == "local" and not connection["scheduler_file"]:
+        return run(client=lambda: connect(**connection))
+    with connect(**connection) as client:  # at once: what its workers have decides the chunk size
+        return run(client=client)

@@ -24,7 +24,7 @@ from pipeline.tasks import Done
 if TYPE_CHECKING:
     import pandas as pd
 
-DONE, SET_ASIDE = 0, 3
+DONE, SET_ASIDE, STOPPED = 0, 3, 4
 EXAMPLES = 10
 """Rows shown whose two best classes were closest."""
 
@@ -35,8 +35,8 @@ class JobReport:
 
     rows_read = rows_written + rows_quarantined. labels: rows by label. chars, truncated, unknown_chars: sums of the
     output's columns over written rows (characters, rows, characters). problems: (file, message) of files not wholly
-    readable or not like the first. answers: the file of answers that the labels were
-    checked against. set_aside: (chunk, reason) of chunks without a result. confusion: with a truth
+    readable or not like the first. answers: the file of answers that the labels were checked against. set_aside:
+    (chunk, reason) of chunks without a result. stopped: it was told to end early. confusion: with a truth
     column. seconds: of this run; timings: its phases in seconds; rows_this_run: without what was committed before.
     lengths: written rows by class of `metrics.LENGTHS`. timeline: the spans of this run. examples: where asked for, the
     rows of this run whose two best classes were closest. profile: where asked for, of one worker's kernels.
@@ -62,6 +62,7 @@ class JobReport:
     labels: Counter[str] = field(default_factory=Counter)
     problems: list[tuple[str, str]] = field(default_factory=list)
     set_aside: list[tuple[str, str]] = field(default_factory=list)
+    stopped: bool = False
     confusion: Confusion | None = None
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)
@@ -101,6 +102,8 @@ class JobReport:
 
     @property
     def exit_code(self) -> int:
+        if self.stopped:
+            return STOPPED
         return SET_ASIDE if self.problems or self.set_aside else DONE
 
     @property
@@ -189,6 +192,7 @@ class JobReport:
             "chunk_rows": self.chunk_rows,
             "chunks_before": self.chunks_before,
             "rows_this_run": self.rows_this_run,
+            "stopped": self.stopped,
             "set_aside": [list(item) for item in self.set_aside],
             "truth": truth,
             "validation": self.answers and {"answers": self.answers, "wrong": self.wrong_answers},

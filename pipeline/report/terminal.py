@@ -87,6 +87,8 @@ def print_report(report: JobReport, console: Console) -> None:
     _print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.set_aside], console)
     if report.set_aside:
         console.print("The job is not finished: --resume tries those chunks again.", style="yellow")
+    if report.stopped:
+        console.print("The job was told to stop early: --resume does the chunks that are left.", style="yellow")
 
 
 def _print_totals(report: JobReport, console: Console) -> None:

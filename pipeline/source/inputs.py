@@ -43,12 +43,13 @@ Source = Unit | Loaded | Partition
 
 
 class JobInput(Protocol):
-    """selection: with its text columns and id types resolved. rows: 0 where they are not known. problems: of whole
-    files. saved: the plan as JSON, where there is one to go on with.
+    """selection: with its text columns and id types resolved. rows, chunk_count: 0 where not known. problems: of
+    whole files. saved: the plan as JSON, where there is one to go on with.
     """
 
     selection: Selection
     rows: int
+    chunk_count: int
     problems: tuple[Problem, ...]
 
     @property
@@ -130,6 +131,7 @@ class FileInput:
         self.selection = plan.selection
         streams = any(isinstance(unit, Stream) for unit in plan.units)
         self.rows = 0 if streams else plan.rows_known
+        self.chunk_count = 0 if streams else len(plan.units)
         self.problems = problems + plan.problems
         self.saved = {**plan_to_json(plan), "problems": [list(p) for p in self.problems]}
 
@@ -154,6 +156,7 @@ class MemoryInput:
 
     problems: tuple[Problem, ...] = ()
     saved = None
+    chunk_count = 0
 
     def __init__(self, tables: Tables, selection: Selection, chunk_rows: int) -> None:
         self._tables = tables
@@ -180,6 +183,7 @@ class DaskInput:
     def __init__(self, frame: Any, selection: Selection) -> None:
         self._frame = frame
         self.selection = selection
+        self.chunk_count = frame.npartitions
 
     def chunks(self, done: Container[str]) -> Iterator[Source]:
         for number, frame in enumerate(self._frame[list(self.selection.columns)].to_delayed()):

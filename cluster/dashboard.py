@@ -1,0 +1,218 @@
+"""The page "Broadsheet" of the Dask dashboard: how the job goes, and what each GPU is doing.
+
+Imported where a scheduler starts (`--preload cluster.dashboard`), it adds the page. That is no documented interface of
+Dask's, so all that leans on it is in this file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from datetime import timedelta
+from html import escape
+from typing import Any
+
+from bokeh.layouts import column
+from bokeh.models import ColumnDataSource, Div, FixedTicker, NumeralTickFormatter
+from bokeh.plotting import figure
+from distributed import Scheduler
+from distributed.dashboard.components import add_periodic_callback
+from distributed.dashboard.components.scheduler import BOKEH_THEME, env
+from distributed.dashboard.scheduler import applications
+
+from cluster.metrics import METRIC
+from cluster.progress import PAGE, TOPIC
+
+_COLORS = {
+    "copy-in": "#4c9be8",
+    "kernels": "#2a9d5c",
+    "computing": "#2a9d5c",
+    "copy-out": "#e8a33d",
+    "waiting": "#e4e4e4",
+}
+_LEGEND = {"copy-in": "copy-in", "kernels": "kernels, computing", "copy-out": "copy-out", "waiting": "waiting"}
+_SWATCH = (
+    '<span style="display:inline-block;width:12px;height:12px;background:{};margin:0 6px 0 18px;'
+    'vertical-align:-1px"></span>{}'
+)
+_REFRESH_MS = 500
+_STRIP_SECONDS = 60
+_X_RANGE = (-_STRIP_SECONDS, 12)  # seconds from now; right of it stands what each worker is at
+_MARGIN = 110
+_RATE_SECONDS = 5.0
+_MOST_WORKERS = 64
+_UNDONE = ("waiting", "processing", "queued", "no-worker")
+_CARD = (
+    '<div style="display:inline-block;margin:0 28px 6px 0"><div style="color:#777;font-size:12px">{}</div>'
+    '<div style="font-size:22px;font-weight:600;font-variant-numeric:tabular-nums">{}</div></div>'
+)
+
+
+class _Pace:
+    """Articles a second over the last few seconds, from a count that only grows."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def add(self, moment: float, count: int) -> None:
+        if self._seen and (moment <= self._seen[-1][0] or count < self._seen[-1][1]):
+            if count >= self._seen[-1][1]:
+                return
+            self._seen.clear()  # another process, or another job
+        self._seen.append((moment, count))
+        while len(self._seen) > 2 and self._seen[1][0] < moment - _RATE_SECONDS:
+            self._seen.popleft()
+
+    @property
+    def rate(self) -> float:
+        if len(self._seen) < 2:
+            return 0.0
+        (since, before), (until, after) = self._seen[0], self._seen[-1]
+        return (after - before) / (until - since)
+
+
+class _Page:
+    """What one browser sees. Worker figures come with heartbeats, the job's from its client."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._began = time.time()
+        self._paces: dict[str, _Pace] = {}
+        self._total = _Pace()
+        self._seen: deque[tuple[float, float]] = deque(maxlen=_STRIP_SECONDS * 1000 // _REFRESH_MS)
+        self._until: dict[str, float] = {}
+        self._cards = Div(text="", sizing_mode="stretch_width")
+        self._rates = ColumnDataSource({"time": [], "rate": []})
+        self._strip = ColumnDataSource({name: [] for name in ("left", "right", "bottom", "top", "color")})
+        self._now = ColumnDataSource({name: [] for name in ("x", "y", "text")})
+        chart = figure(title="articles a second", height=200, sizing_mode="stretch_width", tools="", x_range=_X_RANGE)
+        chart.min_border_left = _MARGIN
+        chart.xaxis.visible = False
+        chart.line("time", "rate", source=self._rates, line_width=2, color="#2a9d5c")
+        chart.varea("time", y1=0, y2="rate", source=self._rates, fill_color="#2a9d5c", fill_alpha=0.15)
+        chart.yaxis.formatter = NumeralTickFormatter(format="0,0")
+        chart.y_range.start = 0
+        self._chart = chart
+        self._gantt = self._new_strip()
+        legend = Div(text="".join(_SWATCH.format(_COLORS[name], label) for name, label in _LEGEND.items()))
+        self.root = column(
+            self._cards, chart, self._gantt, legend, sizing_mode="stretch_width", margin=(10, 20, 10, 20)
+        )
+
+    def _new_strip(self) -> Any:
+        strip = figure(
+            title=f"what each GPU is doing, over the last {_STRIP_SECONDS} s (CPU workers: their compute threads)",
+            height=120,
+            sizing_mode="stretch_width",
+            tools="",
+            x_range=self._chart.x_range,
+            min_border_left=_MARGIN,
+            y_range=(1, 0),
+        )
+        strip.quad("left", "right", "top", "bottom", source=self._strip, fill_color="color", line_color=None)
+        strip.text("x", "y", "text", source=self._now, text_baseline="middle", text_font_size="12px")
+        strip.grid.visible = False
+        strip.xaxis.ticker = FixedTicker(ticks=list(range(-_STRIP_SECONDS, 1, 10)))
+        strip.xaxis.axis_label = "seconds ago"
+        return strip
+
+    def update(self) -> None:
+        now = time.time()
+        workers = sorted(
+            (ws for ws in self._scheduler.workers.values() if METRIC in ws.metrics),
+            key=lambda ws: (ws.host, str(ws.name).zfill(8)),
+        )
+        for ws in workers:
+            told = ws.metrics[METRIC]
+            self._paces.setdefault(ws.address, _Pace()).add(told["until"], told["rows"])
+        job = self._scheduler.task_metadata.get(TOPIC)
+        if job:
+            self._total.add(job["updated"], job["rows_this_run"])
+        total = sum(self._paces[ws.address].rate for ws in workers)
+        self._cards.text = self._cards_of(job, total, now)
+        self._seen.append((now, total))
+        self._rates.data = {"time": [t - now for t, _ in self._seen], "rate": [rate for _, rate in self._seen]}
+        self._update_strip(workers[:_MOST_WORKERS], now)
+
+    def _cards_of(self, job: dict[str, Any] | None, rate: float, now: float) -> str:
+        if not job:
+            return "<h2>Broadsheet</h2><p>No job yet.</p>"
+        undone = sum(
+            group.states[state]
+            for group in self._scheduler.task_groups.values()
+            if group.name.startswith(("write-", "infer-and-write-"))
+            for state in _UNDONE
+        )
+        ended = job["ended"]
+        left = max(job["chunks_known"] - job["chunks"] - undone, 0) if job["chunks_known"] else None
+        pace = self._total.rate or rate
+        seconds = (job["rows_known"] - job["rows"]) / pace if job["rows_known"] and pace else None
+        cards = [
+            ("articles a second", "–" if ended else f"{rate:,.0f}"),
+            ("articles done", f"{job['rows']:,}" + (f" of {job['rows_known']:,}" if job["rows_known"] else "")),
+            ("chunks done", f"{job['chunks']:,}"),
+            ("chunks in flight", f"{undone:,}"),
+            ("chunks left", "?" if left is None else f"{left:,}"),
+            ("quarantined rows", f"{job['rows_quarantined']:,}"),
+            ("time left", "ended" if ended else "?" if seconds is None else str(timedelta(seconds=round(seconds)))),
+        ]
+        where = escape(f"{job['model']} on {job['backend']}" + (f" → {job['output']}" if job["output"] else ""))
+        body = "".join(_CARD.format(name, value) for name, value in cards)
+        return f'<h2 style="margin:0">Broadsheet</h2><p style="color:#555;margin:2px 0 12px">{where}</p>{body}'
+
+    def _update_strip(self, workers: list[Any], now: float) -> None:
+        old = self._strip.data
+        shift = now - self._began
+        self._began = now
+        keep = [i for i, right in enumerate(old["right"]) if right - shift > -_STRIP_SECONDS]
+        data: dict[str, list[Any]] = {name: [values[i] for i in keep] for name, values in old.items()}
+        for name in ("left", "right"):
+            data[name] = [value - shift for value in data[name]]
+        for number, ws in enumerate(workers):
+            told = ws.metrics[METRIC]
+            if told["until"] == self._until.get(ws.address):
+                continue
+            self._until[ws.address] = told["until"]
+            top, whole = number + 0.1, max(told["until"] - told["since"], 1e-9)
+            for name in _COLORS:
+                share = 0.8 * told["seconds"].get(name, 0.0) / whole
+                if share:
+                    data["left"].append(told["since"] - now)
+                    data["right"].append(told["until"] - now)
+                    data["top"].append(top)
+                    data["bottom"].append(top + share)
+                    data["color"].append(_COLORS[name])
+                    top += share
+        self._strip.data = data
+        self._name_rows(workers)
+
+    def _name_rows(self, workers: list[Any]) -> None:
+        hosts = {ws.host for ws in workers}
+        names = [f"{ws.host} {ws.name}" if len(hosts) > 1 else f"worker {ws.name}" for ws in workers]
+        strip = self._gantt
+        strip.height = 110 + 26 * max(len(workers), 1)
+        strip.y_range.start = max(len(workers), 1)
+        strip.yaxis.ticker = FixedTicker(ticks=[i + 0.5 for i in range(len(workers))])
+        strip.yaxis.major_label_overrides = {i + 0.5: name for i, name in enumerate(names)}
+        doing = [max(told, key=told.get, default="") for told in (ws.metrics[METRIC]["seconds"] for ws in workers)]
+        rates = [self._paces[ws.address].rate for ws in workers]
+        self._now.data = {
+            "x": [0.4] * len(workers),
+            "y": [i + 0.5 for i in range(len(workers))],
+            "text": [f"{name}, {rate:,.0f}/s" for name, rate in zip(doing, rates, strict=True)],
+        }
+
+
+def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
+    page = _Page(scheduler)
+    page.update()
+    add_periodic_callback(doc, page, _REFRESH_MS)
+    doc.add_root(page.root)
+    doc.template = env.get_template("simple.html")
+    doc.template_variables.update(extra)
+    doc.theme = BOKEH_THEME
+    doc.title = "Broadsheet"
+
+
+applications[PAGE] = _page
+applications["/individual-broadsheet"] = _page  # by this name it is in the menu "More..." and in JupyterLab

@@ -1,0 +1,221 @@
+"""Checks of a cluster before a long job: each line a verdict, what was found, and what to do about it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import cloudpickle
+from distributed import Client, wait
+
+from cluster import facts
+from cluster.connect import is_loopback
+from cluster.plugin import start_engines
+from pipeline.model import load_model
+
+OK, WARNING, FAILURE = "ok", "warning", "FAILURE"
+_TRANSFER_BYTES = 64 << 20
+_MOST_SECONDS_APART = 1.0
+
+
+cloudpickle.register_pickle_by_value(facts)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """verdict: OK, WARNING or FAILURE. remedy: what to do, empty where nothing is."""
+
+    check: str
+    verdict: str
+    found: str
+    remedy: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def examine(client: Client, output: Path | None = None, device: str = "auto") -> Iterator[Finding]:
+    """Check a running cluster, and yield findings as they are made. output: a folder that every worker should see."""
+    ours = facts.about_process()
+    workers = client.run(facts.about_process)
+    scheduler = client.run_on_scheduler(facts.about_process)
+    if not workers:
+        yield Finding("workers", FAILURE, "none", "start workers, then ask again")
+        return
+    hosts = Counter(about["host"] for about in workers.values())
+    yield Finding("workers", OK, f"{len(workers)} on {len(hosts)} host{'s' if len(hosts) > 1 else ''}")
+    everyone = {"this process": ours, "the scheduler": scheduler, **workers}
+    yield _versions(everyone)
+    yield _sources(everyone)
+    yield from _gpus(client.run(facts.about_gpu), workers)
+    yield _kernels(client, device)
+    yield _interfaces(client, list(workers))
+    yield from transfers(client)
+    yield from _listening(client)
+    if output is not None:
+        yield _output(client, output.absolute())
+    yield _clocks(client, list(workers))
+
+
+def _versions(everyone: dict[str, dict[str, Any]]) -> Finding:
+    ours = everyone["this process"]["versions"]
+    for name, about in everyone.items():
+        for package, version in about["versions"].items():
+            if version != ours[package]:
+                found = f"{package} is {ours[package]} here, {version} on {name}"
+                return Finding("versions", FAILURE, found, "install the same on every host (environment.yml)")
+    shown = ", ".join(f"{name} {ours[name]}" for name in ("broadsheet", "python", "dask", "distributed", "numpy"))
+    return Finding("versions", OK, f"the same everywhere: {shown}")
+
+
+def _sources(everyone: dict[str, dict[str, Any]]) -> Finding:
+    ours = everyone["this process"]["sources"]
+    for name, about in everyone.items():
+        for package, (folder, digest) in about["sources"].items():
+            if digest != ours[package][1]:
+                found = f"{name} imports {package} from {folder}, which is not what is here in {ours[package][0]}"
+                remedy = "rename a folder of yours by that name, or install the same broadsheet there"
+                return Finding("imports", FAILURE, found, remedy)
+    return Finding("imports", OK, "everyone imports this pipeline and this cluster")
+
+
+def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, Any]]) -> Iterator[Finding]:
+    found = {address: gpu for address, gpu in gpus.items() if gpu is not None}
+    if not found:
+        yield Finding("GPUs", OK, "none: the workers compute on CPU cores")
+        cores = {len(about["cores"]) for about in workers.values()}
+        yield Finding("CPU cores", OK, f"{' or '.join(map(str, sorted(cores)))} for each worker process")
+        return
+    without = sorted(set(gpus) - set(found))
+    shared = [gpu for gpu, n in Counter((workers[a]["host"], g["uuid"]) for a, g in found.items()).items() if n > 1]
+    kinds = Counter(
+        f"{g['name']} (sm_{g['capability'].replace('.', '')}, driver {g['driver']})" for g in found.values()
+    )
+    if without:
+        remedy = "start workers with `dask cuda worker`, one a GPU"
+        yield Finding("GPUs", FAILURE, f"{without[0]} has none, others have", remedy)
+    elif shared:
+        remedy = "one worker a GPU: start them with `dask cuda worker`, once a host"
+        yield Finding("GPUs", FAILURE, f"several workers of {shared[0][0]} share one GPU", remedy)
+    elif len({gpu["capability"] for gpu in found.values()}) > 1:
+        yield Finding("GPUs", FAILURE, f"of different kinds: {', '.join(kinds)}", "use one kind, or --allow-mixed")
+    else:
+        yield Finding("GPUs", OK, "one worker a GPU: " + ", ".join(f"{n} × {kind}" for kind, n in kinds.items()))
+    far = [
+        a for a, gpu in found.items() if gpu["cores_near"] and not set(workers[a]["cores"]) <= set(gpu["cores_near"])
+    ]
+    if far:
+        remedy = "let dask-cuda pin it (it does, unless Slurm gave the job other cores: --cpu-bind=none)"
+        yield Finding("CPU cores", WARNING, f"{far[0]} may run on cores far from its GPU", remedy)
+    else:
+        yield Finding("CPU cores", OK, "each worker on the cores near its GPU")
+
+
+def _kernels(client: Client, device: str) -> Finding:
+    try:
+        _, backend = start_engines(client, load_model("ag-news"), device, "auto")
+    except Exception as error:  # a worker that imports another `cluster` fails in Dask's words, not in ours
+        return Finding("kernels", FAILURE, str(error), "see the logs of the workers")
+    return Finding("kernels", OK, str(backend))
+
+
+def _interfaces(client: Client, addresses: list[str]) -> Finding:
+    names = {a: client.run(facts.interface_of, a, workers=[a])[a] for a in addresses}
+    kinds = Counter(names.values())
+    shown = ", ".join(f"{name}: {n} worker{'s' if n > 1 else ''}" for name, n in kinds.items())
+    if len({name.partition(" ")[0] for name in kinds}) > 1:
+        return Finding("interface", WARNING, shown, "name one for all: `interface` in site.yaml, or --interface")
+    return Finding("interface", OK, shown)
+
+
+def transfers(client: Client) -> Iterator[Finding]:
+    """Time an array from one worker to another, over the cluster's protocol; and what UCX may use for it."""
+    addresses = list(client.scheduler_info(n_workers=-1)["workers"])
+    protocol = urlsplit(addresses[0]).scheme
+    if protocol == "ucx":
+        names = {name for found in client.run(facts.ucx_transports).values() for name in found} - {"self"}
+        yield Finding("UCX transports", OK, ", ".join(sorted(names)))
+    if len(addresses) < 2:
+        yield Finding(f"transfer, {protocol}", OK, "one worker: nothing to send")
+        return
+    device = protocol == "ucx" and all(gpu is not None for gpu in client.run(facts.about_gpu).values())
+    seconds = min(_transfer(client, *_far_apart(addresses), device) for _ in range(3))
+    what = "from GPU to GPU" if device else "from worker to worker"
+    rate = _TRANSFER_BYTES / seconds / 1e9
+    found = f"{_TRANSFER_BYTES >> 20} MiB {what} in {1000 * seconds:.0f} ms, {rate:.2f} GB/s"
+    remedy = "" if rate > 0.1 else "slower than 1 Gbit/s: is `interface` in site.yaml the fast network?"
+    yield Finding(f"transfer, {protocol}", WARNING if remedy else OK, found, remedy)
+
+
+def _far_apart(addresses: list[str]) -> tuple[str, str]:
+    """Two workers, of different hosts if there are."""
+    other = [a for a in addresses if urlsplit(a).hostname != urlsplit(addresses[0]).hostname]
+    return addresses[0], (other or addresses[1:])[0]
+
+
+def _transfer(client: Client, source: str, target: str, device: bool) -> float:
+    array = client.submit(facts.make_bytes, _TRANSFER_BYTES, device, workers=[source], pure=False)
+    wait([array, client.submit(facts.size_of, b"", workers=[target], pure=False)])
+    began = time.perf_counter()
+    client.submit(facts.size_of, array, workers=[target], pure=False).result(timeout=60)
+    return time.perf_counter() - began
+
+
+def _listening(client: Client) -> Iterator[Finding]:
+    address = client.scheduler.address
+    parts = urlsplit(address)
+    if parts.scheme in ("inproc", "tls") or is_loopback(parts.hostname or ""):
+        secured = {"tls": "TLS: mutual, by certificate"}.get(parts.scheme, "not needed: loopback only")
+        yield Finding("TLS", OK, secured)
+    else:
+        remedy = "on a network that is not yours alone: --tls (over TCP)"
+        yield Finding("TLS", WARNING, f"none: whoever reaches {address} runs code as you", remedy)
+    ports = client.run_on_scheduler(facts.listeners)
+    dashboard = client.scheduler_info(n_workers=0)["services"].get("dashboard")
+    where = ports.get(dashboard, "")
+    found = f"scheduler {address}, dashboard {f'{where}:{dashboard}' if where else 'off'}"
+    if where and not is_loopback(where):
+        remedy = "it has no login: --dashboard-address 127.0.0.1:8787, and a tunnel"
+        yield Finding("listening", WARNING, found, remedy)
+    else:
+        yield Finding("listening", OK, found)
+
+
+def _output(client: Client, folder: Path) -> Finding:
+    name, text = f".doctor-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        seen = client.run(facts.read_and_answer, str(folder), name, on_error="return")
+        answers = list(folder.glob(f"{name}.*"))
+    except OSError as error:
+        return Finding("output folder", FAILURE, str(error), "choose a folder that can be written")
+    finally:
+        for file in folder.glob(f"{name}*"):
+            file.unlink()
+    blind = [address for address, found in seen.items() if found != text]
+    remedy = "use a folder on a file system that all hosts share, at the same path"
+    if blind:
+        return Finding("output folder", FAILURE, f"{blind[0]} does not see in {folder} what is here", remedy)
+    if not answers:
+        return Finding("output folder", FAILURE, f"what workers write to {folder} is not here", remedy)
+    return Finding("output folder", OK, f"all {len(seen)} workers read and write {folder}")
+
+
+def _clocks(client: Client, addresses: list[str]) -> Finding:
+    apart = {}
+    for address in addresses:
+        before = time.time()
+        there = client.run(facts.now, workers=[address])[address]
+        apart[address] = there - (before + time.time()) / 2
+    worst = max(apart, key=lambda address: abs(apart[address]))
+    found = f"at most {abs(apart[worst]):.3f} s from this host's"
+    if abs(apart[worst]) > _MOST_SECONDS_APART:
+        return Finding("clocks", WARNING, f"{worst} is {apart[worst]:+.1f} s off", "start chrony or ntpd on that host")
+    return Finding("clocks", OK, found)

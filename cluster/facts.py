@@ -1,0 +1,134 @@
+"""What the doctor asks of a worker or a scheduler.
+
+These functions travel by value, not by name, and import only what every Dask process has: on a worker that would import
+something else by the name of `cluster` or `pipeline`, they say so rather than fail.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PACKAGES = (
+    "broadsheet", "dask", "distributed", "numpy", "pyarrow", "safetensors", "cupy", "cupy-cuda13x", "cupy-cuda12x",
+    "cuda-core", "dask-cuda", "distributed-ucxx", "distributed-ucxx-cu13", "distributed-ucxx-cu12",
+)  # fmt: skip
+
+
+def about_process() -> dict[str, Any]:
+    """Versions; where `pipeline` and `cluster` come from, and a digest of their source; cores; this host's name."""
+    import importlib.util
+    import os
+    import platform
+    import socket
+    from hashlib import sha256
+    from importlib.metadata import PackageNotFoundError, version
+    from pathlib import Path
+
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "absent"
+    sources = {}
+    for name in ("pipeline", "cluster"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            sources[name] = ("nowhere", "")
+            continue
+        folder, digest = Path(spec.origin).parent, sha256()
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
+        sources[name] = (str(folder), digest.hexdigest()[:12])
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return {"versions": versions, "sources": sources, "cores": cores, "host": socket.gethostname()}
+
+
+def about_gpu() -> dict[str, Any] | None:
+    """The GPU this worker would compute on: the first it may see. None without one."""
+    import os
+
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        if not visible or not pynvml.nvmlDeviceGetCount():
+            return None
+        if visible.isdigit():
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(visible))
+        else:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(visible.encode())
+        words = pynvml.nvmlDeviceGetCpuAffinity(handle, -(-(os.cpu_count() or 1) // 64))
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return {
+            "name": pynvml.nvmlDeviceGetName(handle),
+            "uuid": pynvml.nvmlDeviceGetUUID(handle),
+            "driver": pynvml.nvmlSystemGetDriverVersion(),
+            "capability": f"{major}.{minor}",
+            "cores_near": [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1],
+        }
+    except Exception:  # no NVML, no driver, no GPU: all the same here
+        return None
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has this process's address, e.g. "eth0 (10,000 Mbit/s)"."""
+    from urllib.parse import urlsplit
+
+    import psutil
+
+    host = urlsplit(address).hostname or address
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.address.partition("%")[0] == host for a in addresses):
+            speed = psutil.net_if_stats()[name].speed
+            return f"{name} ({speed:,} Mbit/s)" if speed else name
+    return "none of its own"
+
+
+def listeners() -> dict[int, str]:
+    """Ports this process listens on, and at which address."""
+    import psutil
+
+    found = psutil.Process().net_connections("tcp")
+    return {c.laddr.port: c.laddr.ip for c in found if c.status == "LISTEN"}
+
+
+def ucx_transports() -> list[str]:
+    """The transports that UCX may use in this process, which has it loaded."""
+    import ucxx
+
+    return sorted(ucxx.get_active_transports())
+
+
+def now() -> float:
+    """Seconds since the epoch by this host's clock."""
+    import time
+
+    return time.time()
+
+
+def read_and_answer(folder: str, name: str) -> str:
+    """What a file holds, and leave an answer beside it."""
+    import os
+    from pathlib import Path
+
+    text = (Path(folder) / name).read_text()
+    (Path(folder) / f"{name}.{os.uname().nodename}.{os.getpid()}").write_text(text)
+    return text
+
+
+def make_bytes(size: int, device: bool) -> Any:
+    """An array of `size` bytes, on the GPU or in memory."""
+    if device:
+        from importlib import import_module
+
+        return import_module("cupy").zeros(size, "uint8")
+    import numpy as np
+
+    return np.zeros(size, np.uint8)
+
+
+def size_of(array: Any) -> int:
+    """Bytes of an array that had to come here."""
+    return int(array.nbytes)

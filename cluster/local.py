@@ -1,0 +1,136 @@
+"""Clusters on this machine: of CPU processes, or one worker for each of its GPUs. They listen on loopback only."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import dask
+from distributed import Client, LocalCluster, Worker, WorkerPlugin
+
+from cluster.nsys import nsys_workers
+from cluster.plugin import no_workers_seconds
+from cluster.protocol import count_gpus
+from cluster.tls import make_certificates
+from pipeline.engine import available_cores
+from pipeline.errors import BroadsheetError, UsageError
+
+THREADS_PER_WORKER = 4
+"""Reading, writing and their waits; computing has an executor of its own."""
+
+_CORES_PER_WORKER = 4
+_SETTLE_SECONDS = 15
+_CLOSE_SECONDS = 30
+
+SETTINGS = {
+    "distributed.scheduler.work-stealing": False,  # a chunk stays where it was read
+    "distributed.scheduler.worker-saturation": 1.1,
+    "distributed.worker.memory.target": False,  # chunks in flight are few and bounded: never spill one
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": 0.85,
+    "distributed.worker.memory.terminate": 0.95,
+    "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
+}
+"""What a cluster of ours is configured with, wherever it runs."""
+
+_QUIETLY: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
+
+
+class _IgnoreInterrupts(WorkerPlugin):
+    """Ctrl-C reaches every process of a terminal's job; this one alone, the client, ends it in good order."""
+
+    name = "broadsheet-ignore-interrupts"
+
+    def setup(self, worker: Worker) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def cpu_cluster(protocol: str, workers: int | None, processes: bool) -> Iterator[Client]:
+    """Workers on this machine's cores, by default a process for every four; or one within this process."""
+    count = (workers or -(-available_cores() // _CORES_PER_WORKER)) if processes else 1
+    host = None if not processes else "127.0.0.1"
+    options = {"n_workers": count, "processes": processes, "host": host}
+    with _running(LocalCluster, options, protocol if processes else None, count, processes) as client:
+        yield client
+
+
+@contextmanager
+def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
+    """One worker for each GPU, pinned to it and to the CPU cores near it. Raises UsageError where there is none."""
+    count = _gpus_for(workers)
+    from dask_cuda import LocalCUDACluster
+
+    with _running(LocalCUDACluster, {"n_workers": count, "host": "127.0.0.1"}, protocol, count, True) as client:
+        yield client
+
+
+def _gpus_for(workers: int | None) -> int:
+    """How many GPUs `workers` take, by default all."""
+    if find_spec("dask_cuda") is None:
+        raise UsageError(
+            "a cluster of this machine's GPUs needs dask-cuda: pip install 'broadsheet[cluster]' (or environment.yml)"
+        )
+    gpus = count_gpus()
+    if not gpus:
+        raise UsageError("no NVIDIA GPU is to be seen here (does nvidia-smi list one?): use --cluster local")
+    if workers is not None and workers > gpus:
+        raise UsageError(f"{workers} workers were asked for, but each has a GPU to itself and there are {gpus}")
+    return workers or gpus
+
+
+@contextmanager
+def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterator[Client]:
+    """A "local" or "cuda" cluster whose workers run under Nsight Systems; its report is in `folder` at the end."""
+    cuda = where == "cuda"
+    count = _gpus_for(workers) if cuda else workers or 1
+    with ExitStack() as stack:
+        stack.enter_context(_configured())
+        cluster = stack.enter_context(LocalCluster(n_workers=0, host="127.0.0.1", **_QUIETLY))
+        client = stack.enter_context(Client(cluster))
+        stack.enter_context(nsys_workers(cluster.scheduler_address, count, THREADS_PER_WORKER, folder, cuda))
+        try:
+            client.wait_for_workers(count, timeout=no_workers_seconds())
+        except TimeoutError as error:
+            raise BroadsheetError(f"no worker has started under nsys: see {folder}/workers.log") from error
+        client.register_plugin(_IgnoreInterrupts())
+        yield client
+        client.shutdown()  # the workers end, and nsys writes its report
+
+
+@contextmanager
+def _configured() -> Iterator[None]:
+    """Our settings and our page, for a scheduler that starts in this process."""
+    timeout = {"distributed.scheduler.no-workers-timeout": no_workers_seconds()}
+    import cluster.dashboard  # noqa: F401  # its page must be known before the scheduler starts
+
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    with dask.config.set({**SETTINGS, **timeout}):
+        yield
+
+
+@contextmanager
+def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: int, processes: bool) -> Iterator[Client]:
+    with ExitStack() as stack:
+        if protocol == "tls":
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-tls-"))
+            options["security"] = make_certificates(Path(folder))
+        stack.enter_context(_configured())
+        running = kind(**options, threads_per_worker=THREADS_PER_WORKER, protocol=protocol, **_QUIETLY)
+        try:
+            with Client(running) as client:
+                if processes:
+                    client.register_plugin(_IgnoreInterrupts())
+                yield client
+                with suppress(TimeoutError):  # a cluster cannot be closed while a lost worker's successor starts
+                    client.wait_for_workers(count, timeout=_SETTLE_SECONDS)
+        finally:
+            with suppress(TimeoutError):  # what is left then ends with this process
+                running.close(timeout=_CLOSE_SECONDS)

@@ -1,0 +1,84 @@
+"""Which protocol Dask's workers talk: TCP, TCP under TLS, or UCX; and why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+from pipeline.errors import BroadsheetError, UsageError
+
+PROTOCOLS = ("auto", "tcp", "ucx")
+_ASK_UCX = "import ucxx; print(','.join(sorted(ucxx.get_active_transports())))"
+
+
+def choose(asked: str, hosts: int, tls: bool = False) -> tuple[str, str]:
+    """The protocol's name as Dask knows it ("tcp", "tls", "ucx"), and one line: which, why, over which transports.
+
+    hosts: how many machines the workers are on. Raises UsageError for what cannot be had, and for UCX with TLS.
+    """
+    if asked not in PROTOCOLS:
+        raise UsageError(f"protocol {asked!r}: choose one of {', '.join(PROTOCOLS)}")
+    if tls:
+        if asked == "ucx":
+            raise UsageError(
+                "UCX together with TLS is refused: UCX traffic is neither encrypted nor bound to one interface. Use "
+                "--protocol tcp with --tls, or UCX on a network that only you can reach"
+            )
+        return "tls", "protocol: TLS over TCP, as asked for: encrypted, and both ends show a certificate of this job"
+    if asked == "tcp":
+        return "tcp", "protocol: TCP, as asked for"
+    if asked == "ucx":
+        if not has_ucx():
+            raise UsageError(
+                "protocol ucx needs distributed-ucxx: pip install 'broadsheet[ucx13]' (or environment.yml)"
+            )
+        return "ucx", _ucx_line("as asked for")
+    if hosts == 1:
+        return "tcp", "protocol: TCP, since all workers are on one host"
+    if not count_gpus():
+        return "tcp", f"protocol: TCP, since the {hosts} hosts have no GPUs to connect"
+    if not has_ucx():
+        return (
+            "tcp",
+            f"protocol: TCP, since distributed-ucxx is not installed (pip install 'broadsheet[ucx13]'); {hosts} hosts",
+        )
+    return "ucx", _ucx_line(f"since GPUs of {hosts} hosts are to be connected")
+
+
+def ucx_transports() -> list[str]:
+    """The transports UCX may use here, e.g. cuda_ipc, rc_mlx5, tcp; asked of a process of its own, as UCX stays loaded.
+
+    Raises BroadsheetError where UCX does not start.
+    """
+    environment = {**os.environ, "UCX_WARN_UNUSED_ENV_VARS": "n"}
+    run = subprocess.run(
+        [sys.executable, "-c", _ASK_UCX], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    if run.returncode:
+        raise BroadsheetError(f"UCX does not start: {run.stderr.strip().splitlines()[-1]}")
+    return [name for name in run.stdout.strip().split(",") if name != "self"]
+
+
+def _ucx_line(why: str) -> str:
+    return f"protocol: UCX, {why}; transports: {', '.join(ucx_transports())}; not encrypted, listens on all interfaces"
+
+
+def has_ucx() -> bool:
+    """Whether Dask can talk UCX here."""
+    return find_spec("distributed_ucxx") is not None
+
+
+def count_gpus() -> int:
+    """GPUs that this process may use, without touching one; 0 where there is no dask-cuda or no driver."""
+    if find_spec("dask_cuda") is None:
+        return 0
+    import pynvml
+    from dask_cuda.utils import get_n_gpus
+
+    try:
+        pynvml.nvmlInit()
+        return int(get_n_gpus())
+    except pynvml.NVMLError:
+        return 0

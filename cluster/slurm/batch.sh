@@ -1,0 +1,32 @@
+# --- The job: classify, and go on in a later run where the time does not suffice ---------------------------------------
+trap end_cluster EXIT
+echo "to reach the dashboard: ssh -N -L 8787:127.0.0.1:8787 -J LOGIN_NODE $(hostname) (8787: or the port it names)"
+broadsheet classify "${ARGUMENTS[@]}" --scheduler-file "$scheduler_file" --resume &
+client=$!
+
+# USR1 comes before the time limit, and on preemption where the site sends it: take no more chunks, finish those in
+# flight, requeue. TERM: Slurm itself ends the job, and requeues it or not.
+requeue=0
+stop() {
+  kill -USR1 "$client" 2> /dev/null
+  (sleep "$((STOP_BEFORE * 3 / 4))" && kill -TERM "$client") 2> /dev/null & # not waiting for the limit itself
+}
+trap 'requeue=1; stop' USR1
+trap stop TERM
+
+wait "$client"
+while kill -0 "$client" 2> /dev/null; do wait "$client"; done # a signal ends a wait early
+wait "$client"
+code=$?
+
+case $code in
+  0 | 2 | 3) ;; # done, wrong usage, chunks set aside: another run would not change it
+  *)
+    if [ "$requeue" = 1 ]; then
+      echo "broadsheet: requeued; the next run goes on where this one stopped" >&2
+      end_cluster
+      scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this run meanwhile
+    fi
+    ;;
+esac
+exit $code

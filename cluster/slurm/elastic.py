@@ -1,0 +1,92 @@
+"""Workers in Slurm jobs that come and go with the work, for notebooks: dask-jobqueue, told the site's settings."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import dask
+from distributed import Client
+
+from cluster.local import SETTINGS, THREADS_PER_WORKER
+from cluster.plugin import no_workers_seconds
+from cluster.protocol import choose
+from cluster.slurm.site import Site, load_site
+from cluster.tls import make_certificates
+from pipeline.errors import BroadsheetError, UsageError
+
+
+@contextmanager
+def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[str], None]) -> Iterator[Client]:
+    """A scheduler in this process, and one to `nodes` jobs of one node each, as there is work for them.
+
+    Raises UsageError without dask-jobqueue or sbatch, BroadsheetError where no job starts within the wait.
+    """
+    if find_spec("dask_jobqueue") is None:
+        raise UsageError("workers in Slurm jobs need dask-jobqueue: pip install 'broadsheet[slurm]'")
+    from dask_jobqueue import SLURMCluster
+
+    import cluster.dashboard  # noqa: F401  # its page must be known before the scheduler starts
+
+    site = load_site().changed(protocol=None if protocol == "auto" else protocol, tls=tls or None)
+    chosen, line = choose(site.protocol, nodes or 1, site.tls)
+    say(line)
+    wait = no_workers_seconds()
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set({**SETTINGS, "distributed.scheduler.no-workers-timeout": wait}))
+        options = _options(site, chosen)
+        if site.tls:
+            folder = site.shared_folder / f"connect-{uuid.uuid4().hex[:8]}"
+            stack.callback(_remove, folder)
+            options["security"] = make_certificates(folder)
+        try:
+            running = stack.enter_context(SLURMCluster(**options))
+        except FileNotFoundError as error:
+            raise UsageError("sbatch is not on this machine's path: connect from a login node") from error
+        running.adapt(minimum_jobs=1, maximum_jobs=nodes or 1)
+        client = stack.enter_context(Client(running))
+        try:
+            client.wait_for_workers(1, timeout=wait)
+        except TimeoutError as error:
+            raise BroadsheetError(
+                f"no Slurm job has started a worker within {wait:.0f} s: see squeue, or wait longer by setting "
+                "DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT"
+            ) from error
+        yield client
+
+
+def _options(site: Site, protocol: str) -> dict[str, Any]:
+    gpus = site.gpus_per_node
+    processes = gpus or 1
+    directives = [f"--gpus-per-node={gpus}"] if gpus else []
+    return {
+        "queue": site.partition,
+        "account": site.account,
+        "walltime": site.time,
+        "job_cpu": site.cpus_per_node,
+        "cores": THREADS_PER_WORKER * processes,
+        "processes": processes,
+        "memory": site.memory or "16GB",
+        "job_directives_skip": [] if site.memory else ["--mem"],
+        "job_extra_directives": [*directives, *site.directives],
+        "job_script_prologue": [] if site.setup is None else site.setup.splitlines(),
+        "interface": site.interface,
+        "protocol": f"{protocol}://",
+        "scheduler_options": {
+            "dashboard_address": "127.0.0.1:0",  # it has no login
+            "interface": site.scheduler_interface or site.interface,
+        },
+        "worker_extra_args": ["--no-dashboard"],
+        "log_directory": str(site.shared_folder / "logs"),
+        **({"worker_command": "dask_cuda.cli"} if gpus else {}),
+    }
+
+
+def _remove(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()

@@ -1,0 +1,81 @@
+"""A job's script: directives and settings at its head, then the shell files of this folder, unchanged."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.protocol import PROTOCOLS
+from cluster.slurm.site import Site
+from pipeline.errors import BroadsheetError, UsageError
+
+_HERE = Path(__file__).parent
+
+
+def job_script(site: Site, nodes: int, arguments: Sequence[str] | None) -> str:
+    """The script for `sbatch`: `arguments` are those of `broadsheet classify`; None for workers to connect to.
+
+    Raises UsageError for settings that exclude each other.
+    """
+    if site.protocol not in PROTOCOLS:
+        raise UsageError(f"protocol {site.protocol!r}: choose one of {', '.join(PROTOCOLS)}")
+    if site.tls and site.protocol == "ucx":
+        raise UsageError(
+            "UCX together with TLS is refused: UCX traffic is not encrypted. Use --protocol tcp with --tls"
+        )
+    body = ["start.sh", "interactive.sh" if arguments is None else "batch.sh"]
+    parts = ["#!/bin/bash", *_directives(site, nodes), "", *_settings(site, arguments), ""]
+    return "\n".join([*parts, *((_HERE / name).read_text() for name in body)])
+
+
+def submit(script: str) -> str:
+    """Give the script to Slurm; return the job's number. Raises BroadsheetError where it is not taken."""
+    try:
+        run = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise UsageError("sbatch is not on this machine's path: submit from a login node of the cluster") from error
+    if run.returncode:
+        raise BroadsheetError(f"Slurm does not take the job: {run.stderr.strip()}")
+    return run.stdout.strip().partition(";")[0]
+
+
+def _directives(site: Site, nodes: int) -> list[str]:
+    lines = [
+        "--job-name=broadsheet",
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        f"--time={site.time}",
+        f"--signal=B:USR1@{site.stop_before}",
+        "--requeue",
+        "--no-kill",  # a node that fails does not end the job
+        "--open-mode=append",
+        "--output=broadsheet-%j.log",
+    ]
+    for option, value in (
+        ("partition", site.partition),
+        ("account", site.account),
+        ("gpus-per-node", site.gpus_per_node or None),
+        ("cpus-per-task", site.cpus_per_node),
+        ("mem", site.memory),
+    ):
+        if value is not None:
+            lines.append(f"--{option}={value}")
+    return [f"#SBATCH {line}" for line in (*lines, *site.directives)]
+
+
+def _settings(site: Site, arguments: Sequence[str] | None) -> list[str]:
+    lines = [
+        f"FOLDER={shlex.quote(str(site.shared_folder))}/$SLURM_JOB_ID",
+        f"INTERFACE={shlex.quote(site.interface or '')}",
+        f"PROTOCOL={site.protocol}",
+        f"TLS={int(site.tls)}",
+        f"GPUS_PER_NODE={site.gpus_per_node}",
+        f"STOP_BEFORE={site.stop_before}",
+    ]
+    if arguments is not None:
+        lines.append(f"ARGUMENTS=({shlex.join(arguments)})")
+    setup = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH" if site.setup is None else site.setup
+    return [*lines, *setup.rstrip().splitlines()]

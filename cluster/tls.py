@@ -1,0 +1,48 @@
+"""Certificates made for one job: whoever holds them may join its Dask cluster, nobody else gets past the handshake."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from distributed.security import Security
+
+from pipeline.errors import UsageError
+
+_KEY, _CERTIFICATE = "key.pem", "certificate.pem"
+
+
+def make_certificates(folder: Path) -> Security:
+    """Write a new key and its certificate to `folder`, made with mode 0700. Raises UsageError without cryptography."""
+    if find_spec("cryptography") is None:
+        raise UsageError("TLS needs the library cryptography: pip install 'broadsheet[cluster]'")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    made = Security.temporary()
+    for name, text in ((_KEY, made.tls_client_key), (_CERTIFICATE, made.tls_client_cert)):
+        with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+    return load_certificates(folder)
+
+
+def load_certificates(folder: Path) -> Security:
+    """What `make_certificates` wrote. The certificate is its own authority: only its key's holders are trusted.
+
+    Raises UsageError where there is none.
+    """
+    key, certificate = str(folder / _KEY), str(folder / _CERTIFICATE)
+    if not os.access(key, os.R_OK):
+        raise UsageError(f"the cluster asks for TLS, and its certificates are not to be read in {folder}")
+    roles = {f"tls_{role}_key": key for role in ("client", "scheduler", "worker")}
+    roles |= {f"tls_{role}_cert": certificate for role in ("client", "scheduler", "worker")}
+    return Security(require_encryption=True, tls_ca_file=certificate, **roles)
+
+
+def as_environment(folder: Path) -> dict[str, str]:
+    """Dask's settings for the certificates in `folder`, as environment variables."""
+    found = {"CA_FILE": folder / _CERTIFICATE}
+    for role in ("CLIENT", "SCHEDULER", "WORKER"):
+        found |= {f"{role}__KEY": folder / _KEY, f"{role}__CERT": folder / _CERTIFICATE}
+    variables = {f"DASK_DISTRIBUTED__COMM__TLS__{name}": str(path) for name, path in found.items()}
+    return {**variables, "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}

@@ -1,0 +1,27 @@
+"""A job from a script: articles in, labels out, a summary as JSON on stdout, progress on stderr.
+
+python examples/batch.py examples/articles.csv labels
+"""
+
+import json
+import sys
+
+import pipeline
+from cluster import connect
+from pipeline.errors import BroadsheetError
+
+
+def main(source: str, output: str) -> int:
+    """Classify on this machine's cores; the exit code is the command's (docs/output.md)."""
+    try:
+        with connect("local") as client:
+            report = pipeline.classify(source, output, text_column=["title", "text"], client=client, resume=True)
+    except BroadsheetError as error:
+        print(f"batch: {error}", file=sys.stderr)
+        return error.exit_code
+    json.dump(report.to_dict(), sys.stdout, indent=1)
+    return report.exit_code
+
+
+if __name__ == "__main__":  # worker processes import this file too
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""broadsheet doctor: is this machine, or that cluster, fit for a long job?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.errors import UsageError
+
+_STYLES = {"ok": "green", "warning": "yellow", "FAILURE": "bold red"}
+
+
+def command(
+    cluster: Annotated[
+        str, typer.Option(metavar="WHERE", help="local, cuda (this machine's GPUs), slurm, or a scheduler's address.")
+    ] = "auto",
+    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A scheduler, by its file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="OUT/", help="A folder every worker should see.")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check versions, GPUs, kernels, network, security, folders and clocks: a verdict and a remedy for each.
+
+    Exit code 1 where a check fails, 0 otherwise; warnings do not count.
+    """
+    if scheduler_file and cluster != "auto":
+        raise UsageError("--cluster and --scheduler-file exclude each other")
+    findings = _examine(cluster, scheduler_file, output, device)
+    if as_json:
+        typer.echo(json.dumps([finding.to_dict() for finding in findings], ensure_ascii=False, indent=1))
+    else:
+        _print(findings, Console(highlight=False))
+    raise typer.Exit(int(any(finding.verdict == "FAILURE" for finding in findings)))
+
+
+def _examine(where: str, scheduler_file: Path | None, output: Path | None, device: str) -> list[Any]:
+    from cluster import connect, nearest
+    from cluster.doctor import examine, transfers
+    from cluster.protocol import has_ucx
+
+    if where == "auto":
+        where = nearest(device)
+    local = scheduler_file is None and where in ("local", "cuda")
+    workers = 2 if local and where == "local" else None
+    with connect(where, workers=workers, scheduler_file=scheduler_file, say=lambda line: None) as client:
+        findings = list(examine(client, output, device))
+    if local and has_ucx():
+        with connect(where, workers=workers, protocol="ucx", say=lambda line: None) as client:
+            findings += transfers(client)
+    return findings
+
+
+def _print(findings: list[Any], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("check", "verdict", "found, and what to do"):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        told = Text(finding.found)
+        if finding.remedy:
+            told.append(f"\n→ {finding.remedy}", style="bold")
+        table.add_row(finding.check, Text(finding.verdict, style=_STYLES[finding.verdict]), told)
+    console.print(table)

@@ -1,0 +1,47 @@
+"""broadsheet submit: a classify job for Slurm, or workers for a notebook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.errors import UsageError
+
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def command(
+    context: typer.Context,
+    nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Nodes.")] = 1,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="GPUs of each; 0: CPU.  [default: site.yaml's]")
+    ] = None,
+    time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of a run.")] = None,
+    protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help="Between workers.")] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt between workers, with certificates of this job.")] = False,
+    site: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Settings.  [default: ~/.config/broadsheet/site.yaml]")
+    ] = None,
+    interactive: Annotated[bool, typer.Option("--interactive", help="Workers for a notebook, no job.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
+) -> None:
+    """Write a Slurm script and submit it: INPUT … -o OUT/ and every other option are those of classify.
+
+    The job stops before its time limit, requeues itself and goes on. Exit codes are those of classify.
+    """
+    from cluster.slurm.site import load_site
+    from cluster.slurm.submit import job_script, submit
+
+    if interactive == bool(context.args):
+        raise UsageError("give INPUT … -o OUT/ as for classify, or --interactive for workers alone")
+    if "--overwrite" in context.args:
+        raise UsageError("a submitted job goes on where an earlier run stopped: remove the old output folder yourself")
+    settings = load_site(site).changed(gpus_per_node=gpus_per_node, time=time, protocol=protocol, tls=tls or None)
+    script = job_script(settings, nodes, None if interactive else context.args)
+    if dry_run:
+        typer.echo(script, nl=False)
+        return
+    number = submit(script)
+    typer.echo(f"job {number} is submitted; it writes to broadsheet-{number}.log")

@@ -1,0 +1,98 @@
+"""A job to disturb: its undisturbed run, and what must be the same in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from conftest import Command
+
+KILL_PRELOAD = str(Path(__file__).with_name("kill_preload.py"))
+SLOW = (
+    "import os, time\nfrom pipeline import tasks\nlabel = vars(tasks).setdefault('label', tasks.label_table)\n"
+    "def slowly(*arguments):\n    time.sleep(0.3)\n    return label(*arguments)\ntasks.label_table = slowly\n"
+)
+"""A worker preload: a third of a second to write a chunk, so that a job can be caught in the middle."""
+
+
+def run_undisturbed(broadsheet: Command, model: Path, folder: Path, rows: int, chunk_size: int) -> tuple[list, Path]:
+    """A job's arguments but for the output folder, and the folder of an undisturbed run of it."""
+    lines = [f'{i},"{os.urandom(150).hex()}"\n' if i % 9 else f"{i}\n" for i in range(rows)]
+    (folder / "in.csv").write_text("id,text\n" + "".join(lines))
+    arguments = ["classify", folder / "in.csv", "--model", model, "--id-column", "text", "--chunk-size", chunk_size]
+    run = broadsheet(*arguments, "-o", folder / "undisturbed")
+    assert run.returncode == 0, run.stderr
+    return arguments, folder / "undisturbed"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Everything that must be the same however the job went: all but the timings."""
+    files = (p for p in folder.rglob("*") if p.is_file() and "_runs" not in p.parts)
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def check_whole(broadsheet: Command, out: Path, undisturbed: Path) -> None:
+    assert contents(out) == contents(undisturbed)
+    assert broadsheet("verify", out).returncode == 0
+
+
+def committed(out: Path) -> int:
+    return len(list((out / "_entries").glob("[!.]*.json")))
+
+
+def wait_until(true: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def alive(group: int, seconds: int = 10) -> bool:
+    """Whether a process of that group is left, some seconds later."""
+    for _ in range(10 * seconds + 1):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+class Processes:
+    """Processes of a cluster as a user starts them, each ended at the latest with the test."""
+
+    def __init__(self) -> None:
+        self._all: list[subprocess.Popen[str]] = []
+
+    def start(self, *command: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._all.append(process)
+        return process
+
+    def dask(self, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        return self.start(Path(sys.executable).with_name("dask"), *arguments, env=env)
+
+    def broadsheet(self, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        return self.start(sys.executable, "-m", "pipeline", *arguments, env=env)
+
+    def end(self) -> None:
+        for process in self._all:
+            if process.poll() is None:
+                children = psutil.Process(process.pid).children(recursive=True)
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                for child in children:
+                    child.kill()
+            process.communicate()

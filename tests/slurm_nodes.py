@@ -1,0 +1,152 @@
+"""A real Slurm of four nodes on this machine: each slurmd in a network namespace with its own address and host name.
+
+What is not real: limits on cores, memory and devices (no cgroup plugin), and a GPU (the gres is /dev/null).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+NODES = ("gpu1", "gpu2", "gpu3", "gpu4")
+BRIDGE = "broadsheet0"
+_CONF = """\
+ClusterName=broadsheet
+SlurmctldHost={host}(10.77.0.1)
+SlurmctldPort=17000
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=5,batch_sched_delay=0
+MpiDefault=none
+SwitchType=switch/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+KillWait=5
+SlurmdTimeout=20
+GresTypes=gpu
+PlugStackConfig={folder}/plugstack.conf
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n.log
+SlurmdSpoolDir={folder}/%n
+StateSaveLocation={folder}/state
+PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+_NODE = (
+    "NodeName={name} NodeHostname={name} NodeAddr=10.77.0.{last} Port=17010 CPUs=4 Sockets=1 CoresPerSocket=4 "
+    "ThreadsPerCore=1 RealMemory=4000 Gres=gpu:1 State=UNKNOWN\n"
+)
+
+
+def missing() -> str | None:
+    """Why there can be no such cluster here, or None."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    absent = [name for name in ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter") if not shutil.which(name)]
+    if absent:
+        return f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge iproute2)"
+    return None
+
+
+class SlurmNodes:
+    """Started whole or not at all; `stop` leaves no process, address or namespace behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "HOME": str(folder / "home")}
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._munged = False
+
+    def start(self) -> None:
+        self.stop()  # what a run that was killed left of the network
+        self._configure()
+        _sh(f"ip link add {BRIDGE} type bridge && ip addr add 10.77.0.1/24 dev {BRIDGE} && ip link set {BRIDGE} up")
+        for number, name in enumerate(NODES, 1):
+            _sh(
+                f"ip netns add {name} && ip link add veth-{name} type veth peer name eth0 netns {name} && "
+                f"ip link set veth-{name} master {BRIDGE} up && "
+                f"ip -n {name} addr add 10.77.0.{10 + number}/24 dev eth0 && "
+                f"ip -n {name} link set eth0 up && ip -n {name} link set lo up"
+            )
+        if not any(process.name() == "munged" for process in psutil.process_iter()):
+            _sh("install -d -o munge -g munge -m 0755 /run/munge && runuser -u munge -- /usr/sbin/munged")
+            self._munged = True
+        self._daemon("slurmctld", "-D", "-c")
+        for name in NODES:
+            daemon = f"hostname {name}; exec slurmd -D -N {name}"
+            self._daemon("nsenter", f"--net=/run/netns/{name}", "unshare", "-u", "bash", "-c", daemon)
+        deadline = time.monotonic() + 60
+        while self.run("sinfo", "-h", "-t", "idle", "-o", "%D") != "4":
+            assert time.monotonic() < deadline, self.run("sinfo")
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        for daemon in self._daemons:
+            for process in [*psutil.Process(daemon.pid).children(recursive=True), psutil.Process(daemon.pid)]:
+                process.kill()
+            daemon.wait()
+        self._daemons.clear()
+        for name in NODES:
+            subprocess.run(f"ip netns pids {name} | xargs -r kill -9", shell=True, check=False, capture_output=True)
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
+        if self._munged:
+            _sh("runuser -u munge -- /usr/sbin/munged --stop")
+            self._munged = False
+
+    def run(self, *command: object, check: bool = True, cwd: Path | None = None) -> str:
+        """A command as a user of the cluster gives it; its output."""
+        done = subprocess.run(
+            [str(part) for part in command], env=self.environment, cwd=cwd, capture_output=True, text=True, check=False
+        )
+        assert not check or done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout.strip()
+
+    def job(self, number: str) -> dict[str, str]:
+        """What Slurm says of a job, e.g. JobState, Restarts, ExitCode."""
+        words = self.run("scontrol", "show", "job", number).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def cut(self, name: str) -> None:
+        """Take a node's network away."""
+        _sh(f"ip link set veth-{name} down")
+
+    def mend(self, name: str) -> None:
+        _sh(f"ip link set veth-{name} up")
+        self.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
+
+    def _configure(self) -> None:
+        for name in ("state", "home", *NODES):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        (self.folder / "plugstack.conf").write_text("")
+        nodes = "".join(_NODE.format(name=name, last=10 + number) for number, name in enumerate(NODES, 1))
+        conf = _CONF.format(host=socket.gethostname(), folder=self.folder)
+        (self.folder / "slurm.conf").write_text(conf + nodes)
+        (self.folder / "gres.conf").write_text("NodeName=gpu[1-4] Name=gpu File=/dev/null\n")
+
+    def _daemon(self, *command: str) -> None:
+        log = (self.folder / "daemons.log").open("ab")
+        self._daemons.append(
+            subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        )
+
+
+def _sh(command: str) -> None:
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

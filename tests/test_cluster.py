@@ -1,0 +1,153 @@
+"""Clusters of processes that come to harm: a worker that is stopped and goes on, a scheduler that dies, no workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Command
+from jobs import KILL_PRELOAD, SLOW, Processes, check_whole, committed, run_undisturbed, wait_until
+
+
+@pytest.fixture(scope="module")
+def job(broadsheet: Command, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
+    """Chunks enough that they are not all in flight at once."""
+    return run_undisturbed(broadsheet, small_model_file, tmp_path_factory.mktemp("job"), rows=120, chunk_size=2)
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    found = Processes()
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> dict[str, str]:
+    """Workers take a third of a second to write a chunk, so that a job can be caught in the middle."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    return {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
+
+
+def start_scheduler(processes: Processes, folder: Path, **settings: str):
+    env = {f"DASK_DISTRIBUTED__SCHEDULER__{name}": value for name, value in settings.items()}
+    file = folder / "scheduler.json"
+    scheduler = processes.dask(
+        "scheduler", "--host", "127.0.0.1", "--port", 0, "--no-dashboard", "--scheduler-file", file, env=env
+    )
+    wait_until(file.exists)
+    return scheduler, file
+
+
+def start_worker(processes: Processes, file: Path, env: dict[str, str] | None = None):
+    options = ["--host", "127.0.0.1", "--nthreads", 2, "--no-nanny", "--no-dashboard"]
+    return processes.dask("worker", "--scheduler-file", file, *options, env=env)
+
+
+def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
+    broadsheet: Command, job, processes: Processes, tmp_path: Path
+) -> None:
+    """It stops on its way to write a part; the job ends without it; then it writes that part and its entry again."""
+    arguments, undisturbed = job
+    _, file = start_scheduler(processes, tmp_path, WORKER_TTL="3s")
+    flag, out = tmp_path / "stopped", tmp_path / "out"
+    env = {"BROADSHEET_KILL": f"before-write stop {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD}
+    workers = [start_worker(processes, file, env) for _ in range(2)]
+    run = broadsheet(*arguments, "-o", out, "--scheduler-file", file)
+    assert run.returncode == 0, run.stderr
+    check_whole(broadsheet, out, undisturbed)
+    before = {path: path.stat().st_mtime_ns for path in (out / "parts").iterdir()}
+    (stopped,) = (worker for worker in workers if worker.pid == int(flag.read_text()))
+    stopped.send_signal(signal.SIGCONT)
+    wait_until(lambda: any(path.stat().st_mtime_ns != time for path, time in before.items()), 20)
+    stopped.wait(30)  # its scheduler has given it up, so it ends itself
+    check_whole(broadsheet, out, undisturbed)
+
+
+def test_a_scheduler_that_dies_ends_the_job_with_a_message_and_resume_completes_it(
+    broadsheet: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
+) -> None:
+    arguments, undisturbed = job
+    scheduler, file = start_scheduler(processes, tmp_path)
+    workers = [start_worker(processes, file, slow) for _ in range(2)]
+    out = tmp_path / "out"
+    command = processes.broadsheet(*arguments, "-o", out, "--scheduler-file", file)
+    wait_until(lambda: committed(out) >= 3)
+    scheduler.kill()
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 1
+    assert "the connection to the scheduler tcp://127.0.0.1" in errors
+    assert "go on with --resume" in errors
+    assert "Traceback" not in errors, errors
+    for worker in workers:
+        worker.communicate(timeout=60)
+    assert 3 <= committed(out) < 60
+    assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
+    check_whole(broadsheet, out, undisturbed)
+
+
+def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
+    broadsheet: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
+) -> None:
+    """None that comes at all; then all of them gone in mid-job."""
+    arguments, undisturbed = job
+    wait = {"DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT": "3s"}
+    _, file = start_scheduler(processes, tmp_path, NO_WORKERS_TIMEOUT="3s")
+    out = tmp_path / "out"
+    resume = [*arguments, "-o", out, "--scheduler-file", file, "--resume"]
+    run = broadsheet(*resume, env=wait)
+    assert run.returncode == 1
+    assert f"no worker has joined the scheduler {file} within 3 s" in run.stderr
+    worker = start_worker(processes, file, slow)
+    command = processes.broadsheet(*resume)
+    wait_until(lambda: committed(out) >= 3)
+    worker.kill()
+    began = time.monotonic()
+    _, errors = command.communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert command.returncode == 1
+    assert "the cluster has lost all its workers and no other has joined" in errors
+    assert "(waited 3 s)" in errors
+    assert "Traceback" not in errors, errors
+    assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
+    check_whole(broadsheet, out, undisturbed)
+
+
+def test_a_worker_of_another_kind_that_joins_is_refused(
+    broadsheet: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
+) -> None:
+    """Workers may join at any time; scores must not depend on which did."""
+    arguments, undisturbed = job
+    _, file = start_scheduler(processes, tmp_path)
+    start_worker(processes, file, slow)
+    out = tmp_path / "out"
+    command = processes.broadsheet(*arguments, "-o", out, "--scheduler-file", file)
+    wait_until(lambda: committed(out) >= 3)
+    other = start_worker(processes, file, {"OPENBLAS_CORETYPE": "Prescott"})
+    _, errors = command.communicate(timeout=90)
+    assert command.returncode == 1
+    assert "a worker that joined computes with" in errors
+    assert "Use workers of one kind, or --allow-mixed" in errors
+    other.kill()
+    assert broadsheet(*arguments, "-o", out, "--scheduler-file", file, "--resume").returncode == 0
+    check_whole(broadsheet, out, undisturbed)
+
+
+def test_a_job_told_to_stop_finishes_what_is_in_flight(
+    broadsheet: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
+) -> None:
+    arguments, undisturbed = job
+    out = tmp_path / "out"
+    command = processes.broadsheet(*arguments, "-o", out, "--workers", 1, env=slow)
+    wait_until(lambda: committed(out) >= 3)
+    os.kill(command.pid, signal.SIGUSR1)
+    output, errors = command.communicate(timeout=60)
+    assert command.returncode == 4, errors
+    assert "--resume does the chunks that are left" in output
+    assert committed(out) == len(list((out / "parts").iterdir())) < 60
+    assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
+    check_whole(broadsheet, out, undisturbed)

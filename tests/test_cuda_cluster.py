@@ -1,0 +1,113 @@
+"""Clusters of this machine's GPUs: one worker and one CUDA context for each, and one's labels whatever their number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import Command
+from jobs import contents
+
+import pipeline
+from cluster import connect
+from cluster.doctor import FAILURE, OK, examine
+from cluster.protocol import count_gpus, has_ucx
+
+GPUS = count_gpus()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no NVIDIA GPU, or no dask-cuda to find it")]
+
+two = pytest.mark.skipif(GPUS < 2, reason=f"needs two GPUs, there are {GPUS}")
+protocols = pytest.mark.parametrize(
+    "protocol",
+    ["tcp", pytest.param("ucx", marks=pytest.mark.skipif(not has_ucx(), reason="distributed-ucxx is not installed"))],
+)
+ROWS, CHUNK_ROWS = 20_000, 1_000
+
+
+@pytest.fixture(scope="module")
+def news(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Articles of every length, from none to more than the model reads."""
+    path = tmp_path_factory.mktemp("news") / "in.csv"
+    path.write_text("text\n" + "".join(f'"{"stocks fell, goals rose; " * (i % 50)}{i}"\n' for i in range(ROWS)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def by_one(news: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("one") / "out"
+    with connect("cuda", workers=1) as client:
+        pipeline.classify(str(news), out, client=client, chunk_size=CHUNK_ROWS)
+    return out
+
+
+def contexts() -> Counter[int]:
+    """Processes with a CUDA context on each GPU."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    return Counter({i: len(pynvml.nvmlDeviceGetComputeRunningProcesses(h)) for i, h in enumerate(handles)})
+
+
+def free_bytes() -> list[int]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    return [pynvml.nvmlDeviceGetMemoryInfo(handle).free for handle in handles]
+
+
+@two
+@protocols
+def test_each_gpu_has_one_worker_one_context_and_gives_what_one_gpu_gives(
+    news: Path, by_one: Path, tmp_path: Path, protocol: str
+) -> None:
+    before, free = contexts(), free_bytes()
+    with connect("cuda", protocol=protocol) as client:
+        report = pipeline.classify(str(news), tmp_path / "out", client=client, chunk_size=CHUNK_ROWS)
+        assert report.rows_written == ROWS
+        threads = client.nthreads()
+        assert len(threads) == GPUS
+        assert min(threads.values()) >= 4
+        assert client.scheduler.address.startswith(f"{protocol}://")
+        now = contexts()
+        assert {gpu: now[gpu] - before[gpu] for gpu in now} == dict.fromkeys(range(GPUS), 1)
+        findings = {finding.check: finding for finding in examine(client)}
+        assert findings["GPUs"].verdict == OK
+        assert "cuda" in findings["kernels"].found
+        assert FAILURE not in {finding.verdict for finding in findings.values()}
+    assert contents(tmp_path / "out") == contents(by_one)
+    assert contexts() == before
+    assert all(abs(now - then) < 64 << 20 for now, then in zip(free_bytes(), free, strict=True))
+
+
+@two
+def test_every_gpu_takes_part(news: Path, tmp_path: Path) -> None:
+    with connect("cuda") as client:
+        pipeline.classify(str(news), tmp_path / "out", client=client, chunk_size=CHUNK_ROWS)
+        rows = client.run(lambda: __import__("pipeline.trace").trace.rows_classified())
+    assert min(rows.values()) >= CHUNK_ROWS
+
+
+def test_a_model_that_goes_gives_its_device_memory_back(news: Path, tmp_path: Path) -> None:
+    """The engine is replaced, not doubled: after three other models the GPU holds what it held after one."""
+    first = pipeline.load_model("ag-news")
+
+    def other(number: int) -> pipeline.Model:
+        tensors = {name: tensor * (1 + number / 100) for name, tensor in first.tensors.items()}
+        return pipeline.Model(first.alphabet, first.classes, first.length, tensors)
+
+    with connect("cuda", workers=1) as client:
+        held = []
+        for number in range(4):
+            pipeline.classify(["a", "b"], model=other(number), client=client, device="cuda")
+            held.append(free_bytes())
+    assert all(abs(a - b) < 64 << 20 for a, b in zip(held[0], held[-1], strict=True))
+
+
+def test_the_command_uses_the_gpus_unless_told(broadsheet: Command, news: Path, by_one: Path, tmp_path: Path) -> None:
+    run = broadsheet("classify", news, "-o", tmp_path / "out", "--chunk-size", CHUNK_ROWS)
+    assert run.returncode == 0, run.stderr
+    assert "on  cuda" in run.stdout
+    assert contents(tmp_path / "out") == contents(by_one)

@@ -1,0 +1,76 @@
+"""The page "Broadsheet" of the Dask dashboard, in a real browser, while a job runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jobs import SLOW, Processes, wait_until
+
+CHROMIUM = shutil.which("chromium")
+ROWS, BAD = 120, 3
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (apt-get install chromium)")
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    found = Processes()
+    yield found
+    found.end()
+
+
+def test_the_page_shows_a_running_job_until_it_ends(
+    processes: Processes, small_model_file: Path, tmp_path: Path
+) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "2"))
+    (tmp_path / "in.jsonl").write_text('{"text": 3}\n' * BAD + '{"text": "x"}\n' * (ROWS - BAD))
+    job = processes.broadsheet(
+        "classify", tmp_path / "in.jsonl", "-o", tmp_path / "out", "--model", small_model_file, "--chunk-size", 4,
+        "--workers", 2, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")},
+    )  # fmt: skip
+    assert job.stderr is not None
+    first = job.stderr.readline()
+    link = re.fullmatch(r"dashboard: (http://127\.0\.0\.1:\d+/broadsheet)\n", first)
+    assert link, first
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": 640})
+        page.goto(link[1])
+        page.get_by_role("heading", name="Broadsheet").wait_for(timeout=20_000)
+
+        def shown() -> dict[str, str]:
+            """The figure under each name, as a user reads the page."""
+            return {name: page.get_by_text(name, exact=True).locator("xpath=following-sibling::div").inner_text()
+                    for name in ("articles done", "chunks done", "chunks in flight", "chunks left",
+                                 "quarantined rows", "time left")}  # fmt: skip
+
+        page.get_by_text("chunks in flight").wait_for(timeout=20_000)
+        wait_until(lambda: "0" not in (shown()["chunks done"], shown()["quarantined rows"]), 30)
+        figures = shown()
+        done, flying, left = (int(figures[f"chunks {name}"]) for name in ("done", "in flight", "left"))
+        assert done + flying + left <= ROWS // 4 + 1
+        assert 0 < flying <= 32
+        assert figures["articles done"] == f"{4 * done} of {ROWS}"
+        assert figures["quarantined rows"] == str(BAD)
+        assert re.fullmatch(r"0:0\d:\d\d", figures["time left"])
+        assert page.locator("a[href='individual-broadsheet']").inner_text() == "Broadsheet"  # in the menu
+        assert page.locator("canvas").count() >= 2  # the chart and the strip
+        picture = page.screenshot(path=tmp_path / "page.png")
+        assert _colors_of(picture) >= {(0x2A, 0x9D, 0x5C), (0xE4, 0xE4, 0xE4)}  # the line, and workers that wait
+        wait_until(lambda: int(shown()["chunks done"]) > done, 30)
+        browser.close()
+    assert job.wait(60) == 0
+
+
+def _colors_of(picture: bytes) -> set[tuple[int, int, int]]:
+    from io import BytesIO
+
+    from PIL import Image
+
+    image = Image.open(BytesIO(picture)).convert("RGB")
+    return {color for _, color in image.getcolors(1 << 24) or []}

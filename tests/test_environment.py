@@ -1,0 +1,59 @@
+"""`environment.yml`, the extras and what is installed name one working set."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+import yaml
+from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+CONDA_NAMES = {
+    "cupy-cuda13x": "cupy",
+    "nvidia-cuda-nvrtc": "cuda-nvrtc",
+    "distributed-ucxx-cu13": "distributed-ucxx",
+    "rmm-cu13": "rmm",
+}
+"""PyPI's name of a package, and conda's."""
+
+PINNED_BY_DASK_CUDA = {"dask", "distributed", "bokeh"}
+IN_CONDA = ("cuda13", "cluster", "ucx13", "slurm", "notebook")
+
+
+@pytest.fixture(scope="module")
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def conda() -> dict[str, str]:
+    """Packages of environment.yml, and their versions as conda writes them."""
+    lines = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    found = (re.fullmatch(r"([\w-]+)(.*)", line) for line in lines if isinstance(line, str))
+    return {match[1]: match[2] for match in found if match}
+
+
+def test_conda_has_what_pip_has_at_a_version_that_pip_allows(project: dict, conda: dict[str, str]) -> None:
+    lines = project["dependencies"] + [r for extra in IN_CONDA for r in project["optional-dependencies"][extra]]
+    for requirement in map(Requirement, lines):
+        name = CONDA_NAMES.get(requirement.name, requirement.name)
+        assert name in conda, f"environment.yml lacks {name}"
+        if name in PINNED_BY_DASK_CUDA:
+            assert conda[name] == ""
+        elif conda[name].startswith("="):
+            assert requirement.specifier.contains(f"{conda[name][1:]}.0"), f"{requirement}, but conda's {conda[name]}"
+        else:
+            assert SpecifierSet(conda[name]) == requirement.specifier, f"{requirement}, but conda's {conda[name]}"
+
+
+def test_what_is_installed_is_what_the_extras_name(project: dict, conda: dict[str, str]) -> None:
+    for line in project["dependencies"] + [r for extra in IN_CONDA for r in project["optional-dependencies"][extra]]:
+        requirement = Requirement(line)
+        try:
+            assert requirement.specifier.contains(version(requirement.name)), requirement
+        except PackageNotFoundError:
+            assert requirement.name not in PINNED_BY_DASK_CUDA

@@ -1,0 +1,38 @@
+"""The batch examples, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+
+@pytest.mark.parametrize("command", [["examples/batch.sh"], [sys.executable, "examples/batch.py"]])
+def test_a_batch_example_tells_its_result_by_json_and_exit_code(tmp_path: Path, command: list[str]) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def run(source: Path) -> subprocess.CompletedProcess[str]:
+        arguments = [*command, str(source), str(tmp_path / "out")]
+        return subprocess.run(
+            arguments, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+        )
+
+    done = run(ROOT / "examples" / "articles.csv")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["rows_written"] == 100
+    assert summary["exit_code"] == 0
+    if command[0] == sys.executable:
+        return
+    again = run(ROOT / "examples" / "articles.csv")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["rows_this_run"] == 0
+    wrong = run(ROOT / "examples" / "nothing.csv")
+    assert wrong.returncode in (2, 3)
+    assert not wrong.stdout
+    assert "Traceback" not in wrong.stderr

@@ -1,0 +1,174 @@
+"""`broadsheet submit` on a real Slurm of four nodes, each with a network of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import slurm_nodes
+from conftest import Command
+from jobs import SLOW, check_whole, committed, run_undisturbed, wait_until
+from slurm_nodes import SlurmNodes
+
+from cluster import connect
+from pipeline import classify
+from pipeline.model import Model
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(slurm_nodes.missing() is not None, reason=f"no Slurm: {slurm_nodes.missing()}"),
+]
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
+    nodes = SlurmNodes(tmp_path_factory.mktemp("slurm"))
+    try:
+        nodes.start()
+        yield nodes
+    finally:
+        nodes.stop()
+
+
+@pytest.fixture(scope="module")
+def job(broadsheet: Command, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
+    """More chunks than four workers have in flight."""
+    return run_undisturbed(broadsheet, small_model_file, tmp_path_factory.mktemp("job"), rows=400, chunk_size=2)
+
+
+@pytest.fixture
+def submit(broadsheet: Command, slurm: SlurmNodes, tmp_path: Path):
+    """Submit a job from its folder; its number."""
+
+    def run(arguments: list, *options: object, settings: str = "", env: dict[str, str] | None = None) -> str:
+        site = tmp_path / "site.yaml"
+        site.write_text(f"interface: eth0\nfolder: {tmp_path / 'shared'}\n{settings}")
+        done = broadsheet(
+            "submit", *arguments[1:], *options, "--site", site,
+            env={**slurm.environment, "UCX_TLS": "tcp,self", **(env or {})}, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"job (\d+) is submitted", done.stdout)[0]
+
+    return run
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "slow.py").write_text(SLOW)
+    return {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
+
+
+def wait_for_end(slurm: SlurmNodes, number: str, log: Path, seconds: float = 120) -> dict[str, str]:
+    try:
+        wait_until(lambda: slurm.job(number)["JobState"] in ENDED, seconds)
+    except AssertionError:
+        raise AssertionError((slurm.job(number), log.read_text()[-5000:])) from None
+    return slurm.job(number)
+
+
+def idle(slurm: SlurmNodes) -> int:
+    """Nodes without a job, or the rest of one."""
+    return int(slurm.run("sinfo", "-h", "-t", "idle", "-o", "%D") or 0)
+
+
+def hosts_of(out: Path) -> set[str]:
+    """The hosts on which the last run's chunks were classified."""
+    record = max((out / "_runs").iterdir(), key=lambda file: file.stat().st_mtime)
+    return {span["where"].partition(":")[0] for span in json.loads(record.read_text())["spans"]}
+
+
+def test_the_batch_script_spreads_a_job_over_four_nodes_by_ucx(
+    broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
+) -> None:
+    arguments, undisturbed = job
+    number = submit([*arguments, "-o", "out", "--nodes", 4, "--protocol", "ucx"], env=slow)
+    log = tmp_path / f"broadsheet-{number}.log"
+    ended = wait_for_end(slurm, number, log)
+    text = log.read_text()
+    assert ended["JobState"] == "COMPLETED", text
+    assert "protocol: UCX, as asked for; transports: tcp" in text
+    assert hosts_of(tmp_path / "out") == set(slurm_nodes.NODES)
+    check_whole(broadsheet, tmp_path / "out", undisturbed)
+    assert not list((tmp_path / "shared").iterdir())
+
+
+def test_a_node_that_loses_its_network_costs_only_time(
+    broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
+) -> None:
+    arguments, undisturbed = job
+    env = {**slow, "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5s", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "3s"}
+    number = submit([*arguments, "-o", "out", "--nodes", 4, "--protocol", "tcp"], env=env)
+    log = tmp_path / f"broadsheet-{number}.log"
+    wait_until(lambda: committed(tmp_path / "out") >= 30)
+    slurm.cut("gpu3")  # the scheduler is on gpu1
+    try:
+        ended = wait_for_end(slurm, number, log, 150)
+    finally:
+        slurm.mend("gpu3")
+    assert ended["JobState"] == "COMPLETED", log.read_text()
+    assert "this cluster listens on 10.77.0.1" in log.read_text()
+    assert hosts_of(tmp_path / "out") >= {"gpu1", "gpu2", "gpu4"}
+    check_whole(broadsheet, tmp_path / "out", undisturbed)
+    wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
+
+
+def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
+    broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
+) -> None:
+    """A limit of a minute, and a first run too slow for it: Slurm runs the job twice, the user submitted it once."""
+    arguments, undisturbed = job
+    out = tmp_path / "out"
+    (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 3"))
+    options = ["-o", "out", "--nodes", 4, "--time", 1, "--tls"]
+    number = submit([*arguments, *options], settings="stop_before: 20\n", env=slow)
+    log = tmp_path / f"broadsheet-{number}.log"
+    wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING", 90)
+    assert 0 < committed(out) < 200
+    assert "requeued; the next run goes on where this one stopped" in log.read_text()
+    wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
+    time.sleep(5)  # Slurm itself waits for two minutes, so that the first run is surely gone everywhere
+    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
+    ended = wait_for_end(slurm, number, log, 180)
+    assert ended["JobState"] == "COMPLETED", log.read_text()
+    assert "chunks were there before" in log.read_text()
+    assert "protocol: TLS over TCP" in log.read_text()
+    assert "without TLS" not in log.read_text()
+    check_whole(broadsheet, out, undisturbed)
+    assert not list((tmp_path / "shared").iterdir())  # the certificates are gone with the job
+
+
+def test_workers_for_a_notebook_come_by_script_or_on_demand(
+    broadsheet: Command, slurm: SlurmNodes, submit, small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = submit(["classify"], "--interactive", "--nodes", 2)
+    log = tmp_path / f"broadsheet-{number}.log"
+    wait_until(lambda: log.exists() and "Dashboard, from your own machine" in log.read_text())
+    (file,) = re.findall(r'connect\(scheduler_file="(.+)"\)', log.read_text())
+    found = broadsheet("doctor", "--scheduler-file", file, "--json", "-o", tmp_path / "out", env=slurm.environment)
+    assert found.returncode == 0, found.stdout + found.stderr
+    findings = {finding["check"]: finding for finding in json.loads(found.stdout)}
+    assert findings["interface"]["found"].startswith("eth0")
+    assert findings["output folder"]["verdict"] == "ok"
+    assert findings["TLS"]["verdict"] == "warning"
+    assert findings["listening"]["found"].endswith("dashboard 127.0.0.1:8787")
+    slurm.run("scancel", number)
+    wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
+
+    site = f"interface: eth0\nscheduler_interface: {slurm_nodes.BRIDGE}\nfolder: {tmp_path / 'shared'}\ntls: true\n"
+    (tmp_path / "site.yaml").write_text(site)
+    monkeypatch.setenv("BROADSHEET_SITE", str(tmp_path / "site.yaml"))
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    monkeypatch.chdir(tmp_path)
+    with connect("slurm", workers=2) as client:
+        report = classify(["some", "articles"] * 50, model=small_model, client=client, chunk_size=2)
+        assert report.rows_written == 100
+        assert client.scheduler.address.startswith("tls://10.77.0.1:")
+        assert slurm.run("squeue", "-h", "-t", "R")
+    wait_until(lambda: not slurm.run("squeue", "-h"))
+    assert not list((tmp_path / "shared").glob("connect-*"))  # its certificates
