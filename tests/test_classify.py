@@ -249,7 +249,7 @@ def test_the_summary_fits_a_terminal(broadsheet: Command, small_model_file: Path
         (["in.csv", "--id-column", "text", "--id-column", "text"], "names 'text' twice"),
         (["in.csv", "--device", "cuda"], "--device"),
         (["in.csv", "--resume", "--overwrite"], "exclude each other"),
-        (["in.csv", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler answers"),
+        (["in.csv", "--cluster", "tcp://127.0.0.1:1"], "no Dask scheduler answers"),
         (["in.csv", "--chunk-size", "0"], "--chunk-size"),
         (["in.csv", "--no-such-option"], "No such option"),
     ],

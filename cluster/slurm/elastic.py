@@ -80,7 +80,7 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
             "dashboard_address": "127.0.0.1:0",  # it has no login
             "interface": site.scheduler_interface or site.interface,
         },
-        "worker_extra_args": ["--no-dashboard"],
+        "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
         "log_directory": str(site.shared_folder / "logs"),
         **({"worker_command": "dask_cuda.cli"} if gpus else {}),
     }
