@@ -47,7 +47,8 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[st
             running = stack.enter_context(SLURMCluster(**options))
         except FileNotFoundError as error:
             raise UsageError("sbatch is not on this machine's path: connect from a login node") from error
-        running.adapt(minimum_jobs=1, maximum_jobs=nodes or 1)
+        # A node is given back after a minute without work, not between two cells of a notebook.
+        running.adapt(minimum_jobs=1, maximum_jobs=nodes or 1, interval="2s", wait_count=30)
         client = stack.enter_context(Client(running))
         try:
             client.wait_for_workers(1, timeout=wait)
