@@ -77,8 +77,10 @@ def connect(
         _warn_if_exposed(address, say)
         try:
             yield client
-        except CommClosedError as error:
-            raise BroadsheetError(NO_SCHEDULER.format(address)) from error
+        except OSError as error:
+            if isinstance(error, CommClosedError) or client.status != "running":
+                raise BroadsheetError(NO_SCHEDULER.format(address)) from error
+            raise
 
 
 def nearest(device: str = "auto") -> str:

@@ -78,7 +78,7 @@ def start_engines(
     bits, unless `mixed`; BroadsheetError where there are no workers, or one cannot load the model.
     """
     key = engine_key(model, device, precision, kernels)
-    found = client.run(_backend_on, key)
+    found = _backends(client, key)
     if None in found.values():
         hosts = [w["host"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
         client.run_on_scheduler(_keep_chunks_where_they_are)
@@ -88,7 +88,7 @@ def start_engines(
         found = _wait_for_engines(client, key)
     if not found:
         raise BroadsheetError("the cluster has no workers: start some, and call again")
-    return key, _one_backend(list(found.values()), mixed)
+    return key, _one_backend([backend for backend in found.values() if backend is not None], mixed)
 
 
 def _backend_on(key: str, dask_worker: Worker) -> Backend | None:
@@ -97,13 +97,22 @@ def _backend_on(key: str, dask_worker: Worker) -> Backend | None:
     return tasks.backend_of(key) if plugin is not None and plugin.key == key else None
 
 
-def _wait_for_engines(client: Client, key: str) -> dict[str, Backend]:
+def _backends(client: Client, key: str) -> dict[str, Backend | None]:
+    """By worker; without those that have left since the scheduler last heard of them."""
+    found = client.run(_backend_on, key, on_error="return")
+    for backend in found.values():
+        if isinstance(backend, Exception) and not isinstance(backend, OSError):
+            raise backend
+    return {address: backend for address, backend in found.items() if not isinstance(backend, OSError)}
+
+
+def _wait_for_engines(client: Client, key: str) -> dict[str, Backend | None]:
     """A worker that joins meanwhile answers before its engine is there."""
     deadline = time.monotonic() + no_workers_seconds()
     while True:
-        found = client.run(_backend_on, key)
+        found = _backends(client, key)
         if None not in found.values():
-            return dict(found)
+            return found
         if time.monotonic() > deadline:
             absent = ", ".join(address for address, backend in found.items() if backend is None)
             raise BroadsheetError(f"the engine did not load on {absent}: see the logs of those workers")

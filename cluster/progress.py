@@ -42,14 +42,14 @@ class DashboardProgress(Progress):
         self._other.advance(report)
 
     def stop(self) -> None:
-        if self._client.status == "running":
-            with suppress(OSError):  # the scheduler has just gone; the job itself says so
-                self._tell(ended=True)
+        self._tell(ended=True)
         self._other.stop()
 
     def _tell(self, ended: bool = False) -> None:
         self._told = time.monotonic()
-        self._client.set_metadata([TOPIC], self._snapshot(ended))
+        if self._client.status == "running":
+            with suppress(OSError):  # the scheduler has just gone; the job itself says so
+                self._client.set_metadata([TOPIC], self._snapshot(ended))
 
     def _snapshot(self, ended: bool = False) -> dict[str, Any]:
         report = self._report

@@ -8,8 +8,10 @@ i + 1, computing chunk i and writing chunk i - 1 overlap. A chunk whose text is 
 from __future__ import annotations
 
 import itertools
+import time
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +29,11 @@ from pipeline.tasks import Done, Job
 
 GPU_EXECUTOR = "gpu"
 _MOST_LOSSES = 3
+_SECONDS_BETWEEN_COUNTS = 1.0
 _WRITE_FIRST, _INFER_FIRST = 20, 10
+
+_LOST_AFTER_ALL = (CancelledError, KilledWorker, NoWorkerError)
+"""What asking for a result raises that went with its worker and could not be had again; its status says so then."""
 
 _GO_ON = "What is committed stays: start it again, then go on with --resume"
 NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_GO_ON}"
@@ -48,14 +54,13 @@ def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iter
     A chunk whose input cannot be read, or that kills its workers also when it runs alone, is set aside. Any other
     error, and with `job.strict` the first bad row, stops the job and is raised; what is committed stays.
     """
-    window = 0
     run = _Run(client, job)
     waiting = iter(sources)
     suspects: list[Source] = []
     try:
         while True:
+            window = run.window
             if len(run.live) <= window // 2:
-                window = max(4 * sum(client.nthreads().values()), 16)  # workers come and go
                 run.submit(list(itertools.islice(waiting, window - len(run.live))))
             if not run.live:
                 break
@@ -87,6 +92,16 @@ class _Run:
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
         self._done = as_completed(loop=client.loop)
+        self._ended: list[tuple[Future, Done | None]] = []
+        self._window, self._asked = 0, float("-inf")
+
+    @property
+    def window(self) -> int:
+        """How many chunks to have in flight; workers come and go, so they are counted again now and then."""
+        self._check_scheduler()
+        if time.monotonic() - self._asked > _SECONDS_BETWEEN_COUNTS:
+            self._window, self._asked = max(4 * sum(self._client.nthreads().values()), 16), time.monotonic()
+        return self._window
 
     def submit(self, sources: list[Source], losses: int = 0) -> None:
         units = [s for s in sources if isinstance(s, Unit)]
@@ -133,17 +148,15 @@ class _Run:
     def next_done(self) -> tuple[Source, Done | SetAside | KilledWorker]:
         """The next chunk to end. Raises what stops the job."""
         while True:
-            future: Future = next(self._done)
+            if not self._ended:
+                batch = self._done.next_batch()
+                self._check_scheduler()
+                self._ended = self._gather(batch)
+            future, result = self._ended.pop(0)
             _, source, losses = self.live.pop(future.key)
-            if future.status == "finished":
-                try:
-                    return source, future.result()
-                except (CancelledError, KilledWorker, NoWorkerError):
-                    pass  # it was lost with its worker after all, and could not be had again: its status says so now
-                except CommClosedError as lost:
-                    raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from lost
-            if self._client.status != "running":
-                raise BroadsheetError(NO_SCHEDULER.format(self._scheduler))
+            if result is not None:
+                return source, result
+            self._check_scheduler()
             if future.status in ("cancelled", "lost") and losses < _MOST_LOSSES:
                 self.submit([source], losses + 1)  # its text was on a worker that is gone
                 continue
@@ -157,6 +170,26 @@ class _Run:
             if error is None:
                 raise BroadsheetError(f"{source.name}: the scheduler gave it up ({future.status}); go on with --resume")
             raise error
+
+    def _check_scheduler(self) -> None:
+        """Without this a request would wait for half a minute for a scheduler that is gone."""
+        if self._client.status != "running":
+            raise BroadsheetError(NO_SCHEDULER.format(self._scheduler))
+
+    def _gather(self, futures: list[Future]) -> list[tuple[Future, Done | None]]:
+        """The results of those that finished, in one request."""
+        finished = [future for future in futures if future.status == "finished"]
+        found: dict[Any, Done] = {}
+        try:
+            try:
+                found = {f.key: done for f, done in zip(finished, self._client.gather(finished), strict=True)}
+            except _LOST_AFTER_ALL:
+                for future in finished:
+                    with suppress(*_LOST_AFTER_ALL):
+                        found[future.key] = future.result()
+        except CommClosedError as lost:
+            raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from lost
+        return [(future, found.get(future.key)) for future in futures]
 
     def cancel(self) -> None:
         if self.live and self._client.status == "running":

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import slurm_nodes
@@ -14,7 +15,7 @@ from conftest import Command
 from jobs import SLOW, check_whole, committed, run_undisturbed, wait_until
 from slurm_nodes import SlurmNodes
 
-from cluster import connect
+from cluster import connect, facts
 from pipeline import classify
 from pipeline.model import Model
 
@@ -157,6 +158,10 @@ def test_workers_for_a_notebook_come_by_script_or_on_demand(
     assert findings["output folder"]["verdict"] == "ok"
     assert findings["TLS"]["verdict"] == "warning"
     assert findings["listening"]["found"].endswith("dashboard 127.0.0.1:8787")
+    with connect(scheduler_file=file) as client:
+        for address, sockets in client.run(facts.listeners).items():
+            beyond = {port for port, ip in sockets.items() if ip != "127.0.0.1"}
+            assert beyond == {urlsplit(address).port}
     slurm.run("scancel", number)
     wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
 

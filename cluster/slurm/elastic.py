@@ -47,7 +47,8 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[st
             running = stack.enter_context(SLURMCluster(**options))
         except FileNotFoundError as error:
             raise UsageError("sbatch is not on this machine's path: connect from a login node") from error
-        running.adapt(minimum_jobs=1, maximum_jobs=nodes or 1)
+        # A node is given back after a minute without work, not between two cells of a notebook.
+        running.adapt(minimum_jobs=1, maximum_jobs=nodes or 1, interval="2s", wait_count=30)
         client = stack.enter_context(Client(running))
         try:
             client.wait_for_workers(1, timeout=wait)
@@ -80,7 +81,7 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
             "dashboard_address": "127.0.0.1:0",  # it has no login
             "interface": site.scheduler_interface or site.interface,
         },
-        "worker_extra_args": ["--no-dashboard"],
+        "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
         "log_directory": str(site.shared_folder / "logs"),
         **({"worker_command": "dask_cuda.cli"} if gpus else {}),
     }

@@ -15,7 +15,7 @@ eval "$settings"
 where=(--protocol "$protocol")
 if [ -n "$INTERFACE" ]; then where+=(--interface "$INTERFACE"); fi
 
-# The dashboard has no login, so it listens on loopback only.
+# The dashboard has no login, so it listens on loopback only; so does what workers have of it.
 dask scheduler "${where[@]}" --port 0 --scheduler-file "$scheduler_file" --dashboard-address 127.0.0.1:8787 \
   --preload cluster.dashboard &
 scheduler=$!
@@ -27,7 +27,8 @@ else
 fi
 # A node that fails takes its own worker only. --no-kill: nor does it take the step.
 srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --no-kill --wait=0 --kill-on-bad-exit=0 \
-  "${worker[@]}" "${where[@]}" --scheduler-file "$scheduler_file" --death-timeout 120 --no-dashboard \
+  "${worker[@]}" "${where[@]}" --scheduler-file "$scheduler_file" --death-timeout 120 \
+  --no-dashboard --dashboard-address 127.0.0.1:0 \
   --local-directory "${TMPDIR:-/tmp}" &
 workers=$!
 
