@@ -1,0 +1,82 @@
+"""The CUDA engine over a `LadderNetwork`, and articles that come as one-hot columns."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import cupy as cp
+import cupyx
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.articles import Articles
+from benchmarks.ladder.network import LadderNetwork
+from benchmarks.ladder.switches import Setting
+from pipeline import reference
+from pipeline.alphabet import encode
+from pipeline.cuda_engine import Batch, CudaEngine
+from pipeline.engine import Backend, Texts
+from pipeline.kernels.network import Slot
+from pipeline.model import Model
+
+_BUILT_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Articles with their one-hot columns, fp32 [N, symbols, length], which are what is sent."""
+
+    articles: Articles
+    columns: NDArray[np.float32]
+    ids: None = None
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        return self.articles.data
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        return self.articles.offsets
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def part(self, first: int, last: int) -> Columns:
+        return Columns(self.articles.part(first, last), self.columns[first:last])
+
+
+def one_hot(articles: Articles, model: Model, page_locked: bool) -> Columns:
+    """The parent program's input, built on the host: 284 KB an article for 70 symbols and 1,014 characters."""
+    shape = (len(articles), len(model.alphabet), model.length)
+    columns = cupyx.zeros_pinned(shape, np.float32) if page_locked else np.zeros(shape, np.float32)
+    for first in range(0, len(articles), _BUILT_AT_ONCE):
+        last = min(first + _BUILT_AT_ONCE, len(articles))
+        ids = encode(articles.data, articles.offsets[first : last + 1], model.alphabet, model.length).ids
+        article, position = np.nonzero(ids < len(model.alphabet))
+        columns[first + article, ids[article, position], position] = 1
+    return Columns(articles, columns)
+
+
+class LadderEngine(CudaEngine):
+    """The product's engine as a setting says."""
+
+    def __init__(self, model: Model, setting: Setting, batch: int, device: int = 0) -> None:
+        self.model = model
+        self.setting = setting
+        self.device = cp.cuda.Device(device)
+        self._failed = None
+        with self.device:
+            architecture = f"sm_{self.device.compute_capability}"
+            self.backend = Backend("cuda", setting.generation, architecture, setting.precision)
+            weights = reference.prepare(model)
+            self._network = LadderNetwork(setting, weights, model.alphabet, model.length, self.device)
+            self._allocate(batch)
+        self.device_name = f"cuda:{device}"
+        self.memory_ready = time.time()
+
+    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
+        if isinstance(texts, Columns):
+            self._network.start_columns(slot, texts.columns[batch.first : batch.last], top_k)
+        else:
+            super()._start(slot, texts, batch, top_k)

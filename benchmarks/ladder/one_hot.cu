@@ -1,0 +1,37 @@
+// One-hot input: made of ids on the GPU for a dense block 1, and read back into ids where it comes over the bus.
+#include "common/types.cuh"
+
+constexpr int THREADS = 256;
+
+// ids [articles, pitch], of which `length` are read; output [articles, length, CHANNELS], channel c of a position 1 where
+// its id is c. An id from `symbols` on is no symbol: a position without one is all zeros, and so are the channels that
+// fill up to CHANNELS. vectors: pieces of eight channels of the output.
+template <typename T, int CHANNELS>
+__global__ void __launch_bounds__(THREADS)
+    one_hot(const uint8* ids, int pitch, int length, int symbols, int64 vectors, T* output) {
+    static_assert(CHANNELS % 8 == 0, "a thread writes eight channels");
+    const int64 i = (int64)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= vectors) return;
+    const int first = (int)(i % (CHANNELS / 8)) * 8;
+    const int64 position = i / (CHANNELS / 8);
+    const int id = ids[position / length * pitch + position % length];
+    float value[8];
+#pragma unroll
+    for (int c = 0; c < 8; c++) value[c] = id < symbols && id == first + c ? 1.f : 0.f;
+    store8(output + i * 8, value);
+}
+
+// columns fp32 [articles, symbols, length], one-hot or zero; ids [articles, pitch]. A zero column becomes padding, for
+// block 1's table has zeros for it as for a character outside the alphabet. Grid: (pitch / THREADS, articles).
+__global__ void __launch_bounds__(THREADS)
+    columns_to_ids(const float* columns, int symbols, int length, int pitch, uint8* ids) {
+    const int position = blockIdx.x * THREADS + threadIdx.x;
+    if (position >= pitch) return;
+    int id = symbols + 1;
+    if (position < length) {
+        const float* column = columns + (int64)blockIdx.y * symbols * length + position;
+        for (int s = 0; s < symbols; s++)
+            if (column[(int64)s * length] != 0) id = s;
+    }
+    ids[(int64)blockIdx.y * pitch + position] = (uint8)id;
+}
