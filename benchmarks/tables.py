@@ -1,8 +1,9 @@
-"""Write docs/performance.md from the recorded results: python benchmarks/tables.py"""
+"""Write docs/performance.md and docs/ladder.md from the recorded results: python benchmarks/tables.py"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,11 @@ def main() -> None:
         memory_rows="\n".join(memory_rows),
     )
     (ROOT / "docs" / "performance.md").write_text(page)
+    if (RESULTS / "ladder.json").exists():
+        sys.path.insert(0, str(ROOT))  # run as a file, this knows its own folder only
+        from benchmarks.ladder.page import page as ladder_page
+
+        (ROOT / "docs" / "ladder.md").write_text(ladder_page(load("ladder.json")))
 
 
 if __name__ == "__main__":

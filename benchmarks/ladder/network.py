@@ -59,7 +59,7 @@ class LadderNetwork(Network):
         self._symbols = len(alphabet)
         self._scratch: dict[str, cp.ndarray] = {}
         self._room = 0
-        self._no_bias = cp.zeros(max(layer.outputs for layer in self.layers), np.float32)
+        self._no_bias = cp.zeros(max(layer.outputs for layer in self.layers[:-1]), np.float32)
         self._dense = dense(self.layers[0])
         if not setting.table:
             kernel, _, outputs = weights.table.shape
@@ -69,6 +69,7 @@ class LadderNetwork(Network):
             self._dense_weight = cp.asarray(np.ascontiguousarray(wide, self._element))
         if not setting.streams:
             self._in = self._out = self.compute
+        device.synchronize()  # these copies ran on another stream than the kernels will
 
     def allocate(self, batch: int) -> None:
         super().allocate(batch)

@@ -1,0 +1,60 @@
+"""From a CSV file to labels: read first and then classified, or read ahead by threads while the GPU is busy."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import csv as pa_csv
+
+from benchmarks.articles import Articles
+from pipeline.engine import Engine
+from pipeline.source import Chunk, Selection, read_unit
+from pipeline.source.inputs import identify, open_input
+from pipeline.source.plan import Unit
+
+THREADS = 4
+"""That read, as a worker of the product has at least."""
+
+
+class FromFile:
+    """`articles`, `copies` times, in a CSV file in `folder`, planned in chunks of `chunk_rows`; that is not timed."""
+
+    def __init__(self, articles: Articles, copies: int, chunk_rows: int, folder: Path, engine: Engine) -> None:
+        path = folder / "articles.csv"
+        buffers = [None, pa.py_buffer(articles.offsets), pa.py_buffer(articles.data)]
+        table = pa.table({"text": pa.LargeStringArray.from_buffers(pa.large_string(), len(articles), buffers)})
+        with pa_csv.CSVWriter(path, table.schema) as file:
+            for _ in range(copies):
+                file.write_table(table)
+        self._engine = engine
+        self._symbols, self._length = len(engine.model.alphabet), engine.model.length
+        source, _ = identify(str(path), whole_hash=False, by_content=False)
+        planned = open_input(source, Selection(("text",)), chunk_rows, self._symbols, self._length)
+        self._selection = planned.selection
+        self._units = [unit for unit in planned.chunks(()) if isinstance(unit, Unit)]
+        self.rows = planned.rows
+
+    def _read(self, unit: Unit) -> Chunk:
+        return read_unit(unit, self._selection, self._symbols, self._length)
+
+    def first(self) -> NDArray[np.int32]:
+        """Labels; one thread that reads a chunk, then classifies it."""
+        return np.concatenate([self._engine.classify(self._read(unit)).labels[:, 0] for unit in self._units])
+
+    def ahead(self) -> NDArray[np.int32]:
+        """Labels; threads read the next chunks while this one classifies."""
+        labels = []
+        waiting = iter(self._units)
+        with ThreadPoolExecutor(THREADS) as pool:
+            running: deque[Future[Chunk]] = deque()
+            while True:
+                while len(running) <= THREADS and (unit := next(waiting, None)) is not None:
+                    running.append(pool.submit(self._read, unit))
+                if not running:
+                    return np.concatenate(labels)
+                labels.append(self._engine.classify(running.popleft().result()).labels[:, 0])
