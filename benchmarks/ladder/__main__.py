@@ -26,6 +26,7 @@ from typing import Any
 RESULT = Path(__file__).resolve().parent.parent / "results" / "ladder.json"
 ARTICLES, REPEATS = 262_144, 5
 QUICK_ARTICLES, QUICK_REPEATS = 2_048, 1
+FROM_FILE = ("from a CSV file, read first", "+ reading ahead")
 
 
 def driver() -> str:
@@ -90,9 +91,6 @@ def reading_alone(found: list[dict[str, Any]]) -> dict[str, Any] | None:
         "predicted_factor": READING.value,
         "reason": READING.reason,
     }
-
-
-FROM_FILE = ("from a CSV file, read first", "+ reading ahead")
 
 
 def measure(options: argparse.Namespace) -> None:

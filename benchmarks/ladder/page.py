@@ -52,14 +52,14 @@ The product ({product}) with only this one thing turned off.
 - Channels-first: a plain transposition behind each of the six convolution blocks, and one back ahead of the next.
 - No fusion: the product's convolution and linear kernels without bias, ReLU and pool, then a kernel for each of these,
   in place where it can be. Block 1 stays the look-up, unless that is turned off too.
-- Dense block 1: one-hot rows of 128 channels (70 and zeros: the products take whole slabs of 64) are made on the GPU and
-  multiplied by our own convolution, 462 MFLOP in place of 253; then the layer norm kernel that block 6 has.
+- Dense block 1: one-hot rows of 128 channels (70 and zeros: the products take whole slabs of 64) are made on the GPU
+  and multiplied by our own convolution, 462 MFLOP in place of 253; then the layer norm kernel that block 6 has.
 - simt and sm80: the product's own other kernels, simt in fp32.
 - Chunks of 512: so many articles a call of the engine, where the product takes 131,072.
 - Pageable memory: the same staging buffers, not page-locked.
 - One stream: copies and kernels of all batches on it, in sequence.
-- Reading: a temporary CSV file of {file_rows} articles, planned ahead; one thread that reads a chunk and then classifies
-  it, against four threads that read ahead. Its factor is taken from these two.
+- Reading: a temporary CSV file of {file_rows} articles, planned ahead; one thread that reads a chunk and then
+  classifies it, against four threads that read ahead. Its factor is taken from these two.
 """
 
 
@@ -74,7 +74,8 @@ def page(result: dict[str, Any], plot: str = "ladder.png") -> str:
     return PAGE.format(
         commit=about["commit"],
         about=f"{about['gpu']}, driver {about['driver']}, CUDA {about['cuda']}, CuPy {about['cupy']}, NVRTC "
-        f"{about['nvrtc']}, Python {about['python']}, {about['cores']} cores, commit {about['commit']}, {about['date']}",
+        f"{about['nvrtc']}, Python {about['python']}, {about['cores']} cores, commit {about['commit']}, "
+        f"{about['date']}",
         repeats=result["repeats"],
         wall=wall,
         plot=plot,
@@ -93,7 +94,8 @@ def _rung(record: dict[str, Any], before: dict[str, Any] | None) -> str:
     # What begins with a file, or runs on more GPUs, is no step up from the rung above it.
     comparable = before and "articles_per_second" in before and record["name"].startswith("+")
     ratio = f"{rate / before['articles_per_second']:.2f}" if before and comparable else ""
-    return f"| {record['name']} | **{rate:,.0f}** | {ratio} | {record['predicted_articles_per_second']:,.0f} {_rest(record)}"
+    predicted = f"{record['predicted_articles_per_second']:,.0f}"
+    return f"| {record['name']} | **{rate:,.0f}** | {ratio} | {predicted} {_rest(record)}"
 
 
 def _alone(record: dict[str, Any], product: float | None) -> str:

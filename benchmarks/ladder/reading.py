@@ -26,8 +26,8 @@ class FromFile:
 
     def __init__(self, articles: Articles, copies: int, chunk_rows: int, folder: Path, engine: Engine) -> None:
         path = folder / "articles.csv"
-        buffers = [None, pa.py_buffer(articles.offsets), pa.py_buffer(articles.data)]
-        table = pa.table({"text": pa.LargeStringArray.from_buffers(pa.large_string(), len(articles), buffers)})
+        offsets, data = pa.py_buffer(articles.offsets), pa.py_buffer(articles.data)
+        table = pa.table({"text": pa.LargeStringArray.from_buffers(len(articles), offsets, data)})
         with pa_csv.CSVWriter(path, table.schema) as file:
             for _ in range(copies):
                 file.write_table(table)

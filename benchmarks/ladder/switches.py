@@ -194,5 +194,5 @@ def steps(best: str, gpus: int) -> list[Step]:
     found.append(Step("cumulative", "from a CSV file, read first", product, READ_FIRST, way="file first"))
     found.append(Step("cumulative", "+ reading ahead", product, READ_AHEAD, way="file ahead"))
     predicted = Predicted(gpus * SEVERAL * 1_190_000, "nothing is shared but the host's memory")
-    found.append(Step("cumulative", f"{gpus} GPUs", product, predicted, PARENT_CLUSTER, "gpus"))
+    found.append(Step("cumulative", "every GPU of this host, from memory", product, predicted, PARENT_CLUSTER, "gpus"))
     return found
