@@ -53,7 +53,7 @@ def seconds_on(gpus: int, told: Shared) -> tuple[list[float], NDArray[np.int32]]
     """
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(gpus), context.Queue()
-    processes = [context.Process(target=_share, args=(i, told, barrier, answers)) for i in range(gpus)]
+    processes = [context.Process(target=_share, args=(i, told, barrier, answers), daemon=True) for i in range(gpus)]
     for process in processes:
         process.start()
     found = [answers.get(timeout=_PATIENCE) for _ in processes]

@@ -15,8 +15,9 @@ steps told again as a dozen switches. Every slow variant runs and gives the prod
 
 (The package is called with `-m`: a file `benchmarks/ladder.py` beside it would have the same name.)
 
-{about}. AG News text, repeated and shuffled, the shipped model; from text in host memory to labels there, medians of
-{repeats} warm passes in one run{wall}. Predictions were written into `benchmarks/ladder/switches.py` before the first
+{about}.
+AG News text, repeated and shuffled, the shipped model; from text in host memory to labels there, medians of {repeats}
+warm passes in one run{wall}. Predictions were written into `benchmarks/ladder/switches.py` before the first
 run and are not changed since. "Labels" counts how many differ from the product's. Where no figure of the parent program
 is on record, the cell says so.
 

@@ -47,10 +47,13 @@ def _bars(axes: Axes, records: list[dict[str, Any]], title: str) -> None:
     colors = [_PRODUCT if r["kind"] == "product" else _MEASURED for r in records]
     places = list(range(len(records)))
     axes.barh(places, rates, color=colors, height=0.7)
-    for place, record in zip(places, records, strict=True):
-        rate = record["articles_per_second"]
-        axes.annotate(f"{rate:,.0f}", (rate, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
-    marks = [(predicted, place) for place, r in enumerate(records) if (predicted := expected(r, records)) is not None]
+    marks = []
+    for place, (record, rate) in enumerate(zip(records, rates, strict=True)):
+        predicted = expected(record, records)
+        if predicted is not None:
+            marks.append((predicted, place))
+        behind = max(rate, predicted or 0)  # whichever ends further right
+        axes.annotate(f"{rate:,.0f}", (behind, place), (5, 0), textcoords="offset points", va="center", fontsize=8)
     if marks:
         xs, ys = zip(*marks, strict=True)
         axes.scatter(xs, ys, marker="|", s=90, linewidths=1.8, color=_PREDICTED, zorder=3, label="predicted")

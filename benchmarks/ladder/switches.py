@@ -77,7 +77,6 @@ SWITCHES = (
         {"batches": True},
         Predicted(420, "12 launches and 8 copies from Python an article take 350 µs, against 0.84 µs in a batch"),
         Predicted(17_000, "27 µs of fp32 products, 4 µs of element-wise traffic, 28 µs of one-hot over the bus"),
-        PARENT_ONE_GPU,
     ),
     Switch(
         "text is shipped",

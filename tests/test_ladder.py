@@ -1,0 +1,74 @@
+"""The ladder without a GPU: its steps, its page and picture, and its kernels compiled."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.ladder.page import page
+from benchmarks.ladder.switches import NOTHING, PRODUCT, SWITCHES, steps
+from pipeline.kernels.compile import compile_kernel, resources
+from pipeline.model import layer_table
+
+
+def result(broken: str) -> dict[str, Any]:
+    """As if measured; the step called `broken` failed."""
+    found = []
+    for step in steps("sm90", 1):
+        record: dict[str, Any] = {"kind": step.kind, "name": step.name, "setting": asdict(step.setting)}
+        record["parent"] = step.parent
+        if step.predicted:
+            unit = "factor" if step.kind == "alone" else "articles_per_second"
+            record |= {f"predicted_{unit}": step.predicted.value, "reason": step.predicted.reason}
+        if step.name == broken:
+            record["error"] = "Error: a | b"
+        elif step.way == "gpus":
+            record["skipped"] = "there is one GPU here"
+        else:
+            record |= {"articles": 1000, "batch": 10, "articles_per_second": 5e5, "labels_unlike_product": 0}
+        found.append(record)
+    about = dict.fromkeys(("driver", "cuda", "cupy", "nvrtc", "python", "cores", "commit", "date"), "x")
+    return {"about": {"gpu": "NVIDIA H200", **about}, "repeats": 5, "steps": found}
+
+
+def test_everything_off_turned_on_step_by_step_is_the_product() -> None:
+    at = NOTHING
+    for switch in SWITCHES:
+        assert replace(at, **switch.on) != at
+        assert replace(PRODUCT, **switch.off) != PRODUCT
+        at = replace(at, **switch.on)
+    assert at == PRODUCT
+    assert all(step.setting.generation != "sm90" for step in steps("sm80", 1))
+
+
+def test_page_and_picture_of_a_run_with_a_step_that_failed(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks.ladder.plot import draw
+
+    found = result("+ fusion")
+    text = page(found)
+    assert "failed: Error: a / b" in text
+    assert "there is one GPU here" in text
+    rows = [line for line in text.splitlines() if line.startswith("|") and line.count("|") > 3]
+    assert {line.count("|") for line in rows} == {9}
+    draw(found, tmp_path / "ladder.png")
+    assert (tmp_path / "ladder.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_every_kernel_of_every_variant_compiles_clean(architecture: str) -> None:
+    pytest.importorskip("cuda.core")
+    pytest.importorskip("cupy")
+    from benchmarks.ladder.network import needed
+
+    wanted = set()
+    for step in steps("sm90" if architecture == "sm_90" else "sm80", 1):
+        wanted |= needed(step.setting, layer_table(70, 1014, 4), 72, architecture)
+    for file, expression, target in sorted(wanted):
+        report = resources(compile_kernel(file, expression, target).log)
+        assert not report.spill_bytes, f"{file} {expression}"
+        assert not report.stack_bytes, f"{file} {expression}"
+        assert not report.warnings, f"{file} {expression}: {report.warnings}"
