@@ -68,8 +68,18 @@ def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
     count = _gpus_for(workers)
     from dask_cuda import LocalCUDACluster
 
+    if protocol == "ucx":
+        _start_ucx_without_a_context()
     with _running(LocalCUDACluster, {"n_workers": count, "host": "127.0.0.1"}, protocol, count, True) as client:
         yield client
+
+
+def _start_ucx_without_a_context() -> None:
+    """In this process, which computes on no GPU: dask-cuda would have it make a context on the first of them."""
+    from distributed_ucxx import ucxx
+
+    with dask.config.set({"distributed-ucxx.create-cuda-context": False}):
+        ucxx.init_once()
 
 
 def _gpus_for(workers: int | None) -> int:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pipeline.errors import BroadsheetError, UsageError
 
 FOLDER = Path(__file__).resolve().parent
 _OPTIONS = {"std": "c++17", "ptxas_options": ["-v"]}
+_importing = threading.Lock()
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -87,7 +89,8 @@ def resources(log: str) -> Resources:
 
 def _compile(file: str, expression: str, architecture: str) -> tuple[bytes, str, str]:
     try:
-        from cuda.core import Program, ProgramOptions
+        with _importing:  # two threads that import it at once would each find it half there
+            from cuda.core import Program, ProgramOptions
     except ImportError as error:
         raise UsageError(f"CUDA kernels are compiled with cuda-core: install broadsheet[cuda13] ({error})") from error
     options = ProgramOptions(arch=architecture, name=file, include_path=[str(FOLDER)], **_OPTIONS)

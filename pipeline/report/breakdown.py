@@ -194,7 +194,7 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool) -> tupl
         return kind, f"bound by the {kind}, busy {busy:.0%}: go faster with {faster}"
     cause = max(shares, key=lambda name: shares[name])
     few = max(d.chunks for d in devices) < _FEW_CHUNKS
-    reader = "more reader threads, or Parquet input"
+    reader = "Parquet input, or more workers"
     if streamed:
         reader = "uncompressed or several files: the client reads this input alone"
     change = {
