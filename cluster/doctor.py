@@ -160,10 +160,12 @@ def _far_apart(addresses: list[str]) -> tuple[str, str]:
 
 
 def _transfer(client: Client, source: str, target: str, device: bool) -> float:
-    array = client.submit(facts.make_bytes, _TRANSFER_BYTES, device, workers=[source], pure=False)
-    wait([array, client.submit(facts.size_of, b"", workers=[target], pure=False)])
+    # Copies, since pickle would find the originals by name, and a worker may have another `cluster`.
+    make_bytes, size_of = cloudpickle.loads(cloudpickle.dumps((facts.make_bytes, facts.size_of)))
+    array = client.submit(make_bytes, _TRANSFER_BYTES, device, workers=[source], pure=False)
+    wait([array, client.submit(size_of, b"", workers=[target], pure=False)])
     began = time.perf_counter()
-    client.submit(facts.size_of, array, workers=[target], pure=False).result(timeout=60)
+    client.submit(size_of, array, workers=[target], pure=False).result(timeout=60)
     return time.perf_counter() - began
 
 
