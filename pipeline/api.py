@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine import Backend, expected_device
+from pipeline.engine import Backend, expected_device, why_no_gpu
 from pipeline.errors import SourceError, UsageError
 from pipeline.graph import SetAside, classify_chunks
 from pipeline.manifest import OutputFolder, fingerprint, fingerprint_id
@@ -127,6 +127,8 @@ def _run(
             model.name, model.classes, job.out, schema, answers, str(backend), backend.precision, chunk_rows
         )
         report.problems += job_input.problems
+        if options.device == "auto" and backend.device == "cpu":
+            report.no_gpu = next(iter(client.run(why_no_gpu).values()), None)
         report.timeline = _timeline(client, started)
         report.timings = {"plan": planned - began, "start": time.perf_counter() - planned}
         done = _open_folder(folder, before, value, job_input, job.fingerprint)

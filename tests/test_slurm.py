@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pyarrow.parquet as pq
 import pytest
 import slurm_nodes
 from conftest import Command
@@ -80,8 +81,8 @@ def idle(slurm: SlurmNodes) -> int:
 
 def hosts_of(out: Path) -> set[str]:
     """The hosts on which the last run's chunks were classified."""
-    record = max((out / "_runs").iterdir(), key=lambda file: file.stat().st_mtime)
-    return {span["where"].partition(":")[0] for span in json.loads(record.read_text())["spans"]}
+    record = max((out / "_runs").glob("*.spans.parquet"), key=lambda file: file.stat().st_mtime)
+    return {where.partition(":")[0] for where in pq.read_table(record)["where"].to_pylist()}
 
 
 def test_the_batch_script_spreads_a_job_over_four_nodes_by_ucx(

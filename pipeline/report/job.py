@@ -39,7 +39,8 @@ class JobReport:
     (chunk, reason) of chunks without a result. stopped: it was told to end early. confusion: with a truth
     column. seconds: of this run; timings: its phases in seconds; rows_this_run: without what was committed before.
     lengths: written rows by class of `metrics.LENGTHS`. timeline: the spans of this run. examples: where asked for, the
-    rows of this run whose two best classes were closest. profile: where asked for, of one worker's kernels.
+    rows of this run whose two best classes were closest. profile: where asked for, of one worker's kernels. no_gpu: why
+    the CPU was taken, where that was left open.
     """
 
     model: str
@@ -70,6 +71,7 @@ class JobReport:
     examples: list[Example] = field(default_factory=list)
     timeline: Timeline = field(default_factory=Timeline, repr=False)
     profile: Profile | None = None
+    no_gpu: str | None = None
     _tables: dict[str, tuple[pa.Table, pa.Table]] = field(default_factory=dict, repr=False)
 
     def add_entry(self, entry: dict[str, Any]) -> None:
@@ -180,6 +182,7 @@ class JobReport:
         return self.totals() | {
             "model": self.model,
             "backend": self.backend,
+            "no_gpu": self.no_gpu,
             "output": self.output,
             "exit_code": self.exit_code,
             "seconds": round(self.seconds, 3),

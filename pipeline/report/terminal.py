@@ -99,6 +99,8 @@ def _print_totals(report: JobReport, console: Console) -> None:
         ("model", report.model),
         ("on", report.backend),
     ]
+    if report.no_gpu:
+        lines.append(("no GPU", report.no_gpu))
     if report.chunks_before:
         lines.insert(1, ("resumed", f"{report.chunks_before:,} of {report.chunks:,} chunks were there before"))
     if report.rows_written:
