@@ -108,7 +108,7 @@ def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
     worker.kill()
     began = time.monotonic()
     _, errors = command.communicate(timeout=60)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 45  # the wait, and at worst the 30 s that Dask gives a connection
     assert command.returncode == 1
     assert "the cluster has lost all its workers and no other has joined" in errors
     assert "(waited 3 s)" in errors

@@ -111,7 +111,7 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(broadsheet: Command, job
     slow = tmp_path / "slow.py"
     slow.write_text(
         "import time\nfrom pipeline import tasks\nlabel = vars(tasks).setdefault('label', tasks.label_table)\n"
-        "def slowly(*arguments):\n    time.sleep(0.5)\n    return label(*arguments)\ntasks.label_table = slowly\n"
+        "def slowly(*arguments):\n    time.sleep(1.5)\n    return label(*arguments)\ntasks.label_table = slowly\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", *map(str, arguments), "-o", str(out), "--workers", "1"],

@@ -130,7 +130,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     options = ["-o", "out", "--nodes", 4, "--time", 1, "--tls"]
     number = submit([*arguments, *options], settings="stop_before: 20\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
-    wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING", 90)
+    wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING", 150)
     assert 0 < committed(out) < 200
     assert "requeued; the next run goes on where this one stopped" in log.read_text()
     wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
