@@ -10,6 +10,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import cupy as cp
@@ -137,6 +138,10 @@ class CudaEngine:
             where = f"kernel {self._network.last_kernel()!r}, articles {batch.first} to {batch.last} of the chunk"
             self._failed = f"{error} in {where}"
             raise BroadsheetError(f"GPU {self.device.id}: {self._failed}") from error
+        finally:
+            if running:  # something failed: no slot may be filled anew while its last batch is on its way
+                with suppress(cp.cuda.runtime.CUDARuntimeError):
+                    self._network.settle()
         return found
 
     def _batches(self, texts: Texts) -> Iterator[Batch]:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from pipeline.api import CHUNK_ROWS, classify
+from pipeline.engine import expected_device
 from pipeline.errors import UsageError
 from pipeline.report.job import Progress
 from pipeline.report.terminal import TerminalProgress, print_report
@@ -135,6 +136,12 @@ def _run(
 
     if connection["where"] == "auto":
         connection["where"] = nearest(options["device"])
+    if (
+        connection["where"] == "local"
+        and connection["workers"] is None
+        and expected_device(options["device"]) == "cuda"
+    ):
+        connection["workers"] = 1  # without dask-cuda, which gives each GPU a worker, the first GPU has one
     stopping = Event()
     signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
     run = partial(classify, Paths(inputs), output, model=model, progress=progress, stop=stopping.is_set, **options)

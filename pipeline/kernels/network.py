@@ -190,6 +190,11 @@ class Network:
             slot.copy_out(name, len(ids) * columns, self._out)
         slot.copied_out.record(self._out)
 
+    def settle(self) -> None:
+        """Wait for all batches on their way."""
+        for stream in (self._in, self.compute, self._out):
+            stream.synchronize()
+
     def finish(self, slot: Slot) -> Result:
         """Wait for a slot's batch."""
         slot.copied_out.synchronize()
