@@ -22,6 +22,7 @@ from pipeline.engine import Backend, Predictions, Texts
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.kernels import memory
 from pipeline.kernels.catalog import choose_generation
+from pipeline.kernels.compile import compiler_name
 from pipeline.kernels.network import Network, Slot
 from pipeline.model import Model
 from pipeline.trace import DEVICE_ACTIVITIES, Span, add_activity, device_spans
@@ -30,6 +31,7 @@ from pipeline.work import Ceilings, KernelProfile
 _BATCH_A_PROCESSOR = 64
 """Articles: 64 windows of block 2 are a tile, so a batch is whole waves of tiles there."""
 
+_MOST_BLOCKS, _ROWS_OF_A_BLOCK = 65_535, 128
 _LEAST_BATCH = 64
 _FREE_SHARE = 0.8
 """Of the free memory, at most, that an engine plans to take."""
@@ -62,7 +64,7 @@ class CudaEngine:
             digits = self.device.compute_capability
             capability = (int(digits[:-1]), int(digits[-1]))
             generation, precision = choose_generation(kernels, precision, capability)
-            self.backend = Backend("cuda", generation, f"sm_{digits}", precision)
+            self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
             weights = reference.prepare(model)
             self._network = Network(weights, model.alphabet, model.length, generation, precision, self.device)
             self._allocate(batch or self._default_batch())
@@ -72,6 +74,8 @@ class CudaEngine:
     def _default_batch(self) -> int:
         batch = _BATCH_A_PROCESSOR * int(self.device.attributes["MultiProcessorCount"])
         free, _ = self.device.mem_info
+        if self.backend.kernels != "sm90":  # whose grids are of tiles of rows, as many as a grid's second side allows
+            batch = min(batch, _MOST_BLOCKS * _ROWS_OF_A_BLOCK // self.model.layers[0].rows_pooled)
         while batch > _LEAST_BATCH and memory.planned_bytes(self._network.plan(batch)) > _FREE_SHARE * free:
             batch //= 2
         return batch
@@ -127,14 +131,16 @@ class CudaEngine:
                 for number, batch in enumerate(self._batches(texts)):
                     slot = self._network.slots[number % memory.SLOTS]
                     if len(running) == memory.SLOTS:
-                        self._collect(*running.pop(0), found, anchor, spans)
+                        self._collect(*running[0], found, anchor, spans)
+                        running.pop(0)
                     slot.each_kernel = each_kernel and spans is not None
                     self._start(slot, texts, batch, top_k)
                     running.append((slot, batch))
                 while running:
-                    batch = running[0][1]
-                    self._collect(*running.pop(0), found, anchor, spans)
+                    self._collect(*running[0], found, anchor, spans)
+                    running.pop(0)
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
+            batch = running[0][1] if running else batch
             where = f"kernel {self._network.last_kernel()!r}, articles {batch.first} to {batch.last} of the chunk"
             self._failed = f"{error} in {where}"
             raise BroadsheetError(f"GPU {self.device.id}: {self._failed}") from error
@@ -192,6 +198,10 @@ class CudaEngine:
         """Wait for a batch, put its rows in their places and its spans with the others."""
         rows = slice(batch.first, batch.last)
         result = self._network.finish(slot)
+        if result.best.size and result.best.min() < 0:  # what the head gives where no probability is a number
+            raise BroadsheetError(
+                f"{self.model.name}: its activations overflow {self.backend.precision}: use --precision bf16 or fp32"
+            )
         found.labels[rows] = result.labels
         found.scores[rows] = result.best
         if found.all_scores is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.engine import Texts
 
 _REPEATS = 9
-_COPIED_BYTES = 2 << 30
+_COPIED_BYTES = 1 << 30
 _PRODUCT_SIDE = 8192
 _ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
@@ -85,8 +85,9 @@ def ceilings(precision: str) -> Ceilings:
     kind = cp.float32 if number == "fp32" else cp.float16
     factors = generator.standard_normal((2, _PRODUCT_SIDE, _PRODUCT_SIDE), dtype=cp.float32).astype(kind)
     product = _seconds(lambda: cp.matmul(factors[0], factors[1]))
-    blocks = generator.integers(0, 256, (2, _COPIED_BYTES), dtype=cp.uint8)
-    copy = _seconds(lambda: blocks[1].data.copy_from_device_async(blocks[0].data, _COPIED_BYTES, cp.cuda.Stream.null))
+    source = generator.standard_normal(_COPIED_BYTES // 4, dtype=cp.float32)
+    target = cp.empty_like(source)
+    copy = _seconds(lambda: target.data.copy_from_device_async(source.data, _COPIED_BYTES, cp.cuda.Stream.null))
     how = f"{number} product {_PRODUCT_SIDE}³ by cuBLAS and copy of {_COPIED_BYTES >> 30} GiB on this GPU"
     return Ceilings(2 * _PRODUCT_SIDE**3 / product, 2 * _COPIED_BYTES / copy, how)
 

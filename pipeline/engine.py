@@ -29,6 +29,7 @@ from pipeline.work import Ceilings, KernelProfile
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
 KERNELS = ("auto", "simt", "sm80", "sm90")
+_GPU_PACKAGES = {"CuPy": "cupy", "cuda-bindings": "cuda.bindings", "cuda-core": "cuda.core"}
 _GROUP = reference.LINEAR_BATCH  # articles a compute thread takes at a time
 
 
@@ -148,9 +149,21 @@ def open_engine(
     return CpuEngine(model, threads or available_cores())
 
 
+def _missing_package() -> str | None:
+    """The first of the extra's packages that is not installed."""
+    for name, module in _GPU_PACKAGES.items():
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:  # not even the package it is in
+            found = None
+        if found is None:
+            return name
+    return None
+
+
 def expected_device(device: str) -> str:
     """What a worker on this machine would take, "cpu" or "cuda"; asks without touching a GPU's memory."""
-    if device == "auto" and importlib.util.find_spec("cupy"):
+    if device == "auto" and _missing_package() is None:
         with suppress(Exception):  # CuPy's own and the loader's: without a driver there is no GPU
             import cupy
 
@@ -160,8 +173,9 @@ def expected_device(device: str) -> str:
 
 def why_no_gpu() -> str | None:
     """None where CUDA works in this process; else why it does not, in one line."""
-    if not importlib.util.find_spec("cupy"):
-        return "CuPy is not installed (pip install 'broadsheet[cuda13]')"
+    missing = _missing_package()
+    if missing:
+        return f"{missing} is not installed (pip install 'broadsheet[cuda13]')"
     try:
         import cupy
 

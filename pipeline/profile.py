@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline import ncu
 from pipeline.engine import PRECISIONS, Engine, open_engine
-from pipeline.errors import UsageError
+from pipeline.errors import BroadsheetError, UsageError
 from pipeline.model import Model, load_model
 from pipeline.work import Ceilings, KernelProfile
 
@@ -76,7 +78,8 @@ def sample(model: Model, articles: int) -> Sample:
 
 def measure(engine: Engine, batch: int | None = None) -> Profile:
     """Profile an open engine."""
-    batch = batch or BATCH[engine.backend.device]
+    usual = BATCH[engine.backend.device]
+    batch = batch or min(usual, getattr(engine, "batch", usual))  # a small GPU takes smaller batches
     texts = sample(engine.model, batch)
     kernels = tuple(engine.profile(texts))
     seconds = _latency(engine, texts)
@@ -92,7 +95,7 @@ def profile(
 ) -> Profile:
     """Measure every kernel of a model on this machine; on a GPU with `ncu` also the bytes it moves, as counted.
 
-    Raises as `load_model` and `open_engine` do, and BroadsheetError where ncu is there and cannot count.
+    Raises as `load_model` and `open_engine` do; warns where ncu is there and cannot count.
     """
     loaded = load_model(model)
     engine = open_engine(loaded, device, precision, kernels=kernels)
@@ -102,8 +105,12 @@ def profile(
         engine.close()
     if engine.backend.device != "cuda":
         return found
-    counted = ncu.counted_bytes(loaded, engine.backend.precision, engine.backend.kernels, found.batch)
-    if counted is None:
+    try:
+        counted = ncu.counted_bytes(loaded, engine.backend.precision, engine.backend.kernels, found.batch)
+    except (BroadsheetError, subprocess.TimeoutExpired) as error:
+        warnings.warn(f"without hardware counters: {error}", RuntimeWarning, stacklevel=2)
+        return found
+    if counted is None or len(counted) != len(found.kernels):
         return found
     pairs = zip(found.kernels, counted, strict=True)
     return replace(found, kernels=tuple(replace(kernel, counted_bytes=number) for kernel, number in pairs))

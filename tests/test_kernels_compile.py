@@ -26,6 +26,7 @@ GENERATIONS = {
     "sm_89": ("simt", "sm80"),
     "sm_90": ("simt", "sm80", "sm90"),
     "sm_100": ("simt", "sm80"),
+    "sm_120": ("simt", "sm80"),
 }
 REGISTERS_OF_A_BLOCK = 65_536
 

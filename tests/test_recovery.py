@@ -120,6 +120,7 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(broadsheet: Command, job
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as a terminal leaves it; a script may not
     )
     try:
         deadline = time.monotonic() + 60

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.errors import UsageError
-from pipeline.kernels.tune import SHARED_LIMIT, LookupTile, Sm80Tile, Sm90Tile, Tile, tile
+from pipeline.kernels.tune import LookupTile, Sm80Tile, Sm90Tile, Tile, shared_limit, tile
 from pipeline.model import Layer
 
 GENERATIONS = ("simt", "sm80", "sm90")
@@ -50,7 +50,7 @@ def lookup_tile(generation: str, architecture: str, layer: Layer, ids: int) -> L
     """The table's tile, its slices halved until one fits into a block's shared memory: alphabets differ in size."""
     found = tile(generation, architecture, layer.name)
     assert isinstance(found, LookupTile)
-    while _lookup_shared(layer, found, ids) > SHARED_LIMIT[architecture]:
+    while _lookup_shared(layer, found, ids) > shared_limit(architecture):
         # The threads of a block stay as many: fewer channels, more positions.
         found = replace(found, channels=found.channels // 2, positions=found.positions * 2)
     return found

@@ -129,6 +129,12 @@ def _compiler() -> list[int]:
         raise UsageError(f"NVRTC, the CUDA compiler, is not there: install broadsheet[cuda13] ({error})") from error
 
 
+def compiler_name() -> str:
+    """E.g. "NVRTC 13.0": with the architecture it decides a kernel's machine code. Raises UsageError without one."""
+    _, major, minor = _compiler()
+    return f"NVRTC {major}.{minor}"
+
+
 @contextmanager
 def _locked(cache: Path, key: str) -> Iterator[None]:
     """One process of this machine at a time; the lock goes with the process that holds it."""
@@ -146,6 +152,7 @@ def _write(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, 0o644)  # a cache may be shared
             file.write(data)
         os.replace(name, path)
     except BaseException:

@@ -114,6 +114,7 @@ class Network:
         for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers, self._known):
             load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
         self._weights = upload(weights, alphabet, generation, precision, self.ops.architecture)
+        cp.cuda.get_current_stream().synchronize()  # the streams below wait for no other
         self._in, self.compute, self._out = (cp.cuda.Stream(non_blocking=True) for _ in range(3))
         self.slots: list[Slot] = []
 

@@ -19,7 +19,7 @@ from pipeline.kernels import catalog
 from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel
 from pipeline.kernels.tables import StatisticsTables
-from pipeline.kernels.tune import LookupTile, Sm80Tile, Sm90Tile, Tile
+from pipeline.kernels.tune import LookupTile, Sm80Tile, Sm90Tile, Tile, shared_limit
 from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, DeviceTable
 from pipeline.model import NORM_EPSILON, Layer
 
@@ -209,6 +209,8 @@ class Operations:
         try:
             function(grid, (kernel.threads,), arguments, shared_mem=kernel.shared_bytes)
         except cp.cuda.driver.CUDADriverError as error:
+            if "INVALID_VALUE" not in str(error) and "OUT_OF_RESOURCES" not in str(error):
+                raise  # of an earlier kernel, told where the batch is known
             raise BroadsheetError(f"kernel {kernel.name} ({kernel.expression}) was not launched: {error}") from error
 
 
@@ -246,9 +248,7 @@ def load(file: str, expression: str, target: str) -> Any:
 @cache
 def _blocks_a_processor(architecture: str, kernel: Kernel) -> int:
     """How many blocks of block 1 a multiprocessor holds, by shared memory: the grid is one wave of them."""
-    from pipeline.kernels.tune import SHARED_LIMIT
-
-    return SHARED_LIMIT[architecture] // (kernel.shared_bytes + 1024)
+    return shared_limit(architecture) // (kernel.shared_bytes + 1024)
 
 
 def _int(value: int) -> np.int32:

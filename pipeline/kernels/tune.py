@@ -22,6 +22,11 @@ SHARED_LIMIT = {
 """Bytes of shared memory that a block can have (CUDA C++ Programming Guide, table of compute capabilities)."""
 
 
+def shared_limit(architecture: str) -> int:
+    """The same; of an architecture that the table does not know, the least that any since sm_80 has."""
+    return SHARED_LIMIT.get(architecture, 99 << 10)
+
+
 @dataclass(frozen=True)
 class LookupTile:
     """Block 1 of `sm80/`. channels: of a slice of the table. positions: pooled rows of a slab. articles: of a task."""

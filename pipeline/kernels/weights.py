@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.alphabet import Alphabet
+from pipeline.errors import UsageError
 from pipeline.kernels.catalog import layer_tile
 from pipeline.kernels.tables import StatisticsTables, fixed_point, statistics_tables
 from pipeline.kernels.tune import LookupTile
@@ -99,6 +100,8 @@ def _to_device(values: NDArray[Any], precision: str) -> cp.ndarray:
     if precision == "fp32":
         return cp.asarray(values)
     if precision == "fp16":
+        if np.abs(values).max(initial=0) > np.finfo(np.float16).max:
+            raise UsageError("a weight of this model does not fit fp16: use --precision bf16 or fp32")
         return cp.asarray(values.astype(np.float16))
     bits = values.view(np.uint32)
     return cp.asarray(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))

@@ -73,6 +73,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
                 const int index = __shfl_xor_sync(ALL_LANES, label, distance);
                 if (other > score || (other == score && index < label)) score = other, label = index;
             }
+            label = min(label, classes - 1);  // where no probability is a number; its score stays TAKEN
             if (lane == 0) {
                 labels[(int64)(first + a) * k + rank] = label;
                 best[(int64)(first + a) * k + rank] = score;
