@@ -1,4 +1,4 @@
-"""Write docs/performance.md and docs/ladder.md from the recorded results: python benchmarks/tables.py"""
+"""Write docs/performance.md, ladder.md and scaling.md from the recorded results: python benchmarks/tables.py"""
 
 from __future__ import annotations
 
@@ -155,11 +155,15 @@ def main() -> None:
         memory_rows="\n".join(memory_rows),
     )
     (ROOT / "docs" / "performance.md").write_text(page)
+    sys.path.insert(0, str(ROOT))  # run as a file, this knows its own folder only
     if (RESULTS / "ladder.json").exists():
-        sys.path.insert(0, str(ROOT))  # run as a file, this knows its own folder only
         from benchmarks.ladder.page import page as ladder_page
 
         (ROOT / "docs" / "ladder.md").write_text(ladder_page(load("ladder.json")))
+    if (RESULTS / "scale.json").exists():
+        from benchmarks.scale_page import page as scale_page
+
+        (ROOT / "docs" / "scaling.md").write_text(scale_page(load("scale.json")))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,69 @@
+"""Resident memory of processes by role, sampled while a job runs, and whether it stays flat."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import psutil
+
+FLAT = 0.05
+"""Memory that grows by less than this share from 30 % of a job to 95 % is called flat."""
+
+_POINTS = 120
+_BETWEEN = 0.65  # of a job: from the middle of its early samples to that of its late ones
+
+
+class Sampler:
+    """Within its `with` block: every `interval` seconds, the resident bytes of the largest process of each role."""
+
+    def __init__(self, roles: Callable[[], dict[str, Iterable[psutil.Process]]], interval: float = 0.25) -> None:
+        self._roles = roles
+        self._interval = interval
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self.seconds: list[float] = []
+        self.bytes: dict[str, list[int]] = {}
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        began = time.perf_counter()
+        while not self._over.wait(self._interval):
+            self.seconds.append(time.perf_counter() - began)
+            for role, members in self._roles().items():
+                largest = max((_resident(member) for member in members), default=0)
+                self.bytes.setdefault(role, []).append(largest)
+
+    def to_dict(self, chunks: int) -> dict[str, Any]:
+        """By role: peak, growth from about 30 % of the job to 95 %, the same for each chunk, and the curve."""
+        step = max(1, len(self.seconds) // _POINTS)
+        found: dict[str, Any] = {"seconds": [round(s, 2) for s in self.seconds[::step]]}
+        for role, values in self.bytes.items():
+            count = len(values)
+            early = statistics.median(values[count // 4 : max(count // 4 + 1, count * 7 // 20)])
+            late = statistics.median(values[-max(1, count // 10) :])
+            found[role] = {
+                "peak_bytes": max(values),
+                "growth_bytes": late - early,
+                "growth_bytes_a_chunk": (late - early) / max(1.0, _BETWEEN * chunks),
+                "flat": late - early < FLAT * early,
+                "bytes": values[::step],
+            }
+        return found
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0

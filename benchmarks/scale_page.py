@@ -1,0 +1,203 @@
+"""docs/scaling.md and its plot from benchmarks/results/scale.json; benchmarks/tables.py calls `page`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+HEAD = """# Speed and scale
+
+Every figure comes from `benchmarks/results/scale.json`; `python benchmarks/tables.py` makes this page from it. Each
+part was run on the machine named with it, all by `python -m benchmarks.scale`.
+"""
+
+RULE = """## Choosing a chunk size
+
+One scheduler, with the client beside it, finished at most {limit:,.0f} chunks a second here. A GPU takes {rate:,.0f}
+articles a second, so
+
+    rows in a chunk  >=  GPUs x {rate:,.0f} / {limit:,.0f}  =  GPUs x {rows:,.0f}
+
+keeps the scheduler ahead of the GPUs; twice that leaves it room. The other bound is the job's end: a GPU should get ten
+chunks or more, or the last ones leave others idle, so
+
+    rows in a chunk  <=  articles / (10 x GPUs)
+
+Between the two, larger chunks cost memory only: a worker holds a few at a time. A chunk is also cut at 64 MB of text
+(some 280,000 AG News articles), so sizes beyond that help with short texts only. The default on a GPU, 131,072 rows,
+suits up to {default:,.0f} GPUs by this rule. `--chunk-size` sets another.
+"""
+
+
+def page(result: dict[str, Any]) -> str:
+    """The page, with the parts that were measured; those that were not are named."""
+    makers = {"small": _small, "large": _large, "scheduler": _scheduler, "memory": _memory}
+    parts = [HEAD, *(make(result[name]) for name, make in makers.items() if name in result)]
+    absent = [name for name in makers if name not in result]
+    if absent:
+        parts.append(f"## Not measured yet\n\n`python -m benchmarks.scale {' '.join(absent)}`\n")
+    return "\n".join(parts)
+
+
+def _machine(part: dict[str, Any]) -> str:
+    about = part["about"]
+    gpus = about["gpus"]
+    names = [f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)]
+    versions = about["versions"]
+    said = [*names, *([f"driver {about['driver']}"] if gpus else []), f"{about['processor']}, {about['cores']} cores"]
+    said += [f"{name} {versions[name]}" for name in ("python", "dask", "distributed", "dask-cuda") if name in versions]
+    said += [f"commit {about['commit']}"] if about["commit"] else []
+    said += [about["note"]] if "note" in about else []
+    return "; ".join([*said, about["date"]])
+
+
+def _small(part: dict[str, Any]) -> str:
+    seconds = sorted(part["seconds"])
+    rows = [f"| {name} | {value * 1e3:.2f} |" for name, value in part["median_phase_seconds"].items()]
+    return f"""## A small job from memory
+
+{_machine(part)}.
+
+{part["articles"]:,} AG News articles as a list of strings in the client, a warm cluster of {part["workers"]} workers
+({part["backend"]}), chunks of {part["chunk_rows"]:,}; from the call of `classify` to the labels as a list in the
+client: **{part["median_seconds"] * 1e3:.1f} ms**, the median of {len(seconds)} ({seconds[0] * 1e3:.1f} to
+{seconds[-1] * 1e3:.1f} ms). The aim was 30 ms; the parent program took 367 ms on 16 older GPUs, and 2.53 s on one H200.
+
+| where the time goes | median ms |
+|---|---|
+{chr(10).join(rows)}
+
+Rows "of it" are parts of the computing; the last ones are by the workers' own clocks and overlap with them.
+"""
+
+
+def _large(part: dict[str, Any]) -> str:
+    rows, shares = [], []
+    for run in part["runs"]:
+        broken = run["breakdown"]
+        rows.append(
+            f"| {run['gpus']} | {run['seconds']:.1f} | {run['articles_per_second']:,.0f} | {run['speed_up']:.2f} "
+            f"| {run['share_of_engine']:.0%} | {broken['rows_per_second']:,.0f} | {run['window_speed_up']:.2f} "
+            f"| {run['window_share_of_engine']:.0%} |"
+        )
+        names = list(broken["devices"][0]["shares"])
+        mean = {n: sum(d["shares"][n] for d in broken["devices"]) / len(broken["devices"]) for n in names}
+        steps = {"before the call": run["before_the_call_seconds"], **run["timings"]}
+        spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in steps.items())
+        told = ", ".join(f"{name} {share:.0%}" for name, share in mean.items())
+        shares.append(f"- {run['gpus']}: {spent}. While chunks ran: {told}. {broken['verdict']}.")
+    return f"""## A large job, Parquet to Parquet
+
+{_machine(part)}.
+
+{part["articles"]:,} AG News articles, repeated and shuffled, in {part["files"]} Parquet files of
+{part["input_bytes"] / 1e9:.1f} GB in all, written just before; chunks of {part["chunk_rows"]:,}. Timed is the command
+from its start to the last file of its commit, so that imports, the start of the cluster and the engines count. The
+engine alone, on one of these GPUs in the same run: {part["engine"]["articles_per_second"]:,.0f} articles/s from host
+memory to labels there ({part["engine"]["backend"]}). The aims: 3.8 times from 1 to 4, and 85 % of the engine's rate.
+
+| GPUs | seconds | articles/s | speed-up | of the engine's | articles/s while chunks ran | speed-up | of the engine's |
+|---|---|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+Where the rest goes, by the job's own report:
+
+{chr(10).join(shares)}
+"""
+
+
+def _scheduler(part: dict[str, Any]) -> str:
+    rate, limit = part["articles_per_second_a_gpu"], part["most_chunks_per_second"]
+    sizes = sorted({run["chunk_rows"] for run in part["runs"]})
+    lines = []
+    for gpus in sorted({run["gpus"] for run in part["runs"]}):
+        of_size = {run["chunk_rows"]: run for run in part["runs"] if run["gpus"] == gpus}
+        cells = [_cell(of_size[size]) if size in of_size else "" for size in sizes]
+        lines.append(f"| {gpus:,} | {' | '.join(cells)} |")
+    fastest = max(part["runs"], key=lambda run: run["chunks_per_second"])
+    used = fastest["processor_seconds"].items()
+    busy = ", ".join(f"{role} {seconds / fastest['seconds']:.2f}" for role, seconds in used)
+    rule = RULE.format(limit=limit, rate=rate, rows=rate / limit, default=131_072 * limit / rate)
+    return f"""## What one scheduler feeds
+
+{_machine(part)}.
+
+Engines that only sleep, so long as a GPU of {rate:,.0f} articles/s takes for a chunk; thread slots in
+{max(run["worker_processes"] for run in part["runs"])} worker processes or fewer stand in for the GPUs. Nothing is read
+or written for a chunk; the graph, the scheduler and the client are the product's own. In each cell: the share of their
+time that the GPUs were busy, and chunks a second; start and end of the job count.
+
+| GPUs | {" | ".join(f"{size:,} rows" for size in sizes)} |
+|---|{"---|" * len(sizes)}
+{chr(10).join(lines)}
+
+Processor cores kept busy in the fastest run: {busy} (of the workers, all together), of {part["about"]["cores"]} there
+are. Scheduler and client can use about one each: where neither comes near that, the machine or the workers were the
+limit, and the scheduler's own is higher. Runs of a few seconds weigh the job's start most and are a lower bound.
+
+![GPUs that one scheduler keeps busy](scaling.png)
+
+{rule}"""
+
+
+def _cell(run: dict[str, Any]) -> str:
+    share = f"{min(run['busy'], 1):.0%}"
+    return f"{share}, {run['chunks_per_second']:,.0f}/s"
+
+
+def _memory(part: dict[str, Any]) -> str:
+    rows = []
+    for role in ("scheduler", "client", "worker"):
+        found = part["memory"][role]
+        rows.append(
+            f"| {role} | {found['peak_bytes'] / 1e6:.0f} | {found['growth_bytes'] / 1e6:+.1f} "
+            f"| {found['growth_bytes_a_chunk']:+,.0f} | {'yes' if found['flat'] else 'no'} |"
+        )
+    return f"""## Memory over a long job
+
+{_machine(part)}.
+
+{part["chunks"]:,} chunks of {part["chunk_rows"]:,} articles, really read from Parquet and written, on
+{part["gpus"]} sleeping engines in {part["worker_processes"]} worker processes, in {part["seconds"]:.0f} s. Resident
+memory, of the workers the largest's; growth is from 30 % of the job to 95 %. Growth
+goes with the number of chunks: a job of more of them grows by more.
+
+| | peak MB | growth MB | bytes a chunk | grew by less than 5 % |
+|---|---|---|---|---|
+{chr(10).join(rows)}
+
+The client keeps of each chunk its entry and its timings, for the report; with the chunks of a GPU, 131,072 rows, a
+billion articles are 7,630 chunks.
+"""
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """PNG: how busy stub engines were kept, over the chunk size."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    part = result["scheduler"]
+    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#8a8f98"}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(9.0, 4.0), layout="constrained")
+        busy, fed = figure.subplots(1, 2)
+        for gpus in sorted({run["gpus"] for run in part["runs"]}):
+            runs = sorted((r for r in part["runs"] if r["gpus"] == gpus), key=lambda r: r["chunk_rows"])
+            sizes = [r["chunk_rows"] for r in runs]
+            busy.plot(sizes, [100 * min(r["busy"], 1) for r in runs], marker="o", label=f"{gpus:,} GPUs")
+            fed.plot(sizes, [min(r["busy"], 1) * gpus for r in runs], marker="o", label=f"{gpus:,} GPUs")
+        every = sorted({run["chunk_rows"] for run in part["runs"]})
+        most = [part["most_chunks_per_second"] * size / part["articles_per_second_a_gpu"] for size in every]
+        fed.plot(every, most, color="#8a8f98", linestyle=":", label="the rule's limit")
+        busy.set(title="How busy they are kept", ylabel="% of the time", ylim=(0, 105))
+        fed.set(title="How many GPUs' worth are fed", ylabel="GPUs (logarithmic)", yscale="log")
+        for axes in (busy, fed):
+            axes.set(xscale="log", xlabel="rows in a chunk (logarithmic)", xticks=every)
+            axes.set_xticklabels([f"{size:,}" for size in every], rotation=20)
+            axes.minorticks_off()
+            axes.legend(frameon=False)
+        figure.suptitle(
+            f"One scheduler, engines that sleep; {part['about']['cores']} cores for everything", fontsize=11
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=200)

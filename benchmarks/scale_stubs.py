@@ -1,0 +1,175 @@
+"""What one scheduler feeds, and what grows: jobs on engines that only sleep. Needs no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from distributed import Client
+
+from benchmarks import sleeper
+from benchmarks.sampling import Sampler
+from cluster import connect
+from pipeline import classify
+from pipeline.report.job import JobReport, Progress
+
+ROOT = Path(__file__).resolve().parent.parent
+ARTICLES_PER_SECOND = 1.2e6
+"""Of one GPU; a chunk's sleep is its rows over this."""
+
+THREADS_A_GPU = 4
+_FIRST_GUESS = 500.0  # chunks a second, until one is measured
+_ENOUGH = 0.85
+_SETTINGS = {  # those of the Slurm scripts
+    "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "False",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
+}
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A scheduler and workers, each a process of its own, as on a cluster; this process is the client."""
+
+    client: Client
+    scheduler: psutil.Process
+    workers: tuple[psutil.Process, ...]
+
+    @property
+    def roles(self) -> dict[str, tuple[psutil.Process, ...]]:
+        return {"scheduler": (self.scheduler,), "client": (psutil.Process(),), "worker": self.workers}
+
+    def processor_seconds(self) -> dict[str, float]:
+        """Of each role so far; of the workers, all together."""
+        times = {role: [member.cpu_times() for member in members] for role, members in self.roles.items()}
+        return {role: sum(t.user + t.system for t in found) for role, found in times.items()}
+
+
+@contextmanager
+def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
+    """`gpus` sleeping engines in `processes` workers at most, each with as many."""
+    count = next(n for n in range(min(processes, gpus), 0, -1) if gpus % n == 0)
+    slots = gpus // count
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    env = {**os.environ, **_SETTINGS, "PYTHONPATH": path, sleeper.SLOTS: str(slots)}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-scale-"))
+        log = stack.enter_context(open(f"{folder}/log", "w"))
+        file = f"{folder}/scheduler.json"
+
+        def start(*arguments: str) -> psutil.Process:
+            command = [sys.executable, "-m", "dask", *arguments, "--scheduler-file", file]
+            process = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            return psutil.Process(process.pid)
+
+        scheduler = start("scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0",
+                          "--preload", "cluster.dashboard")  # fmt: skip
+        worker = ("worker", "--host", "127.0.0.1", "--no-nanny", "--nworkers", "1", "--memory-limit", "0",
+                  "--nthreads", str(THREADS_A_GPU * slots), "--no-dashboard", "--local-directory", folder,
+                  "--preload", "benchmarks.sleeper")  # fmt: skip
+        workers = tuple(start(*worker) for _ in range(count))
+        client = stack.enter_context(connect(scheduler_file=file))
+        client.wait_for_workers(count, timeout=120)
+        yield Fleet(client, scheduler, workers)
+
+
+class Moments(Progress):
+    """When each chunk was done."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    def advance(self, report: JobReport) -> None:
+        self.at.append(time.perf_counter())
+
+    def middle_rate(self, least: int) -> float | None:
+        """Chunks a second from a tenth to nine tenths of them; None for fewer than `least`, which come in bursts."""
+        if len(self.at) < least:
+            return None
+        first, last = len(self.at) // 10, len(self.at) * 9 // 10
+        return (last - first) / max(self.at[last] - self.at[first], 1e-9)
+
+
+def stub_job(running: Fleet, gpus: int, chunks: int, rows: int) -> dict[str, Any]:
+    """A job of so many chunks, each as long as `rows` articles take a GPU. Nothing is read or written but the folder's
+    own files: a planned row, a line of a text file, stands for a chunk.
+    """
+    running.client.run(sleeper.settle, rows / ARTICLES_PER_SECOND, False)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "chunks.txt"
+        source.write_text("x\n" * chunks)
+        moments, before = Moments(), running.processor_seconds()
+        report = classify(str(source), f"{folder}/out", client=running.client, chunk_size=1, progress=moments)
+    after = running.processor_seconds()
+    if report.rows_written != chunks:
+        raise RuntimeError(f"{report.rows_written} chunks of {chunks} are done: {report.set_aside[:1]}")
+    seconds = report.timings["classify"]
+    return {
+        "gpus": gpus,
+        "chunk_rows": rows,
+        "chunks": chunks,
+        "seconds": seconds,
+        "chunks_per_second": chunks / seconds,
+        "middle_chunks_per_second": moments.middle_rate(20 * gpus),
+        "processor_seconds": {role: after[role] - before[role] for role in after},
+    }
+
+
+def scheduler_part(
+    gpus: list[int],
+    rows: list[int],
+    seconds: float,
+    least: int,
+    processes: int,
+    keep: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Every number of GPUs with every chunk size, each for about `seconds`, and `least` chunks a GPU or more."""
+    result: dict[str, Any] = {"articles_per_second_a_gpu": ARTICLES_PER_SECOND, "enough": _ENOUGH, "runs": []}
+    limit = _FIRST_GUESS
+    for count in gpus:
+        with fleet(count, processes) as running:
+            stub_job(running, count, 64, rows[0])  # engines and connections are there
+            for size in rows:
+                wanted = count * ARTICLES_PER_SECOND / size
+                chunks = max(least * count, int(seconds * min(wanted, limit)))
+                run = stub_job(running, count, chunks, size) | {"worker_processes": len(running.workers)}
+                run["wanted_chunks_per_second"] = wanted
+                run["busy"] = run["chunks_per_second"] / wanted
+                result["runs"].append(run)
+                limit = max(r["chunks_per_second"] for r in result["runs"])
+                result["most_chunks_per_second"] = limit
+                keep(result)
+                print(f"{count} GPUs, chunks of {size:,}: {run['chunks_per_second']:,.0f} chunks/s of {wanted:,.0f} "
+                      f"wanted, GPUs busy {run['busy']:.0%}", flush=True)  # fmt: skip
+    return result
+
+
+def memory_part(source: Path, chunk_rows: int, chunks: int, gpus: int, processes: int) -> dict[str, Any]:
+    """One long job on sleeping engines that really reads and writes; its memory from the first chunk to the last."""
+    with fleet(gpus, processes) as running, tempfile.TemporaryDirectory() as folder:
+        running.client.run(sleeper.settle, chunk_rows / ARTICLES_PER_SECOND, True)
+        with Sampler(lambda: running.roles) as sampler:
+            report = classify(str(source), f"{folder}/out", client=running.client, chunk_size=chunk_rows,
+                              id_column="id")  # fmt: skip
+        workers = len(running.workers)
+    return {
+        "gpus": gpus,
+        "worker_processes": workers,
+        "chunk_rows": chunk_rows,
+        "chunks": report.chunks,
+        "rows": report.rows_written,
+        "seconds": report.seconds,
+        "timings": report.timings,
+        "memory": sampler.to_dict(report.chunks),
+    }

@@ -1,0 +1,65 @@
+"""A Dask worker preload: engines that only sleep, several in a process, each standing in for a GPU.
+
+BROADSHEET_STUB_SLOTS says how many. `settle` says on a running worker how long a chunk takes, and whether chunks are
+really read and written; everything else, of the scheduler and of the client, is the product's own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import pyarrow as pa
+from distributed import Worker
+
+import cluster.plugin
+from benchmarks.stand_in import StandIn
+from pipeline import tasks
+from pipeline.engine import Predictions
+from pipeline.graph import GPU_EXECUTOR
+from pipeline.source.chunk import Chunk, Selection, bad_rows_table
+from pipeline.source.plan import Unit
+from pipeline.trace import span
+
+SLOTS = "BROADSHEET_STUB_SLOTS"
+
+_seconds = 0.0
+_own = tasks.read_unit, tasks.commit_chunk
+
+
+class Sleeper(StandIn):
+    """Labels everything class 0 after a while."""
+
+    def classify(self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False) -> Predictions:
+        with span("kernels", spans, "compute", self.device_name):
+            time.sleep(_seconds)
+        return super().classify(texts, top_k, all_scores)
+
+
+def _one_row(unit: Unit, selection: Selection, *_: Any) -> Chunk:
+    """In place of reading: the planned rows, of one letter each."""
+    rows = pa.table([["stub"] * unit.rows, list(range(unit.rows))], selection.row_schema)
+    return Chunk(pa.array([b"x"] * unit.rows, pa.large_binary()), rows, bad_rows_table("", []))
+
+
+def _not_written(out: Any, name: str, table: pa.Table, quarantine: pa.Table, about: Mapping[str, Any]) -> Any:
+    """In place of writing: an entry as long as a real one."""
+    return {**about, "part": {"rows": len(table), "bytes": 0, "sha256": "0" * 64}, "quarantine": None}
+
+
+def settle(seconds: float, reading_and_writing: bool) -> None:
+    """How long a chunk takes from now on, and whether it is really read and written."""
+    global _seconds
+    _seconds = seconds
+    tasks.read_unit, tasks.commit_chunk = _own if reading_and_writing else (_one_row, _not_written)
+
+
+def dask_setup(worker: Worker) -> None:
+    """Called by Dask when the worker starts."""
+    worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(int(os.environ[SLOTS]), "broadsheet-gpu")
+    tasks._lock = nullcontext()  # one engine at a time computes in a real worker, here all sleep at once
+    cluster.plugin.open_engine = Sleeper
