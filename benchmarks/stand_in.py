@@ -6,6 +6,7 @@ DASK_DISTRIBUTED__WORKER__PRELOAD=benchmarks/stand_in.py broadsheet classify …
 import time
 
 import numpy as np
+from distributed import Worker
 
 import cluster.plugin
 from pipeline.engine import Backend, Predictions
@@ -30,4 +31,6 @@ class StandIn:
         pass
 
 
-cluster.plugin.open_engine = StandIn
+def dask_setup(worker: Worker) -> None:
+    """Called by Dask when the worker starts: only there, never in a process that imports this file."""
+    cluster.plugin.open_engine = StandIn
