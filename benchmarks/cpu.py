@@ -22,7 +22,8 @@ import typer
 from numpy.typing import NDArray
 from torch.nn import functional as f
 
-from pipeline.engine import available_cores, open_engine
+from pipeline.cores import available_cores
+from pipeline.engine import open_engine
 from pipeline.model import Model, load_model
 
 

@@ -19,7 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.engine import available_cores, open_engine
+from pipeline.cores import available_cores
+from pipeline.engine import open_engine
 from pipeline.model import load_model
 from pipeline.profile import sample
 from pipeline.trace import Span, brought_home, span

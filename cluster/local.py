@@ -19,7 +19,7 @@ from cluster.nsys import nsys_workers
 from cluster.plugin import no_workers_seconds
 from cluster.protocol import count_gpus
 from cluster.tls import make_certificates
-from pipeline.engine import available_cores
+from pipeline.cores import available_cores
 from pipeline.errors import BroadsheetError, UsageError
 
 THREADS_PER_WORKER = 4

@@ -16,7 +16,8 @@ from distributed import Client, Scheduler, Worker, WorkerPlugin
 from cluster.clock import ClockPlugin
 from cluster.metrics import METRIC, worker_metrics
 from pipeline import tasks
-from pipeline.engine import Backend, Engine, available_cores, open_engine
+from pipeline.cores import available_cores
+from pipeline.engine import Backend, Engine, open_engine
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import GPU_EXECUTOR
 from pipeline.model import Model

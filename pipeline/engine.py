@@ -6,7 +6,6 @@ The backend of this file is the CPU's (`reference.forward` on NumPy's BLAS); the
 from __future__ import annotations
 
 import importlib.util
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from threadpoolctl import ThreadpoolController
 
 from pipeline import reference
 from pipeline.alphabet import encode, of_ids
+from pipeline.cores import available_cores
 from pipeline.errors import UsageError
 from pipeline.model import Model
 from pipeline.trace import Span, span
@@ -185,11 +185,6 @@ def why_no_gpu() -> str | None:
     except Exception as error:  # CuPy raises ImportError, RuntimeError and its own, by what is amiss
         return " ".join(f"there is no NVIDIA GPU with a driver that works ({error})".split())
     return None
-
-
-def available_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class CpuEngine:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pipeline.errors import SourceError
 from pipeline.source import csv, jsonl, onehot, parquet, text
 from pipeline.source.chunk import QUARANTINE_SCHEMA, Chunk, Selection, concat
-from pipeline.source.files import InputFile, open_at
+from pipeline.source.files import InputFile, open_at, open_native
 from pipeline.source.plan import CHUNK_BYTES, Fragment, Stream, Unit, splitter_of
 from pipeline.source.records import Records, cut, read_records
 from pipeline.trace import Span, span
@@ -44,6 +44,8 @@ def _read_fragment(
         yield onehot.parse(file, fragment.start, stop, symbols, length, selection)
     elif file.format == "parquet":
         yield parquet.parse(file, fragment.group, fragment.start, stop, fragment.first_row, selection)
+    elif (chunk := _at_once(fragment, stop, selection, spans)) is not None:
+        yield chunk
     else:
         size = None if file.compression else stop - fragment.start
         row = fragment.first_row
@@ -56,6 +58,15 @@ def _read_fragment(
                 f"{file.path}: {found} records at byte {fragment.start:,}, where {fragment.rows} were planned: "
                 "the file was changed while the job ran"
             )
+
+
+def _at_once(fragment: Fragment, stop: int, selection: Selection, spans: list[Span] | None) -> Chunk | None:
+    """A fragment that takes the parser alone; None where it takes a scan for its records too."""
+    file = fragment.file
+    if not fragment.regular or file.compression or file.format not in ("csv", "tsv"):
+        return None
+    with open_native(file) as stream, span("decode", spans, "read"):
+        return csv.parse_at_once(stream, fragment.start, stop, fragment.rows, fragment.first_row, file, selection)
 
 
 def read_stream(stream: Stream, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:

@@ -155,7 +155,7 @@ def assemble(
         set_aside.append(BadRow(int(numbers[i]), offset, reason, head))
     keep = np.ones(len(numbers), np.bool_)
     keep[list(reasons)] = False
-    columns = [pa.array([file] * len(numbers), pa.string()), pa.array(numbers)]
+    columns = [pa.repeat(pa.scalar(file, pa.string()), len(numbers)), pa.array(numbers)]
     columns += [_id_column(decoded[f.name], f.type) for f in list(selection.row_schema)[2:]]
     rows = pa.table(columns, selection.row_schema)
     if reasons:

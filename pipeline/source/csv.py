@@ -12,6 +12,7 @@ import csv
 import io
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from pyarrow import csv as pa_csv
 
 from pipeline.errors import SourceError
 from pipeline.source.chunk import FIELD_LIMIT, Chunk, Selection, assemble
+from pipeline.source.files import InputFile
 from pipeline.source.records import Records, Split
 
 _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
@@ -43,9 +45,9 @@ class Dialect:
     def __call__(self, buffer: bytes, final: bool) -> Split:
         """The records of a buffer that begins at one: vectorised up to the first oddity, exact from there."""
         found = _split_regular(buffer, ord(self.delimiter), self.fields, final)
-        starts, ends, problems = found.starts.tolist(), found.ends.tolist(), found.problems
-        at, overlong = found.consumed, False
-        regular = len(starts)
+        starts: list[int] = []
+        ends: list[int] = []
+        problems, at, overlong = found.problems, found.consumed, False
         while at < len(buffer):
             record = self._record(buffer, at, final)
             if record is None:
@@ -54,13 +56,13 @@ class Dialect:
             end, behind, problem = record
             if end > at:  # a blank line is no record
                 if problem:
-                    problems[len(starts)] = problem
+                    problems[len(found.starts) + len(starts)] = problem
                 starts.append(at)
                 ends.append(end)
             at = behind
-        if len(starts) == regular:
+        if not starts:
             return Split(found.starts, found.ends, problems, at, overlong)
-        return Split(np.array(starts, np.int64), np.array(ends, np.int64), problems, at, overlong)
+        return Split(np.append(found.starts, starts), np.append(found.ends, ends), problems, at, overlong)
 
     def _record(self, buffer: bytes, at: int, final: bool) -> tuple[int, int, str | None] | None:
         """End, place behind the line end, and problem of the record at `at`; None if more bytes are needed."""
@@ -180,6 +182,38 @@ def fields_of(record: bytes, delimiter: str) -> list[str]:
     return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
 
 
+def parse_at_once(
+    stream: Any, start: int, stop: int, rows: int, first_row: int, file: InputFile, selection: Selection
+) -> Chunk | None:
+    """Bytes start to stop of a file in which the scan found `rows` records and no problem, without another scan.
+
+    stream: the open file. None where the parser does not find these records, or a row is for the quarantine, whose
+    byte offset only a scan can tell.
+    """
+    before = max(start - 1, 0)  # in general the end of the line before
+    stream.seek(before)
+    data = stream.read(stop - before)
+    if not rows or len(data) < stop - before:
+        return None
+    if data[:1] not in (b"\n", b"\r"):
+        data = b"\n" + data[start - before :]
+    try:
+        table = _table(data, file.columns, file.delimiter, selection.columns)
+        if len(table) != rows:
+            return None
+        return assemble(file.path, first_row + np.arange(rows), table, selection, _no_place)
+    except (pa.ArrowInvalid, _PlaceWanted):
+        return None
+
+
+class _PlaceWanted(Exception):
+    """A row is for the quarantine, and nobody knows where it stands."""
+
+
+def _no_place(i: int) -> tuple[None, bytes]:
+    raise _PlaceWanted
+
+
 def parse(
     records: Records, names: tuple[str, ...], delimiter: str, file: str, first_row: int, selection: Selection
 ) -> Chunk:
@@ -187,27 +221,35 @@ def parse(
     good = np.ones(len(records), np.bool_)
     good[list(records.problems)] = False
     kept = np.flatnonzero(good)
-    bounds = list(zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True))
-    if not records.problems and len(kept):
+    if records.problems or not len(kept):
+        bounds = list(zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True))
+    else:
         bounds = [(int(records.starts[0]), int(records.ends[-1]))]
-    # It begins with a blank line, which the parser passes over, for at the very start it would drop a byte order mark.
-    data = b"\n".join([b"", *(records.data[start:end] for start, end in bounds)])
     table = pa.table({name: pa.array([], pa.binary()) for name in selection.columns})
     if len(kept):
-        table = pa_csv.read_csv(
-            pa.BufferReader(data),
-            pa_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
-            pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(selection.columns, pa.binary()),
-                include_columns=list(selection.columns),
-                strings_can_be_null=False,
-                null_values=[],
-                true_values=[],
-                false_values=[],
-            ),
-        )
+        data = b"\n".join([b"", *(records.data[start:end] for start, end in bounds)])
+        table = _table(data, names, delimiter, selection.columns)
     if len(table) != len(kept):
         raise SourceError(f"{file}: {len(kept)} records by the scan, {len(table)} by the parser: please report this")
     bad = records.bad_rows(first_row)
     return assemble(file, first_row + kept, table, selection, lambda i: records.raw(int(kept[i])), bad)
+
+
+def _table(data: bytes, names: tuple[str, ...], delimiter: str, columns: tuple[str, ...]) -> pa.Table:
+    """The fields of `columns`, as bytes.
+
+    `data` begins with a line end, which the parser passes over, for at the very start it would drop a byte order mark.
+    """
+    return pa_csv.read_csv(
+        pa.BufferReader(data),
+        pa_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+        pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(columns, pa.binary()),
+            include_columns=list(columns),
+            strings_can_be_null=False,
+            null_values=[],
+            true_values=[],
+            false_values=[],
+        ),
+    )

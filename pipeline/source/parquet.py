@@ -12,16 +12,12 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import SourceError
 from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble
-from pipeline.source.files import InputFile, open_at
-
-_decoding = threading.Lock()
+from pipeline.source.files import InputFile, open_native
 
 
 def parse(file: InputFile, group: int, start: int, stop: int, first_row: int, selection: Selection) -> Chunk:
     """Rows start to stop of a row group, the first of which is row `first_row` of the file."""
-    with _decoding:  # a second thread waits for the group that the first decodes, instead of decoding it again
-        table = _row_group(file, group, selection.columns)
-    table = table.slice(start, stop - start)
+    table = _row_group(file, group, selection.columns).table().slice(start, stop - start)
 
     def raw(i: int) -> tuple[None, bytes]:
         return None, (table.column(selection.text[0])[i].as_py() or b"")[:HEAD_BYTES]
@@ -30,16 +26,35 @@ def parse(file: InputFile, group: int, start: int, stop: int, first_row: int, se
 
 
 @lru_cache(maxsize=2)
-def _row_group(file: InputFile, group: int, columns: tuple[str, ...]) -> pa.Table:
-    """The columns of one row group, text as bytes. Size, time and hash are part of `file`, so that a long-lived worker
-    never takes an old group from its memory.
-    """
-    try:
-        with open_at(file) as stream:
-            table = pq.ParquetFile(stream).read_row_group(group, columns=list(columns), use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"{file.path}: row group {group} cannot be read: {error}") from error
-    return as_bytes(table)
+def _row_group(file: InputFile, group: int, columns: tuple[str, ...]) -> _RowGroup:
+    """Size, time and hash are part of `file`, so that a long-lived worker never takes an old group from its memory."""
+    return _RowGroup(file, group, columns)
+
+
+class _RowGroup:
+    """The columns of one row group, text as bytes, decoded once: a second thread waits for the first."""
+
+    def __init__(self, file: InputFile, group: int, columns: tuple[str, ...]) -> None:
+        self._file, self._group, self._columns = file, group, columns
+        self._decoding = threading.Lock()
+        self._table: pa.Table | None = None
+
+    def table(self) -> pa.Table:
+        """Raises SourceError where it cannot be read."""
+        with self._decoding:
+            if self._table is None:
+                self._table = as_bytes(self._read())
+            return self._table
+
+    def _read(self) -> pa.Table:
+        path = self._file.path
+        try:
+            with open_native(self._file) as stream:
+                return pq.ParquetFile(stream).read_row_group(
+                    self._group, columns=list(self._columns), use_threads=False
+                )
+        except (OSError, pa.ArrowException) as error:
+            raise SourceError(f"{path}: row group {self._group} cannot be read: {error}") from error
 
 
 def metadata(stream: BinaryIO) -> tuple[pa.Schema, pq.FileMetaData]:

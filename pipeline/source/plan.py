@@ -7,8 +7,11 @@ its middle and rows have numbers. A compressed file has one reader; a small one 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from pipeline.cores import available_cores
 from pipeline.errors import SourceError, UsageError
 from pipeline.source import csv, jsonl, onehot, parquet
 from pipeline.source.chunk import Selection
@@ -28,7 +31,8 @@ Problem = tuple[str, str]
 @dataclass(frozen=True)
 class Fragment:
     """Rows `first_row` to `first_row + rows` of a file: bytes start to stop (stop None: to the end), or for Parquet and
-    one-hot files rows start to stop of row group `group` or of the file.
+    one-hot files rows start to stop of row group `group` or of the file. regular: no record has a problem, as far as
+    the scan for their beginnings can tell.
     """
 
     file: InputFile
@@ -37,6 +41,7 @@ class Fragment:
     first_row: int
     rows: int
     group: int = -1
+    regular: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,14 +86,16 @@ def part_name(file: int, part: int) -> str:
 
 def find_files(inputs: Sequence[str], whole_hash: bool) -> tuple[list[InputFile], list[Problem]]:
     """The files that `inputs` name, and those among them that cannot be read. Raises UsageError as `expand` does."""
-    files: list[InputFile] = []
-    problems: list[Problem] = []
-    for path in expand(inputs):
+
+    def look(path: str) -> InputFile | Problem:
         try:
-            files.append(describe(path, whole_hash))
+            return describe(path, whole_hash)
         except SourceError as error:
-            problems.append((path, str(error)))
-    return files, problems
+            return path, str(error)
+
+    with ThreadPoolExecutor(available_cores()) as pool:
+        found = list(pool.map(look, expand(inputs)))
+    return [f for f in found if isinstance(f, InputFile)], [p for p in found if not isinstance(p, InputFile)]
 
 
 def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int, symbols: int, length: int) -> Plan:
@@ -97,32 +104,21 @@ def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int
     symbols, length: of the model, for one-hot input. Raises UsageError for what the user must change: columns that the
     first file lacks.
     """
-    files = list(found)
-    packing = _Packing(chunk_rows)
-    problems: list[Problem] = []
+    looked: list[_Looked] = []
     first: tuple[str, Shape] | None = None
-    for number, file in enumerate(files):
-        path = file.path
-        if not file.size:
-            problems.append((path, f"{path}: the file is empty"))
-            continue
-        try:
-            shape = shape_of(file, selection)
-            if first is None:
-                selection = resolve(path, shape, selection)
-                first = (path, shape)
-            elif message := difference(path, shape, first, selection):
-                problems.append((path, message))
-            file = replace(file, columns=shape.names or ())
-            files[number] = file
-            fragments = list(_fragments(file, shape, chunk_rows, symbols, length, selection, problems))
-        except (SourceError, UsageError) as error:
-            if isinstance(error, UsageError) and (first is None or first[0] == path):
-                raise  # the job as asked for does not fit its first file
-            problems.append((path, str(error)))
-            continue
-        if fragments and fragments[0].rows < 0:
-            packing.stream(Stream(number, file, shape.start))
+    rest = iter(found)
+    for file in rest:  # what the first readable file has is asked of all others
+        looked.append(_look_at(file, selection, None, chunk_rows, symbols, length))
+        if looked[-1].shape is not None:
+            first, selection = (file.path, looked[-1].shape), looked[-1].selection
+            break
+    with ThreadPoolExecutor(available_cores()) as pool:
+        looked += pool.map(lambda file: _look_at(file, selection, first, chunk_rows, symbols, length), rest)
+    packing = _Packing(chunk_rows)
+    for number, one in enumerate(looked):
+        fragments = one.fragments
+        if one.shape is not None and fragments and fragments[0].rows < 0:
+            packing.stream(Stream(number, one.file, one.shape.start))
         else:
             for part, fragment in enumerate(fragments):
                 packing.add(part_name(number, part), fragment)
@@ -130,7 +126,46 @@ def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int
     units = packing.units
     if not any(isinstance(unit, Stream) or unit.rows for unit in units):
         units = [Unit(part_name(0, 0), ())]
-    return Plan(tuple(files), tuple(units), tuple(problems), selection, chunk_rows)
+    problems = tuple(problem for one in looked for problem in one.problems)
+    return Plan(tuple(one.file for one in looked), tuple(units), problems, selection, chunk_rows)
+
+
+class _Looked(NamedTuple):
+    """shape: None where the file could not be read. selection: resolved for it."""
+
+    file: InputFile
+    selection: Selection
+    shape: Shape | None = None
+    fragments: Sequence[Fragment] = ()
+    problems: Sequence[Problem] = ()
+
+
+def _look_at(
+    file: InputFile, selection: Selection, first: tuple[str, Shape] | None, chunk_rows: int, symbols: int, length: int
+) -> _Looked:
+    """Where a file's chunks begin; a pure function, for files are looked at side by side.
+
+    first: path and shape of the job's first file, None for that file itself. Raises UsageError where that one does not
+    fit the job as asked for.
+    """
+    path = file.path
+    if not file.size:
+        return _Looked(file, selection, problems=[(path, f"{path}: the file is empty")])
+    shape = None
+    problems: list[Problem] = []
+    try:
+        shape = shape_of(file, selection)
+        if first is None:
+            selection = resolve(path, shape, selection)
+        elif message := difference(path, shape, first, selection):
+            problems.append((path, message))
+        file = replace(file, columns=shape.names or ())
+        fragments = list(_fragments(file, shape, chunk_rows, symbols, length, selection, problems))
+    except (SourceError, UsageError) as error:
+        if isinstance(error, UsageError) and first is None:
+            raise
+        return _Looked(file, selection, shape, problems=[*problems, (path, str(error))])
+    return _Looked(file, selection, shape, fragments, problems)
 
 
 class _Packing:
@@ -219,19 +254,20 @@ def _parquet_fragments(file: InputFile, chunk_rows: int, selection: Selection) -
 def _index(file: InputFile, start: int, chunk_rows: int, problems: list[Problem]) -> Iterator[Fragment]:
     """Cut a file of records at their beginnings."""
     whole = None if file.compression else file.size
-    begin, first_row, row = start, 0, 0
+    begin, first_row, row, regular = start, 0, 0, True
     with open_at(file, start) as stream:
         try:
             for records, new in cut(read_records(stream, splitter_of(file), start), chunk_rows, CHUNK_BYTES):
                 if new and row:
                     stop = int(records.offsets[0])
-                    yield Fragment(file, begin, stop, first_row, row - first_row)
-                    begin, first_row = stop, row
+                    yield Fragment(file, begin, stop, first_row, row - first_row, regular=regular)
+                    begin, first_row, regular = stop, row, True
                 row += len(records)
+                regular &= not records.problems
         except SourceError as error:
             if not file.compression:
                 raise
             if not row:  # else the rows before the damage are read, and it is told there
                 problems.append((file.path, str(error)))
     if row > first_row:
-        yield Fragment(file, begin, whole, first_row, row - first_row)
+        yield Fragment(file, begin, whole, first_row, row - first_row, regular=regular)

@@ -21,7 +21,9 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         if isinstance(unit, Stream):
             units.append({"stream": unit.number, "start": unit.start})
         else:
-            fragments = [[number[id(f.file)], f.start, f.stop, f.first_row, f.rows, f.group] for f in unit.fragments]
+            fragments = [
+                [number[id(f.file)], f.start, f.stop, f.first_row, f.rows, f.group, f.regular] for f in unit.fragments
+            ]
             units.append({"name": unit.name, "fragments": fragments})
     selection = {k: v for k, v in asdict(plan.selection).items() if k != "id_types"}
     return {
