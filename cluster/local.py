@@ -36,6 +36,9 @@ SETTINGS = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": 0.85,
     "distributed.worker.memory.terminate": 0.95,
+    # A chunk's buffers are the next one's: given back to the system, they would be paid for anew in page faults.
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 30,
+    "distributed.nanny.pre-spawn-environ.MIMALLOC_PURGE_DELAY": 10_000,
     "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
 }
 """What a cluster of ours is configured with, wherever it runs."""

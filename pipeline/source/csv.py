@@ -12,7 +12,6 @@ import csv
 import io
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -183,7 +182,7 @@ def fields_of(record: bytes, delimiter: str) -> list[str]:
 
 
 def parse_at_once(
-    stream: Any, start: int, stop: int, rows: int, first_row: int, file: InputFile, selection: Selection
+    stream: pa.NativeFile, start: int, stop: int, rows: int, first_row: int, file: InputFile, selection: Selection
 ) -> Chunk | None:
     """Bytes start to stop of a file in which the scan found `rows` records and no problem, without another scan.
 
@@ -192,11 +191,11 @@ def parse_at_once(
     """
     before = max(start - 1, 0)  # in general the end of the line before
     stream.seek(before)
-    data = stream.read(stop - before)
+    data = stream.read_buffer(stop - before)
     if not rows or len(data) < stop - before:
         return None
-    if data[:1] not in (b"\n", b"\r"):
-        data = b"\n" + data[start - before :]
+    if bytes(data[:1]) not in (b"\n", b"\r"):
+        data = pa.py_buffer(b"\n" + data[start - before :].to_pybytes())
     try:
         table = _table(data, file.columns, file.delimiter, selection.columns)
         if len(table) != rows:
@@ -235,7 +234,7 @@ def parse(
     return assemble(file, first_row + kept, table, selection, lambda i: records.raw(int(kept[i])), bad)
 
 
-def _table(data: bytes, names: tuple[str, ...], delimiter: str, columns: tuple[str, ...]) -> pa.Table:
+def _table(data: bytes | pa.Buffer, names: tuple[str, ...], delimiter: str, columns: tuple[str, ...]) -> pa.Table:
     """The fields of `columns`, as bytes.
 
     `data` begins with a line end, which the parser passes over, for at the very start it would drop a byte order mark.

@@ -173,9 +173,15 @@ def open_at(file: InputFile, start: int = 0) -> BinaryIO:
     return stream
 
 
-def open_native(file: InputFile) -> Any:
-    """An uncompressed file as Arrow reads it: a local one without Python, whose lock other threads need meanwhile."""
-    return _open(file.location) if "://" in file.location else pa.OSFile(file.location)
+def open_native(file: InputFile) -> pa.NativeFile:
+    """An uncompressed file as Arrow reads it: a local one without Python, whose lock other threads need meanwhile.
+
+    Raises SourceError where it cannot be opened.
+    """
+    try:
+        return pa.PythonFile(_open(file.location), "r") if "://" in file.location else pa.OSFile(file.location)
+    except OSError as error:
+        raise SourceError(f"{file.path}: {error.strerror or error}") from error
 
 
 def _skip(stream: BinaryIO, count: int) -> None:
