@@ -91,7 +91,8 @@ def test_the_summary_fits_a_terminal(broadsheet: Command, small_model_file: Path
 )
 def test_usage_errors(broadsheet: Command, small_model_file: Path, tmp_path: Path, arguments, message: str) -> None:
     (tmp_path / "in.csv").write_text("text\nx\n")
-    run = broadsheet("classify", *arguments, "-o", "out", "--model", small_model_file, cwd=tmp_path)
+    patience = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}  # for a scheduler that is not there
+    run = broadsheet("classify", *arguments, "-o", "out", "--model", small_model_file, cwd=tmp_path, env=patience)
     assert message in run.stderr, run.stderr
     assert "Traceback" not in run.stderr
     assert run.returncode == 2
