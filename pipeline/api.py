@@ -228,4 +228,4 @@ def _finish(folder: OutputFolder, report: JobReport, began: float, job: str) -> 
     report.timings["commit"] = time.perf_counter() - committing
     report.seconds = time.perf_counter() - began
     run = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-    folder.record_run(run, report.to_dict(), report.timeline.to_table())
+    folder.record_run(run, report.to_dict(), report.timeline.spans.to_table())
