@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.source import read_unit, records
+from pipeline.source import read_unit, records, scan
 from pipeline.source.chunk import FIELD_LIMIT, Chunk, Selection, concat
 from pipeline.source.csv import Dialect
 from pipeline.source.plan import find_files, plan_files
@@ -105,12 +105,18 @@ def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int)
 
 
 @settings(max_examples=200, deadline=None)
-@given(csv_bytes, st.integers(1, 4))
-def test_chunks_hold_each_row_once_whatever_their_size(tmp_path_factory, data: bytes, chunk_rows: int) -> None:
+@given(csv_bytes, st.integers(1, 4), st.integers(1, 40), st.integers(1, 40))
+def test_chunks_hold_each_row_once_whatever_their_size(
+    tmp_path_factory, data: bytes, chunk_rows: int, segment: int, look: int
+) -> None:
+    """In segments of any size, scanned side by side; sure or not of where each begins."""
     path = tmp_path_factory.mktemp("csv") / "f.csv"
     path.write_bytes(b"id,text\n" + data)
     rows, bad = plain_parse(data, 2)
-    chunks = read_all(path, TWO, chunk_rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "SEGMENT_BYTES", segment)
+        patch.setattr(scan, "_LOOK_BYTES", look)
+        chunks = read_all(path, TWO, chunk_rows)
     assert all(c.rows_read == chunk_rows for c in chunks[:-1])
     whole = concat(chunks)
     assert whole.text.to_pylist() == [row[1] for row in rows]

@@ -1,14 +1,15 @@
 """From inputs to units of work: which bytes or rows of which files make each chunk.
 
-Uncompressed CSV, JSONL and text are read once, quickly, to find where records begin, so that a chunk can be read from
-its middle and rows have numbers. A compressed file has one reader; a small one is counted first like the others.
+Uncompressed CSV, JSONL and text are read once, by several threads, to find where records begin, so that a chunk can be
+read from its middle and rows have numbers. A compressed file has one reader; a small one is counted first like them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from pipeline.cores import available_cores
@@ -16,7 +17,8 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.source import csv, jsonl, onehot, parquet
 from pipeline.source.chunk import Selection
 from pipeline.source.files import InputFile, describe, expand, open_at
-from pipeline.source.records import Splitter, cut, read_records, split_lines
+from pipeline.source.records import Records, Splitter, cut, read_records, split_lines
+from pipeline.source.scan import scan
 from pipeline.source.shape import Shape, difference, resolve, shape_of
 
 CHUNK_BYTES = 64 << 20
@@ -107,13 +109,15 @@ def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int
     looked: list[_Looked] = []
     first: tuple[str, Shape] | None = None
     rest = iter(found)
-    for file in rest:  # what the first readable file has is asked of all others
-        looked.append(_look_at(file, selection, None, chunk_rows, symbols, length))
-        if looked[-1].shape is not None:
-            first, selection = (file.path, looked[-1].shape), looked[-1].selection
-            break
-    with ThreadPoolExecutor(available_cores()) as pool:
-        looked += pool.map(lambda file: _look_at(file, selection, first, chunk_rows, symbols, length), rest)
+    cores = available_cores()
+    with ThreadPoolExecutor(cores) as files, ThreadPoolExecutor(cores) as segments:
+        look = partial(_look_at, chunk_rows=chunk_rows, symbols=symbols, length=length, segments=segments)
+        for file in rest:  # what the first readable file has is asked of all others
+            looked.append(look(file, selection, None))
+            if looked[-1].shape is not None:
+                first, selection = (file.path, looked[-1].shape), looked[-1].selection
+                break
+        looked += files.map(lambda file: look(file, selection, first), rest)
     packing = _Packing(chunk_rows)
     for number, one in enumerate(looked):
         fragments = one.fragments
@@ -141,12 +145,18 @@ class _Looked(NamedTuple):
 
 
 def _look_at(
-    file: InputFile, selection: Selection, first: tuple[str, Shape] | None, chunk_rows: int, symbols: int, length: int
+    file: InputFile,
+    selection: Selection,
+    first: tuple[str, Shape] | None,
+    chunk_rows: int,
+    symbols: int,
+    length: int,
+    segments: Executor,
 ) -> _Looked:
     """Where a file's chunks begin; a pure function, for files are looked at side by side.
 
-    first: path and shape of the job's first file, None for that file itself. Raises UsageError where that one does not
-    fit the job as asked for.
+    first: path and shape of the job's first file, None for that file itself. segments: where parts of a large file are
+    scanned. Raises UsageError where the first file does not fit the job as asked for.
     """
     path = file.path
     if not file.size:
@@ -160,7 +170,7 @@ def _look_at(
         elif message := difference(path, shape, first, selection):
             problems.append((path, message))
         file = replace(file, columns=shape.names or ())
-        fragments = list(_fragments(file, shape, chunk_rows, symbols, length, selection, problems))
+        fragments = list(_fragments(file, shape, chunk_rows, symbols, length, selection, problems, segments))
     except (SourceError, UsageError) as error:
         if isinstance(error, UsageError) and first is None:
             raise
@@ -213,6 +223,7 @@ def _fragments(
     length: int,
     selection: Selection,
     problems: list[Problem],
+    segments: Executor,
 ) -> Iterator[Fragment]:
     """The file in pieces of up to `chunk_rows` rows; one of -1 rows where it must be streamed."""
     if file.format == "onehot":
@@ -229,7 +240,7 @@ def _fragments(
     elif file.compression and file.size > _COUNTED_COMPRESSED_BYTES:
         yield Fragment(file, shape.start, None, 0, -1)
     else:
-        pieces = list(_index(file, shape.start, chunk_rows, problems))
+        pieces = list(_index(file, shape.start, chunk_rows, problems, segments))
         if file.compression and len(pieces) > 1:
             yield Fragment(file, shape.start, None, 0, -1)
         else:
@@ -251,23 +262,32 @@ def _parquet_fragments(file: InputFile, chunk_rows: int, selection: Selection) -
         row += about.num_rows
 
 
-def _index(file: InputFile, start: int, chunk_rows: int, problems: list[Problem]) -> Iterator[Fragment]:
+def _index(
+    file: InputFile, start: int, chunk_rows: int, problems: list[Problem], segments: Executor
+) -> Iterator[Fragment]:
     """Cut a file of records at their beginnings."""
     whole = None if file.compression else file.size
     begin, first_row, row, regular = start, 0, 0, True
-    with open_at(file, start) as stream:
-        try:
-            for records, new in cut(read_records(stream, splitter_of(file), start), chunk_rows, CHUNK_BYTES):
-                if new and row:
-                    stop = int(records.offsets[0])
-                    yield Fragment(file, begin, stop, first_row, row - first_row, regular=regular)
-                    begin, first_row, regular = stop, row, True
-                row += len(records)
-                regular &= not records.problems
-        except SourceError as error:
-            if not file.compression:
-                raise
-            if not row:  # else the rows before the damage are read, and it is told there
-                problems.append((file.path, str(error)))
+    try:
+        for records, new in cut(_blocks(file, start, segments), chunk_rows, CHUNK_BYTES):
+            if new and row:
+                stop = int(records.offsets[0])
+                yield Fragment(file, begin, stop, first_row, row - first_row, regular=regular)
+                begin, first_row, regular = stop, row, True
+            row += len(records)
+            regular &= not records.problems
+    except SourceError as error:
+        if not file.compression:
+            raise
+        if not row:  # else the rows before the damage are read, and it is told there
+            problems.append((file.path, str(error)))
     if row > first_row:
         yield Fragment(file, begin, whole, first_row, row - first_row, regular=regular)
+
+
+def _blocks(file: InputFile, start: int, segments: Executor) -> Iterator[Records]:
+    if not file.compression:
+        yield from scan(file, start, splitter_of(file), segments)
+        return
+    with open_at(file, start) as stream:
+        yield from read_records(stream, splitter_of(file), start)
