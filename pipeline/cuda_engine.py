@@ -66,7 +66,10 @@ class CudaEngine:
             generation, precision = choose_generation(kernels, precision, capability)
             self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
             weights = reference.prepare(model)
-            self._network = Network(weights, model.alphabet, model.length, generation, precision, self.device)
+            try:
+                self._network = Network(weights, model.alphabet, model.length, generation, precision, self.device)
+            except cp.cuda.memory.OutOfMemoryError as error:
+                raise BroadsheetError(self._no_room("the model's weights", error)) from error
             self._allocate(batch or self._default_batch())
         self.device_name = f"cuda:{_number_on_host(device)}"
         self.memory_ready = time.time()
@@ -89,10 +92,7 @@ class CudaEngine:
             except cp.cuda.memory.OutOfMemoryError as error:
                 self._network.release()
                 if batch <= _LEAST_BATCH:
-                    raise BroadsheetError(
-                        f"GPU {self.device.id} has no room for batches of {batch} articles: {error}. End what else "
-                        "runs there, or use another GPU (CUDA_VISIBLE_DEVICES)"
-                    ) from error
+                    raise BroadsheetError(self._no_room(f"batches of {batch} articles", error)) from error
                 warnings.warn(
                     f"GPU {self.device.id} has no room for batches of {batch} articles, going on with {batch // 2}",
                     RuntimeWarning,
@@ -100,6 +100,12 @@ class CudaEngine:
                 )
                 batch //= 2
         self.batch = batch
+
+    def _no_room(self, what: str, error: Exception) -> str:
+        return (
+            f"GPU {self.device.id} has no room for {what}: {error}. End what else runs there, or use another GPU "
+            "(CUDA_VISIBLE_DEVICES)"
+        )
 
     def classify(
         self,

@@ -21,7 +21,7 @@ from threadpoolctl import ThreadpoolController
 from pipeline import reference
 from pipeline.alphabet import encode, of_ids
 from pipeline.cores import available_cores
-from pipeline.errors import UsageError
+from pipeline.errors import BroadsheetError, UsageError
 from pipeline.model import Model
 from pipeline.trace import Span, span
 from pipeline.work import Ceilings, KernelProfile
@@ -30,6 +30,7 @@ DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
 KERNELS = ("auto", "simt", "sm80", "sm90")
 _GPU_PACKAGES = {"CuPy": "cupy", "cuda-bindings": "cuda.bindings", "cuda-core": "cuda.core"}
+_OUT_OF_MEMORY = 2  # CUDA's cudaErrorMemoryAllocation
 _GROUP = reference.LINEAR_BATCH  # articles a compute thread takes at a time
 
 
@@ -172,7 +173,10 @@ def expected_device(device: str) -> str:
 
 
 def why_no_gpu() -> str | None:
-    """None where CUDA works in this process; else why it does not, in one line."""
+    """None where CUDA works in this process; else why it does not, in one line.
+
+    Raises BroadsheetError for a GPU that works and is full: in its place the CPU would be an unpleasant surprise.
+    """
     missing = _missing_package()
     if missing:
         return f"{missing} is not installed (pip install 'broadsheet[cuda13]')"
@@ -183,6 +187,11 @@ def why_no_gpu() -> str | None:
             return "there is no NVIDIA GPU (or CUDA_VISIBLE_DEVICES hides it)"
         cupy.cuda.Device().mem_info  # noqa: B018 - makes the context, which a broken driver refuses
     except Exception as error:  # CuPy raises ImportError, RuntimeError and its own, by what is amiss
+        if getattr(error, "status", None) == _OUT_OF_MEMORY:
+            raise BroadsheetError(
+                f"the GPU has no room, not even for a CUDA context ({error}). End what else runs there, choose another "
+                "(CUDA_VISIBLE_DEVICES), or use --device cpu"
+            ) from error
         return " ".join(f"there is no NVIDIA GPU with a driver that works ({error})".split())
     return None
 

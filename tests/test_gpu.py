@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pipeline import classify, load_model, reference
 from pipeline.alphabet import encode
 from pipeline.engine import Engine, open_engine, why_no_gpu
+from pipeline.errors import BroadsheetError
 from pipeline.model import Model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
@@ -220,6 +221,21 @@ def test_memory_is_what_was_planned(model: Model) -> None:
     assert abs(taken - planned) <= 0.1 * planned
     assert again == taken
     assert cupy.get_default_memory_pool().total_bytes() <= before
+
+
+def test_a_full_gpu_is_told(model: Model) -> None:
+    import cupy
+
+    from pipeline.cuda_engine import CudaEngine
+
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    pool.set_limit(size=pool.total_bytes() + 1_000_000)
+    try:
+        with pytest.raises(BroadsheetError, match=r"has no room for the model's weights.+End what else runs there"):
+            CudaEngine(model)
+    finally:
+        pool.set_limit(size=0)
 
 
 def test_too_little_memory_halves_the_batch(model: Model) -> None:
