@@ -121,7 +121,7 @@ class _Run:
         if loaded:
             chunks = self._scatter(loaded)
             with dask.annotate(executor=GPU_EXECUTOR):
-                self._add(loaded, self._map("infer-and-write", tasks.infer_and_write, chunks), losses)
+                self._add(loaded, self._map("infer-and-write", tasks.infer_and_write, chunks), losses, chunks)
 
     def _scatter(self, loaded: list[Loaded]) -> list[Future]:
         try:
@@ -144,13 +144,22 @@ class _Run:
         )
         return futures
 
-    def _add(self, sources: Iterable[Source], futures: list[Future], losses: int) -> None:
-        for source, future in zip(sources, futures, strict=True):
+    def _add(
+        self,
+        sources: Iterable[Source],
+        futures: list[Future],
+        losses: int,
+        texts: Iterable[Future | None] = itertools.repeat(None),
+    ) -> None:
+        for source, future, text in zip(sources, futures, texts, strict=False):
             self.live[future.key] = (future, source, losses)
-            self._client.loop.add_callback(self._fetch, future)
+            self._client.loop.add_callback(self._fetch, future, text)
 
-    async def _fetch(self, future: Future) -> None:
-        """Have a chunk's result here as soon as it is done; of those done at once Dask makes one request."""
+    async def _fetch(self, future: Future, text: Future | None) -> None:
+        """Have a chunk's result here as soon as it is done; of those done at once Dask makes one request.
+
+        Until then `text` is held: to free it a moment earlier takes messages that delay other results.
+        """
         try:
             self._ended.put((future.key, await self._client.gather(future, asynchronous=True)))
         except Exception as error:
