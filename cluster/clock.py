@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from weakref import WeakKeyDictionary
 
 from distributed import Client, Worker, WorkerPlugin
 from distributed.protocol.pickle import dumps
@@ -47,11 +48,18 @@ async def _measure(worker: Worker) -> None:
     set_clock(clock_from(trips))
 
 
+_clocks: WeakKeyDictionary[Client, tuple[float, Clock]] = WeakKeyDictionary()
+
+
 def client_clock(client: Client) -> Clock:
-    """The clock of this process against the scheduler's."""
-    trips = []
-    for _ in range(3):
-        sent = time.time()
-        other = client.run_on_scheduler(time.time)
-        trips.append((sent, other, time.time()))
-    return clock_from(trips)
+    """The clock of this process against the scheduler's; measured anew where that is a minute ago."""
+    measured, clock = _clocks.get(client, (float("-inf"), Clock()))
+    if time.monotonic() - measured > _EVERY_MILLISECONDS / 1e3:
+        trips = []
+        for _ in range(3):
+            sent = time.time()
+            other = client.run_on_scheduler(time.time)
+            trips.append((sent, other, time.time()))
+        clock = clock_from(trips)
+        _clocks[client] = time.monotonic(), clock
+    return clock

@@ -79,14 +79,17 @@ def start_engines(
     bits, unless `mixed`; BroadsheetError where there are no workers, or one cannot load the model.
     """
     key = engine_key(model, device, precision, kernels)
-    found = _backends(client, key)
+    found = client.run_on_scheduler(_noted, key)
     if None in found.values():
-        hosts = [w["host"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
-        client.run_on_scheduler(_keep_chunks_where_they_are)
-        most = max(hosts.count(host) for host in hosts)
-        client.register_plugin(ClockPlugin())
-        client.register_plugin(EnginePlugin(model, device, precision, kernels, most))
-        found = _wait_for_engines(client, key)
+        found = _backends(client, key)
+        if None in found.values():
+            hosts = [w["host"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
+            client.run_on_scheduler(_prepare, key)
+            most = max(hosts.count(host) for host in hosts)
+            client.register_plugin(ClockPlugin())
+            client.register_plugin(EnginePlugin(model, device, precision, kernels, most))
+            found = _wait_for_engines(client, key)
+        client.run_on_scheduler(_note, key, found)
     if not found:
         raise BroadsheetError("the cluster has no workers: start some, and call again")
     return key, _one_backend([backend for backend in found.values() if backend is not None], mixed)
@@ -126,8 +129,26 @@ def no_workers_seconds() -> float:
     return float(parse_timedelta(wait))
 
 
-async def _keep_chunks_where_they_are(dask_scheduler: Scheduler) -> None:
-    """What our own schedulers are configured to do; one that a user started is told here."""
+def _noted(key: str, dask_scheduler: Scheduler) -> dict[str, Backend | None]:
+    """By worker, what a job before has found on it, so that it need not be asked again; None where nothing has."""
+    noted, backends = dask_scheduler.task_metadata.get(NAME, (key, {}))
+    workers = dask_scheduler.workers.values()
+    return {ws.address: backends.get(ws.server_id) if noted == key else None for ws in workers}
+
+
+def _note(key: str, found: dict[str, Backend | None], dask_scheduler: Scheduler) -> None:
+    """For `_noted`; unless another client is about to replace these engines."""
+    if dask_scheduler.task_metadata.get(NAME, (key, {}))[0] == key:
+        backends = {ws.server_id: found.get(ws.address) for ws in dask_scheduler.workers.values()}
+        dask_scheduler.task_metadata[NAME] = key, backends
+
+
+async def _prepare(key: str, dask_scheduler: Scheduler) -> None:
+    """Before engines are replaced: forget the old ones, and have chunks stay where they are.
+
+    The latter our own schedulers are configured to do; one that a user started is told here.
+    """
+    dask_scheduler.task_metadata[NAME] = key, {}
     if "stealing" in dask_scheduler.extensions:
         await dask_scheduler.extensions["stealing"].stop()
     if dask_scheduler.no_workers_timeout is None:

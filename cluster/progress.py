@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from distributed import Client, Scheduler
+from distributed import Client
 
 from pipeline.report.job import JobReport, Progress
 
@@ -15,9 +17,12 @@ PAGE = "/broadsheet"
 TOPIC = "broadsheet"
 _SECONDS_BETWEEN = 0.5
 
+_has_page: WeakKeyDictionary[Client, bool] = WeakKeyDictionary()
+"""Whether a client's scheduler shows the page: asked once."""
+
 
 class DashboardProgress(Progress):
-    """Passes everything on to another `Progress`, and tells the scheduler at most twice a second.
+    """Passes everything on to another `Progress`, and tells the scheduler at most twice a second, not waiting for it.
 
     chunks: of the whole job; 0: not known. report: the job's, with what was done before counted already.
     """
@@ -29,10 +34,14 @@ class DashboardProgress(Progress):
         self._chunks = chunks
         self._rows = 0
         self._told = 0.0
+        self._turn = asyncio.Lock()
 
     def start(self, rows: int, dashboard: str) -> None:
         self._rows = rows
-        if self._client.run_on_scheduler(_publish, self._snapshot()):
+        self._tell()
+        if self._client not in _has_page:
+            _has_page[self._client] = self._client.run_on_scheduler(_knows_page)
+        if _has_page[self._client]:
             dashboard = dashboard.removesuffix("/status") + PAGE
         self._other.start(rows, dashboard)
 
@@ -47,9 +56,13 @@ class DashboardProgress(Progress):
 
     def _tell(self, ended: bool = False) -> None:
         self._told = time.monotonic()
-        if self._client.status == "running":
-            with suppress(OSError):  # the scheduler has just gone; the job itself says so
-                self._client.set_metadata([TOPIC], self._snapshot(ended))
+        self._client.loop.add_callback(self._send, self._snapshot(ended))
+
+    async def _send(self, snapshot: dict[str, Any]) -> None:
+        async with self._turn:  # in order, for the last word stays
+            if self._client.status == "running":
+                with suppress(OSError):  # the scheduler has just gone; the job itself says so
+                    await self._client.set_metadata([TOPIC], snapshot)
 
     def _snapshot(self, ended: bool = False) -> dict[str, Any]:
         report = self._report
@@ -63,7 +76,5 @@ class DashboardProgress(Progress):
         }
 
 
-def _publish(snapshot: dict[str, Any], dask_scheduler: Scheduler) -> bool:
-    """Begin a job on the scheduler; return whether that has the page."""
-    dask_scheduler.task_metadata[TOPIC] = snapshot
+def _knows_page() -> bool:
     return "cluster.dashboard" in sys.modules

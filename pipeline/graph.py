@@ -11,13 +11,13 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import dask
-from distributed import CancelledError, Client, Future, KilledWorker, as_completed
+from distributed import CancelledError, Client, Future, KilledWorker
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import NoWorkerError
 
@@ -30,10 +30,8 @@ from pipeline.tasks import Done, Job
 GPU_EXECUTOR = "gpu"
 _MOST_LOSSES = 3
 _SECONDS_BETWEEN_COUNTS = 1.0
+_LEAST_WINDOW = 16
 _WRITE_FIRST, _INFER_FIRST = 20, 10
-
-_LOST_AFTER_ALL = (CancelledError, KilledWorker, NoWorkerError)
-"""What asking for a result raises that went with its worker and could not be had again; its status says so then."""
 
 _GO_ON = "What is committed stays: start it again, then go on with --resume"
 NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_GO_ON}"
@@ -57,11 +55,14 @@ def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iter
     run = _Run(client, job)
     waiting = iter(sources)
     suspects: list[Source] = []
+    more = True
     try:
         while True:
-            window = run.window
-            if len(run.live) <= window // 2:
-                run.submit(list(itertools.islice(waiting, window - len(run.live))))
+            if more and len(run.live) <= run.window // 2:
+                room = run.window - len(run.live)
+                chunks = list(itertools.islice(waiting, room))
+                more = len(chunks) == room
+                run.submit(chunks)
             if not run.live:
                 break
             source, result = run.next_done()
@@ -91,16 +92,19 @@ class _Run:
         self._job = job
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
-        self._done = as_completed(loop=client.loop)
-        self._ended: list[tuple[Future, Done | None]] = []
-        self._window, self._asked = 0, float("-inf")
+        self._ended: SimpleQueue[tuple[Any, Done | Exception]] = SimpleQueue()
+        self._window, self._asked = _LEAST_WINDOW, float("-inf")
 
     @property
     def window(self) -> int:
-        """How many chunks to have in flight; workers come and go, so they are counted again now and then."""
+        """How many chunks to have in flight; workers come and go, so they are counted again now and then.
+
+        Not before the first chunks are on their way: for a small job those are all.
+        """
         self._check_scheduler()
-        if time.monotonic() - self._asked > _SECONDS_BETWEEN_COUNTS:
-            self._window, self._asked = max(4 * sum(self._client.nthreads().values()), 16), time.monotonic()
+        if self.live and time.monotonic() - self._asked > _SECONDS_BETWEEN_COUNTS:
+            threads = sum(self._client.nthreads().values())
+            self._window, self._asked = max(4 * threads, _LEAST_WINDOW), time.monotonic()
         return self._window
 
     def submit(self, sources: list[Source], losses: int = 0) -> None:
@@ -117,7 +121,7 @@ class _Run:
         if loaded:
             chunks = self._scatter(loaded)
             with dask.annotate(executor=GPU_EXECUTOR):
-                self._add(loaded, self._map("infer-and-write", tasks.infer_and_write, chunks), losses)
+                self._add(loaded, self._map("infer-and-write", tasks.infer_and_write, chunks), losses, chunks)
 
     def _scatter(self, loaded: list[Loaded]) -> list[Future]:
         try:
@@ -140,56 +144,52 @@ class _Run:
         )
         return futures
 
-    def _add(self, sources: Iterable[Source], futures: list[Future], losses: int) -> None:
-        for source, future in zip(sources, futures, strict=True):
+    def _add(
+        self,
+        sources: Iterable[Source],
+        futures: list[Future],
+        losses: int,
+        texts: Iterable[Future | None] = itertools.repeat(None),
+    ) -> None:
+        for source, future, text in zip(sources, futures, texts, strict=False):
             self.live[future.key] = (future, source, losses)
-        self._done.update(futures)
+            self._client.loop.add_callback(self._fetch, future, text)
+
+    async def _fetch(self, future: Future, text: Future | None) -> None:
+        """Have a chunk's result here as soon as it is done; of those done at once Dask makes one request.
+
+        Until then `text` is held: to free it a moment earlier takes messages that delay other results.
+        """
+        try:
+            self._ended.put((future.key, await self._client.gather(future, asynchronous=True)))
+        except Exception as error:
+            self._ended.put((future.key, error))
 
     def next_done(self) -> tuple[Source, Done | SetAside | KilledWorker]:
         """The next chunk to end. Raises what stops the job."""
         while True:
-            if not self._ended:
-                batch = self._done.next_batch()
-                self._check_scheduler()
-                self._ended = self._gather(batch)
-            future, result = self._ended.pop(0)
-            _, source, losses = self.live.pop(future.key)
-            if result is not None:
-                return source, result
+            key, result = self._ended.get()
             self._check_scheduler()
-            if future.status in ("cancelled", "lost") and losses < _MOST_LOSSES:
+            _, source, losses = self.live.pop(key)
+            if not isinstance(result, Exception) or isinstance(result, KilledWorker):
+                return source, result
+            if isinstance(result, CancelledError):
+                if losses == _MOST_LOSSES:
+                    raise BroadsheetError(f"{source.name}: the scheduler gave it up ({result}); go on with --resume")
                 self.submit([source], losses + 1)  # its text was on a worker that is gone
-                continue
-            error = future.exception() if future.status == "error" else None
-            if isinstance(error, KilledWorker):
-                return source, error
-            if isinstance(error, NoWorkerError):
-                raise BroadsheetError(f"{_NO_WORKERS} (waited {error.timeout:.0f} s)")
-            if isinstance(error, SourceError) and not self._job.strict:
-                return source, SetAside(source.name, str(error))
-            if error is None:
-                raise BroadsheetError(f"{source.name}: the scheduler gave it up ({future.status}); go on with --resume")
-            raise error
+            elif isinstance(result, NoWorkerError):
+                raise BroadsheetError(f"{_NO_WORKERS} (waited {result.timeout:.0f} s)")
+            elif isinstance(result, CommClosedError):
+                raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from result
+            elif isinstance(result, SourceError) and not self._job.strict:
+                return source, SetAside(source.name, str(result))
+            else:
+                raise result
 
     def _check_scheduler(self) -> None:
         """Without this a request would wait for half a minute for a scheduler that is gone."""
         if self._client.status != "running":
             raise BroadsheetError(NO_SCHEDULER.format(self._scheduler))
-
-    def _gather(self, futures: list[Future]) -> list[tuple[Future, Done | None]]:
-        """The results of those that finished, in one request."""
-        finished = [future for future in futures if future.status == "finished"]
-        found: dict[Any, Done] = {}
-        try:
-            try:
-                found = {f.key: done for f, done in zip(finished, self._client.gather(finished), strict=True)}
-            except _LOST_AFTER_ALL:
-                for future in finished:
-                    with suppress(*_LOST_AFTER_ALL):
-                        found[future.key] = future.result()
-        except CommClosedError as lost:
-            raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from lost
-        return [(future, found.get(future.key)) for future in futures]
 
     def cancel(self) -> None:
         if self.live and self._client.status == "running":

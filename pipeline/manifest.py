@@ -21,6 +21,7 @@ from pipeline.sink import ENTRIES, PARTS, QUARANTINE, RUNS, TEMPORARY, commit_by
 FORMAT = "broadsheet-output/1"
 MANIFEST, PLAN, SUCCESS = "manifest.json", "_plan.json", "_SUCCESS"
 _FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
+_VERSION = version("broadsheet")
 
 
 def fingerprint(
@@ -32,7 +33,7 @@ def fingerprint(
         "model": model,
         "backend": asdict(backend),
         "settings": dict(settings),
-        "writer": {"broadsheet": version("broadsheet"), "pyarrow": pa.__version__},
+        "writer": {"broadsheet": _VERSION, "pyarrow": pa.__version__},
     }
 
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from conftest import Command
 from distributed import Client
+from distributed.core import PooledRPCCall
 from jobs import Processes, wait_until
 
 import pipeline
@@ -126,9 +127,32 @@ def test_another_model_replaces_the_engine_and_the_same_one_stays(client: Client
     assert engines() == before
     tensors = {name: -tensor for name, tensor in small_model.tensors.items()}
     other = Model(small_model.alphabet, small_model.classes, small_model.length, tensors)
-    pipeline.classify(TEXTS, model=other, client=client)
+    with Client(client.scheduler.address, set_as_default=False) as another:
+        pipeline.classify(TEXTS, model=other, client=another)
     after = engines()
     assert all(len(of_worker) == 1 and of_worker[0][0] != before[w][0][0] for w, of_worker in after.items())
+    assert pipeline.classify(TEXTS, model=small_model, client=client).rows_written == len(TEXTS)
+
+
+def test_a_small_job_on_a_warm_cluster_costs_few_requests(
+    client: Client, small_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that the client asks of the scheduler: nothing is passed on to workers but text, and nothing asked twice."""
+    pipeline.classify(TEXTS, model=small_model, client=client, device="cpu")
+    asked: list[str] = []
+    kept = PooledRPCCall.__getattr__
+
+    def ask(rpc: PooledRPCCall, name: str) -> object:
+        if rpc is client.scheduler:
+            asked.append(name)
+        return kept(rpc, name)
+
+    monkeypatch.setattr(PooledRPCCall, "__getattr__", ask)
+    pipeline.classify(TEXTS, model=small_model, client=client, device="cpu", chunk_size=30)
+    wait_until(lambda: asked.count("set_metadata") == 2)
+    fetched = asked.count("gather")
+    assert 1 <= fetched <= 3
+    assert sorted(asked) == ["gather"] * fetched + ["run_function", "scatter", "set_metadata", "set_metadata"]
 
 
 def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(broadsheet: Command, tmp_path: Path) -> None:
