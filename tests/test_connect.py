@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -149,10 +150,10 @@ def test_a_small_job_on_a_warm_cluster_costs_few_requests(
 
     monkeypatch.setattr(PooledRPCCall, "__getattr__", ask)
     pipeline.classify(TEXTS, model=small_model, client=client, device="cpu", chunk_size=30)
-    wait_until(lambda: asked.count("set_metadata") == 2)
-    fetched = asked.count("gather")
-    assert 1 <= fetched <= 3
-    assert sorted(asked) == ["gather"] * fetched + ["run_function", "scatter", "set_metadata", "set_metadata"]
+    wait_until(lambda: asked.count("set_metadata") >= 2)  # for the dashboard, with nobody waiting
+    waited_for = Counter(name for name in asked if name != "set_metadata")
+    assert 1 <= waited_for.pop("gather") <= 3
+    assert waited_for == {"run_function": 1, "scatter": 1}
 
 
 def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(broadsheet: Command, tmp_path: Path) -> None:

@@ -181,7 +181,8 @@ def open_native(file: InputFile) -> pa.NativeFile:
     try:
         return pa.PythonFile(_open(file.location), "r") if "://" in file.location else pa.OSFile(file.location)
     except OSError as error:
-        raise SourceError(f"{file.path}: {error.strerror or error}") from error
+        what = os.strerror(error.errno) if error.errno else error  # Arrow's own words name the path again
+        raise SourceError(f"{file.path}: {what}") from error
 
 
 def _skip(stream: BinaryIO, count: int) -> None:
