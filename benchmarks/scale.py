@@ -98,7 +98,7 @@ def measure(part: str, options: argparse.Namespace) -> None:
         write(options.output, part, {"about": machine, "wall_seconds": time.perf_counter() - began, **value})
 
     if part == "small":
-        from benchmarks.scale_gpus import small_part
+        from benchmarks.scale_small import small_part
 
         result = small_part(
             options.articles_csv, options.small_articles, options.small_chunk_rows, options.workers, options.where,
@@ -106,7 +106,7 @@ def measure(part: str, options: argparse.Namespace) -> None:
         )  # fmt: skip
         print(f"small: {result['median_seconds'] * 1e3:.1f} ms, median of {options.repeats}", flush=True)
     elif part == "large":
-        from benchmarks.scale_gpus import large_part
+        from benchmarks.scale_large import large_part
 
         result = large_part(
             options.articles_csv, options.folder, options.count, options.gpus, options.chunk_rows, options.where,
@@ -119,7 +119,7 @@ def measure(part: str, options: argparse.Namespace) -> None:
             options.stub_gpus, options.stub_rows, options.seconds, options.least_chunks, options.worker_processes, keep
         )  # fmt: skip
     else:
-        from benchmarks.scale_gpus import write_articles
+        from benchmarks.scale_large import write_articles
         from benchmarks.scale_stubs import memory_part
 
         rows = options.memory_chunk_rows
