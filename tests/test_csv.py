@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.source import read_unit, records, scan
+from pipeline.source import jsonl, read_unit, records, scan
 from pipeline.source.chunk import FIELD_LIMIT, Chunk, Selection, concat
 from pipeline.source.csv import Dialect
 from pipeline.source.plan import find_files, plan_files
@@ -241,3 +242,45 @@ def test_jsonl_rows_are_read_or_set_aside(tmp_path: Path) -> None:
     assert "not UTF-8" in reasons[9]
     assert "surrogate" in reasons[10]
     assert len(reasons) + len(chunk) == 12
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=5,
+)
+json_rows = st.fixed_dictionaries(
+    {}, optional={"text": st.text(max_size=8) | json_values, "id": st.integers(0, 99) | json_values, "x": json_values}
+)
+json_lines = st.builds(
+    lambda row, ascii_only: json.dumps(row, ensure_ascii=ascii_only).encode(errors="surrogatepass"),
+    st.fixed_dictionaries({"text": st.text(max_size=8), "id": st.integers(0, 99)}, optional={"x": json_values})
+    | json_rows,
+    st.booleans(),
+)
+spoilt = st.tuples(
+    st.integers(0, 60),
+    st.sampled_from([b"", b"}", b"{", b"\n", b"\xff", b"Inf", b"-NaN", b",", b'"', b" ", b"\r", b"\\"]),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(json_lines, min_size=1, max_size=5), st.lists(spoilt, max_size=2), st.sampled_from([b"\n", b"\r\n"]))
+@example([b'{"text":"a","id":1}', b'{"text":"b","x":' + b"[" * 5000 + b"]" * 5000 + b',"id":2}'], [], b"\n")
+@example([b'{"text":"a","id":1,"x":' + b"1" * 5000 + b"}"], [], b"\n")
+@example([b'{"text":"a","id":1}{"text":"b","id":', b"2}"], [], b"\n")
+@example([b'{"text":"a","id":1,"id":2}', b'{"text":"\\udc00","id":2}', b'{"text":"a","x":Inf,"id":1}'], [], b"\n")
+def test_json_lines_at_once_are_json_lines_one_by_one(lines: list[bytes], spoils, ending: bytes) -> None:
+    """Whatever stands in a block: the rows and the quarantine are those of each line alone."""
+    data = ending.join([*lines, b""])
+    for at, what in spoils:
+        data = data[: at % (len(data) + 1)] + what + data[at % (len(data) + 1) + 1 :]
+    selection = Selection(text=("text",), ids=("id",), id_types=(pa.string(),))
+    for block in read_records(io.BytesIO(data), jsonl.split_objects, 0):
+        at_once = jsonl.parse(block, "f", 0, selection)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jsonl, "_parse_at_once", lambda *_: None)
+            alone = jsonl.parse(block, "f", 0, selection)
+        assert at_once.text.equals(alone.text)
+        assert at_once.rows.equals(alone.rows)
+        assert at_once.quarantine.equals(alone.quarantine)

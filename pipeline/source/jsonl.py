@@ -1,4 +1,9 @@
-"""JSON Lines: an object a line, blank lines passed over."""
+"""JSON Lines: an object a line, blank lines passed over.
+
+A block of lines goes through Arrow's parser, which takes all columns at once and leaves Python's lock alone; where that
+could take a line otherwise than Python's `json` does, each line goes through `json`. So what a line gives never depends
+on its neighbours.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,29 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import json as pa_json
 
 from pipeline.source.chunk import BadRow, Chunk, Selection, assemble
 from pipeline.source.records import Records, Split, split_lines
 
 _BLANK = b" \t\r"
+_OPEN_LIST, _OPEN, _CLOSE = b"[{}"
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
+_DEEPEST = 200
+"""Brackets in a line that Arrow may see: `json` gives up somewhat below a thousand within one another."""
+
+_SAMPLED, _DIGITS = 50, 43
+"""Python refuses whole numbers of more than 4,300 digits: of such a run every 50th byte, 43 times over, is a digit."""
 
 
 def split_objects(buffer: bytes, final: bool) -> Split:
     """The lines that hold more than white space."""
     lines = split_lines(buffer, final)
-    spans = zip(lines.starts.tolist(), lines.ends.tolist(), strict=True)
-    keep = np.array([end > start and bool(buffer[start:end].strip(_BLANK)) for start, end in spans], np.bool_)
+    keep = lines.ends > lines.starts
+    begin = np.frombuffer(buffer, np.uint8)[lines.starts[keep]]
+    for i in np.flatnonzero(keep)[np.isin(begin, list(_BLANK))]:
+        keep[i] = bool(buffer[lines.starts[i] : lines.ends[i]].strip(_BLANK))
     if keep.all():
         return lines
     kept = np.flatnonzero(keep)
@@ -38,9 +54,11 @@ def keys_of(line: bytes) -> tuple[str, ...]:
 def parse(records: Records, file: str, first_row: int, selection: Selection) -> Chunk:
     """A chunk of `records`, the first of which is record `first_row` of `file`.
 
-    Text must be a string or null. Ids and truths are turned into strings as JSON writes them. Each line is parsed
-    alone, so that a bad one changes nothing about the others.
+    Text must be a string or null. Ids and truths are turned into strings as JSON writes them.
     """
+    table = _parse_at_once(records, selection)
+    if table is not None:
+        return assemble(file, first_row + np.arange(len(table)), table, selection, records.raw)
     bad = records.bad_rows(first_row)
     rows: list[dict[str, str | None]] = []
     kept = []
@@ -56,6 +74,71 @@ def parse(records: Records, file: str, first_row: int, selection: Selection) -> 
     table = pa.Table.from_pylist(rows, pa.schema([(name, pa.large_string()) for name in selection.columns]))
     numbers = first_row + np.array(kept, np.int64)
     return assemble(file, numbers, table, selection, lambda i: records.raw(kept[i]), bad)
+
+
+def _parse_at_once(records: Records, selection: Selection) -> pa.Table | None:
+    """The selected columns of all lines by Arrow; None where one of them must be looked at alone."""
+    if records.problems or not len(records) or b"-NaN" in records.data:
+        return None
+    begin, end = int(records.starts[0]), int(records.ends[-1])
+    block = pa.py_buffer(records.data)[begin:end]
+    schema = _schema(records.data[begin : int(records.ends[0])], selection)
+    if schema is None or not _is_plain(block, records.starts - begin, records.ends - begin):
+        return None
+    try:
+        table = pa_json.read_json(
+            pa.BufferReader(block),
+            pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=True),
+        )
+    except (pa.ArrowInvalid, UnicodeDecodeError):  # the latter where its message quotes what is not UTF-8
+        return None
+    # A null is a null, or a key that is not there.
+    if len(table) != len(records) or any(column.null_count for column in table.columns):
+        return None
+    return pa.table({name: table.column(name).cast(pa.large_string()) for name in selection.columns})
+
+
+def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
+    """The types that a line's selected values have: strings, or whole numbers where no text is asked for."""
+    try:
+        value = json.loads(line)
+        kinds = {name: type(value[name]) for name in selection.columns}
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+    if any(kind is not str and (kind is not int or name in selection.text) for name, kind in kinds.items()):
+        return None
+    return pa.schema([(name, pa.large_string() if kind is str else pa.int64()) for name, kind in kinds.items()])
+
+
+def _is_plain(block: pa.Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> bool:
+    """Whether what Arrow takes of these lines, `json` takes too.
+
+    A line from "{" to "}" that is no whole object cannot be followed by "{", so objects do not span lines.
+    """
+    data = np.frombuffer(block, np.uint8)
+    if not ((data[starts] == _OPEN).all() and (data[ends - 1] == _CLOSE).all()) or _odd_numbers(data):
+        return False
+    brackets = np.flatnonzero((data == _OPEN) | (data == _OPEN_LIST))
+    if np.diff(brackets.searchsorted(starts), append=len(brackets)).max() > _DEEPEST:
+        return False
+    whole = pa.py_buffer(np.array([0, len(block)]))
+    try:
+        pa.Array.from_buffers(pa.large_binary(), 1, [None, whole, block]).cast(pa.large_string())
+    except pa.ArrowInvalid:  # not UTF-8
+        return False
+    return True
+
+
+def _odd_numbers(data: NDArray[np.uint8]) -> bool:
+    """Whether there may be a number that Arrow takes and `json` does not: Inf, or one of thousands of digits."""
+    capital = np.flatnonzero(data[:-3] == ord("I"))  # the last byte is a bracket
+    inf = capital[(data[capital + 1] == ord("n")) & (data[capital + 2] == ord("f"))]
+    if not np.isin(data[inf + 3] | 0x20, _LETTERS).all():
+        return True
+    samples = data[::_SAMPLED]
+    runs = samples[: len(samples) // _DIGITS * _DIGITS].reshape(-1, _DIGITS)
+    return bool(((runs >= ord("0")) & (runs <= ord("9"))).all(axis=1).any())
 
 
 def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:
