@@ -22,7 +22,7 @@ _WARM_UP = 5
 
 _WATCHED = (
     (pipeline.api, "identify", "rows of the list to Arrow"),
-    (pipeline.api, "_start_engines", "asking the workers for their engines"),
+    (pipeline.api, "_start_engines", "asking the scheduler for the engines"),
     (pipeline.api, "open_input", "planning"),
     (pipeline.api, "_timeline", "comparing clocks"),
     (pipeline.api, "_compute", "computing, all of it"),

@@ -132,15 +132,15 @@ def no_workers_seconds() -> float:
 def _noted(key: str, dask_scheduler: Scheduler) -> dict[str, Backend | None]:
     """By worker, what a job before has found on it, so that it need not be asked again; None where nothing has."""
     noted, backends = dask_scheduler.task_metadata.get(NAME, (key, {}))
-    workers = dask_scheduler.workers.values()
-    return {ws.address: backends.get(ws.server_id) if noted == key else None for ws in workers}
+    known = noted == key and NAME in dask_scheduler.worker_plugins
+    return {ws.address: backends.get(ws.server_id) if known else None for ws in dask_scheduler.workers.values()}
 
 
 def _note(key: str, found: dict[str, Backend | None], dask_scheduler: Scheduler) -> None:
-    """For `_noted`; unless another client is about to replace these engines."""
-    if dask_scheduler.task_metadata.get(NAME, (key, {}))[0] == key:
-        backends = {ws.server_id: found.get(ws.address) for ws in dask_scheduler.workers.values()}
-        dask_scheduler.task_metadata[NAME] = key, backends
+    """For `_noted`. Where another client has prepared another model meanwhile, nobody knows who came last: no note."""
+    same = dask_scheduler.task_metadata.get(NAME, (key, {}))[0] == key
+    backends = {ws.server_id: found.get(ws.address) for ws in dask_scheduler.workers.values()} if same else {}
+    dask_scheduler.task_metadata[NAME] = key, backends
 
 
 async def _prepare(key: str, dask_scheduler: Scheduler) -> None:

@@ -24,6 +24,8 @@ _has_page: WeakKeyDictionary[Client, bool] = WeakKeyDictionary()
 class DashboardProgress(Progress):
     """Passes everything on to another `Progress`, and tells the scheduler at most twice a second, not waiting for it.
 
+    Only for its last word, that the job is over, it waits.
+
     chunks: of the whole job; 0: not known. report: the job's, with what was done before counted already.
     """
 
@@ -51,12 +53,14 @@ class DashboardProgress(Progress):
         self._other.advance(report)
 
     def stop(self) -> None:
-        self._tell(ended=True)
+        if self._client.status == "running":
+            # Waited for: behind it the client may close, and the page would show the job as running for good.
+            self._client.sync(self._send, self._snapshot(ended=True))
         self._other.stop()
 
-    def _tell(self, ended: bool = False) -> None:
+    def _tell(self) -> None:
         self._told = time.monotonic()
-        self._client.loop.add_callback(self._send, self._snapshot(ended))
+        self._client.loop.add_callback(self._send, self._snapshot())
 
     async def _send(self, snapshot: dict[str, Any]) -> None:
         async with self._turn:  # in order, for the last word stays

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -92,7 +92,7 @@ class _Run:
         self._job = job
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
-        self._ended: SimpleQueue[tuple[Any, Done | Exception]] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[Any, Done | BaseException]] = SimpleQueue()
         self._window, self._asked = _LEAST_WINDOW, float("-inf")
 
     @property
@@ -149,9 +149,9 @@ class _Run:
         sources: Iterable[Source],
         futures: list[Future],
         losses: int,
-        texts: Iterable[Future | None] = itertools.repeat(None),
+        texts: Sequence[Future | None] = (),
     ) -> None:
-        for source, future, text in zip(sources, futures, texts, strict=False):
+        for source, future, text in zip(sources, futures, texts or [None] * len(futures), strict=True):
             self.live[future.key] = (future, source, losses)
             self._client.loop.add_callback(self._fetch, future, text)
 
@@ -162,7 +162,7 @@ class _Run:
         """
         try:
             self._ended.put((future.key, await self._client.gather(future, asynchronous=True)))
-        except Exception as error:
+        except BaseException as error:  # whatever a task raised: without an answer the job would wait for ever
             self._ended.put((future.key, error))
 
     def next_done(self) -> tuple[Source, Done | SetAside | KilledWorker]:
@@ -171,7 +171,7 @@ class _Run:
             key, result = self._ended.get()
             self._check_scheduler()
             _, source, losses = self.live.pop(key)
-            if not isinstance(result, Exception) or isinstance(result, KilledWorker):
+            if not isinstance(result, BaseException) or isinstance(result, KilledWorker):
                 return source, result
             if isinstance(result, CancelledError):
                 if losses == _MOST_LOSSES:

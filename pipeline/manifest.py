@@ -16,7 +16,17 @@ import pyarrow.parquet as pq
 
 from pipeline.engine import Backend
 from pipeline.errors import OutputError, UsageError
-from pipeline.sink import ENTRIES, PARTS, QUARANTINE, RUNS, TEMPORARY, commit_bytes, commit_json, sync_folder
+from pipeline.sink import (
+    ENTRIES,
+    PART_LAYOUT,
+    PARTS,
+    QUARANTINE,
+    RUNS,
+    TEMPORARY,
+    commit_bytes,
+    commit_json,
+    sync_folder,
+)
 
 FORMAT = "broadsheet-output/1"
 MANIFEST, PLAN, SUCCESS = "manifest.json", "_plan.json", "_SUCCESS"
@@ -33,7 +43,7 @@ def fingerprint(
         "model": model,
         "backend": asdict(backend),
         "settings": dict(settings),
-        "writer": {"broadsheet": _VERSION, "pyarrow": pa.__version__},
+        "writer": {"broadsheet": _VERSION, "pyarrow": pa.__version__, "layout": PART_LAYOUT},
     }
 
 

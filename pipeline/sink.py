@@ -26,6 +26,9 @@ from pipeline.source.chunk import Chunk, Selection
 
 PARTS, QUARANTINE, ENTRIES, RUNS = "parts", "quarantine", "_entries", "_runs"
 TEMPORARY = ".tmp"
+PART_LAYOUT = 2
+"""Counts the ways in which parts were ever encoded: another way would be other bytes for the same rows."""
+
 _REPEATING = ["file", "label", "top_labels.list.element", "reason"]
 _COUNTS = ["row", "n_chars", "unknown_chars"]
 

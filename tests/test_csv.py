@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.source import jsonl, read_unit, records, scan
+from pipeline.source import csv, jsonl, read_unit, records, scan
 from pipeline.source.chunk import FIELD_LIMIT, Chunk, Selection, concat
 from pipeline.source.csv import Dialect
 from pipeline.source.plan import find_files, plan_files
@@ -103,6 +103,19 @@ def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int)
     assert len(starts) == len(rows) + len(bad)
     assert starts == sorted(starts)
     assert [(starts.index(o), o) for o in sorted(wrong)] == bad
+
+
+@settings(max_examples=600, deadline=None)
+@given(csv_bytes, st.integers(1, 40), st.integers(1, 40))
+def test_long_lines_and_fields_are_told_the_same_in_any_blocks(data: bytes, one: int, other: int) -> None:
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv, "FIELD_LIMIT", 12)
+        for block in (one, other):
+            patch.setattr(records, "BLOCK_BYTES", block)
+            blocks = read_records(io.BytesIO(data), Dialect(",", 2), 0)
+            found.append([(int(offset), i in b.problems) for b in blocks for i, offset in enumerate(b.offsets)])
+    assert found[0] == found[1]
 
 
 @settings(max_examples=200, deadline=None)

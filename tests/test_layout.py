@@ -10,14 +10,16 @@ from conftest import ROOT
 
 MAY_IMPORT = {
     "pipeline/errors.py": set(),
+    "pipeline/cores.py": set(),
     "pipeline/trace.py": {"nvtx"},
     "pipeline/alphabet.py": {"numpy"},
     "pipeline/model.py": {"numpy", "safetensors", "pipeline.alphabet"},
     "pipeline/reference.py": {"numpy", "pipeline.alphabet", "pipeline.model"},
     "pipeline/work.py": {"pipeline.model"},
     "pipeline/engine.py": {
-        "numpy", "threadpoolctl", "cupy", "pipeline.alphabet", "pipeline.cpu_profile", "pipeline.cuda_engine",
-        "pipeline.model", "pipeline.cuda_profile", "pipeline.reference", "pipeline.trace", "pipeline.work",
+        "numpy", "threadpoolctl", "cupy", "pipeline.alphabet", "pipeline.cores", "pipeline.cpu_profile",
+        "pipeline.cuda_engine", "pipeline.cuda_profile", "pipeline.model", "pipeline.reference", "pipeline.trace",
+        "pipeline.work",
     },
     "pipeline/cuda_engine.py": {
         "numpy", "cupy", "pipeline.alphabet", "pipeline.engine", "pipeline.kernels", "pipeline.model",
@@ -36,7 +38,7 @@ MAY_IMPORT = {
         "numpy", "pipeline.alphabet", "pipeline.engine", "pipeline.model", "pipeline.reference", "pipeline.trace",
         "pipeline.work",
     },
-    "pipeline/source": {"numpy", "pyarrow", "fsspec", "pipeline.source", "pipeline.trace"},
+    "pipeline/source": {"numpy", "pyarrow", "fsspec", "pipeline.cores", "pipeline.source", "pipeline.trace"},
     "pipeline/metrics.py": {"numpy", "pipeline.source"},
     "pipeline/sink.py": {"numpy", "pyarrow", "pipeline.engine", "pipeline.source"},
     "pipeline/manifest.py": {"pyarrow", "pipeline.engine", "pipeline.sink"},

@@ -19,7 +19,7 @@ Intervals = NDArray[np.float64]
 
 
 class Spans:
-    """Spans in columns, 24 bytes each: a long job has millions. What they have in common is kept once."""
+    """Spans in columns, 24 bytes each while a job runs: a long one has millions. What they share is kept once."""
 
     def __init__(self) -> None:
         self._start, self._seconds = array("d"), array("d")

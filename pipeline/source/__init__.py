@@ -65,8 +65,10 @@ def _at_once(fragment: Fragment, stop: int, selection: Selection, spans: list[Sp
     file = fragment.file
     if not fragment.regular or file.compression or file.format not in ("csv", "tsv"):
         return None
-    with open_native(file) as stream, span("decode", spans, "read"):
-        return csv.parse_at_once(stream, fragment.start, stop, fragment.rows, fragment.first_row, file, selection)
+    with open_native(file) as stream:
+        data = csv.read_fragment(stream, fragment.start, stop)
+    with span("decode", spans, "read"):
+        return None if data is None else csv.parse_at_once(data, fragment.rows, fragment.first_row, file, selection)
 
 
 def read_stream(stream: Stream, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:

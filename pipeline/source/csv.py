@@ -27,6 +27,7 @@ _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 _LINE_END = re.compile(rb"[\r\n]")
 csv.field_size_limit(FIELD_LIMIT)
+_LONG_LINE = f"a line is longer than {FIELD_LIMIT >> 20} MiB"
 _OPEN_QUOTE = f"a quoted field is not closed within {FIELD_LIMIT >> 20} MiB or before the end"
 
 
@@ -94,6 +95,8 @@ class Dialect:
                 behind = _behind_line_end(buffer, position, final)
                 if behind is None:
                     return None
+            if position - at > FIELD_LIMIT and not _LINE_END.search(buffer, at, at + FIELD_LIMIT):
+                return self._first_line(buffer, at, final, _LONG_LINE)
             if self.fields in (None, fields) or position == at:
                 return position, behind, None
             problem = f"expected {self.fields} fields, found {fields}"
@@ -181,21 +184,24 @@ def fields_of(record: bytes, delimiter: str) -> list[str]:
     return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
 
 
-def parse_at_once(
-    stream: pa.NativeFile, start: int, stop: int, rows: int, first_row: int, file: InputFile, selection: Selection
-) -> Chunk | None:
-    """Bytes start to stop of a file in which the scan found `rows` records and no problem, without another scan.
-
-    stream: the open file. None where the parser does not find these records, or a row is for the quarantine, whose
-    byte offset only a scan can tell.
-    """
+def read_fragment(stream: pa.NativeFile, start: int, stop: int) -> pa.Buffer | None:
+    """Bytes start to stop of an open file, with a line end ahead of them; None where the file is shorter."""
     before = max(start - 1, 0)  # in general the end of the line before
     stream.seek(before)
     data = stream.read_buffer(stop - before)
-    if not rows or len(data) < stop - before:
+    if len(data) < stop - before:
         return None
     if bytes(data[:1]) not in (b"\n", b"\r"):
         data = pa.py_buffer(b"\n" + data[start - before :].to_pybytes())
+    return data
+
+
+def parse_at_once(data: pa.Buffer, rows: int, first_row: int, file: InputFile, selection: Selection) -> Chunk | None:
+    """What `read_fragment` gave, in which the scan found `rows` records and no problem, without another scan.
+
+    None where the parser does not find these records, or a row is for the quarantine, whose byte offset only a scan can
+    tell.
+    """
     try:
         table = _table(data, file.columns, file.delimiter, selection.columns)
         if len(table) != rows:

@@ -17,12 +17,17 @@ from pipeline.source.files import InputFile, open_native
 
 def parse(file: InputFile, group: int, start: int, stop: int, first_row: int, selection: Selection) -> Chunk:
     """Rows start to stop of a row group, the first of which is row `first_row` of the file."""
-    table = _row_group(file, group, selection.columns).table().slice(start, stop - start)
+    with _looking_up:
+        found = _row_group(file, group, selection.columns)
+    table = found.table().slice(start, stop - start)
 
     def raw(i: int) -> tuple[None, bytes]:
         return None, (table.column(selection.text[0])[i].as_py() or b"")[:HEAD_BYTES]
 
     return assemble(file.path, first_row + np.arange(len(table)), table, selection, raw)
+
+
+_looking_up = threading.Lock()
 
 
 @lru_cache(maxsize=2)

@@ -7,18 +7,17 @@ read from its middle and rows have numbers. A compressed file has one reader; a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from pipeline.cores import available_cores
+from pipeline.cores import thread_a_core
 from pipeline.errors import SourceError, UsageError
 from pipeline.source import csv, jsonl, onehot, parquet
 from pipeline.source.chunk import Selection
 from pipeline.source.files import InputFile, describe, expand, open_at
 from pipeline.source.records import Records, Splitter, cut, read_records, split_lines
-from pipeline.source.scan import scan
+from pipeline.source.scan import Scanner
 from pipeline.source.shape import Shape, difference, resolve, shape_of
 
 CHUNK_BYTES = 64 << 20
@@ -95,7 +94,7 @@ def find_files(inputs: Sequence[str], whole_hash: bool) -> tuple[list[InputFile]
         except SourceError as error:
             return path, str(error)
 
-    with ThreadPoolExecutor(available_cores()) as pool:
+    with thread_a_core() as pool:
         found = list(pool.map(look, expand(inputs)))
     return [f for f in found if isinstance(f, InputFile)], [p for p in found if not isinstance(p, InputFile)]
 
@@ -109,9 +108,9 @@ def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int
     looked: list[_Looked] = []
     first: tuple[str, Shape] | None = None
     rest = iter(found)
-    cores = available_cores()
-    with ThreadPoolExecutor(cores) as files, ThreadPoolExecutor(cores) as segments:
-        look = partial(_look_at, chunk_rows=chunk_rows, symbols=symbols, length=length, segments=segments)
+    with thread_a_core() as files, thread_a_core() as segments:
+        scanner = Scanner(segments)
+        look = partial(_look_at, chunk_rows=chunk_rows, symbols=symbols, length=length, scanner=scanner)
         for file in rest:  # what the first readable file has is asked of all others
             looked.append(look(file, selection, None))
             if looked[-1].shape is not None:
@@ -151,12 +150,12 @@ def _look_at(
     chunk_rows: int,
     symbols: int,
     length: int,
-    segments: Executor,
+    scanner: Scanner,
 ) -> _Looked:
     """Where a file's chunks begin; a pure function, for files are looked at side by side.
 
-    first: path and shape of the job's first file, None for that file itself. segments: where parts of a large file are
-    scanned. Raises UsageError where the first file does not fit the job as asked for.
+    first: path and shape of the job's first file, None for that file itself. Raises UsageError where that one does not
+    fit the job as asked for.
     """
     path = file.path
     if not file.size:
@@ -170,7 +169,7 @@ def _look_at(
         elif message := difference(path, shape, first, selection):
             problems.append((path, message))
         file = replace(file, columns=shape.names or ())
-        fragments = list(_fragments(file, shape, chunk_rows, symbols, length, selection, problems, segments))
+        fragments = list(_fragments(file, shape, chunk_rows, symbols, length, selection, problems, scanner))
     except (SourceError, UsageError) as error:
         if isinstance(error, UsageError) and first is None:
             raise
@@ -223,7 +222,7 @@ def _fragments(
     length: int,
     selection: Selection,
     problems: list[Problem],
-    segments: Executor,
+    scanner: Scanner,
 ) -> Iterator[Fragment]:
     """The file in pieces of up to `chunk_rows` rows; one of -1 rows where it must be streamed."""
     if file.format == "onehot":
@@ -240,7 +239,7 @@ def _fragments(
     elif file.compression and file.size > _COUNTED_COMPRESSED_BYTES:
         yield Fragment(file, shape.start, None, 0, -1)
     else:
-        pieces = list(_index(file, shape.start, chunk_rows, problems, segments))
+        pieces = list(_index(file, shape.start, chunk_rows, problems, scanner))
         if file.compression and len(pieces) > 1:
             yield Fragment(file, shape.start, None, 0, -1)
         else:
@@ -263,13 +262,13 @@ def _parquet_fragments(file: InputFile, chunk_rows: int, selection: Selection) -
 
 
 def _index(
-    file: InputFile, start: int, chunk_rows: int, problems: list[Problem], segments: Executor
+    file: InputFile, start: int, chunk_rows: int, problems: list[Problem], scanner: Scanner
 ) -> Iterator[Fragment]:
     """Cut a file of records at their beginnings."""
     whole = None if file.compression else file.size
     begin, first_row, row, regular = start, 0, 0, True
     try:
-        for records, new in cut(_blocks(file, start, segments), chunk_rows, CHUNK_BYTES):
+        for records, new in cut(_blocks(file, start, scanner), chunk_rows, CHUNK_BYTES):
             if new and row:
                 stop = int(records.offsets[0])
                 yield Fragment(file, begin, stop, first_row, row - first_row, regular=regular)
@@ -285,9 +284,9 @@ def _index(
         yield Fragment(file, begin, whole, first_row, row - first_row, regular=regular)
 
 
-def _blocks(file: InputFile, start: int, segments: Executor) -> Iterator[Records]:
+def _blocks(file: InputFile, start: int, scanner: Scanner) -> Iterator[Records]:
     if not file.compression:
-        yield from scan(file, start, splitter_of(file), segments)
+        yield from scanner.scan(file, start, splitter_of(file))
         return
     with open_at(file, start) as stream:
         yield from read_records(stream, splitter_of(file), start)
