@@ -47,11 +47,12 @@ class Dialect:
         found = _split_regular(buffer, ord(self.delimiter), self.fields, final)
         starts: list[int] = []
         ends: list[int] = []
-        problems, at, overlong = found.problems, found.consumed, False
+        problems, at, overlong = found.problems, found.consumed, b""
         while at < len(buffer):
             record = self._record(buffer, at, final)
             if record is None:
-                overlong = len(buffer) - at > FIELD_LIMIT and not _LINE_END.search(buffer, at)
+                if len(buffer) - at > FIELD_LIMIT and not _LINE_END.search(buffer, at):
+                    overlong = b"\r\n"
                 break
             end, behind, problem = record
             if end > at:  # a blank line is no record

@@ -18,15 +18,15 @@ BOM = b"\xef\xbb\xbf"
 @dataclass(frozen=True)
 class Split:
     """The records of one buffer. starts, ends: int64 [n], contents without the line end. problems: by index, why a
-    record cannot be parsed. consumed: bytes that need not be seen again. overlong: what is left begins with a line
-    over the limit, which the caller skips.
+    record cannot be parsed. consumed: bytes that need not be seen again. overlong: where what is left begins with a
+    line over the limit, which the caller skips: the bytes that end a line.
     """
 
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     problems: dict[int, str]
     consumed: int
-    overlong: bool = False
+    overlong: bytes = b""
 
 
 class Splitter(Protocol):
@@ -74,7 +74,7 @@ def read_records(stream: BinaryIO, split: Splitter, offset: int, size: int | Non
     """
     buffer = b""
     left = size
-    skipping: bytes | None = None  # the head of a line over the limit, while its end is sought
+    skipping = b""  # what ends a line over the limit, while that is sought
     failure: Exception | None = None
     final = False
     while not final:
@@ -85,21 +85,21 @@ def read_records(stream: BinaryIO, split: Splitter, offset: int, size: int | Non
         left = None if left is None else left - len(block)
         final = not block or left == 0
         buffer = buffer + block if buffer else block
-        if skipping is not None:
-            end = _line_end(buffer)
+        if skipping:
+            end = _line_end(buffer, skipping)
             if end < 0 and not final:
                 offset, buffer = offset + len(buffer), b""
                 continue
             end = len(buffer) if end < 0 else end
             offset, buffer = offset + end, buffer[end:]
-            skipping = None
+            skipping = b""
         found = split(buffer, final and failure is None)
         if len(found.starts) or found.problems:
             yield Records(buffer, found.starts, found.ends, found.starts + offset, found.problems)
         offset, buffer = offset + found.consumed, buffer[found.consumed :]
         if found.overlong:
-            skipping = buffer[:HEAD_BYTES]
-            yield _single(skipping, offset, f"a line is longer than {FIELD_LIMIT >> 20} MiB")
+            skipping = found.overlong
+            yield _single(buffer[:HEAD_BYTES], offset, f"a line is longer than {FIELD_LIMIT >> 20} MiB")
     if failure is not None:
         if buffer:
             yield _single(buffer[:HEAD_BYTES], offset, "cut off where the file could not be read on")
@@ -131,10 +131,10 @@ def _single(head: bytes, offset: int, reason: str) -> Records:
     return Records(head, np.array([0]), np.array([len(head)]), np.array([offset]), {0: reason})
 
 
-def _line_end(buffer: bytes) -> int:
-    """The place behind the first line end, or -1."""
-    end = buffer.find(b"\n")
-    return end + 1 if end >= 0 else -1
+def _line_end(buffer: bytes, ends: bytes) -> int:
+    """The place behind the first byte that ends a line, or -1. (The LF of a CRLF is then a blank line.)"""
+    found = [place for place in (buffer.find(end) for end in ends) if place >= 0]
+    return min(found) + 1 if found else -1
 
 
 def split_lines(buffer: bytes, final: bool) -> Split:
@@ -150,4 +150,4 @@ def split_lines(buffer: bytes, final: bool) -> Split:
     problems = {
         int(i): f"a line is longer than {FIELD_LIMIT >> 20} MiB" for i in np.flatnonzero(ends - starts > FIELD_LIMIT)
     }
-    return Split(starts, ends, problems, consumed, len(buffer) - consumed > FIELD_LIMIT)
+    return Split(starts, ends, problems, consumed, b"\n" if len(buffer) - consumed > FIELD_LIMIT else b"")
