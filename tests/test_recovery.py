@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import signal
@@ -14,9 +15,12 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
+from distributed import Client
 from jobs import KILL_PRELOAD, alive, check_whole, committed, contents, run_undisturbed
 
+from pipeline import UsageError, classify
 from pipeline.manifest import MANIFEST
+from pipeline.model import Model
 
 STEPS = ["before-write", "after-temporary", "after-rename", "before-entry"]
 
@@ -143,32 +147,28 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(broadsheet: Command, job
 
 
 def test_resume_refuses_another_job_and_says_what_changed(
-    broadsheet: Command, job, model, small_model_file: Path, tmp_path: Path
+    broadsheet: Command, job, client: Client, model: Model, small_model: Model, tmp_path: Path
 ) -> None:
     arguments, undisturbed = job
     out = shutil.copytree(undisturbed, tmp_path / "out")
     (out / "_SUCCESS").unlink()
-    resume = [*arguments, "-o", out, "--resume"]
-    for more, message in (
-        (["--top-k", 2], "settings.top_k was 1, now 2"),
-        (["--scores"], "settings.scores was False, now True"),
-        (["--chunk-size", 20], "settings.chunk_size was 10, now 20"),
-        (["--text-column", "id"], "settings.text_columns was [], now ['id']"),
-    ):
-        run = broadsheet(*resume, *more)
-        assert run.returncode == 2
-        assert message in run.stderr
-    model.save(tmp_path / "other.safetensors")
-    run = broadsheet(*resume, "--model", tmp_path / "other.safetensors")
-    assert run.returncode == 2
-    assert "another model" in run.stderr
     source = Path(arguments[1])
+    same = {"model": small_model, "id_column": "text", "chunk_size": 10}
+
+    def refused(what: str, **other: object) -> None:
+        with pytest.raises(UsageError, match=re.escape(what)):
+            classify(str(source), out, client=client, resume=True, **(same | other))
+
+    refused("settings.top_k was 1, now 2", top_k=2)
+    refused("settings.scores was False, now True", scores=True)
+    refused("settings.chunk_size was 10, now 20", chunk_size=20)
+    refused("settings.text_columns was [], now ['id']", text_column="id")
+    refused("another model", model=model)
     before = source.stat()
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    run = broadsheet(*resume)
+    refused(f"input {source} changed")
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert run.returncode == 2
-    assert f"input {source} changed" in run.stderr
+    resume = [*arguments, "-o", out, "--resume"]
     run = broadsheet(*resume, env={"OPENBLAS_CORETYPE": "Prescott"})
     assert run.returncode == 2
     assert "backend.architecture was" in run.stderr
