@@ -27,7 +27,7 @@ THREADS_PER_WORKER = 4
 
 _CORES_PER_WORKER = 4
 _SETTLE_SECONDS = 15
-_CLOSE_SECONDS = 30
+_CLOSE_SECONDS, _STUCK_SECONDS = 30, 3
 
 SETTINGS = {
     "distributed.scheduler.work-stealing": False,  # a chunk stays where it was read
@@ -136,14 +136,17 @@ def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: in
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-tls-"))
             options["security"] = make_certificates(Path(folder))
         stack.enter_context(_configured())
+        patience = _CLOSE_SECONDS
         running = kind(**options, threads_per_worker=THREADS_PER_WORKER, protocol=protocol, **_QUIETLY)
         try:
             with Client(running) as client:
                 if processes:
                     client.register_plugin(_IgnoreInterrupts())
                 yield client
-                with suppress(TimeoutError):  # a cluster cannot be closed while a lost worker's successor starts
+                try:  # a cluster cannot be closed while a lost worker's successor starts
                     client.wait_for_workers(count, timeout=_SETTLE_SECONDS)
+                except TimeoutError:  # nor where none will: Dask starts none for a worker that died as it started
+                    patience = _STUCK_SECONDS
         finally:
             with suppress(TimeoutError):  # what is left then ends with this process
-                running.close(timeout=_CLOSE_SECONDS)
+                running.close(timeout=patience)
