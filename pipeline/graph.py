@@ -32,6 +32,7 @@ _MOST_LOSSES = 3
 _SECONDS_BETWEEN_COUNTS = 1.0
 _LEAST_WINDOW = 16
 _WRITE_FIRST, _INFER_FIRST = 20, 10
+_RELEASED_TOGETHER = 8
 
 _GO_ON = "What is committed stays: start it again, then go on with --resume"
 NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_GO_ON}"
@@ -86,7 +87,9 @@ class _Run:
     """The futures in flight: one for each chunk, its last task; earlier results live on the worker only."""
 
     def __init__(self, client: Client, job: Job) -> None:
-        self.live: dict[Any, tuple[Future, Source, int]] = {}
+        self.live: dict[Any, tuple[Future, Future | None, Source, int]] = {}
+        # Dask's client sends one message in 10 ms: to release each chunk by itself would delay the next job's tasks.
+        self._spent: list[tuple[Future, Future | None]] = []
         self._client = client
         self._scheduler = client.scheduler.address
         self._job = job
@@ -152,14 +155,11 @@ class _Run:
         texts: Sequence[Future | None] = (),
     ) -> None:
         for source, future, text in zip(sources, futures, texts or [None] * len(futures), strict=True):
-            self.live[future.key] = (future, source, losses)
-            self._client.loop.add_callback(self._fetch, future, text)
+            self.live[future.key] = (future, text, source, losses)
+            self._client.loop.add_callback(self._fetch, future)
 
-    async def _fetch(self, future: Future, text: Future | None) -> None:
-        """Have a chunk's result here as soon as it is done; of those done at once Dask makes one request.
-
-        Until then `text` is held: to free it a moment earlier takes messages that delay other results.
-        """
+    async def _fetch(self, future: Future) -> None:
+        """Have a chunk's result here as soon as it is done; of those done at once Dask makes one request."""
         try:
             self._ended.put((future.key, await self._client.gather(future, asynchronous=True)))
         except BaseException as error:  # whatever a task raised: without an answer the job would wait for ever
@@ -170,7 +170,10 @@ class _Run:
         while True:
             key, result = self._ended.get()
             self._check_scheduler()
-            _, source, losses = self.live.pop(key)
+            future, text, source, losses = self.live.pop(key)
+            self._spent.append((future, text))
+            if len(self._spent) == _RELEASED_TOGETHER:
+                self._spent.clear()
             if not isinstance(result, BaseException) or isinstance(result, KilledWorker):
                 return source, result
             if isinstance(result, CancelledError):
@@ -195,3 +198,4 @@ class _Run:
         if self.live and self._client.status == "running":
             self._client.cancel([future for future, *_ in self.live.values()])
         self.live.clear()
+        self._spent.clear()

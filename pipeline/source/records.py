@@ -84,7 +84,7 @@ def read_records(stream: BinaryIO, split: Splitter, offset: int, size: int | Non
             block, failure = b"", error
         left = None if left is None else left - len(block)
         final = not block or left == 0
-        buffer = buffer + block if buffer else block
+        buffer = b"".join((buffer, block)) if buffer else block  # joined without Python's lock, unlike a sum
         if skipping:
             end = _line_end(buffer, skipping)
             if end < 0 and not final:
