@@ -32,7 +32,6 @@ _MOST_LOSSES = 3
 _SECONDS_BETWEEN_COUNTS = 1.0
 _LEAST_WINDOW = 16
 _WRITE_FIRST, _INFER_FIRST = 20, 10
-_RELEASED_TOGETHER = 8
 
 _GO_ON = "What is committed stays: start it again, then go on with --resume"
 NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_GO_ON}"
@@ -88,7 +87,7 @@ class _Run:
 
     def __init__(self, client: Client, job: Job) -> None:
         self.live: dict[Any, tuple[Future, Future | None, Source, int]] = {}
-        # Dask's client sends one message in 10 ms: to release each chunk by itself would delay the next job's tasks.
+        # Dask's client sends one message in 10 ms: chunks released one by one would delay the next job's tasks.
         self._spent: list[tuple[Future, Future | None]] = []
         self._client = client
         self._scheduler = client.scheduler.address
@@ -172,8 +171,8 @@ class _Run:
             self._check_scheduler()
             future, text, source, losses = self.live.pop(key)
             self._spent.append((future, text))
-            if len(self._spent) == _RELEASED_TOGETHER:
-                self._spent.clear()
+            if len(self._spent) == _LEAST_WINDOW:
+                self._release_spent()
             if not isinstance(result, BaseException) or isinstance(result, KilledWorker):
                 return source, result
             if isinstance(result, CancelledError):
@@ -198,4 +197,9 @@ class _Run:
         if self.live and self._client.status == "running":
             self._client.cancel([future for future, *_ in self.live.values()])
         self.live.clear()
-        self._spent.clear()
+        self._release_spent()
+
+    def _release_spent(self) -> None:
+        """On the client's own loop, where nothing is sent between the first future's end and the last one's."""
+        spent, self._spent = self._spent, []
+        self._client.loop.add_callback(spent.clear)

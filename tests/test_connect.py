@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +155,17 @@ def test_a_small_job_on_a_warm_cluster_costs_few_requests(
     waited_for = Counter(name for name in asked if name != "set_metadata")
     assert 1 <= waited_for.pop("gather") <= 3
     assert waited_for == {"run_function": 1, "scatter": 1}
+
+
+def test_a_small_job_leaves_no_message_behind_which_the_next_one_would_wait(client: Client, small_model: Model) -> None:
+    """Dask's client sends its scheduler one message in 10 ms: a job is one, and the end of all its chunks another."""
+    sent = []
+    for _ in range(4):
+        before = client.scheduler_comm.batch_count
+        pipeline.classify(TEXTS, model=small_model, client=client, device="cpu", chunk_size=10)
+        time.sleep(0.2)
+        sent.append(client.scheduler_comm.batch_count - before)
+    assert sorted(sent)[:3] == [2, 2, 2]  # one may have a heartbeat among them
 
 
 def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(broadsheet: Command, tmp_path: Path) -> None:
