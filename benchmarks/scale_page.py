@@ -13,8 +13,8 @@ part was run on the machine named with it, all by `python -m benchmarks.scale`.
 
 RULE = """## Choosing a chunk size
 
-One scheduler, with the client beside it, finished at most {limit:,.0f} chunks a second here. A GPU takes {rate:,.0f}
-articles a second, so
+One scheduler, with the client beside it, finished {limit:,.0f} to {most:,.0f} chunks a second at most, by the number of
+GPUs. With the least of these, and {rate:,.0f} articles a second for a GPU,
 
     rows in a chunk  >=  GPUs x {rate:,.0f} / {limit:,.0f}  =  GPUs x {rows:,.0f}
 
@@ -100,9 +100,36 @@ memory to labels there: {part["engine"]["articles_per_second"]:,.0f} articles/s 
 |---|---|---|---|---|---|---|---|---|
 {chr(10).join(rows)}
 
+{_start_up(part)}
 Where the rest goes, by the job's own report:
 
 {chr(10).join(shares)}
+"""
+
+
+def _start_up(part: dict[str, Any]) -> str:
+    """What a command's start, which does not shrink with the GPUs, leaves of the aims; nothing for a single count."""
+    runs = sorted(part["runs"], key=lambda run: run["gpus"])
+    one, most = runs[0], runs[-1]
+    gpus = most["gpus"]
+    if gpus == one["gpus"]:
+        return ""
+    aim = 0.95 * gpus / one["gpus"]
+    chunks = [run["command"]["timings"]["classify"] for run in runs]
+    starts = [run["command"]["seconds"] - seconds for run, seconds in zip(runs, chunks, strict=True)]
+    told = ", ".join(f"{start:.1f} s on {run['gpus']}" for run, start in zip(runs, starts, strict=True))
+    allowed = (chunks[0] - aim * chunks[-1]) / (aim - 1)
+    wanted = 0.85 * gpus * part["engine"]["articles_per_second"]
+    spare = 1 - wanted * chunks[-1] / part["articles"]
+    enough = ""
+    if spare > 0:
+        articles = wanted * starts[-1] / spare / 1e6
+        enough = (
+            f"By these figures {gpus} GPUs reach 85 % of the engine's rate from {articles:,.0f} million articles on."
+        )
+    return f"""A command's start (Python's imports, the cluster, CUDA and the engines, the plan) takes {told},
+beside {chunks[0]:.1f} s of chunks on {one["gpus"]} and {chunks[-1]:.1f} s on {gpus}, {chunks[0] / chunks[-1]:.2f} times
+less. With a start of {max(allowed, 0):.1f} s on each it would be {aim:.1f} times. {enough}
 """
 
 
@@ -116,7 +143,7 @@ def _spent(run: dict[str, Any]) -> str:
 
 
 def _scheduler(part: dict[str, Any]) -> str:
-    rate, limit = part["articles_per_second_a_gpu"], part["most_chunks_per_second"]
+    rate, limit = part["articles_per_second_a_gpu"], _limit(part)
     sizes = sorted({run["chunk_rows"] for run in part["runs"]})
     lines = []
     for gpus in sorted({run["gpus"] for run in part["runs"]}):
@@ -126,7 +153,9 @@ def _scheduler(part: dict[str, Any]) -> str:
     fastest = max(part["runs"], key=lambda run: run["chunks_per_second"])
     used = fastest["processor_seconds"].items()
     busy = ", ".join(f"{role} {seconds / fastest['seconds']:.2f}" for role, seconds in used)
-    rule = RULE.format(limit=limit, rate=rate, rows=rate / limit, default=131_072 * limit / rate)
+    rule = RULE.format(
+        limit=limit, most=part["most_chunks_per_second"], rate=rate, rows=rate / limit, default=131_072 * limit / rate
+    )
     return f"""## What one scheduler feeds
 
 {_machine(part)}.
@@ -147,6 +176,14 @@ limit, and the scheduler's own is higher. Runs of a few seconds weigh the job's 
 ![GPUs that one scheduler keeps busy](scaling.png)
 
 {rule}"""
+
+
+def _limit(part: dict[str, Any]) -> float:
+    """Chunks a second that the scheduler reaches with any number of GPUs: the least of their best rates."""
+    best: dict[int, float] = {}
+    for run in part["runs"]:
+        best[run["gpus"]] = max(best.get(run["gpus"], 0.0), run["chunks_per_second"])
+    return min(best.values())
 
 
 def _cell(run: dict[str, Any]) -> str:
@@ -191,7 +228,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     part = result["scheduler"]
     style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#8a8f98"}
     with mpl.rc_context(style):
-        figure = Figure(figsize=(9.0, 4.0), layout="constrained")
+        figure = Figure(figsize=(9.6, 4.0), layout="constrained")
         busy, fed = figure.subplots(1, 2)
         for gpus in sorted({run["gpus"] for run in part["runs"]}):
             runs = sorted((r for r in part["runs"] if r["gpus"] == gpus), key=lambda r: r["chunk_rows"])
@@ -199,7 +236,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
             busy.plot(sizes, [100 * min(r["busy"], 1) for r in runs], marker="o", label=f"{gpus:,} GPUs")
             fed.plot(sizes, [min(r["busy"], 1) * gpus for r in runs], marker="o", label=f"{gpus:,} GPUs")
         every = sorted({run["chunk_rows"] for run in part["runs"]})
-        most = [part["most_chunks_per_second"] * size / part["articles_per_second_a_gpu"] for size in every]
+        most = [_limit(part) * size / part["articles_per_second_a_gpu"] for size in every]
         fed.plot(every, most, color="#8a8f98", linestyle=":", label="the rule's limit")
         busy.set(title="How busy they are kept", ylabel="% of the time", ylim=(0, 105))
         fed.set(title="How many GPUs' worth are fed", ylabel="GPUs (logarithmic)", yscale="log")
@@ -207,7 +244,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
             axes.set(xscale="log", xlabel="rows in a chunk (logarithmic)", xticks=every)
             axes.set_xticklabels([f"{size:,}" for size in every], rotation=20)
             axes.minorticks_off()
-            axes.legend(frameon=False)
+        fed.yaxis.set_major_formatter(lambda gpus, _: f"{gpus:,.0f}")
+        figure.legend(*fed.get_legend_handles_labels(), frameon=False, loc="outside right center")
         figure.suptitle(
             f"One scheduler, engines that sleep; {part['about']['cores']} cores for everything", fontsize=11
         )
