@@ -7,11 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-_MOST_THREADS = 16
-"""More of them wait for each other at Python's lock: on 64 cores 4, 8, 12, 16, 32 and 64 threads looked through a CSV
-at 960, 1,550, 1,890, 2,080, 1,020 and 890 MB/s.
-"""
-
 
 def available_cores() -> int:
     """Cores this process may run on."""
@@ -19,11 +14,11 @@ def available_cores() -> int:
 
 
 @contextmanager
-def thread_a_core() -> Iterator[ThreadPoolExecutor]:
-    """A thread for each core, up to 16. Left by an error (Ctrl-C is one), it does not wait for what is queued or under
-    way.
+def thread_a_core(most: int | None = None) -> Iterator[ThreadPoolExecutor]:
+    """A thread for each core, up to `most`. Left by an error (Ctrl-C is one), it does not wait for what is queued or
+    under way.
     """
-    pool = ThreadPoolExecutor(min(available_cores(), _MOST_THREADS))
+    pool = ThreadPoolExecutor(min(available_cores(), most or available_cores()))
     try:
         yield pool
     except BaseException:

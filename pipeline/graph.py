@@ -66,6 +66,8 @@ def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iter
             if not run.live:
                 break
             source, result = run.next_done()
+            if more:
+                run.release_spent()
             if isinstance(result, KilledWorker):
                 suspects.append(source)  # maybe innocent: a worker that dies takes its other tasks along
             else:
@@ -87,7 +89,6 @@ class _Run:
 
     def __init__(self, client: Client, job: Job) -> None:
         self.live: dict[Any, tuple[Future, Future | None, Source, int]] = {}
-        # Dask's client sends one message in 10 ms: chunks released one by one would delay the next job's tasks.
         self._spent: list[tuple[Future, Future | None]] = []
         self._client = client
         self._scheduler = client.scheduler.address
@@ -171,8 +172,6 @@ class _Run:
             self._check_scheduler()
             future, text, source, losses = self.live.pop(key)
             self._spent.append((future, text))
-            if len(self._spent) == _LEAST_WINDOW:
-                self._release_spent()
             if not isinstance(result, BaseException) or isinstance(result, KilledWorker):
                 return source, result
             if isinstance(result, CancelledError):
@@ -197,9 +196,13 @@ class _Run:
         if self.live and self._client.status == "running":
             self._client.cancel([future for future, *_ in self.live.values()])
         self.live.clear()
-        self._release_spent()
+        self.release_spent()
 
-    def _release_spent(self) -> None:
-        """On the client's own loop, where nothing is sent between the first future's end and the last one's."""
+    def release_spent(self) -> None:
+        """Let go of the chunks that are done: of a job's last window all at once, at its end.
+
+        Dask's client sends one message in 10 ms: released one by one, they would delay the next job's tasks. On the
+        client's own loop nothing is sent between the first one's end and the last one's.
+        """
         spent, self._spent = self._spent, []
         self._client.loop.add_callback(spent.clear)

@@ -110,7 +110,9 @@ def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[
     width = int(predicted.max(initial=0)) + 1
     # Counted by number, not sorted as pairs: that held Python's lock for 50 ms a chunk, and the device waited.
     counts = np.bincount((truth.astype(np.intp) - NO_TRUTH) * width + predicted)
-    return [[int(k // width) + NO_TRUTH, int(k % width), int(counts[k])] for k in np.flatnonzero(counts)]
+    found = np.flatnonzero(counts)
+    pairs: list[list[int]] = np.stack([found // width + NO_TRUTH, found % width, counts[found]], axis=1).tolist()
+    return pairs
 
 
 def confusion_of(pairs: Iterable[list[int]], classes: tuple[str, ...], before: Confusion | None = None) -> Confusion:

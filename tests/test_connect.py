@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
 import ssl
+import statistics
 import subprocess
 import sys
 import time
@@ -160,12 +162,14 @@ def test_a_small_job_on_a_warm_cluster_costs_few_requests(
 def test_a_small_job_leaves_no_message_behind_which_the_next_one_would_wait(client: Client, small_model: Model) -> None:
     """Dask's client sends its scheduler one message in 10 ms: a job is one, and the end of all its chunks another."""
     sent = []
-    for _ in range(4):
+    for chunk_size in (30, 30, 10, 10, 6, 6, 6):
+        gc.collect()  # what earlier tests left
+        time.sleep(0.1)
         before = client.scheduler_comm.batch_count
-        pipeline.classify(TEXTS, model=small_model, client=client, device="cpu", chunk_size=10)
+        pipeline.classify(TEXTS, model=small_model, client=client, device="cpu", chunk_size=chunk_size)
         time.sleep(0.2)
         sent.append(client.scheduler_comm.batch_count - before)
-    assert sorted(sent)[:3] == [2, 2, 2]  # one may have a heartbeat among them
+    assert statistics.median(sent) == 2  # a heartbeat may be among them
 
 
 def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(broadsheet: Command, tmp_path: Path) -> None:

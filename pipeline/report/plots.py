@@ -88,7 +88,8 @@ def throughput(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
         axes.stairs(rate, edges, color=COLORS["compute"], linewidth=1.2)
         axes.axhline(breakdown.rows_per_second, color="#555", linewidth=0.8, linestyle=(0, (4, 3)))
         mean = f"mean {breakdown.rows_per_second:,.0f}"
-        axes.annotate(mean, (end, breakdown.rows_per_second), (-2, 3), textcoords="offset points", ha="right")
+        text = axes.annotate(mean, (end, breakdown.rows_per_second), (-2, 3), textcoords="offset points", ha="right")
+        text.set_bbox({"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1})
         axes.set_xlim(begin, end)
         axes.set_ylim(0, max(float(rate.max()), breakdown.rows_per_second, 1.0) * 1.15)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

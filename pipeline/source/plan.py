@@ -17,7 +17,7 @@ from pipeline.source import csv, jsonl, onehot, parquet
 from pipeline.source.chunk import Selection
 from pipeline.source.files import InputFile, describe, expand, open_at
 from pipeline.source.records import Records, Splitter, cut, read_records, split_lines
-from pipeline.source.scan import Scanner
+from pipeline.source.scan import MOST_THREADS, Scanner
 from pipeline.source.shape import Shape, difference, resolve, shape_of
 
 CHUNK_BYTES = 64 << 20
@@ -108,7 +108,7 @@ def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int
     looked: list[_Looked] = []
     first: tuple[str, Shape] | None = None
     rest = iter(found)
-    with thread_a_core() as files, thread_a_core() as segments:
+    with thread_a_core(MOST_THREADS) as files, thread_a_core(MOST_THREADS) as segments:
         scanner = Scanner(segments)
         look = partial(_look_at, chunk_rows=chunk_rows, symbols=symbols, length=length, scanner=scanner)
         for file in rest:  # what the first readable file has is asked of all others
