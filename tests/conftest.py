@@ -19,6 +19,9 @@ from pipeline.model import Model, layer_table
 ROOT = Path(__file__).resolve().parent.parent
 AG_NEWS = ["--columns", "class,title,description", "--text-column", "title", "--text-column", "description"]
 
+# Tests start some hundreds of processes; where the environment says so, each would compile the project anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -114,7 +114,7 @@ def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     environment = {**os.environ, "BROADSHEET_CACHE_DIR": str(tmp_path)}
     started = [
         subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(16)
+        for _ in range(8)
     ]
     # A second compilation would be renamed into place, and the file would be another one for whoever looked before.
     assert len({process.communicate(timeout=120)[0] for process in started}) == 1
