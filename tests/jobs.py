@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 from conftest import Command
 
+from pipeline import verify
+
 KILL_PRELOAD = str(Path(__file__).with_name("kill_preload.py"))
 SLOW = (
     "import os, time\nfrom pipeline import tasks\nlabel = vars(tasks).setdefault('label', tasks.label_table)\n"
@@ -37,9 +39,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
-def check_whole(broadsheet: Command, out: Path, undisturbed: Path) -> None:
+def check_whole(out: Path, undisturbed: Path) -> None:
     assert contents(out) == contents(undisturbed)
-    assert broadsheet("verify", out).returncode == 0
+    verify(out)
 
 
 def committed(out: Path) -> int:

@@ -59,13 +59,13 @@ def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
     workers = [start_worker(processes, file, env) for _ in range(2)]
     run = broadsheet(*arguments, "-o", out, "--scheduler-file", file)
     assert run.returncode == 0, run.stderr
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)
     before = {path: path.stat().st_mtime_ns for path in (out / "parts").iterdir()}
     (stopped,) = (worker for worker in workers if worker.pid == int(flag.read_text()))
     stopped.send_signal(signal.SIGCONT)
     wait_until(lambda: any(path.stat().st_mtime_ns != time for path, time in before.items()), 20)
     stopped.wait(30)  # its scheduler has given it up, so it ends itself
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)
 
 
 def test_a_scheduler_that_dies_ends_the_job_with_a_message_and_resume_completes_it(
@@ -87,7 +87,7 @@ def test_a_scheduler_that_dies_ends_the_job_with_a_message_and_resume_completes_
         worker.communicate(timeout=60)
     assert 3 <= committed(out) < 60
     assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)
 
 
 def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
@@ -114,7 +114,7 @@ def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
     assert "(waited 3 s)" in errors
     assert "Traceback" not in errors, errors
     assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)
 
 
 def test_a_worker_of_another_kind_that_joins_is_refused(
@@ -134,7 +134,7 @@ def test_a_worker_of_another_kind_that_joins_is_refused(
     assert "Use workers of one kind, or --allow-mixed" in errors
     other.kill()
     assert broadsheet(*arguments, "-o", out, "--scheduler-file", file, "--resume").returncode == 0
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)
 
 
 def test_a_job_told_to_stop_finishes_what_is_in_flight(
@@ -150,4 +150,4 @@ def test_a_job_told_to_stop_finishes_what_is_in_flight(
     assert "--resume does the chunks that are left" in output
     assert committed(out) == len(list((out / "parts").iterdir())) < 60
     assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)

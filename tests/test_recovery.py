@@ -18,7 +18,7 @@ from conftest import Command
 from distributed import Client
 from jobs import KILL_PRELOAD, alive, check_whole, committed, contents, run_undisturbed
 
-from pipeline import UsageError, classify
+from pipeline import OutputError, UsageError, classify, verify
 from pipeline.manifest import MANIFEST
 from pipeline.model import Model
 
@@ -41,16 +41,15 @@ def test_everything_killed_at_a_step_of_a_commit(broadsheet: Command, job, tmp_p
     assert flag.exists()
     assert 2 <= committed(out) < 7
     before = {name: (out / name).stat().st_mtime_ns for name in contents(out) if name.startswith("parts/part")}
-    refused = broadsheet("verify", out)
-    assert refused.returncode == 1
-    assert "is not finished: go on with --resume" in refused.stderr
+    with pytest.raises(OutputError, match="is not finished: go on with --resume"):
+        verify(out)
     done = committed(out)
     resumed = broadsheet(*arguments, "-o", out, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert f"{done} of 7 chunks were there before" in resumed.stdout
     kept = [name for name, time_ in before.items() if (out / name).stat().st_mtime_ns == time_]
     assert len(kept) >= done
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)
 
 
 @pytest.mark.parametrize("step", ["in-infer", "after-temporary"])
@@ -63,7 +62,7 @@ def test_a_worker_killed_in_mid_chunk_or_while_writing_is_replaced(
     run = broadsheet(*arguments, "-o", tmp_path / "out", "--workers", 1, env=env)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "killed").exists()
-    check_whole(broadsheet, tmp_path / "out", undisturbed)
+    check_whole(tmp_path / "out", undisturbed)
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_a_full_disk_stops_the_job_and_resume_finishes_it(broadsheet: Command, j
     assert "Traceback" not in run.stderr
     subprocess.run(["mount", "-o", "remount,size=10m", small_disk], check=True)
     assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)
 
 
 def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(broadsheet: Command, job, tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(broadsheet:
     assert "then go on with --resume" in run.stderr
     assert not list((out / "parts").iterdir())
     assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -143,7 +142,7 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(broadsheet: Command, job
             os.killpg(process.pid, signal.SIGKILL)
     assert committed(out) < 7
     assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)
 
 
 def test_resume_refuses_another_job_and_says_what_changed(
@@ -187,7 +186,7 @@ def test_a_folder_whose_job_was_killed_before_its_manifest(
         (out / name).mkdir(parents=True)
     (out / "._plan.json.0123.tmp").write_text('{"units": [')
     assert broadsheet(*arguments, "-o", out, *option).returncode == 0
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)
 
 
 def test_verify_finds_any_damage(broadsheet: Command, job, tmp_path: Path) -> None:
@@ -198,15 +197,17 @@ def test_verify_finds_any_damage(broadsheet: Command, job, tmp_path: Path) -> No
         return shutil.copytree(undisturbed, tmp_path / name)
 
     def message(folder: Path) -> str:
-        run = broadsheet("verify", folder)
-        assert run.returncode == 1
-        assert "Traceback" not in run.stderr
-        return run.stderr
+        with pytest.raises(OutputError) as raised:
+            verify(folder)
+        return str(raised.value)
 
     data = bytearray((undisturbed / part).read_bytes())
     data[len(data) // 2] ^= 1
     (damaged("flipped") / part).write_bytes(data)
-    assert f"{part} is damaged" in message(tmp_path / "flipped")
+    run = broadsheet("verify", tmp_path / "flipped")  # the command; the others through the function that it calls
+    assert run.returncode == 1
+    assert f"{part} is damaged" in run.stderr
+    assert "Traceback" not in run.stderr
     (damaged("lost part") / part).unlink()
     assert "part" in message(tmp_path / "lost part")
     (damaged("lost entry") / entry).unlink()

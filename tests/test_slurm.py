@@ -96,7 +96,7 @@ def test_the_batch_script_spreads_a_job_over_four_nodes_by_ucx(
     assert ended["JobState"] == "COMPLETED", text
     assert "protocol: UCX, as asked for; transports: tcp" in text
     assert hosts_of(tmp_path / "out") == set(slurm_nodes.NODES)
-    check_whole(broadsheet, tmp_path / "out", undisturbed)
+    check_whole(tmp_path / "out", undisturbed)
     assert not list((tmp_path / "shared").iterdir())
 
 
@@ -116,7 +116,7 @@ def test_a_node_that_loses_its_network_costs_only_time(
     assert ended["JobState"] == "COMPLETED", log.read_text()
     assert "this cluster listens on 10.77.0.1" in log.read_text()
     assert hosts_of(tmp_path / "out") >= {"gpu1", "gpu2", "gpu4"}
-    check_whole(broadsheet, tmp_path / "out", undisturbed)
+    check_whole(tmp_path / "out", undisturbed)
     wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
 
 
@@ -142,7 +142,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     assert "chunks were there before" in log.read_text()
     assert "protocol: TLS over TCP" in log.read_text()
     assert "without TLS" not in log.read_text()
-    check_whole(broadsheet, out, undisturbed)
+    check_whole(out, undisturbed)
     assert not list((tmp_path / "shared").iterdir())  # the certificates are gone with the job
 
 
