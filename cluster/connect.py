@@ -114,7 +114,8 @@ def _started(
 @contextmanager
 def _existing(name: str, file: Path | None, address: str | None, say: Callable[[str], None]) -> Iterator[Client]:
     wait = no_workers_seconds()
-    quiet = logging.getLogger("distributed.client")  # a lost connection is told in words of ours
+    # A lost connection is told in words of ours: not by Dask, nor by its event loop, where a message was under way.
+    quiet, loop = logging.getLogger("distributed.client"), logging.getLogger("tornado.application")
     before, security = quiet.level, None
     if file is not None:
         address = _address_in(file, wait)
@@ -125,14 +126,20 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
     except (OSError, ValueError, TimeoutError, TypeError) as error:
         raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
     quiet.setLevel(logging.CRITICAL)
+    loop.addFilter(_is_not_of_a_lost_connection)
     with ExitStack() as stack:
         stack.callback(quiet.setLevel, before)
+        stack.callback(loop.removeFilter, _is_not_of_a_lost_connection)
         stack.enter_context(client)
         try:
             client.wait_for_workers(1, timeout=wait)
         except TimeoutError as error:
             raise BroadsheetError(f"no worker has joined the scheduler {name} within {wait:.0f} s") from error
         yield client
+
+
+def _is_not_of_a_lost_connection(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], CommClosedError))
 
 
 def _warn_if_exposed(address: str, say: Callable[[str], None]) -> None:
