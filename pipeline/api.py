@@ -6,7 +6,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,8 @@ from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobReport, Progress
 from pipeline.report.timeline import Timeline
 from pipeline.sink import output_schema
-from pipeline.source.inputs import JobInput, Source, identify, open_input
+from pipeline.source.inputs import Files, JobInput, Source, identify, open_input
+from pipeline.source.scan import Scanner
 from pipeline.tasks import Job, profile_engine
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 131_072}
 """Rows in a chunk by default: a second or two of work on a CPU, 0.1 s on a GPU; a millisecond to schedule."""
+
+_SCANNED_BY_WORKERS = 256 << 20
+"""Bytes to look through for the beginnings of records; fewer take threads here a quarter of a second at most."""
 
 
 def classify(
@@ -98,7 +102,8 @@ def _run(
             else CHUNK_ROWS[engines[1].device if engines else expected_device(options.device)]
         )
         saved = before.plan() if before and hasattr(found, "found") else None
-        job_input = open_input(found, selection, chunk_rows, len(model.alphabet), model.length, saved)
+        with _workers(client if engines and not saved else None, found) as workers:
+            job_input = open_input(found, selection, chunk_rows, len(model.alphabet), model.length, saved, workers)
         if options.strict and job_input.problems:
             raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
         schema = output_schema(job_input.selection, model.classes, options.top_k, options.scores)
@@ -157,6 +162,15 @@ def _cluster(client: Any, options: Options) -> AbstractContextManager[Client]:
     from cluster import connect
 
     return connect("local", workers=options.workers, processes=options.workers is not None)
+
+
+def _workers(client: Client | None, found: Any) -> AbstractContextManager[Scanner | None]:
+    """Those of a cluster that runs already, where there is much to look through."""
+    if client is None or not isinstance(found, Files) or found.bytes_to_scan < _SCANNED_BY_WORKERS:
+        return nullcontext()
+    from cluster.scanner import workers_scanner
+
+    return workers_scanner(client)
 
 
 def _start_engines(client: Client, model: Model, options: Options) -> tuple[str, Backend]:

@@ -14,11 +14,9 @@ def available_cores() -> int:
 
 
 @contextmanager
-def thread_a_core(most: int | None = None) -> Iterator[ThreadPoolExecutor]:
-    """A thread for each core, up to `most`. Left by an error (Ctrl-C is one), it does not wait for what is queued or
-    under way.
-    """
-    pool = ThreadPoolExecutor(min(available_cores(), most or available_cores()))
+def threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool of them. Left by an error (Ctrl-C is one), it does not wait for what is queued or under way."""
+    pool = ThreadPoolExecutor(count)
     try:
         yield pool
     except BaseException:

@@ -15,6 +15,7 @@ from pipeline.source.files import InputFile
 from pipeline.source.memory import MEMORY, Tables, as_tables, dask_selection, digest_of, resolve, table_chunks
 from pipeline.source.plan import Plan, Problem, Stream, Unit, find_files, part_name, plan_files
 from pipeline.source.saved_plan import plan_from_json, plan_to_json
+from pipeline.source.scan import Scanner
 
 
 class Paths(tuple[str, ...]):
@@ -67,6 +68,11 @@ class Files:
     found: tuple[InputFile, ...]
     problems: tuple[Problem, ...]
 
+    @property
+    def bytes_to_scan(self) -> int:
+        """Of files that are looked through to find where their records begin."""
+        return sum(f.size for f in self.found if not f.compression and f.format not in ("parquet", "onehot"))
+
 
 def identify(source: Any, whole_hash: bool, by_content: bool) -> tuple[Any, list[dict[str, Any]]]:
     """What `open_input` takes, and what a fingerprint says of the input. Raises UsageError for no input at all.
@@ -106,15 +112,17 @@ def open_input(
     symbols: int,
     length: int,
     saved: dict[str, Any] | None = None,
+    workers: Scanner | None = None,
 ) -> JobInput:
-    """Plan the chunks of what `identify` gave, or take the plan saved before. symbols, length: of the model.
+    """Plan the chunks of what `identify` gave, or take the plan saved before. symbols, length: of the model. workers:
+    look through large files, in place of threads here.
 
     Raises UsageError where a column that is asked for is not there.
     """
     if isinstance(source, Files):
         if saved is not None:
             return FileInput(plan_from_json(saved, source.found))
-        plan = plan_files(source.found, selection, chunk_rows, symbols, length)
+        plan = plan_files(source.found, selection, chunk_rows, symbols, length, workers)
         return FileInput(plan, source.problems)
     if selection.answers:
         raise UsageError("an answer file goes with a one-hot file only")

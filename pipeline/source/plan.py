@@ -1,23 +1,24 @@
 """From inputs to units of work: which bytes or rows of which files make each chunk.
 
-Uncompressed CSV, JSONL and text are read once, by several threads, to find where records begin, so that a chunk can be
-read from its middle and rows have numbers. A compressed file has one reader; a small one is counted first like them.
+Uncompressed CSV, JSONL and text are read once, by several threads or workers, to find where records begin, so that a
+chunk can be read from its middle and rows have numbers. A compressed file has one reader; a small one is counted first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from pipeline.cores import thread_a_core
+from pipeline.cores import available_cores, threads
 from pipeline.errors import SourceError, UsageError
 from pipeline.source import csv, jsonl, onehot, parquet
 from pipeline.source.chunk import Selection
 from pipeline.source.files import InputFile, describe, expand, open_at
 from pipeline.source.records import Records, Splitter, cut, read_records, split_lines
-from pipeline.source.scan import MOST_THREADS, Scanner
+from pipeline.source.scan import Scanner, threads_scanner
 from pipeline.source.shape import Shape, difference, resolve, shape_of
 
 CHUNK_BYTES = 64 << 20
@@ -94,22 +95,28 @@ def find_files(inputs: Sequence[str], whole_hash: bool) -> tuple[list[InputFile]
         except SourceError as error:
             return path, str(error)
 
-    with thread_a_core() as pool:
+    with threads(available_cores()) as pool:
         found = list(pool.map(look, expand(inputs)))
     return [f for f in found if isinstance(f, InputFile)], [p for p in found if not isinstance(p, InputFile)]
 
 
-def plan_files(found: Sequence[InputFile], selection: Selection, chunk_rows: int, symbols: int, length: int) -> Plan:
+def plan_files(
+    found: Sequence[InputFile],
+    selection: Selection,
+    chunk_rows: int,
+    symbols: int,
+    length: int,
+    workers: Scanner | None = None,
+) -> Plan:
     """Plan a job over files. `selection.text` may be empty: then the column is called "text".
 
-    symbols, length: of the model, for one-hot input. Raises UsageError for what the user must change: columns that the
-    first file lacks.
+    symbols, length: of the model, for one-hot input. workers: look through large files, in place of threads here.
+    Raises UsageError for what the user must change: columns that the first file lacks.
     """
     looked: list[_Looked] = []
     first: tuple[str, Shape] | None = None
     rest = iter(found)
-    with thread_a_core(MOST_THREADS) as files, thread_a_core(MOST_THREADS) as segments:
-        scanner = Scanner(segments)
+    with nullcontext(workers) if workers else threads_scanner() as scanner, threads(scanner.width) as files:
         look = partial(_look_at, chunk_rows=chunk_rows, symbols=symbols, length=length, scanner=scanner)
         for file in rest:  # what the first readable file has is asked of all others
             looked.append(look(file, selection, None))

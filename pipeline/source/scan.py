@@ -1,4 +1,4 @@
-"""Where the records of a large file begin, found by several threads at once.
+"""Where the records of a large file begin, found by several threads at once, or by the workers of a cluster.
 
 Where a segment's first record begins is guessed. The guess counts if the scan of the segment before ends there, so what
 is found is what one thread would find.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from itertools import islice
 from threading import BoundedSemaphore
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cores import available_cores
+from pipeline.cores import available_cores, threads
 from pipeline.source.files import InputFile, open_at
 from pipeline.source.records import Records, Splitter, read_records
 
@@ -31,35 +32,39 @@ _LOOK_BYTES = 1 << 20
 _GUESSES, _CONVINCING = 64, 50  # line ends tried; records behind one of them that must be without a problem
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-
-
-class _Block(NamedTuple):
-    """offsets, sizes: int64 [n], of records in the file. bad: indices of those with a problem."""
-
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    bad: list[int]
-
-    def records(self) -> Records:
-        return Records(b"", np.zeros_like(self.sizes), self.sizes, self.offsets, dict.fromkeys(self.bad, ""))
+_NONE, _MOST_SIZE = np.empty(0, np.uint32), 2**32 - 1
 
 
 class _Segment(NamedTuple):
-    """begin: the first record's, -1 where no guess was made. behind: where the first record behind it begins."""
+    """begin: the first record's, -1 where no guess was made. behind: where the first record behind it begins.
+
+    offsets, sizes: uint32 [n], of its records; offsets from `begin`, and a size of 4 GiB or more as one byte less: both
+    are far above what a chunk holds. bad: indices of those with a problem. As small as that, for it may come over a
+    network.
+    """
 
     begin: int
-    blocks: list[_Block]
     behind: int
+    offsets: NDArray[np.uint32] = _NONE
+    sizes: NDArray[np.uint32] = _NONE
+    bad: NDArray[np.uint32] = _NONE
+
+    def records(self) -> Records:
+        sizes = self.sizes.astype(np.int64)
+        offsets, problems = self.begin + self.offsets.astype(np.int64), dict.fromkeys(self.bad.tolist(), "")
+        return Records(b"", np.zeros_like(sizes), sizes, offsets, problems)
 
 
 class Scanner:
-    """Scans any number of files on the threads of `pool`, and holds a few segments' records ahead of their use:
-    two a thread, and one a file.
+    """Scans any number of files on `pool`, which does `width` segments at once: threads, or workers that see the files.
+
+    It holds a few segments' records ahead of their use: two for each of `width`, and one a file.
     """
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, pool: Executor, width: int) -> None:
+        self.width = width
         self._pool = pool
-        self._ahead = BoundedSemaphore(2 * min(available_cores(), MOST_THREADS))
+        self._ahead = BoundedSemaphore(2 * width)
 
     def scan(self, file: InputFile, start: int, split: Splitter) -> Iterator[Records]:
         """The records of an uncompressed file from byte `start`, in order: where they are, and which have a problem,
@@ -77,28 +82,51 @@ class Scanner:
                 stop, future = running.popleft()
                 if running:
                     self._ahead.release()
-                segment = future.result()
-                if segment.begin != at:
+                segment = _result(future)
+                if segment is None or segment.begin != at:
                     segment = _scan_from(file, split, at, stop)
-                for block in segment.blocks:
-                    yield block.records()
+                if len(segment.offsets):
+                    yield segment.records()
                 at = segment.behind
         finally:
             for _ in range(len(running) - 1):
                 self._ahead.release()
 
 
+@contextmanager
+def threads_scanner() -> Iterator[Scanner]:
+    """One on this process's threads."""
+    count = min(available_cores(), MOST_THREADS)
+    with threads(count) as pool:
+        yield Scanner(pool, count)
+
+
+def _result(future: Future[_Segment]) -> _Segment | None:
+    """None where it was not to be had: a worker may be lost, or not see the file. What is wrong with the file itself is
+    found again here.
+    """
+    try:
+        return future.result()
+    except Exception:
+        return None
+
+
 def _scan_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segment:
     """The records that begin from `begin`, where one does, to `stop`."""
-    blocks: list[_Block] = []
+    offsets, sizes = [_NONE], [_NONE]
+    bad: list[int] = []
+    count, behind = 0, file.size
     with open_at(file, begin) as stream:
         for records in read_records(stream, split, begin, file.size - begin):
             inside = int(records.offsets.searchsorted(stop))
-            sizes = (records.ends - records.starts)[:inside]
-            blocks.append(_Block(records.offsets[:inside], sizes, [i for i in records.problems if i < inside]))
+            offsets.append((records.offsets[:inside] - begin).astype(np.uint32))
+            sizes.append(np.minimum(records.ends - records.starts, _MOST_SIZE)[:inside].astype(np.uint32))
+            bad += [count + i for i in records.problems if i < inside]
+            count += inside
             if inside < len(records):
-                return _Segment(begin, blocks, int(records.offsets[inside]))
-    return _Segment(begin, blocks, file.size)
+                behind = int(records.offsets[inside])
+                break
+    return _Segment(begin, behind, np.concatenate(offsets), np.concatenate(sizes), np.array(bad, np.uint32))
 
 
 def _scan_about(file: InputFile, split: Splitter, nominal: int, stop: int) -> _Segment:
@@ -109,5 +137,5 @@ def _scan_about(file: InputFile, split: Splitter, nominal: int, stop: int) -> _S
         found = split(block[line_end.end() :], False)
         if len(found.starts) and all(i >= _CONVINCING for i in found.problems):
             begin = nominal - 1 + line_end.end() + int(found.starts[0])
-            return _scan_from(file, split, begin, stop) if begin < stop else _Segment(begin, [], begin)
-    return _Segment(-1, [], -1)
+            return _scan_from(file, split, begin, stop) if begin < stop else _Segment(begin, begin)
+    return _Segment(-1, -1)

@@ -1,0 +1,117 @@
+"""Workers that look through a large file: they find what threads find, whatever becomes of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from distributed import Client
+
+import cluster.scanner
+import pipeline
+from cluster import connect
+from cluster.scanner import workers_scanner
+from pipeline import api
+from pipeline.errors import SourceError
+from pipeline.model import Model
+from pipeline.source import scan
+from pipeline.source.chunk import Selection
+from pipeline.source.plan import Plan, find_files, plan_files, splitter_of
+from pipeline.source.scan import Scanner, threads_scanner
+
+COLUMNS = Selection(text=("text",), ids=("id",))
+ROWS = 40_000
+SEGMENT = 100_000
+
+
+@pytest.fixture(autouse=True)
+def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "SEGMENT_BYTES", SEGMENT)
+    monkeypatch.setattr(api, "_SCANNED_BY_WORKERS", 0)
+    monkeypatch.setattr(cluster.scanner, "_LEAST_WORKERS", 2)
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    """Quotes, line ends in fields, fields too many, and one quote left open: what makes a guess wrong."""
+    rows = [b'%d,"article %d ""quoted"",\nin two lines"\n' % (i, i) for i in range(ROWS)]
+    rows[ROWS // 3] = b"too,many,fields\n"
+    rows[ROWS // 2] = b'7,"left open\n'
+    return b"id,text\n" + b"".join(rows)
+
+
+def planned(path: str, scanner: Scanner | None) -> Plan:
+    found, _ = find_files([path], False)
+    return plan_files(found, COLUMNS, 1000, 70, 1014, scanner)
+
+
+class Recorded:
+    """An executor that keeps what it was asked for."""
+
+    def __init__(self, client: Client) -> None:
+        self.asked: list[Future[Any]] = []
+        self._pool = client.get_executor(pure=False)
+
+    def submit(self, *call: Any) -> Future[Any]:
+        self.asked.append(self._pool.submit(*call))
+        return self.asked[-1]
+
+    def shutdown(self, wait: bool) -> None:
+        self._pool.shutdown(wait)
+
+
+def test_workers_find_what_threads_find(client: Client, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_bytes(content)
+    pool = Recorded(client)
+    found = planned(str(tmp_path / "f.csv"), Scanner(pool, 8))
+    assert found == planned(str(tmp_path / "f.csv"), None)
+    assert sum(unit.rows for unit in found.units) == ROWS  # the open quote is one row, closed by the next
+    assert len(pool.asked) == -(-len(content) // SEGMENT)
+    assert not any(future.exception() for future in pool.asked)
+
+
+def test_what_workers_do_not_see_is_looked_through_here(client: Client, content: bytes) -> None:
+    with fsspec.open("memory://unseen/f.csv", "wb") as stream:  # in this process's memory
+        stream.write(content)
+    pool = Recorded(client)
+    assert planned("memory://unseen/f.csv", Scanner(pool, 8)) == planned("memory://unseen/f.csv", None)
+    assert all(isinstance(future.exception(), SourceError) for future in pool.asked)
+
+
+def test_a_worker_that_dies_while_it_looks_changes_nothing(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_bytes(content)
+    (file,), _ = find_files([str(tmp_path / "f.csv")], False)
+    file = replace(file, columns=("id", "text"))
+    with threads_scanner() as here:
+        expected = [int(offset) for block in here.scan(file, 8, splitter_of(file)) for offset in block.offsets]
+    with connect(workers=2) as client, workers_scanner(client) as scanner:
+        assert scanner is not None
+        blocks = scanner.scan(file, 8, splitter_of(file))
+        offsets = next(blocks).offsets.tolist()
+        os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+        offsets += [int(offset) for block in blocks for offset in block.offsets]
+    assert offsets == expected
+
+
+def test_a_cluster_that_runs_plans_a_job_as_a_job_of_its_own_does(
+    client: Client, small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "SEGMENT_BYTES", 500)
+    (tmp_path / "f.csv").write_text("id,text\n" + "".join(f'{i},"article {i}"\n' for i in range(100)))
+    pool, plans = Recorded(client), []
+    monkeypatch.setattr(client, "get_executor", lambda **options: pool)
+    for number, running in enumerate((client, None)):
+        out = tmp_path / str(number)
+        options = {"text_column": ["text"], "chunk_size": 30}
+        assert (
+            pipeline.classify(tmp_path / "f.csv", out, model=small_model, client=running, **options).rows_written == 100
+        )
+        plans.append((out / "_plan.json").read_bytes())
+    assert plans[0] == plans[1]
+    assert len(pool.asked) > 1
