@@ -36,8 +36,11 @@ SETTINGS = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": 0.85,
     "distributed.worker.memory.terminate": 0.95,
-    # A chunk's buffers are the next one's: given back to the system, they would be paid for anew in page faults.
+    # A chunk's buffers are the next one's: given back to the system, they would be paid for anew in page faults. With
+    # one arena they are also those of the next thread.
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 30,
+    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 32 << 20,  # the most that glibc takes
+    "distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": 1,
     "distributed.nanny.pre-spawn-environ.MIMALLOC_PURGE_DELAY": 10_000,
     "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
 }

@@ -20,7 +20,6 @@ from cluster.scanner import workers_scanner
 from pipeline import api
 from pipeline.errors import SourceError
 from pipeline.model import Model
-from pipeline.source import scan
 from pipeline.source.chunk import Selection
 from pipeline.source.plan import Plan, find_files, plan_files, splitter_of
 from pipeline.source.scan import Scanner, threads_scanner
@@ -32,7 +31,7 @@ SEGMENT = 100_000
 
 @pytest.fixture(autouse=True)
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "SEGMENT_BYTES", SEGMENT)
+    monkeypatch.setattr(cluster.scanner, "_SEGMENT_BYTES", SEGMENT)
     monkeypatch.setattr(api, "_SCANNED_BY_WORKERS", 0)
     monkeypatch.setattr(cluster.scanner, "_LEAST_WORKERS", 2)
 
@@ -69,7 +68,7 @@ class Recorded:
 def test_workers_find_what_threads_find(client: Client, content: bytes, tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_bytes(content)
     pool = Recorded(client)
-    found = planned(str(tmp_path / "f.csv"), Scanner(pool, 8))
+    found = planned(str(tmp_path / "f.csv"), Scanner(pool, 8, SEGMENT))
     assert found == planned(str(tmp_path / "f.csv"), None)
     assert sum(unit.rows for unit in found.units) == ROWS  # the open quote is one row, closed by the next
     assert len(pool.asked) == -(-len(content) // SEGMENT)
@@ -80,7 +79,7 @@ def test_what_workers_do_not_see_is_looked_through_here(client: Client, content:
     with fsspec.open("memory://unseen/f.csv", "wb") as stream:  # in this process's memory
         stream.write(content)
     pool = Recorded(client)
-    assert planned("memory://unseen/f.csv", Scanner(pool, 8)) == planned("memory://unseen/f.csv", None)
+    assert planned("memory://unseen/f.csv", Scanner(pool, 8, SEGMENT)) == planned("memory://unseen/f.csv", None)
     assert all(isinstance(future.exception(), SourceError) for future in pool.asked)
 
 
@@ -102,7 +101,7 @@ def test_a_worker_that_dies_while_it_looks_changes_nothing(content: bytes, tmp_p
 def test_a_cluster_that_runs_plans_a_job_as_a_job_of_its_own_does(
     client: Client, small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "SEGMENT_BYTES", 500)
+    monkeypatch.setattr(cluster.scanner, "_SEGMENT_BYTES", 500)
     (tmp_path / "f.csv").write_text("id,text\n" + "".join(f'{i},"article {i}"\n' for i in range(100)))
     pool, plans = Recorded(client), []
     monkeypatch.setattr(client, "get_executor", lambda **options: pool)

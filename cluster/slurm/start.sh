@@ -7,7 +7,8 @@ rm -f "$scheduler_file" # of a run before a requeue
 export DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING=False # a chunk stays where it was read
 export DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL=${DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL:-120s} # then a silent node is given up
 export DASK_DISTRIBUTED__WORKER__MEMORY__TARGET=False DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False
-export MALLOC_TRIM_THRESHOLD_=1073741824 MIMALLOC_PURGE_DELAY=10000 # a chunk's buffers are the next one's
+# A chunk's buffers are the next one's (cluster/local.py says more).
+export MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_ARENA_MAX=1 MIMALLOC_PURGE_DELAY=10000
 export DASK_DISTRIBUTED__DASHBOARD__LINK='http://127.0.0.1:{port}/status' # as a tunnel makes it
 export UCX_WARN_UNUSED_ENV_VARS=n
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
@@ -47,6 +48,10 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def end(self, i: int) -> int:
+        """The byte of the file behind record i."""
+        return int(self.offsets[i]) + int(self.ends[i]) - int(self.starts[i])
 
     def raw(self, i: int) -> tuple[int, bytes]:
         """Byte offset and first bytes of record i."""
@@ -113,13 +118,13 @@ def cut(blocks: Iterable[Records], most_rows: int, most_bytes: int) -> Iterator[
     """
     begin = rows = 0
     for records in blocks:
-        ends = records.offsets + (records.ends - records.starts)
         at = 0
         while at < len(records):
             if not rows:
                 begin = int(records.offsets[at])
-            within = int(ends[at:].searchsorted(begin + most_bytes, side="right"))
-            take = min(len(records) - at, most_rows - rows, within or (not rows))
+            stop = min(len(records), at + most_rows - rows)
+            within = bisect_right(range(stop), begin + most_bytes, at, key=records.end) - at
+            take = within or int(not rows)
             if take:
                 yield records.slice(at, at + take), not rows
             at, rows = at + take, rows + take

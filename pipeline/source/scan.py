@@ -50,27 +50,29 @@ class _Segment(NamedTuple):
     bad: NDArray[np.uint32] = _NONE
 
     def records(self) -> Records:
-        sizes = self.sizes.astype(np.int64)
-        offsets, problems = self.begin + self.offsets.astype(np.int64), dict.fromkeys(self.bad.tolist(), "")
-        return Records(b"", np.zeros_like(sizes), sizes, offsets, problems)
+        nothing = np.broadcast_to(np.int64(0), len(self.sizes))
+        offsets = np.add(self.begin, self.offsets, dtype=np.int64)
+        return Records(b"", nothing, self.sizes.astype(np.int64), offsets, dict.fromkeys(self.bad.tolist(), ""))
 
 
 class Scanner:
     """Scans any number of files on `pool`, which does `width` segments at once: threads, or workers that see the files.
 
-    It holds a few segments' records ahead of their use: two for each of `width`, and one a file.
+    segment: their size in bytes. It holds a few segments' records ahead of their use: two for each of `width`, and one
+    a file.
     """
 
-    def __init__(self, pool: Executor, width: int) -> None:
+    def __init__(self, pool: Executor, width: int, segment: int) -> None:
         self.width = width
         self._pool = pool
+        self._segment = segment
         self._ahead = BoundedSemaphore(2 * width)
 
     def scan(self, file: InputFile, start: int, split: Splitter) -> Iterator[Records]:
         """The records of an uncompressed file from byte `start`, in order: where they are, and which have a problem,
         without their data and what the problem is.
         """
-        stops = deque([*range(start + SEGMENT_BYTES, file.size, SEGMENT_BYTES), file.size])
+        stops = deque([*range(start + self._segment, file.size, self._segment), file.size])
         running: deque[tuple[int, Future[_Segment]]] = deque()  # each but the first with a permit
         nominal = at = start
         try:
@@ -98,7 +100,7 @@ def threads_scanner() -> Iterator[Scanner]:
     """One on this process's threads."""
     count = min(available_cores(), MOST_THREADS)
     with threads(count) as pool:
-        yield Scanner(pool, count)
+        yield Scanner(pool, count, SEGMENT_BYTES)
 
 
 def _result(future: Future[_Segment]) -> _Segment | None:
