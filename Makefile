@@ -11,8 +11,10 @@ demo: $(VENV)/installed
 	  --text-column title --text-column text --id-column id --truth-column category
 	$(BIN)/broadsheet verify labels
 
+# GPUs, and a Slurm of network namespaces, want the machine to themselves; all else shares two cores.
 test: $(VENV)/tested
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not slurm"
+	$(BIN)/python -m pytest -m "gpu or slurm"
 
 lint: $(VENV)/linted
 	$(BIN)/ruff check .
