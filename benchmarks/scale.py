@@ -1,7 +1,9 @@
-"""Speed and scale: a small and a large job on the GPUs of one host, one scheduler's limit, and memory over a long job.
+"""Speed and scale: a small and a large job on the GPUs of one host, planning, one scheduler's limit, and memory over a
+long job.
 
     python -m benchmarks.scale small --articles-csv ag_news/test.csv --commit $(git rev-parse --short HEAD)
     python -m benchmarks.scale large --articles-csv ag_news/test.csv --folder /tmp/scale --gpus 1 2 4
+    python -m benchmarks.scale planning --articles-csv ag_news/test.csv --folder /tmp/scale
     python -m benchmarks.scale scheduler
     python -m benchmarks.scale memory --articles-csv ag_news/test.csv --folder /tmp/scale-memory
     python -m benchmarks.scale --plot
@@ -29,7 +31,7 @@ from benchmarks.ladder.__main__ import driver
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "scale.json"
 PLOT = ROOT / "docs" / "scaling.png"
-PARTS = ("small", "large", "scheduler", "memory")
+PARTS = ("small", "large", "planning", "scheduler", "memory")
 PACKAGES = ("numpy", "pyarrow", "dask", "distributed", "dask-cuda", "cupy-cuda13x", "cupy-cuda12x")
 
 
@@ -112,6 +114,10 @@ def measure(part: str, options: argparse.Namespace) -> None:
             options.articles_csv, options.folder, options.count, options.gpus, options.chunk_rows, options.where,
             options.model, options.own_articles, keep,
         )  # fmt: skip
+    elif part == "planning":
+        from benchmarks.scale_planning import planning_part
+
+        result = planning_part(options.articles_csv, options.folder, options.csv_bytes, options.planning_workers, keep)
     elif part == "scheduler":
         from benchmarks.scale_stubs import scheduler_part
 
@@ -140,7 +146,7 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what else is to be said of the machine")
     parser.add_argument("--articles-csv", type=Path, help="an AG News CSV: class, title, description")
     parser.add_argument(
-        "--folder", type=Path, help="large, memory: for input and output; 60 GB for 64 million articles"
+        "--folder", type=Path, help="large, planning, memory: for input and output; 60 GB for 64 million articles"
     )
     parser.add_argument("--model", default="ag-news")
     parser.add_argument("--where", default="cuda", choices=("cuda", "local"), help="small, large")
@@ -154,6 +160,9 @@ def main() -> None:
     large.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4])
     large.add_argument("--chunk-rows", type=int, default=131_072)
     large.add_argument("--own-articles", type=int, default=262_144, help="that the engine alone is given")
+    planning = parser.add_argument_group("planning")
+    planning.add_argument("--csv-bytes", type=int, default=7_400_000_000)
+    planning.add_argument("--planning-workers", type=int, nargs="+", default=[4, 16], help="three or more each")
     scheduler = parser.add_argument_group("scheduler")
     scheduler.add_argument("--stub-gpus", type=int, nargs="+", default=[16, 64, 256, 1_024])
     scheduler.add_argument(
@@ -177,7 +186,7 @@ def main() -> None:
         parser.error(f"name a part ({', '.join(PARTS)}), or --plot")
     if set(options.parts) - {"scheduler"} and not options.articles_csv:
         parser.error("--articles-csv is needed")
-    if {"large", "memory"} & set(options.parts) and not options.folder:
+    if {"large", "planning", "memory"} & set(options.parts) and not options.folder:
         parser.error("--folder is needed")
     for part in options.parts:
         measure(part, options)

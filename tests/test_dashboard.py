@@ -15,6 +15,10 @@ ROWS, BAD = 120, 3
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (apt-get install chromium)")
 
+READ_CARDS = """name => Object.fromEntries(
+    [...name.parentElement.parentElement.children].filter(card => card.tagName == "DIV")
+    .map(card => [card.children[0].innerText, card.children[1].innerText]))"""
+
 
 @pytest.fixture
 def processes() -> Iterator[Processes]:
@@ -44,10 +48,9 @@ def test_the_page_shows_a_running_job_until_it_ends(
         page.get_by_role("heading", name="Broadsheet").wait_for(timeout=20_000)
 
         def shown() -> dict[str, str]:
-            """The figure under each name, as a user reads the page."""
-            return {name: page.get_by_text(name, exact=True).locator("xpath=following-sibling::div").inner_text()
-                    for name in ("articles done", "chunks done", "chunks in flight", "chunks left",
-                                 "quarantined rows", "time left")}  # fmt: skip
+            """The figure under each name, all of one moment: the page changes while it is read."""
+            found: dict[str, str] = page.get_by_text("chunks done", exact=True).evaluate(READ_CARDS)
+            return found
 
         page.get_by_text("chunks in flight").wait_for(timeout=20_000)
         wait_until(lambda: "0" not in (shown()["chunks done"], shown()["quarantined rows"]), 30)

@@ -17,7 +17,7 @@ def test_the_page_is_made_from_the_record() -> None:
 
 
 def test_the_page_names_what_was_not_measured() -> None:
-    assert "benchmarks.scale small large scheduler memory" in scale_page.page({})
+    assert "benchmarks.scale small large planning scheduler memory" in scale_page.page({})
 
 
 def test_a_part_leaves_the_others_as_they_are(tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+"""Planning a large CSV: looked through by the client's threads, and by the workers of a cluster."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from cluster import connect
+from cluster.scanner import workers_scanner
+from pipeline.cores import available_cores
+from pipeline.source.chunk import Selection
+from pipeline.source.inputs import Paths, identify, open_input
+from pipeline.source.scan import MOST_THREADS
+
+_COLUMNS = ("class", "title", "description")
+_SELECTION = Selection(text=_COLUMNS[1:], header=_COLUMNS)
+_CHUNK_ROWS = 131_072
+_REPEATS = 5
+
+
+def planning_part(
+    articles_csv: Path, folder: Path, size: int, workers: list[int], keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Plan one CSV of about `size` bytes, whole repeats of `articles_csv`, a few times in each way.
+
+    Workers are processes of four threads on this host; they look through the file only, so no GPU is used. Raises
+    RuntimeError where two ways make different plans.
+    """
+    path = folder / "articles.csv"
+    folder.mkdir(parents=True, exist_ok=True)
+    content = articles_csv.read_bytes()
+    with open(path, "wb") as file:
+        for _ in range(-(-size // len(content))):
+            file.write(content)
+    result: dict[str, Any] = {"bytes": path.stat().st_size, "chunk_rows": _CHUNK_ROWS, "runs": []}
+    plans = []
+
+    def measure(by: str, count: int, client: Any) -> None:
+        seconds = []
+        for _ in range(_REPEATS + 1):
+            began = time.perf_counter()
+            found, _ = identify(Paths([str(path)]), False, True)
+            with workers_scanner(client) if client else nullcontext() as scanner:
+                planned = open_input(found, _SELECTION, _CHUNK_ROWS, 70, 1014, workers=scanner)
+            seconds.append(time.perf_counter() - began)
+            if client and scanner is None:
+                raise RuntimeError(f"{count} workers are fewer than planning is given to")
+        result["rows"] = planned.rows
+        result["runs"].append(
+            {"by": by, "count": count, "seconds": seconds[1:], "median_seconds": statistics.median(seconds[1:])}
+        )
+        print(f"{by} {count}: {result['bytes'] / statistics.median(seconds[1:]) / 1e9:.2f} GB/s", flush=True)
+        keep(result)
+        plans.append(planned.saved)
+        if plans[-1] != plans[0]:
+            raise RuntimeError(f"{count} {by} planned otherwise than {result['runs'][0]['count']} threads")
+
+    measure("threads", min(MOST_THREADS, available_cores()), None)
+    for count in workers:
+        with connect("local", workers=count) as client:
+            measure("workers", count, client)
+    path.unlink()
+    return result
