@@ -160,7 +160,7 @@ A CSV, JSON Lines or text file is read once before the job, to find where its re
 and a chunk can be read from the middle of a file (of Parquet only the footers are read). One file of
 {part["bytes"] / 1e9:.1f} GB, {part["rows"]:,} AG News articles, in the page cache; medians of
 {len(part["runs"][0]["seconds"])}, all in one run; worker processes of four threads. The client does it where it has
-less than 1 GB to look through, or a cluster of fewer than three workers.
+less than 1 GB to look through, or fewer than three workers that run already.
 
 | by | seconds | GB/s | million articles/s |
 |---|---|---|---|

@@ -126,10 +126,11 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
     except (OSError, ValueError, TimeoutError, TypeError) as error:
         raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
     quiet.setLevel(logging.CRITICAL)
-    loop.addFilter(_is_not_of_a_lost_connection)
+    not_lost = _NotOfALostConnection()
+    loop.addFilter(not_lost)
     with ExitStack() as stack:
         stack.callback(quiet.setLevel, before)
-        stack.callback(loop.removeFilter, _is_not_of_a_lost_connection)
+        stack.callback(loop.removeFilter, not_lost)
         stack.enter_context(client)
         try:
             client.wait_for_workers(1, timeout=wait)
@@ -138,8 +139,9 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
         yield client
 
 
-def _is_not_of_a_lost_connection(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], CommClosedError))
+class _NotOfALostConnection(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], CommClosedError))
 
 
 def _warn_if_exposed(address: str, say: Callable[[str], None]) -> None:

@@ -35,7 +35,7 @@ _WRITE_FIRST, _INFER_FIRST = 20, 10
 
 _GO_ON = "What is committed stays: start it again, then go on with --resume"
 NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_GO_ON}"
-_NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_GO_ON}"
+NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_GO_ON}"
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class _Run:
         try:
             chunks: list[Future] = self._client.scatter(loaded, hash=False)
         except TimeoutError as error:
-            raise BroadsheetError(_NO_WORKERS) from error
+            raise BroadsheetError(NO_WORKERS) from error
         return chunks
 
     def _infer_and_write(self, reads: list[Future]) -> list[Future]:
@@ -179,7 +179,7 @@ class _Run:
                     raise BroadsheetError(f"{source.name}: the scheduler gave it up ({result}); go on with --resume")
                 self.submit([source], losses + 1)  # its text was on a worker that is gone
             elif isinstance(result, NoWorkerError):
-                raise BroadsheetError(f"{_NO_WORKERS} (waited {result.timeout:.0f} s)")
+                raise BroadsheetError(f"{NO_WORKERS} (waited {result.timeout:.0f} s)")
             elif isinstance(result, CommClosedError):
                 raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from result
             elif isinstance(result, SourceError) and not self._job.strict:

@@ -98,3 +98,18 @@ class Processes:
                 for child in children:
                     child.kill()
             process.communicate()
+
+
+def start_scheduler(processes: Processes, folder: Path, **settings: str):
+    env = {f"DASK_DISTRIBUTED__SCHEDULER__{name}": value for name, value in settings.items()}
+    file = folder / "scheduler.json"
+    scheduler = processes.dask(
+        "scheduler", "--host", "127.0.0.1", "--port", 0, "--no-dashboard", "--scheduler-file", file, env=env
+    )
+    wait_until(file.exists)
+    return scheduler, file
+
+
+def start_worker(processes: Processes, file: Path, env: dict[str, str] | None = None):
+    options = ["--host", "127.0.0.1", "--nthreads", 2, "--no-nanny", "--no-dashboard"]
+    return processes.dask("worker", "--scheduler-file", file, *options, env=env)

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
-from jobs import KILL_PRELOAD, SLOW, Processes, check_whole, committed, run_undisturbed, wait_until
+from jobs import (
+    KILL_PRELOAD,
+    SLOW,
+    Processes,
+    check_whole,
+    committed,
+    run_undisturbed,
+    start_scheduler,
+    start_worker,
+    wait_until,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +41,6 @@ def slow(tmp_path: Path) -> dict[str, str]:
     """Workers take a third of a second to write a chunk, so that a job can be caught in the middle."""
     (tmp_path / "slow.py").write_text(SLOW)
     return {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
-
-
-def start_scheduler(processes: Processes, folder: Path, **settings: str):
-    env = {f"DASK_DISTRIBUTED__SCHEDULER__{name}": value for name, value in settings.items()}
-    file = folder / "scheduler.json"
-    scheduler = processes.dask(
-        "scheduler", "--host", "127.0.0.1", "--port", 0, "--no-dashboard", "--scheduler-file", file, env=env
-    )
-    wait_until(file.exists)
-    return scheduler, file
-
-
-def start_worker(processes: Processes, file: Path, env: dict[str, str] | None = None):
-    options = ["--host", "127.0.0.1", "--nthreads", 2, "--no-nanny", "--no-dashboard"]
-    return processes.dask("worker", "--scheduler-file", file, *options, env=env)
 
 
 def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,17 @@ from typing import Any
 import fsspec
 import pytest
 from distributed import Client
+from jobs import Processes, start_scheduler, start_worker
 
 import cluster.scanner
 import pipeline
 from cluster import connect
-from cluster.scanner import workers_scanner
+from cluster.scanner import _Workers, workers_scanner
 from pipeline import api
-from pipeline.errors import SourceError
+from pipeline.errors import BroadsheetError, SourceError
 from pipeline.model import Model
 from pipeline.source.chunk import Selection
+from pipeline.source.files import InputFile
 from pipeline.source.plan import Plan, find_files, plan_files, splitter_of
 from pipeline.source.scan import Scanner, threads_scanner
 
@@ -55,14 +58,14 @@ class Recorded:
 
     def __init__(self, client: Client) -> None:
         self.asked: list[Future[Any]] = []
-        self._pool = client.get_executor(pure=False)
+        self._pool = _Workers(client)
 
     def submit(self, *call: Any) -> Future[Any]:
         self.asked.append(self._pool.submit(*call))
         return self.asked[-1]
 
-    def shutdown(self, wait: bool) -> None:
-        self._pool.shutdown(wait)
+    def shutdown(self) -> None:
+        self._pool.shutdown()
 
 
 def test_workers_find_what_threads_find(client: Client, content: bytes, tmp_path: Path) -> None:
@@ -83,19 +86,69 @@ def test_what_workers_do_not_see_is_looked_through_here(client: Client, content:
     assert all(isinstance(future.exception(), SourceError) for future in pool.asked)
 
 
-def test_a_worker_that_dies_while_it_looks_changes_nothing(content: bytes, tmp_path: Path) -> None:
+@pytest.fixture
+def file(content: bytes, tmp_path: Path) -> InputFile:
     (tmp_path / "f.csv").write_bytes(content)
-    (file,), _ = find_files([str(tmp_path / "f.csv")], False)
-    file = replace(file, columns=("id", "text"))
+    (found,), _ = find_files([str(tmp_path / "f.csv")], False)
+    return replace(found, columns=("id", "text"))
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    found = Processes()
+    yield found
+    found.end()
+
+
+def begun(client: Client, file: InputFile) -> Iterator[int]:
+    """The offsets of all records, where workers look for them."""
+    with workers_scanner(client) as scanner:
+        assert scanner is not None
+        for block in scanner.scan(file, 8, splitter_of(file)):
+            yield from block.offsets.tolist()
+
+
+def test_a_worker_that_dies_while_it_looks_changes_nothing(file: InputFile) -> None:
     with threads_scanner() as here:
         expected = [int(offset) for block in here.scan(file, 8, splitter_of(file)) for offset in block.offsets]
-    with connect(workers=2) as client, workers_scanner(client) as scanner:
-        assert scanner is not None
-        blocks = scanner.scan(file, 8, splitter_of(file))
-        offsets = next(blocks).offsets.tolist()
+    with connect(workers=2) as client:
+        offsets = begun(client, file)
+        first = next(offsets)
         os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
-        offsets += [int(offset) for block in blocks for offset in block.offsets]
-    assert offsets == expected
+        assert [first, *offsets] == expected
+
+
+@pytest.mark.parametrize(
+    ("killed", "message"), [("scheduler", "the connection to the scheduler"), ("workers", "has lost all its workers")]
+)
+def test_a_cluster_lost_while_it_looks_is_told(
+    processes: Processes, file: InputFile, tmp_path: Path, killed: str, message: str
+) -> None:
+    scheduler, address = start_scheduler(processes, tmp_path, NO_WORKERS_TIMEOUT="2s")
+    workers = [start_worker(processes, address) for _ in range(2)]
+    with pytest.raises(BroadsheetError, match=message), connect(scheduler_file=address) as client:  # noqa: PT012
+        client.wait_for_workers(2, timeout=30)
+        offsets = begun(client, file)
+        next(offsets)
+        for process in [scheduler] if killed == "scheduler" else workers:
+            process.kill()
+        list(offsets)
+
+
+def test_a_file_that_became_shorter_is_told(client: Client, file: InputFile) -> None:
+    with open(file.location, "r+b") as stream:
+        stream.truncate(file.size // 2)
+    with pytest.raises(SourceError, match="it changed meanwhile"):
+        list(begun(client, file))
+
+
+def test_files_of_a_segment_are_looked_through_here(client: Client, tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.csv").write_text('id,text\n1,"an article"\n')
+    pool = Recorded(client)
+    with threads_scanner() as here:
+        assert planned(str(tmp_path), Scanner(pool, 8, SEGMENT, here)) == planned(str(tmp_path), None)
+    assert not pool.asked
 
 
 def test_a_cluster_that_runs_plans_a_job_as_a_job_of_its_own_does(
@@ -104,7 +157,7 @@ def test_a_cluster_that_runs_plans_a_job_as_a_job_of_its_own_does(
     monkeypatch.setattr(cluster.scanner, "_SEGMENT_BYTES", 500)
     (tmp_path / "f.csv").write_text("id,text\n" + "".join(f'{i},"article {i}"\n' for i in range(100)))
     pool, plans = Recorded(client), []
-    monkeypatch.setattr(client, "get_executor", lambda **options: pool)
+    monkeypatch.setattr(cluster.scanner, "_Workers", lambda client: pool)
     for number, running in enumerate((client, None)):
         out = tmp_path / str(number)
         options = {"text_column": ["text"], "chunk_size": 30}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import dask
 import pyarrow.parquet as pq
 import pytest
 import slurm_nodes
@@ -176,6 +178,10 @@ def test_workers_for_a_notebook_come_by_script_or_on_demand(
         report = classify(["some", "articles"] * 50, model=small_model, client=client, chunk_size=2)
         assert report.rows_written == 100
         assert client.scheduler.address.startswith("tls://10.77.0.1:")
+        spilled = client.run(
+            lambda: (dask.config.get("distributed.worker.memory.spill"), os.environ["MALLOC_ARENA_MAX"])
+        )
+        assert set(spilled.values()) == {(False, "1")}  # workers there have our settings
         assert slurm.run("squeue", "-h", "-t", "R")
     wait_until(lambda: not slurm.run("squeue", "-h"))
     assert not list((tmp_path / "shared").glob("connect-*"))  # its certificates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -74,7 +75,7 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "memory": site.memory or "16GB",
         "job_directives_skip": [] if site.memory else ["--mem"],
         "job_extra_directives": [*directives, *site.directives],
-        "job_script_prologue": [] if site.setup is None else site.setup.splitlines(),
+        "job_script_prologue": [*([] if site.setup is None else site.setup.splitlines()), *_exports()],
         "interface": site.interface,
         "protocol": f"{protocol}://",
         "scheduler_options": {
@@ -85,6 +86,15 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "log_directory": str(site.shared_folder / "logs"),
         **({"worker_command": "dask_cuda.cli"} if gpus else {}),
     }
+
+
+def _exports() -> Iterator[str]:
+    """Our settings for a worker that does not start in this process, nor with its configuration."""
+    for key, value in SETTINGS.items():
+        name = key.removeprefix("distributed.nanny.pre-spawn-environ.")
+        if name == key:
+            name = "DASK_" + key.replace(".", "__").replace("-", "_").upper()
+        yield f"export {name}={shlex.quote(str(value))}"
 
 
 def _remove(folder: Path) -> None:

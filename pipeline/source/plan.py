@@ -116,7 +116,7 @@ def plan_files(
     looked: list[_Looked] = []
     first: tuple[str, Shape] | None = None
     rest = iter(found)
-    with nullcontext(workers) if workers else threads_scanner() as scanner, threads(scanner.width) as files:
+    with nullcontext(workers) if workers else threads_scanner() as scanner, threads(scanner.files_at_once) as files:
         look = partial(_look_at, chunk_rows=chunk_rows, symbols=symbols, length=length, scanner=scanner)
         for file in rest:  # what the first readable file has is asked of all others
             looked.append(look(file, selection, None))

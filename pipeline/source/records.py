@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import BinaryIO, Protocol
 
 import numpy as np
@@ -49,6 +50,10 @@ class Records:
     def __len__(self) -> int:
         return len(self.starts)
 
+    @cached_property
+    def _bad(self) -> list[int]:
+        return sorted(self.problems)
+
     def end(self, i: int) -> int:
         """The byte of the file behind record i."""
         return int(self.offsets[i]) + int(self.ends[i]) - int(self.starts[i])
@@ -67,7 +72,8 @@ class Records:
         return bad
 
     def slice(self, first: int, last: int) -> Records:
-        problems = {i - first: reason for i, reason in self.problems.items() if first <= i < last}
+        bad = self._bad[bisect_left(self._bad, first) : bisect_left(self._bad, last)]
+        problems = {i - first: self.problems[i] for i in bad}
         part = slice(first, last)
         return Records(self.data, self.starts[part], self.ends[part], self.offsets[part], problems)
 

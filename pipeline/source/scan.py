@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cores import available_cores, threads
+from pipeline.errors import BroadsheetError, SourceError
 from pipeline.source.files import InputFile, open_at
 from pipeline.source.records import Records, Splitter, read_records
 
@@ -58,20 +59,25 @@ class _Segment(NamedTuple):
 class Scanner:
     """Scans any number of files on `pool`, which does `width` segments at once: threads, or workers that see the files.
 
-    segment: their size in bytes. It holds a few segments' records ahead of their use: two for each of `width`, and one
-    a file.
+    segment: their size in bytes. small: scans files of no more than that in its place. It holds a few segments' records
+    ahead of their use: two for each of `width`, and one a file.
     """
 
-    def __init__(self, pool: Executor, width: int, segment: int) -> None:
-        self.width = width
+    def __init__(self, pool: Executor, width: int, segment: int, small: Scanner | None = None) -> None:
+        self.files_at_once = min(width, MOST_THREADS)
         self._pool = pool
         self._segment = segment
+        self._small = small
         self._ahead = BoundedSemaphore(2 * width)
 
     def scan(self, file: InputFile, start: int, split: Splitter) -> Iterator[Records]:
         """The records of an uncompressed file from byte `start`, in order: where they are, and which have a problem,
-        without their data and what the problem is.
+        without their data and what the problem is. Raises SourceError where it cannot be read, and BroadsheetError
+        where the pool is lost.
         """
+        if self._small and file.size <= self._segment:
+            yield from self._small.scan(file, start, split)
+            return
         stops = deque([*range(start + self._segment, file.size, self._segment), file.size])
         running: deque[tuple[int, Future[_Segment]]] = deque()  # each but the first with a permit
         nominal = at = start
@@ -104,11 +110,15 @@ def threads_scanner() -> Iterator[Scanner]:
 
 
 def _result(future: Future[_Segment]) -> _Segment | None:
-    """None where it was not to be had: a worker may be lost, or not see the file. What is wrong with the file itself is
-    found again here.
+    """None where a worker could not have it: it may be lost, or not see the file as it is here. What is wrong with the
+    file itself is found again here.
     """
     try:
         return future.result()
+    except SourceError:
+        return None
+    except BroadsheetError:
+        raise
     except Exception:
         return None
 
@@ -128,6 +138,9 @@ def _scan_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segm
             if inside < len(records):
                 behind = int(records.offsets[inside])
                 break
+        else:
+            if stream.tell() < file.size:
+                raise SourceError(f"{file.path}: it is shorter than {file.size:,} bytes now: it changed meanwhile")
     return _Segment(begin, behind, np.concatenate(offsets), np.concatenate(sizes), np.array(bad, np.uint32))
 
 
