@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 
 from distributed import Client
 from distributed import Future as Task
-from distributed.scheduler import NoWorkerError
+from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
 from pipeline.errors import BroadsheetError
 from pipeline.graph import NO_SCHEDULER, NO_WORKERS
@@ -25,6 +26,7 @@ _SEGMENT_BYTES = 32 << 20
 """A task for each. The smaller, the more of them; the larger, the more is held that comes before its turn."""
 
 _BEFORE_CHUNKS = 30
+_SECONDS_BETWEEN_LOOKS = 0.5
 
 
 @contextmanager
@@ -51,32 +53,28 @@ class _Workers(Executor):
     def __init__(self, client: Client) -> None:
         self._client = client
         self._scheduler = client.scheduler.address
-        self._running: set[Task] = set()  # touched by the client's loop only
         self._ended = False
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
-        """Raises BroadsheetError once it is shut down, or the scheduler is lost."""
+        """Raises BroadsheetError, and so does the future, where this is shut down or the cluster lost."""
         self._check()
         task = self._client.submit(function, *arguments, pure=False, priority=_BEFORE_CHUNKS, **options)
-        future: Future[Any] = Future()
-        self._client.loop.add_callback(self._fetch, task, future)
-        return future
+        return asyncio.run_coroutine_threadsafe(self._fetch(task), self._client.loop.asyncio_loop)
 
-    async def _fetch(self, task: Task, future: Future[Any]) -> None:
-        self._running.add(task)
+    async def _fetch(self, task: Task) -> Any:
+        """A task that is given up here is given up by the scheduler too, for nobody else knows it."""
+        result = asyncio.ensure_future(self._client.gather(task, asynchronous=True))
         try:
+            while not (await asyncio.wait([result], timeout=_SECONDS_BETWEEN_LOOKS))[0]:
+                self._check()  # where the connection breaks, Dask may leave a task without an answer
+            return result.result()
+        except (NoWorkerError, NoValidWorkerError) as error:
+            raise BroadsheetError(NO_WORKERS) from error
+        except Exception:
             self._check()
-            future.set_result(await self._client.gather(task, asynchronous=True))
-        except BaseException as error:  # whatever it is: without an answer the plan would wait for ever
-            try:
-                self._check()
-            except BroadsheetError as ended:
-                future.set_exception(ended)
-            else:
-                lost = isinstance(error, NoWorkerError)
-                future.set_exception(BroadsheetError(NO_WORKERS) if lost else error)
+            raise
         finally:
-            self._running.discard(task)
+            result.cancel()
 
     def _check(self) -> None:
         if self._ended:
@@ -87,8 +85,3 @@ class _Workers(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """What is under way is given up: after a plan nothing is, and whoever was interrupted does not wait."""
         self._ended = True
-        self._client.loop.add_callback(self._cancel)
-
-    async def _cancel(self) -> None:
-        if self._running and self._client.status == "running":
-            await self._client.cancel(list(self._running), asynchronous=True)

@@ -19,7 +19,7 @@ from typing import Any
 import dask
 from distributed import CancelledError, Client, Future, KilledWorker
 from distributed.comm.core import CommClosedError
-from distributed.scheduler import NoWorkerError
+from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
 from pipeline import tasks
 from pipeline.errors import BroadsheetError, SourceError
@@ -178,7 +178,7 @@ class _Run:
                 if losses == _MOST_LOSSES:
                     raise BroadsheetError(f"{source.name}: the scheduler gave it up ({result}); go on with --resume")
                 self.submit([source], losses + 1)  # its text was on a worker that is gone
-            elif isinstance(result, NoWorkerError):
+            elif isinstance(result, NoWorkerError | NoValidWorkerError):
                 raise BroadsheetError(f"{NO_WORKERS} (waited {result.timeout:.0f} s)")
             elif isinstance(result, CommClosedError):
                 raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from result

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -96,7 +97,8 @@ class Processes:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
                 for child in children:
-                    child.kill()
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
             process.communicate()
 
 

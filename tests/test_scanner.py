@@ -29,7 +29,7 @@ from pipeline.source.scan import Scanner, threads_scanner
 
 COLUMNS = Selection(text=("text",), ids=("id",))
 ROWS = 40_000
-SEGMENT = 100_000
+SEGMENT = 50_000  # more of them than are looked through ahead of their use
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_workers_find_what_threads_find(client: Client, content: bytes, tmp_path
     found = planned(str(tmp_path / "f.csv"), Scanner(pool, 8, SEGMENT))
     assert found == planned(str(tmp_path / "f.csv"), None)
     assert sum(unit.rows for unit in found.units) == ROWS  # the open quote is one row, closed by the next
-    assert len(pool.asked) == -(-len(content) // SEGMENT)
+    assert len(pool.asked) == -(-(len(content) - len(b"id,text\n")) // SEGMENT)
     assert not any(future.exception() for future in pool.asked)
 
 
@@ -133,6 +133,15 @@ def test_a_cluster_lost_while_it_looks_is_told(
         for process in [scheduler] if killed == "scheduler" else workers:
             process.kill()
         list(offsets)
+
+
+def test_whoever_stops_a_plan_does_not_wait_for_it(client: Client, file: InputFile) -> None:
+    with workers_scanner(client) as scanner:
+        assert scanner is not None
+        blocks = scanner.scan(file, 8, splitter_of(file))
+        next(blocks)
+    with pytest.raises(BroadsheetError, match="stopped"):
+        list(blocks)
 
 
 def test_a_file_that_became_shorter_is_told(client: Client, file: InputFile) -> None:

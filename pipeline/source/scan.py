@@ -124,7 +124,14 @@ def _result(future: Future[_Segment]) -> _Segment | None:
 
 
 def _scan_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segment:
-    """The records that begin from `begin`, where one does, to `stop`."""
+    """The records that begin from `begin`, where one does, to `stop`. Raises SourceError."""
+    try:
+        return _read_from(file, split, begin, stop)
+    except OSError as error:
+        raise SourceError(f"{file.path}: {error.strerror or error}") from error
+
+
+def _read_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segment:
     offsets, sizes = [_NONE], [_NONE]
     bad: list[int] = []
     count, behind = 0, file.size
