@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from pipeline.model import Model
 from pipeline.source.chunk import Selection
 from pipeline.source.files import InputFile
 from pipeline.source.plan import Plan, find_files, plan_files, splitter_of
+from pipeline.source.records import Split
 from pipeline.source.scan import Scanner, threads_scanner
 
 COLUMNS = Selection(text=("text",), ids=("id",))
@@ -142,6 +144,26 @@ def test_whoever_stops_a_plan_does_not_wait_for_it(client: Client, file: InputFi
         next(blocks)
     with pytest.raises(BroadsheetError, match="stopped"):
         list(blocks)
+
+
+def test_what_fails_on_workers_is_told_and_done_here(
+    client: Client, file: InputFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = os.getpid()
+    caplog.handler.setLevel(logging.WARNING)  # Dask's embedded cluster has silenced it
+
+    def split(buffer: bytes, final: bool) -> Split:
+        if os.getpid() != here:
+            raise RuntimeError("a worker of another version")
+        return splitter_of(file)(buffer, final)
+
+    with workers_scanner(client) as scanner:
+        assert scanner is not None
+        found = [int(offset) for block in scanner.scan(file, 8, split) for offset in block.offsets]
+    assert found == list(begun(client, file))
+    (told,) = (record.getMessage() for record in caplog.records if record.name == "pipeline.source.scan")
+    assert file.path in told
+    assert "a worker of another version" in told
 
 
 def test_a_file_that_became_shorter_is_told(client: Client, file: InputFile) -> None:

@@ -6,6 +6,7 @@ is found is what one thread would find.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from pipeline.cores import available_cores, threads
 from pipeline.errors import BroadsheetError, SourceError
 from pipeline.source.files import InputFile, open_at
 from pipeline.source.records import Records, Splitter, read_records
+
+_log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 16 << 20
 MOST_THREADS = 16
@@ -81,6 +84,7 @@ class Scanner:
         stops = deque([*range(start + self._segment, file.size, self._segment), file.size])
         running: deque[tuple[int, Future[_Segment]]] = deque()  # each but the first with a permit
         nominal = at = start
+        told = False
         try:
             while stops or running:
                 while stops and (not running or self._ahead.acquire(blocking=False)):
@@ -90,7 +94,17 @@ class Scanner:
                 stop, future = running.popleft()
                 if running:
                     self._ahead.release()
-                segment = _result(future)
+                segment = None
+                try:
+                    segment = future.result()
+                except SourceError:
+                    pass  # a worker may not see the file as it is here; what is wrong with the file is found again here
+                except BroadsheetError:
+                    raise
+                except Exception as error:  # it kills its workers, or they are of another version
+                    if not told:
+                        _log.warning("workers cannot look through %s, so it is done here: %r", file.path, error)
+                    told = True
                 if segment is None or segment.begin != at:
                     segment = _scan_from(file, split, at, stop)
                 if len(segment.offsets):
@@ -107,20 +121,6 @@ def threads_scanner() -> Iterator[Scanner]:
     count = min(available_cores(), MOST_THREADS)
     with threads(count) as pool:
         yield Scanner(pool, count, SEGMENT_BYTES)
-
-
-def _result(future: Future[_Segment]) -> _Segment | None:
-    """None where a worker could not have it: it may be lost, or not see the file as it is here. What is wrong with the
-    file itself is found again here.
-    """
-    try:
-        return future.result()
-    except SourceError:
-        return None
-    except BroadsheetError:
-        raise
-    except Exception:
-        return None
 
 
 def _scan_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segment:
