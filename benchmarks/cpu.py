@@ -22,9 +22,9 @@ import typer
 from numpy.typing import NDArray
 from torch.nn import functional as f
 
-from pipeline.cores import available_cores
-from pipeline.engine import open_engine
-from pipeline.model import Model, load_model
+from pipeline.engine.open import open_engine
+from pipeline.model.charcnn import Model, load_model
+from pipeline.threads import available_cores
 
 
 def random_articles(model: Model, count: int) -> NDArray[np.uint8]:

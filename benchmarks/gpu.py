@@ -27,11 +27,11 @@ import numpy as np
 from benchmarks.articles import Articles, ag_news
 from benchmarks.peers import KINDS, build, event_seconds, release
 from benchmarks.peers.ceilings import ceilings
-from pipeline.alphabet import encode
-from pipeline.cuda_engine import CudaEngine
-from pipeline.kernels import memory
-from pipeline.model import Model, load_model
-from pipeline.trace import Span
+from pipeline.engine.cuda import CudaEngine
+from pipeline.kernels import memory_plan
+from pipeline.model.alphabet import encode
+from pipeline.model.charcnn import Model, load_model
+from pipeline.telemetry.spans import Span
 
 OURS = (("sm90", "fp16"), ("sm90", "bf16"), ("sm80", "fp16"), ("sm80", "bf16"), ("simt", "fp32"))
 CHUNK = 131_072  # the product's own on a GPU
@@ -124,7 +124,7 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
         "tflops": rate * product_flop(model) / 1e12,
         "seconds": on_device,
         "end_to_end_seconds": end_to_end,
-        "planned_bytes": memory.planned_bytes(memory.plan(model.layers, model.length, 72, batch, precision)),
+        "planned_bytes": memory_plan.planned_bytes(memory_plan.plan(model.layers, model.length, 72, batch, precision)),
         "kernels_of_a_batch": table,
         "labels": labels[:, 0],
     }

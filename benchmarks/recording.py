@@ -19,11 +19,11 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cores import available_cores
-from pipeline.engine import open_engine
-from pipeline.model import load_model
-from pipeline.profile import sample
-from pipeline.trace import Span, brought_home, span
+from pipeline.engine.open import open_engine
+from pipeline.model.charcnn import load_model
+from pipeline.profiling.measure import sample
+from pipeline.telemetry.spans import Span, brought_home, span
+from pipeline.threads import available_cores
 
 _SPANS = 1000
 

@@ -26,8 +26,8 @@ from benchmarks.articles import ag_news
 from benchmarks.sampling import Sampler
 from cluster import connect
 from pipeline import classify
-from pipeline.engine import open_engine
-from pipeline.model import load_model
+from pipeline.engine.open import open_engine
+from pipeline.model.charcnn import load_model
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS_A_FILE = 8

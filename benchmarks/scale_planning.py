@@ -11,10 +11,10 @@ from typing import Any
 
 from cluster import connect
 from cluster.scanner import workers_scanner
-from pipeline.cores import available_cores
 from pipeline.source.chunk import Selection
 from pipeline.source.inputs import Paths, identify, open_input
 from pipeline.source.scan import MOST_THREADS
+from pipeline.threads import available_cores
 
 _COLUMNS = ("class", "title", "description")
 _SELECTION = Selection(text=_COLUMNS[1:], header=_COLUMNS)

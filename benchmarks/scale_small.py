@@ -15,7 +15,7 @@ import pipeline.graph
 from benchmarks.articles import ag_news
 from cluster import connect
 from pipeline import classify
-from pipeline.model import load_model
+from pipeline.model.charcnn import load_model
 from pipeline.report.job import JobReport
 
 _WARM_UP = 5

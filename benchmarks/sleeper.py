@@ -19,11 +19,11 @@ from distributed import Worker
 import cluster.plugin
 from benchmarks.stand_in import StandIn
 from pipeline import tasks
-from pipeline.engine import Predictions
+from pipeline.engine.base import Predictions
 from pipeline.graph import GPU_EXECUTOR
 from pipeline.source.chunk import Chunk, Selection, bad_rows_table
 from pipeline.source.plan import Unit
-from pipeline.trace import span
+from pipeline.telemetry.spans import span
 
 SLOTS = "BROADSHEET_STUB_SLOTS"
 

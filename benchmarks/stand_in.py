@@ -9,7 +9,7 @@ import numpy as np
 from distributed import Worker
 
 import cluster.plugin
-from pipeline.engine import Backend, Predictions
+from pipeline.engine.base import Backend, Predictions
 
 
 class StandIn:

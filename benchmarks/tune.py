@@ -1,4 +1,4 @@
-"""Search the tile configurations of pipeline/kernels/tune.py on the GPU at hand.
+"""Search the tile configurations of pipeline/kernels/tiles.py on the GPU at hand.
 
     python -m benchmarks.tune --kernels sm90 --precision fp16
 
@@ -22,8 +22,8 @@ from pipeline.errors import BroadsheetError
 from pipeline.kernels import catalog
 from pipeline.kernels.compile import compile_kernel, resources
 from pipeline.kernels.ops import Operations, Rows, operations
-from pipeline.kernels.tune import SHARED_LIMIT, Sm80Tile, Sm90Tile, Tile, tile
-from pipeline.model import Layer, layer_table
+from pipeline.kernels.tiles import SHARED_LIMIT, Sm80Tile, Sm90Tile, Tile, tile
+from pipeline.model.charcnn import Layer, layer_table
 
 LIMIT = {"fp16": 1e-3, "bf16": 8e-3}
 

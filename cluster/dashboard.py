@@ -20,7 +20,7 @@ from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.dashboard.scheduler import applications
 
-from cluster.metrics import METRIC
+from cluster.heartbeat import METRIC
 from cluster.progress import PAGE, TOPIC
 
 _COLORS = {

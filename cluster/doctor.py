@@ -14,17 +14,17 @@ from urllib.parse import urlsplit
 import cloudpickle
 from distributed import Client, wait
 
-from cluster import facts
+from cluster import probes
 from cluster.connect import is_loopback
 from cluster.plugin import start_engines
-from pipeline.model import load_model
+from pipeline.model.charcnn import load_model
 
 OK, WARNING, FAILURE = "ok", "warning", "FAILURE"
 _TRANSFER_BYTES = 64 << 20
 _MOST_SECONDS_APART = 1.0
 
 
-cloudpickle.register_pickle_by_value(facts)
+cloudpickle.register_pickle_by_value(probes)
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Finding:
 
 def examine(client: Client, output: Path | None = None, device: str = "auto") -> Iterator[Finding]:
     """Check a running cluster, and yield findings as they are made. output: a folder that every worker should see."""
-    ours = facts.about_process()
-    workers = client.run(facts.about_process)
-    scheduler = client.run_on_scheduler(facts.about_process)
+    ours = probes.about_process()
+    workers = client.run(probes.about_process)
+    scheduler = client.run_on_scheduler(probes.about_process)
     if not workers:
         yield Finding("workers", FAILURE, "none", "start workers, then ask again")
         return
@@ -53,7 +53,7 @@ def examine(client: Client, output: Path | None = None, device: str = "auto") ->
     everyone = {"this process": ours, "the scheduler": scheduler, **workers}
     yield _versions(everyone)
     yield _sources(everyone)
-    yield from _gpus(client.run(facts.about_gpu), workers)
+    yield from _gpus(client.run(probes.about_gpu), workers)
     yield _kernels(client, device)
     yield _interfaces(client, list(workers))
     yield from transfers(client)
@@ -126,7 +126,7 @@ def _kernels(client: Client, device: str) -> Finding:
 
 
 def _interfaces(client: Client, addresses: list[str]) -> Finding:
-    names = {a: client.run(facts.interface_of, a, workers=[a])[a] for a in addresses}
+    names = {a: client.run(probes.interface_of, a, workers=[a])[a] for a in addresses}
     kinds = Counter(names.values())
     shown = ", ".join(f"{name}: {n} worker{'s' if n > 1 else ''}" for name, n in kinds.items())
     if len({name.partition(" ")[0] for name in kinds}) > 1:
@@ -139,12 +139,12 @@ def transfers(client: Client) -> Iterator[Finding]:
     addresses = list(client.scheduler_info(n_workers=-1)["workers"])
     protocol = urlsplit(addresses[0]).scheme
     if protocol == "ucx":
-        names = {name for found in client.run(facts.ucx_transports).values() for name in found} - {"self"}
+        names = {name for found in client.run(probes.ucx_transports).values() for name in found} - {"self"}
         yield Finding("UCX transports", OK, ", ".join(sorted(names)))
     if len(addresses) < 2:
         yield Finding(f"transfer, {protocol}", OK, "one worker: nothing to send")
         return
-    device = protocol == "ucx" and all(gpu is not None for gpu in client.run(facts.about_gpu).values())
+    device = protocol == "ucx" and all(gpu is not None for gpu in client.run(probes.about_gpu).values())
     seconds = min(_transfer(client, *_far_apart(addresses), device) for _ in range(3))
     what = "from GPU to GPU" if device else "from worker to worker"
     rate = _TRANSFER_BYTES / seconds / 1e9
@@ -161,7 +161,7 @@ def _far_apart(addresses: list[str]) -> tuple[str, str]:
 
 def _transfer(client: Client, source: str, target: str, device: bool) -> float:
     # Copies, since pickle would find the originals by name, and a worker may have another `cluster`.
-    make_bytes, size_of = cloudpickle.loads(cloudpickle.dumps((facts.make_bytes, facts.size_of)))
+    make_bytes, size_of = cloudpickle.loads(cloudpickle.dumps((probes.make_bytes, probes.size_of)))
     array = client.submit(make_bytes, _TRANSFER_BYTES, device, workers=[source], pure=False)
     wait([array, client.submit(size_of, b"", workers=[target], pure=False)])
     began = time.perf_counter()
@@ -178,7 +178,7 @@ def _listening(client: Client) -> Iterator[Finding]:
     else:
         remedy = "on a network that is not yours alone: --tls (over TCP)"
         yield Finding("TLS", WARNING, f"none: whoever reaches {address} runs code as you", remedy)
-    ports = client.run_on_scheduler(facts.listeners)
+    ports = client.run_on_scheduler(probes.listeners)
     dashboard = client.scheduler_info(n_workers=0)["services"].get("dashboard")
     where = ports.get(dashboard, "")
     found = f"scheduler {address}, dashboard {f'{where}:{dashboard}' if where else 'off'}"
@@ -194,7 +194,7 @@ def _output(client: Client, folder: Path) -> Finding:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-        seen = client.run(facts.read_and_answer, str(folder), name, on_error="return")
+        seen = client.run(probes.read_and_answer, str(folder), name, on_error="return")
         answers = list(folder.glob(f"{name}.*"))
     except OSError as error:
         return Finding("output folder", FAILURE, str(error), "choose a folder that can be written")
@@ -214,7 +214,7 @@ def _clocks(client: Client, addresses: list[str]) -> Finding:
     apart = {}
     for address in addresses:
         before = time.time()
-        there = client.run(facts.now, workers=[address])[address]
+        there = client.run(probes.now, workers=[address])[address]
         apart[address] = there - (before + time.time()) / 2
     worst = max(apart, key=lambda address: abs(apart[address]))
     found = f"at most {abs(apart[worst]):.3f} s from this host's"

@@ -19,8 +19,8 @@ from cluster.nsys import nsys_workers
 from cluster.plugin import no_workers_seconds
 from cluster.protocol import count_gpus
 from cluster.tls import make_certificates
-from pipeline.cores import available_cores
 from pipeline.errors import BroadsheetError, UsageError
+from pipeline.threads import available_cores
 
 THREADS_PER_WORKER = 4
 """Reading, writing and their waits; computing has an executor of its own."""

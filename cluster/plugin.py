@@ -14,13 +14,14 @@ from dask.utils import parse_timedelta
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from cluster.clock import ClockPlugin
-from cluster.metrics import METRIC, worker_metrics
+from cluster.heartbeat import METRIC, worker_metrics
 from pipeline import tasks
-from pipeline.cores import available_cores
-from pipeline.engine import Backend, Engine, open_engine
+from pipeline.engine.base import Backend, Engine
+from pipeline.engine.open import open_engine
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import GPU_EXECUTOR
-from pipeline.model import Model
+from pipeline.model.charcnn import Model
+from pipeline.threads import available_cores
 
 NAME = "broadsheet-engine"
 _NO_WORKERS_SECONDS = 60

@@ -9,11 +9,11 @@ from importlib.metadata import version
 
 from pipeline.api import classify
 from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
-from pipeline.model import Model, load_model
+from pipeline.model.charcnn import Model, load_model
 from pipeline.options import Options
+from pipeline.output.verify import verify
 from pipeline.report.job import JobReport
 from pipeline.source.inputs import Paths
-from pipeline.verify import verify
 
 __version__ = version("broadsheet")
 

@@ -11,17 +11,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine import Backend, expected_device, why_no_gpu
+from pipeline.engine.base import Backend
+from pipeline.engine.open import expected_device, why_no_gpu
 from pipeline.errors import SourceError, UsageError
 from pipeline.graph import SetAside, classify_chunks
-from pipeline.manifest import OutputFolder, fingerprint, fingerprint_id
-from pipeline.model import Model, load_model
+from pipeline.model.charcnn import Model, load_model
 from pipeline.options import Options
-from pipeline.profile import Profile
+from pipeline.output.folder import OutputFolder, fingerprint, fingerprint_id
+from pipeline.output.parts import output_schema
+from pipeline.profiling.measure import Profile
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobReport, Progress
 from pipeline.report.timeline import Timeline
-from pipeline.sink import output_schema
 from pipeline.source.inputs import Files, JobInput, Source, identify, open_input
 from pipeline.source.scan import Scanner
 from pipeline.tasks import Job, profile_engine

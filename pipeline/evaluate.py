@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.engine import open_engine
-from pipeline.metrics import Confusion, confusion_of, count_pairs
-from pipeline.model import Model, load_model
+from pipeline.accuracy import Confusion, confusion_of, count_pairs
+from pipeline.engine.open import open_engine
+from pipeline.model.charcnn import Model, load_model
 from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.local import chunks_here

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UsageError
-from pipeline.model import Model
+from pipeline.model.charcnn import Model
 from pipeline.report.explain import refuse_unwritable
 from pipeline.source.chunk import Selection
 

@@ -15,16 +15,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.engine import Backend, Engine, Predictions
+from pipeline.accuracy import Example, closest, count_lengths, count_pairs
+from pipeline.engine.base import Backend, Engine, Predictions
 from pipeline.errors import BroadsheetError, SourceError
-from pipeline.metrics import Example, closest, count_lengths, count_pairs
-from pipeline.profile import Profile, measure
-from pipeline.sink import commit_chunk, label_table
+from pipeline.output.commit import commit_chunk
+from pipeline.output.parts import label_table
+from pipeline.profiling.measure import Profile, measure
 from pipeline.source import Chunk, Selection, read_unit
 from pipeline.source.inputs import Loaded
-from pipeline.source.memory import partition_chunk
 from pipeline.source.plan import Unit, part_name
-from pipeline.trace import WHERE, Place, Span, activity, add_rows, clock, span
+from pipeline.source.tables import partition_chunk
+from pipeline.telemetry.activity import activity, add_rows
+from pipeline.telemetry.clocks import clock
+from pipeline.telemetry.spans import WHERE, Place, Span, span
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import pytest
 from distributed import Client
 
 from cluster import connect
-from pipeline.alphabet import PUBLISHED, Alphabet
-from pipeline.model import Model, layer_table
+from pipeline.model.alphabet import PUBLISHED, Alphabet
+from pipeline.model.charcnn import Model, layer_table
 
 ROOT = Path(__file__).resolve().parent.parent
 AG_NEWS = ["--columns", "class,title,description", "--text-column", "title", "--text-column", "description"]

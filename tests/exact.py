@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from pipeline.model import NORM_EPSILON, Model
+from pipeline.model.charcnn import NORM_EPSILON, Model
 
 
 def blocks(

@@ -11,13 +11,14 @@ import signal
 import time
 from pathlib import Path
 
-from pipeline import sink
-from pipeline.engine import CpuEngine
+from pipeline.engine.cpu import CpuEngine
+from pipeline.output import commit
+from pipeline.output.layout import ENTRIES, PARTS
 
 STEP, WHOM, FLAG = os.environ["BROADSHEET_KILL"].split()
 # Dask runs a preload more than once: what it replaces is kept where the second run finds it.
-originals = (sink.commit_bytes, sink.commit_json, os.replace, CpuEngine.classify)
-write_bytes, write_json, replace, infer = vars(sink).setdefault("originals", originals)
+originals = (commit.commit_bytes, commit.commit_json, os.replace, CpuEngine.classify)
+write_bytes, write_json, replace, infer = vars(commit).setdefault("originals", originals)
 committed = 0
 
 
@@ -43,14 +44,14 @@ def at(step: str) -> None:
 
 
 def commit_bytes(path: Path, data: bytes) -> None:
-    if path.parent.name == sink.PARTS:
+    if path.parent.name == PARTS:
         at("before-write")
     write_bytes(path, data)
 
 
 def commit_json(path: Path, value) -> None:
     global committed
-    entry = path.parent.name == sink.ENTRIES
+    entry = path.parent.name == ENTRIES
     if entry:
         at("before-entry")
     write_json(path, value)
@@ -58,7 +59,7 @@ def commit_json(path: Path, value) -> None:
 
 
 def replacing(source, target) -> None:
-    of_part = Path(target).parent.name == sink.PARTS
+    of_part = Path(target).parent.name == PARTS
     if of_part:
         at("after-temporary")
     replace(source, target)
@@ -72,4 +73,4 @@ def classify(engine: CpuEngine, *arguments):
 
 
 CpuEngine.classify = classify
-sink.commit_bytes, sink.commit_json, os.replace = commit_bytes, commit_json, replacing
+commit.commit_bytes, commit.commit_json, os.replace = commit_bytes, commit_json, replacing

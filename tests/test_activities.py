@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from pipeline import trace
-from pipeline.trace import WAITING, activities, activity, add_activity
+from pipeline.telemetry import activity as telling
+from pipeline.telemetry.activity import WAITING, activities, activity, add_activity
 
 FAR = time.time() + 1e6
 """Moments that nothing else in this process speaks of; until then it waits."""
@@ -30,18 +30,18 @@ def test_each_second_counts_for_one_activity() -> None:
 
 def test_a_block_is_told_while_it_runs_and_a_device_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([FAR + 100, FAR + 102, FAR + 103, FAR + 108])
-    monkeypatch.setattr(trace.time, "time", lambda: next(clock))
-    before = len(trace._changes)
+    monkeypatch.setattr(telling.time, "time", lambda: next(clock))
+    before = len(telling._changes)
     with activity("computing"):
         with activity("copy-in"):
             pass
         add_activity("kernels", FAR + 104, FAR + 106)
         assert activities(FAR + 99, FAR + 107) == {WAITING: 1, "computing": 4, "copy-in": 1, "kernels": 2}
     assert activities(FAR + 106, FAR + 110) == {"computing": 2, WAITING: 2}
-    while len(trace._changes) > before:
-        trace._changes.pop()
+    while len(telling._changes) > before:
+        telling._changes.pop()
 
 
 def test_nothing_is_told_of_the_time_before_this_process() -> None:
-    began = trace._changes[0][0]
+    began = telling._changes[0][0]
     assert sum(activities(began - 5, began + 1e-3).values()) == pytest.approx(1e-3, rel=0.01)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.alphabet import PUBLISHED, Alphabet, encode
+from pipeline.model.alphabet import PUBLISHED, Alphabet, encode
 
 ALPHABETS = [Alphabet(PUBLISHED), Alphabet("aé€😀-a"), Alphabet("".join(map(chr, range(0x4E00, 0x4E00 + 254))))]
 

@@ -16,7 +16,7 @@ from distributed import Client
 
 import pipeline
 from pipeline import UsageError, classify
-from pipeline.model import Model
+from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
 
 TEXTS = [f"Article number {i} of the day, about {'sport' if i % 2 else 'money'}" for i in range(90)]

@@ -15,7 +15,7 @@ from test_classify import TEXTS, scores_of
 
 import pipeline
 from pipeline import classify
-from pipeline.model import Model, to_params
+from pipeline.model.charcnn import Model, to_params
 
 
 def test_the_command_on_many_files_with_bad_rows(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:

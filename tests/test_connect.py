@@ -28,7 +28,7 @@ from cluster import connect
 from cluster.protocol import choose, count_gpus, has_ucx
 from cluster.tls import make_certificates
 from pipeline.errors import UsageError
-from pipeline.model import Model
+from pipeline.model.charcnn import Model
 
 TEXTS = [f"{'x' * (i % 37)} {i}" for i in range(90)]
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.source import csv, jsonl, read_unit, records, scan
+from pipeline.source import read_unit, records, scan
 from pipeline.source.chunk import FIELD_LIMIT, Chunk, Selection, concat
-from pipeline.source.csv import Dialect
+from pipeline.source.formats import csv, jsonl
+from pipeline.source.formats.csv import Dialect
 from pipeline.source.plan import find_files, plan_files
 from pipeline.source.records import read_records, split_lines
 

@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, Command
 
-from pipeline.engine import open_engine
-from pipeline.model import Model
-from pipeline.profile import sample
+from pipeline.engine.open import open_engine
+from pipeline.model.charcnn import Model
+from pipeline.profiling.measure import sample
 from pipeline.report.breakdown import MOMENTS, break_down
 from pipeline.report.timeline import Timeline
-from pipeline.trace import Clock, Place, Span, device_spans
+from pipeline.telemetry.clocks import Clock
+from pipeline.telemetry.spans import Place, Span, device_spans
 
 BLOCKS = {"conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2", "fc3"}
 
@@ -151,14 +152,16 @@ def test_device_events_become_spans_of_the_epoch() -> None:
 AHEAD = """
 import os, time, types
 import cluster.clock
-from pipeline import engine, tasks, trace
+from pipeline import tasks
+from pipeline.engine import cpu
+from pipeline.telemetry import activity, spans
 try:
     os.close(os.open({flag!r}, os.O_CREAT | os.O_EXCL))
 except FileExistsError:
     pass
 else:
     ahead = types.SimpleNamespace(time=lambda: time.time() + 10_800, perf_counter=time.perf_counter)
-    for module in (cluster.clock, engine, tasks, trace):
+    for module in (cluster.clock, cpu, tasks, activity, spans):
         module.time = ahead
 """
 

@@ -17,11 +17,13 @@ import torch
 from conftest import ROOT, random_model
 from numpy.typing import NDArray
 
-from pipeline import classify, load_model, reference
-from pipeline.alphabet import encode
-from pipeline.engine import Engine, open_engine, why_no_gpu
+from pipeline import classify, load_model
+from pipeline.engine.base import Engine
+from pipeline.engine.open import open_engine, why_no_gpu
 from pipeline.errors import BroadsheetError
-from pipeline.model import Model
+from pipeline.model import reference
+from pipeline.model.alphabet import encode
+from pipeline.model.charcnn import Model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
@@ -204,8 +206,8 @@ def test_the_shipped_model_flips_hardly_a_label(ag_news: Path) -> None:
 def test_memory_is_what_was_planned(model: Model) -> None:
     import cupy
 
-    from pipeline.cuda_engine import CudaEngine
-    from pipeline.kernels.memory import planned_bytes
+    from pipeline.engine.cuda import CudaEngine
+    from pipeline.kernels.memory_plan import planned_bytes
 
     cupy.get_default_memory_pool().free_all_blocks()
     before = cupy.get_default_memory_pool().total_bytes()
@@ -226,7 +228,7 @@ def test_memory_is_what_was_planned(model: Model) -> None:
 def test_a_full_gpu_is_told(model: Model) -> None:
     import cupy
 
-    from pipeline.cuda_engine import CudaEngine
+    from pipeline.engine.cuda import CudaEngine
 
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()
@@ -241,7 +243,7 @@ def test_a_full_gpu_is_told(model: Model) -> None:
 def test_too_little_memory_halves_the_batch(model: Model) -> None:
     import cupy
 
-    from pipeline.cuda_engine import CudaEngine
+    from pipeline.engine.cuda import CudaEngine
 
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()
@@ -269,7 +271,7 @@ import sys; sys.path.insert(0, "tests")
 import cupy
 from conftest import random_model
 from test_gpu import Texts, random_texts
-from pipeline.cuda_engine import CudaEngine
+from pipeline.engine.cuda import CudaEngine
 from pipeline.errors import BroadsheetError
 engine = CudaEngine(random_model())
 nowhere = cupy.cuda.UnownedMemory(1 << 45, 1024, None)

@@ -21,7 +21,7 @@ from distributed import Client
 
 from cluster import connect
 from pipeline import classify
-from pipeline.model import Model
+from pipeline.model.charcnn import Model
 
 
 def write_csv(path: Path, rows: int, width: int = 100) -> Path:

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline import reference
-from pipeline.kernels.memory import activation_bytes, plan, planned_bytes
+from pipeline.kernels.memory_plan import activation_bytes, plan, planned_bytes
 from pipeline.kernels.tables import fixed_point, statistics_tables
-from pipeline.model import layer_table
-from pipeline.ncu import read_report
+from pipeline.model import reference
+from pipeline.model.charcnn import layer_table
+from pipeline.profiling.ncu import read_report
 
 LENGTH = 123
 

@@ -14,8 +14,8 @@ from pipeline.errors import BroadsheetError, UsageError
 from pipeline.kernels import compile as compiler
 from pipeline.kernels.catalog import PRECISIONS, Kernel, choose_generation, network_kernels, target
 from pipeline.kernels.compile import compile_kernel, resources
-from pipeline.kernels.tune import SHARED_LIMIT
-from pipeline.model import layer_table
+from pipeline.kernels.tiles import SHARED_LIMIT
+from pipeline.model.charcnn import layer_table
 
 pytest.importorskip("cuda.core")
 
@@ -108,7 +108,7 @@ def test_a_change_in_an_included_file_compiles_anew(monkeypatch: pytest.MonkeyPa
 
 def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     script = (
-        "from pipeline.kernels.compile import compile_kernel; "
+        "from pipeline.kernels.compile import compile_kernel;"
         "print(compile_kernel('simt/conv1d.cu', 'conv1d<7, 3, true>', 'sm_80').path.stat().st_ino)"
     )
     environment = {**os.environ, "BROADSHEET_CACHE_DIR": str(tmp_path)}

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.ladder.page import page
 from benchmarks.ladder.switches import NOTHING, PRODUCT, SWITCHES, steps
 from pipeline.kernels.compile import compile_kernel, resources
-from pipeline.model import layer_table
+from pipeline.model.charcnn import layer_table
 
 
 def result(broken: str) -> dict[str, Any]:

@@ -10,55 +10,34 @@ from conftest import ROOT
 
 MAY_IMPORT = {
     "pipeline/errors.py": set(),
-    "pipeline/cores.py": set(),
-    "pipeline/trace.py": {"nvtx"},
-    "pipeline/alphabet.py": {"numpy"},
-    "pipeline/model.py": {"numpy", "safetensors", "pipeline.alphabet"},
-    "pipeline/reference.py": {"numpy", "pipeline.alphabet", "pipeline.model"},
-    "pipeline/work.py": {"pipeline.model"},
-    "pipeline/engine.py": {
-        "numpy", "threadpoolctl", "cupy", "pipeline.alphabet", "pipeline.cores", "pipeline.cpu_profile",
-        "pipeline.cuda_engine", "pipeline.cuda_profile", "pipeline.model", "pipeline.reference", "pipeline.trace",
-        "pipeline.work",
+    "pipeline/threads.py": set(),
+    "pipeline/telemetry": {"nvtx", "pipeline.telemetry"},
+    "pipeline/model": {"numpy", "safetensors", "pipeline.model"},
+    "pipeline/engine": {
+        "numpy", "threadpoolctl", "cupy", "pipeline.engine", "pipeline.kernels", "pipeline.model", "pipeline.profiling",
+        "pipeline.telemetry", "pipeline.threads",
     },
-    "pipeline/cuda_engine.py": {
-        "numpy", "cupy", "pipeline.alphabet", "pipeline.engine", "pipeline.kernels", "pipeline.model",
-        "pipeline.cuda_profile", "pipeline.reference", "pipeline.trace", "pipeline.work",
+    "pipeline/kernels": {"numpy", "cupy", "cupyx", "cuda", "pipeline.kernels", "pipeline.model"},
+    "pipeline/profiling": {
+        "numpy", "cupy", "pipeline.engine", "pipeline.kernels", "pipeline.model", "pipeline.profiling",
+        "pipeline.telemetry",
     },
-    "pipeline/kernels": {
-        "numpy", "cupy", "cupyx", "cuda", "pipeline.alphabet", "pipeline.kernels", "pipeline.model",
-        "pipeline.reference",
-    },
-    "pipeline/ncu.py": {"pipeline.engine", "pipeline.model", "pipeline.profile"},
-    "pipeline/cuda_profile.py": {
-        "numpy", "cupy", "pipeline.cuda_engine", "pipeline.engine", "pipeline.kernels", "pipeline.model",
-        "pipeline.trace", "pipeline.work",
-    },
-    "pipeline/cpu_profile.py": {
-        "numpy", "pipeline.alphabet", "pipeline.engine", "pipeline.model", "pipeline.reference", "pipeline.trace",
-        "pipeline.work",
-    },
-    "pipeline/source": {"numpy", "pyarrow", "fsspec", "pipeline.cores", "pipeline.source", "pipeline.trace"},
-    "pipeline/metrics.py": {"numpy", "pipeline.source"},
-    "pipeline/sink.py": {"numpy", "pyarrow", "pipeline.engine", "pipeline.source"},
-    "pipeline/manifest.py": {"pyarrow", "pipeline.engine", "pipeline.sink"},
-    "pipeline/verify.py": {"numpy", "pyarrow", "pipeline.manifest", "pipeline.sink"},
+    "pipeline/source": {"numpy", "pyarrow", "fsspec", "pipeline.source", "pipeline.telemetry", "pipeline.threads"},
+    "pipeline/accuracy.py": {"numpy", "pipeline.source"},
+    "pipeline/output": {"numpy", "pyarrow", "pipeline.engine.base", "pipeline.output", "pipeline.source"},
     "pipeline/tasks.py": {
-        "numpy", "pyarrow", "pipeline.engine", "pipeline.metrics", "pipeline.profile", "pipeline.sink",
-        "pipeline.source", "pipeline.trace",
+        "numpy", "pyarrow", "pipeline.accuracy", "pipeline.engine", "pipeline.output", "pipeline.profiling",
+        "pipeline.source", "pipeline.telemetry",
     },
-    "pipeline/profile.py": {"pipeline.ncu", "numpy", "pipeline.engine", "pipeline.model", "pipeline.work"},
     "pipeline/report": {
-        "numpy", "pyarrow", "pandas", "jinja2", "matplotlib", "rich", "pipeline.metrics", "pipeline.profile",
-        "pipeline.report", "pipeline.sink", "pipeline.source", "pipeline.tasks", "pipeline.trace", "pipeline.work",
+        "numpy", "pyarrow", "pandas", "jinja2", "matplotlib", "rich", "pipeline.accuracy", "pipeline.output",
+        "pipeline.profiling", "pipeline.report", "pipeline.source", "pipeline.tasks", "pipeline.telemetry",
     },
     "pipeline/train": {
-        "numpy", "pyarrow", "torch", "safetensors", "matplotlib", "pipeline.alphabet", "pipeline.model",
-        "pipeline.source", "pipeline.train",
+        "numpy", "pyarrow", "torch", "safetensors", "matplotlib", "pipeline.model", "pipeline.source",
+        "pipeline.train",
     },
-    "pipeline/evaluate.py": {
-        "numpy", "pipeline.engine", "pipeline.metrics", "pipeline.model", "pipeline.source",
-    },
+    "pipeline/evaluate.py": {"numpy", "pipeline.accuracy", "pipeline.engine", "pipeline.model", "pipeline.source"},
     "pipeline/graph.py": {"dask", "distributed", "pipeline.source", "pipeline.tasks"},
     "pipeline/options.py": {"pipeline.model", "pipeline.report", "pipeline.source"},
 }  # fmt: skip

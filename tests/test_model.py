@@ -11,7 +11,7 @@ import safetensors.numpy
 from conftest import Command, random_model
 
 from pipeline.errors import ModelError
-from pipeline.model import Model, from_params, layer_table, load_model, to_params
+from pipeline.model.charcnn import Model, from_params, layer_table, load_model, to_params
 
 
 def test_the_layer_table_is_the_published_frame() -> None:

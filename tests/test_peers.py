@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline import reference
-from pipeline.model import Model
+from pipeline.model import reference
+from pipeline.model.charcnn import Model
 
 torch = pytest.importorskip("torch")
 

@@ -19,8 +19,8 @@ from distributed import Client
 from jobs import KILL_PRELOAD, alive, check_whole, committed, contents, run_undisturbed
 
 from pipeline import OutputError, UsageError, classify, verify
-from pipeline.manifest import MANIFEST
-from pipeline.model import Model
+from pipeline.model.charcnn import Model
+from pipeline.output.layout import MANIFEST
 
 STEPS = ["before-write", "after-temporary", "after-rename", "before-entry"]
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline import reference
-from pipeline.engine import open_engine
-from pipeline.model import Model
-from pipeline.reference import Rows
+from pipeline.engine.open import open_engine
+from pipeline.model import reference
+from pipeline.model.charcnn import Model
+from pipeline.model.reference import Rows
 
 
 class Articles:

@@ -22,7 +22,7 @@ from cluster import connect
 from cluster.scanner import _Workers, workers_scanner
 from pipeline import api
 from pipeline.errors import BroadsheetError, SourceError
-from pipeline.model import Model
+from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Selection
 from pipeline.source.files import InputFile
 from pipeline.source.plan import Plan, find_files, plan_files, splitter_of

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from conftest import ROOT
 
-from pipeline import load_model, reference
-from pipeline.alphabet import encode
+from pipeline import load_model
+from pipeline.model import reference
+from pipeline.model.alphabet import encode
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.recipe import WITH_SPACE, Recipe
 

@@ -18,9 +18,9 @@ from conftest import Command
 from jobs import SLOW, check_whole, committed, run_undisturbed, wait_until
 from slurm_nodes import SlurmNodes
 
-from cluster import connect, facts
+from cluster import connect, probes
 from pipeline import classify
-from pipeline.model import Model
+from pipeline.model.charcnn import Model
 
 pytestmark = [
     pytest.mark.slurm,
@@ -163,7 +163,7 @@ def test_workers_for_a_notebook_come_by_script_or_on_demand(
     assert findings["TLS"]["verdict"] == "warning"
     assert findings["listening"]["found"].endswith("dashboard 127.0.0.1:8787")
     with connect(scheduler_file=file) as client:
-        for address, sockets in client.run(facts.listeners).items():
+        for address, sockets in client.run(probes.listeners).items():
             beyond = {port for port, ip in sockets.items() if ip != "127.0.0.1"}
             assert beyond == {urlsplit(address).port}
     slurm.run("scancel", number)

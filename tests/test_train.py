@@ -15,9 +15,9 @@ import safetensors
 import torch
 from conftest import Command, random_model
 
-from pipeline.alphabet import Alphabet
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.model import Model
+from pipeline.model.alphabet import Alphabet
+from pipeline.model.charcnn import Model
 from pipeline.train import Epoch, Recipe, train
 from pipeline.train.augment import augment
 from pipeline.train.data import hold_out, read_labelled
@@ -224,7 +224,7 @@ def test_augmentation_moves_and_changes_within_its_bounds() -> None:
 
 
 def test_the_network_is_the_reference(small_model: Model) -> None:
-    from pipeline import reference
+    from pipeline.model import reference
 
     rng = np.random.default_rng(0)
     model = random_model(seed=2, length=200, classes=7, symbols=WITH_SPACE[:64])

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from benchmarks.articles import Articles
 from benchmarks.ladder.network import LadderNetwork
 from benchmarks.ladder.switches import Setting
-from pipeline import reference
-from pipeline.alphabet import encode
-from pipeline.cuda_engine import Batch, CudaEngine
-from pipeline.engine import Backend, Texts
+from pipeline.engine.base import Backend, Texts
+from pipeline.engine.cuda import Batch, CudaEngine
 from pipeline.kernels.network import Slot
-from pipeline.model import Model
+from pipeline.model import reference
+from pipeline.model.alphabet import encode
+from pipeline.model.charcnn import Model
 
 _BUILT_AT_ONCE = 256
 

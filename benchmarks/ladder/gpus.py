@@ -28,8 +28,8 @@ def _share(device: int, told: Shared, barrier: Any, answers: Any) -> None:
     try:
         from benchmarks.articles import ag_news
         from benchmarks.ladder.measure import labels_of
-        from pipeline.cuda_engine import CudaEngine
-        from pipeline.model import load_model
+        from pipeline.engine.cuda import CudaEngine
+        from pipeline.model.charcnn import load_model
 
         articles = ag_news(told.csv, told.articles)
         engine = CudaEngine(load_model(told.model), device=device)

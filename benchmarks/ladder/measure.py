@@ -25,9 +25,9 @@ from benchmarks.ladder.gpus import Shared, seconds_on
 from benchmarks.ladder.network import needed
 from benchmarks.ladder.reading import FromFile
 from benchmarks.ladder.switches import Setting, Step
-from pipeline.cuda_engine import CudaEngine
+from pipeline.engine.cuda import CudaEngine
 from pipeline.kernels.compile import compile_kernel
-from pipeline.model import load_model
+from pipeline.model.charcnn import load_model
 
 LARGE_CHUNK, SMALL_CHUNK = 131_072, 512
 FILE_COPIES = 4

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from benchmarks.ladder.operations import DENSE_CHANNELS, SlowOperations, kernels
 from benchmarks.ladder.switches import Setting
-from pipeline.alphabet import Alphabet
-from pipeline.kernels import memory
+from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import Kernel, layer_tile, network_kernels, norm_kernel, product_kernel, target
 from pipeline.kernels.network import Network, Slot
 from pipeline.kernels.ops import Rows, Scored
 from pipeline.kernels.weights import DeviceNorm
-from pipeline.model import Layer
-from pipeline.reference import Weights
+from pipeline.model.alphabet import Alphabet
+from pipeline.model.charcnn import Layer
+from pipeline.model.reference import Weights
 
 
 def plain(layer: Layer) -> Layer:
@@ -107,7 +107,7 @@ class LadderNetwork(Network):
         for layer, following in zip(rest, [*rest[1:], last], strict=True):
             weight, bias = weights.products[layer.name], weights.bias[layer.name]
             if layer.kind == "conv1d":
-                pitch = memory.row_pitch(layer, following)
+                pitch = memory_plan.row_pitch(layer, following)
                 rows = self._block(rows, layer, weight, bias, weights.norm.get(layer.name), pitch)
                 rows = self._turned_around(rows)
                 x = rows.values.reshape(len(ids), -1)
@@ -117,7 +117,7 @@ class LadderNetwork(Network):
 
     def _first_block(self, ids: cp.ndarray) -> Rows:
         weights, first, count = self._weights, self.layers[0], len(ids)
-        norm, pitch = weights.norm[first.name], memory.row_pitch(first, self.layers[1])
+        norm, pitch = weights.norm[first.name], memory_plan.row_pitch(first, self.layers[1])
         if self._setting.table:
             statistics, text_end = self._statistics[:count], self._text_end[:count]
             self.ops.norm_statistics(ids, self._length, first, weights.statistics, statistics, text_end)

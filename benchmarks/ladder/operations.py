@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.kernels.catalog import WARPS, Kernel
 from pipeline.kernels.ops import Operations
 from pipeline.kernels.weights import DeviceNorm
-from pipeline.model import NORM_EPSILON
+from pipeline.model.charcnn import NORM_EPSILON
 
 FOLDER = Path(__file__).resolve().parent
 DENSE_CHANNELS = 128

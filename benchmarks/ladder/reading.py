@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
 from benchmarks.articles import Articles
-from pipeline.engine import Engine
+from pipeline.engine.base import Engine
 from pipeline.source import Chunk, Selection, read_unit
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.plan import Unit

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.model import Model
+from pipeline.model.charcnn import Model
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from benchmarks.cpu import random_articles
 from benchmarks.peers import KINDS, build, event_seconds, release
 from benchmarks.peers.ceilings import ceilings
-from pipeline import reference
-from pipeline.model import Model, load_model
+from pipeline.model import reference
+from pipeline.model.charcnn import Model, load_model
 
 _PACKAGES = ("torch", "triton", "jax", "jaxlib", "numpy", "nvidia-cudnn-cu13", "nvidia-cublas")
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from benchmarks.peers import Peer
-from pipeline.model import NORM_EPSILON, Model
+from pipeline.model.charcnn import NORM_EPSILON, Model
 
 Parameters = dict[str, Array]
 

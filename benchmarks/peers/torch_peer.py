@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.peers import Peer
-from pipeline.model import NORM_EPSILON, Layer, Model
+from pipeline.model.charcnn import NORM_EPSILON, Layer, Model
 
 Network = Callable[[Tensor], Tensor]
 """Encoded articles, uint8 [N, length], to logits [N, classes]."""

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from pipeline.api import CHUNK_ROWS, classify
-from pipeline.engine import expected_device
+from pipeline.engine.open import expected_device
 from pipeline.errors import UsageError
 from pipeline.report.job import Progress
 from pipeline.report.terminal import TerminalProgress, print_report

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from pipeline.alphabet import PUBLISHED
 from pipeline.errors import OutputError, UsageError
-from pipeline.model import from_params, load_model, to_params
+from pipeline.model.alphabet import PUBLISHED
+from pipeline.model.charcnn import from_params, load_model, to_params
 
 
 def command(

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from pipeline.accuracy import Confusion
 from pipeline.errors import UsageError
 from pipeline.evaluate import Evaluation, evaluate
-from pipeline.metrics import Confusion
 from pipeline.report.terminal import print_confusion
 from pipeline.source.inputs import Paths
 

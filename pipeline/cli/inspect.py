@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.errors import UsageError
-from pipeline.kernels.memory import Buffer, plan, planned_bytes
-from pipeline.model import Model, load_model
+from pipeline.kernels.memory_plan import Buffer, plan, planned_bytes
+from pipeline.model.charcnn import Model, load_model
 
 
 def command(

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from pipeline.errors import UsageError
-from pipeline.profile import Point, profile, sweep_batch, sweep_precision
+from pipeline.profiling.measure import Point, profile, sweep_batch, sweep_precision
 from pipeline.report.roofline_table import print_profile, print_sweep
 
 SWEEPS = ("batch", "precision")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.verify import verify
+from pipeline.output.verify import verify
 
 
 def command(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.errors import UsageError
-from pipeline.kernels.tune import LookupTile, Sm80Tile, Sm90Tile, Tile, shared_limit, tile
-from pipeline.model import Layer
+from pipeline.kernels.tiles import LookupTile, Sm80Tile, Sm90Tile, Tile, shared_limit, tile
+from pipeline.model.charcnn import Layer
 
 GENERATIONS = ("simt", "sm80", "sm90")
 PRECISIONS = {"simt": ("fp32",), "sm80": ("fp16", "bf16"), "sm90": ("fp16", "bf16")}

@@ -10,13 +10,13 @@ import numpy as np
 from cuda.bindings import driver
 from numpy.typing import NDArray
 
-from pipeline.alphabet import Alphabet
-from pipeline.kernels import memory
+from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import Kernel, network_kernels, target
 from pipeline.kernels.ops import Encoded, Launched, Rows, Scored, load, operations
 from pipeline.kernels.weights import upload
-from pipeline.model import Layer
-from pipeline.reference import Weights
+from pipeline.model.alphabet import Alphabet
+from pipeline.model.charcnn import Layer
+from pipeline.model.reference import Weights
 
 
 class Result(NamedTuple):
@@ -38,7 +38,7 @@ class Slot:
     """
 
     def __init__(self, length: int, batch: int, classes: int) -> None:
-        shapes = {"text": (memory.text_bytes(length, batch), np.uint8), "offsets": (batch + 1, np.int64)}
+        shapes = {"text": (memory_plan.text_bytes(length, batch), np.uint8), "offsets": (batch + 1, np.int64)}
         results = {
             "labels": (batch * classes, np.int32),
             "best": (batch * classes, np.float32),
@@ -118,18 +118,18 @@ class Network:
         self._in, self.compute, self._out = (cp.cuda.Stream(non_blocking=True) for _ in range(3))
         self.slots: list[Slot] = []
 
-    def plan(self, batch: int) -> list[memory.Buffer]:
-        return memory.plan(self.layers, self._length, self._known, batch, self.ops.precision)
+    def plan(self, batch: int) -> list[memory_plan.Buffer]:
+        return memory_plan.plan(self.layers, self._length, self._known, batch, self.ops.precision)
 
     def allocate(self, batch: int) -> None:
         """Take every buffer of the plan. Raises cupy's OutOfMemoryError; `release` gives back what was taken."""
-        sizes = memory.activation_bytes(self.layers, batch, self.ops.precision)
+        sizes = memory_plan.activation_bytes(self.layers, batch, self.ops.precision)
         self._activations = [cp.empty(size // np.dtype(self._element).itemsize, self._element) for size in sizes]
-        self._ids = cp.empty((batch, memory.id_pitch(self._length)), np.uint8)
+        self._ids = cp.empty((batch, memory_plan.id_pitch(self._length)), np.uint8)
         self._statistics = cp.empty((batch, 2), np.float32)
         self._text_end = cp.empty(batch, np.int32)
         classes = self.layers[-1].outputs
-        for _ in range(memory.SLOTS):
+        for _ in range(memory_plan.SLOTS):
             self.slots.append(Slot(self._length, batch, classes))
 
     def release(self) -> None:
@@ -159,7 +159,7 @@ class Network:
 
     def start_ids(self, slot: Slot, ids: NDArray[np.uint8], top_k: int) -> None:
         """Send a batch on its way that is encoded already, ids uint8 [N, length]."""
-        pitch = memory.id_pitch(self._length)
+        pitch = memory_plan.id_pitch(self._length)
         size = len(ids) * pitch
         staged = slot.host["text"][:size].reshape(len(ids), pitch)
         staged[:, : self._length] = ids
@@ -221,7 +221,7 @@ class Network:
         first, *rest, last = self.layers
         self.ops.norm_statistics(ids, self._length, first, weights.statistics, statistics, text_end)
         turn = 0
-        rows = self._rows(turn, count, memory.row_pitch(first, rest[0]), first, first.rows_pooled)
+        rows = self._rows(turn, count, memory_plan.row_pitch(first, rest[0]), first, first.rows_pooled)
         self.ops.lookup_norm_pool(ids, first, weights.table, weights.norm[first.name], statistics, text_end, rows)
         x: Any = None
         for layer, following in zip(rest, [*rest[1:], last], strict=True):
@@ -232,7 +232,7 @@ class Network:
                     turn ^= 1
                     raw = self._rows(turn, count, layer.rows_out, layer, layer.rows_out)
                 turn ^= 1
-                target_rows = self._rows(turn, count, memory.row_pitch(layer, following), layer, layer.rows_pooled)
+                target_rows = self._rows(turn, count, memory_plan.row_pitch(layer, following), layer, layer.rows_pooled)
                 self.ops.conv1d(rows, layer, weight, bias, norm, target_rows, raw)
                 rows = target_rows
                 x = rows.values.reshape(count, -1)

@@ -19,9 +19,9 @@ from pipeline.kernels import catalog
 from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel
 from pipeline.kernels.tables import StatisticsTables
-from pipeline.kernels.tune import LookupTile, Sm80Tile, Sm90Tile, Tile, shared_limit
+from pipeline.kernels.tiles import LookupTile, Sm80Tile, Sm90Tile, Tile, shared_limit
 from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, DeviceTable
-from pipeline.model import NORM_EPSILON, Layer
+from pipeline.model.charcnn import NORM_EPSILON, Layer
 
 _SIMT_TILE = (144, 128)
 _SM80_TILE = (192, 128)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.reference import Floats, Weights
+from pipeline.model.reference import Floats, Weights
 
 
 class StatisticsTables(NamedTuple):

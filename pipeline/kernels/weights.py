@@ -9,12 +9,12 @@ import cupy as cp
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.alphabet import Alphabet
 from pipeline.errors import UsageError
 from pipeline.kernels.catalog import layer_tile
 from pipeline.kernels.tables import StatisticsTables, fixed_point, statistics_tables
-from pipeline.kernels.tune import LookupTile
-from pipeline.reference import Weights
+from pipeline.kernels.tiles import LookupTile
+from pipeline.model.alphabet import Alphabet
+from pipeline.model.reference import Weights
 
 
 @dataclass(frozen=True)

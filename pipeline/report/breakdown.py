@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.report.timeline import Intervals, Timeline, place_order, union
-from pipeline.trace import Place, Span
+from pipeline.telemetry.spans import Place, Span
 
 MOMENTS = (
     "classifier start",

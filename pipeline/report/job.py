@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.accuracy import LENGTHS, Confusion, Example, confusion_of
 from pipeline.errors import BroadsheetError
-from pipeline.metrics import LENGTHS, Confusion, Example, confusion_of
-from pipeline.profile import Profile
+from pipeline.output.layout import PARTS, QUARANTINE
+from pipeline.profiling.measure import Profile
 from pipeline.report.breakdown import Breakdown, break_down
 from pipeline.report.timeline import Timeline
-from pipeline.sink import PARTS, QUARANTINE
 from pipeline.source.chunk import QUARANTINE_SCHEMA
 from pipeline.tasks import Done
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pipeline.metrics import LENGTHS
+from pipeline.accuracy import LENGTHS
 from pipeline.report import plots
 from pipeline.report.breakdown import MOMENTS
 from pipeline.report.breakdown_table import device_name, moment_text

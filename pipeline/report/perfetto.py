@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.report.timeline import Timeline, place_order
-from pipeline.trace import LANES, Span
+from pipeline.telemetry.spans import LANES, Span
 
 
 def save_trace(timeline: Timeline, path: str | Path) -> None:

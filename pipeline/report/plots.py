@@ -11,13 +11,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from pipeline.profile import Point, Profile
+from pipeline.profiling.measure import Point, Profile
 from pipeline.report.breakdown import Breakdown
 from pipeline.report.breakdown_table import device_name
 from pipeline.report.roofline import Judged, judge
 from pipeline.report.roofline_table import figure as in_words
 from pipeline.report.timeline import Timeline, overlap, union
-from pipeline.trace import Span
+from pipeline.telemetry.spans import Span
 
 WIDE, NARROW = 9.6, 4.0
 """Inches: of a picture on a desktop and on a phone."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.work import Ceilings, KernelProfile
+from pipeline.profiling.kernel_work import Ceilings, KernelProfile
 
 NEAR = 0.5
 """The share of a ceiling from which on that ceiling is what bounds a kernel."""

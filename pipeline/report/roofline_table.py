@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.profile import Point, Profile
+from pipeline.profiling.measure import Point, Profile
 from pipeline.report.roofline import judge
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")

@@ -13,7 +13,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.metrics import Confusion
+from pipeline.accuracy import Confusion
 from pipeline.report.breakdown_table import print_breakdown
 from pipeline.report.job import JobReport, Progress
 from pipeline.report.roofline_table import print_profile

@@ -12,7 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.source.inputs import Loaded, Source
-from pipeline.trace import Clock, Place, Span, brought_home, span
+from pipeline.telemetry.clocks import Clock
+from pipeline.telemetry.spans import Place, Span, brought_home, span
 
 Intervals = NDArray[np.float64]
 """[n, 2]: begin and end, ascending and apart."""

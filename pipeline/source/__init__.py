@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from pipeline.errors import SourceError
-from pipeline.source import csv, jsonl, onehot, parquet, text
 from pipeline.source.chunk import QUARANTINE_SCHEMA, Chunk, Selection, concat
 from pipeline.source.files import InputFile, open_at, open_native
+from pipeline.source.formats import csv, jsonl, onehot, parquet, text
 from pipeline.source.plan import CHUNK_BYTES, Fragment, Stream, Unit, splitter_of
 from pipeline.source.records import Records, cut, read_records
-from pipeline.trace import Span, span
+from pipeline.telemetry.spans import Span, span
 
 __all__ = ["Chunk", "Selection", "read_stream", "read_unit"]
 

@@ -12,10 +12,10 @@ from pipeline.errors import UsageError
 from pipeline.source import read_stream
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.files import InputFile
-from pipeline.source.memory import MEMORY, Tables, as_tables, dask_selection, digest_of, resolve, table_chunks
 from pipeline.source.plan import Plan, Problem, Stream, Unit, find_files, part_name, plan_files
 from pipeline.source.saved_plan import plan_from_json, plan_to_json
 from pipeline.source.scan import Scanner
+from pipeline.source.tables import MEMORY, Tables, as_tables, dask_selection, digest_of, resolve, table_chunks
 
 
 class Paths(tuple[str, ...]):

@@ -8,7 +8,7 @@ from pipeline.errors import SourceError
 from pipeline.source import read_unit
 from pipeline.source.chunk import Chunk
 from pipeline.source.inputs import JobInput, Loaded, Partition
-from pipeline.source.memory import partition_chunk
+from pipeline.source.tables import partition_chunk
 
 
 def chunks_here(job_input: JobInput, symbols: int, length: int) -> Iterator[Chunk]:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from pipeline.cores import available_cores, threads
 from pipeline.errors import SourceError, UsageError
-from pipeline.source import csv, jsonl, onehot, parquet
 from pipeline.source.chunk import Selection
 from pipeline.source.files import InputFile, describe, expand, open_at
+from pipeline.source.formats import csv, jsonl, onehot, parquet
 from pipeline.source.records import Records, Splitter, cut, read_records, split_lines
 from pipeline.source.scan import Scanner, threads_scanner
-from pipeline.source.shape import Shape, difference, resolve, shape_of
+from pipeline.source.schema import Shape, difference, resolve, shape_of
+from pipeline.threads import available_cores, threads
 
 CHUNK_BYTES = 64 << 20
 """A chunk is cut here too, so that long articles do not make it large."""

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cores import available_cores, threads
 from pipeline.errors import BroadsheetError, SourceError
 from pipeline.source.files import InputFile, open_at
 from pipeline.source.records import Records, Splitter, read_records
+from pipeline.threads import available_cores, threads
 
 _log = logging.getLogger(__name__)
 

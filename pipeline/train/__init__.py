@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.alphabet import Alphabet
 from pipeline.errors import UsageError
-from pipeline.model import Model, layer_table
+from pipeline.model.alphabet import Alphabet
+from pipeline.model.charcnn import Model, layer_table
 from pipeline.train.checkpoint import Checkpoint, Epoch
 from pipeline.train.data import Labelled, hold_out, read_labelled
 from pipeline.train.loop import Rows, Run, Saving

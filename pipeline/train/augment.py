@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pipeline.alphabet import Alphabet
+from pipeline.model.alphabet import Alphabet
 from pipeline.train.recipe import Recipe
 
 

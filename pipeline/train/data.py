@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.alphabet import Alphabet, encode
 from pipeline.errors import UsageError
-from pipeline.model import CLASSES
+from pipeline.model.alphabet import Alphabet, encode
+from pipeline.model.charcnn import CLASSES
 from pipeline.source.chunk import NO_TRUTH, Selection, truth_indices
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.local import chunks_here

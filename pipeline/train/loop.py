@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pipeline.alphabet import Alphabet
 from pipeline.errors import BroadsheetError
+from pipeline.model.alphabet import Alphabet
 from pipeline.train.augment import augment
 from pipeline.train.checkpoint import Checkpoint, Epoch
 from pipeline.train.network import CharCNN, predict

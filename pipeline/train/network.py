@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.model import NORM_EPSILON, Layer
+from pipeline.model.charcnn import NORM_EPSILON, Layer
 
 _CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from pipeline.alphabet import PUBLISHED
 from pipeline.errors import UsageError
+from pipeline.model.alphabet import PUBLISHED
 
 _SECOND_HYPHEN = PUBLISHED.rindex("-")
 

@@ -1,4 +1,4 @@
-// UTF-8 to symbol ids: the twin of `encode` in pipeline/alphabet.py, which is the specification.
+// UTF-8 to symbol ids: the twin of `encode` in pipeline/model/alphabet.py, which is the specification.
 //
 // One warp reads an article, 32 bytes a step. Whether a byte begins a character is decided for each byte by itself: it
 // does, unless it is a continuation byte inside a well-formed sequence, and no two well-formed sequences overlap. So

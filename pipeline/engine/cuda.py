@@ -16,17 +16,18 @@ from typing import NamedTuple
 import cupy as cp
 import numpy as np
 
-from pipeline import reference
-from pipeline.alphabet import Encoded, encode, of_ids
-from pipeline.engine import Backend, Predictions, Texts
+from pipeline.engine.base import Backend, Predictions, Texts
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.kernels import memory
+from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import choose_generation
 from pipeline.kernels.compile import compiler_name
 from pipeline.kernels.network import Network, Slot
-from pipeline.model import Model
-from pipeline.trace import DEVICE_ACTIVITIES, Span, add_activity, device_spans
-from pipeline.work import Ceilings, KernelProfile
+from pipeline.model import reference
+from pipeline.model.alphabet import Encoded, encode, of_ids
+from pipeline.model.charcnn import Model
+from pipeline.profiling.kernel_work import Ceilings, KernelProfile
+from pipeline.telemetry.activity import DEVICE_ACTIVITIES, add_activity
+from pipeline.telemetry.spans import Span, device_spans
 
 _BATCH_A_PROCESSOR = 64
 """Articles: 64 windows of block 2 are a tile, so a batch is whole waves of tiles there."""
@@ -79,7 +80,7 @@ class CudaEngine:
         free, _ = self.device.mem_info
         if self.backend.kernels != "sm90":  # whose grids are of tiles of rows, as many as a grid's second side allows
             batch = min(batch, _MOST_BLOCKS * _ROWS_OF_A_BLOCK // self.model.layers[0].rows_pooled)
-        while batch > _LEAST_BATCH and memory.planned_bytes(self._network.plan(batch)) > _FREE_SHARE * free:
+        while batch > _LEAST_BATCH and memory_plan.planned_bytes(self._network.plan(batch)) > _FREE_SHARE * free:
             batch //= 2
         return batch
 
@@ -135,8 +136,8 @@ class CudaEngine:
             with self.device:
                 anchor = self._anchor()
                 for number, batch in enumerate(self._batches(texts)):
-                    slot = self._network.slots[number % memory.SLOTS]
-                    if len(running) == memory.SLOTS:
+                    slot = self._network.slots[number % memory_plan.SLOTS]
+                    if len(running) == memory_plan.SLOTS:
                         self._collect(*running[0], found, anchor, spans)
                         running.pop(0)
                     slot.each_kernel = each_kernel and spans is not None
@@ -158,7 +159,7 @@ class CudaEngine:
 
     def _batches(self, texts: Texts) -> Iterator[Batch]:
         """Runs of articles that fit a slot; an article longer than a whole slot is encoded here."""
-        length, room = self.model.length, memory.text_bytes(self.model.length, self.batch)
+        length, room = self.model.length, memory_plan.text_bytes(self.model.length, self.batch)
         if texts.ids is not None:
             for first in range(0, len(texts.ids), self.batch):
                 given = of_ids(texts.ids[first : first + self.batch], self.model.alphabet)
@@ -225,7 +226,8 @@ class CudaEngine:
             spans += done
 
     def profile(self, texts: Texts) -> list[KernelProfile]:
-        from pipeline import cuda_profile
+
+        from pipeline.profiling import cuda as cuda_profile
 
         if len(texts.offsets) - 1 > self.batch:
             raise UsageError(f"a batch here holds {self.batch} articles at most: profile no more than that")
@@ -233,7 +235,8 @@ class CudaEngine:
             return cuda_profile.profile(self, self._network, texts)
 
     def ceilings(self) -> Ceilings:
-        from pipeline import cuda_profile
+
+        from pipeline.profiling import cuda as cuda_profile
 
         with self.device:
             return cuda_profile.ceilings(self.backend.precision)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from pipeline.errors import SourceError, UsageError
-from pipeline.source import csv, jsonl, parquet, text
 from pipeline.source.chunk import Selection, is_textual
 from pipeline.source.files import COMPRESSIONS, InputFile, kind_of, open_at
+from pipeline.source.formats import csv, jsonl, parquet, text
 from pipeline.source.records import BLOCK_BYTES, BOM
 
 _DELIMITED = tuple(ending + packed for ending in (".csv", ".tsv") for packed in ("", *COMPRESSIONS))

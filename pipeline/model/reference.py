@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.model import NORM_EPSILON, Layer, Model
+from pipeline.model.charcnn import NORM_EPSILON, Layer, Model
 
 Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]

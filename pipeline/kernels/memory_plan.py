@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.model import Layer
+from pipeline.model.charcnn import Layer
 
 SLOTS = 3
 """Batches on their way: one copied in, one computed, one copied out."""

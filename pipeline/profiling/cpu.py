@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import reference
-from pipeline.alphabet import encode
-from pipeline.model import Layer, Model
-from pipeline.trace import Span
-from pipeline.work import Ceilings, KernelProfile, kernels_of
+from pipeline.model import reference
+from pipeline.model.alphabet import encode
+from pipeline.model.charcnn import Layer, Model
+from pipeline.profiling.kernel_work import Ceilings, KernelProfile, kernels_of
+from pipeline.telemetry.spans import Span
 
 if TYPE_CHECKING:
-    from pipeline.engine import CpuEngine, Texts
+    from pipeline.engine.base import Texts
+    from pipeline.engine.cpu import CpuEngine
 
 EachGroup = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 """Runs a function over groups of articles on the engine's compute threads."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from distributed import Worker
 
-from pipeline.trace import activities, rows_classified
+from pipeline.telemetry.activity import activities, rows_classified
 
 METRIC = "broadsheet"
 

@@ -16,8 +16,8 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from pipeline.alphabet import PUBLISHED, Alphabet
 from pipeline.errors import ModelError
+from pipeline.model.alphabet import PUBLISHED, Alphabet
 
 FORMAT = "broadsheet-charcnn/1"
 CHANNELS = 256

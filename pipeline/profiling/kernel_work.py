@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.model import Model
+from pipeline.model.charcnn import Model
 
 ELEMENT_WISE, REDUCTION, PRODUCT = "element-wise", "reduction", "product"
 

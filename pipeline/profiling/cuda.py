@@ -15,13 +15,13 @@ from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel, resources
 from pipeline.kernels.network import Network
 from pipeline.kernels.ops import Operations, load, tile_shape
-from pipeline.model import Layer, Model
-from pipeline.trace import Span
-from pipeline.work import PRODUCT, REDUCTION, Ceilings, KernelProfile, KernelWork, kernels_of
+from pipeline.model.charcnn import Layer, Model
+from pipeline.profiling.kernel_work import PRODUCT, REDUCTION, Ceilings, KernelProfile, KernelWork, kernels_of
+from pipeline.telemetry.spans import Span
 
 if TYPE_CHECKING:
-    from pipeline.cuda_engine import CudaEngine
-    from pipeline.engine import Texts
+    from pipeline.engine.base import Texts
+    from pipeline.engine.cuda import CudaEngine
 
 _REPEATS = 9
 _COPIED_BYTES = 1 << 30

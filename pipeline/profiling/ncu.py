@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.errors import BroadsheetError
-from pipeline.model import Model, load_model
+from pipeline.model.charcnn import Model, load_model
 
 _METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 _OURS = "regex:^(encode|norm_statistics|lookup_norm_pool|conv1d|norm_relu_pool|head)"
@@ -33,7 +33,7 @@ def counted_bytes(model: Model, precision: str, kernels: str, batch: int) -> lis
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.safetensors"
         model.save(file)
-        child = [sys.executable, "-m", "pipeline.ncu", str(file), precision, kernels, str(batch)]
+        child = [sys.executable, "-m", "pipeline.profiling.ncu", str(file), precision, kernels, str(batch)]
         options = ["--csv", "--page", "raw", "--metrics", ",".join(_METRICS), "--clock-control", "none"]
         run = subprocess.run(
             ["ncu", *options, "--kernel-name-base", "function", "--kernel-name", _OURS, *child],
@@ -63,8 +63,8 @@ def read_report(lines: Iterable[str]) -> list[int]:
 
 
 def _classify_once(file: str, precision: str, kernels: str, batch: int) -> None:
-    from pipeline.engine import open_engine
-    from pipeline.profile import sample
+    from pipeline.engine.open import open_engine
+    from pipeline.profiling.measure import sample
 
     loaded = load_model(file)
     engine = open_engine(loaded, "cuda", precision, kernels=kernels)

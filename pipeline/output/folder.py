@@ -14,22 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.engine import Backend
+from pipeline.engine.base import Backend
 from pipeline.errors import OutputError, UsageError
-from pipeline.sink import (
-    ENTRIES,
-    PART_LAYOUT,
-    PARTS,
-    QUARANTINE,
-    RUNS,
-    TEMPORARY,
-    commit_bytes,
-    commit_json,
-    sync_folder,
-)
+from pipeline.output.commit import commit_bytes, commit_json, sync_folder
+from pipeline.output.layout import ENTRIES, MANIFEST, PARTS, PLAN, QUARANTINE, RUNS, SUCCESS, TEMPORARY
+from pipeline.output.parts import PART_LAYOUT
 
 FORMAT = "broadsheet-output/1"
-MANIFEST, PLAN, SUCCESS = "manifest.json", "_plan.json", "_SUCCESS"
 _FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
 _VERSION = version("broadsheet")
 

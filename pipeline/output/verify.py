@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import OutputError
-from pipeline.manifest import SUCCESS, OutputFolder, fingerprint_id
-from pipeline.sink import PARTS, QUARANTINE
+from pipeline.output.folder import OutputFolder, fingerprint_id
+from pipeline.output.layout import PARTS, QUARANTINE, SUCCESS
 
 
 def verify(path: str | Path) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import ncu
-from pipeline.engine import PRECISIONS, Engine, open_engine
+from pipeline.engine.base import PRECISIONS, Engine
+from pipeline.engine.open import open_engine
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.model import Model, load_model
-from pipeline.work import Ceilings, KernelProfile
+from pipeline.model.charcnn import Model, load_model
+from pipeline.profiling import ncu
+from pipeline.profiling.kernel_work import Ceilings, KernelProfile
 
 BATCH = {"cpu": 128, "cuda": 4096}
 """Articles in the measured batch by default: a few groups for each thread of a CPU; enough to fill a GPU."""

@@ -1,0 +1,106 @@
+"""The CPU engine: `reference.forward` on NumPy's BLAS, groups of articles on threads of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from pipeline.engine.base import Backend, Predictions, Texts
+from pipeline.model import reference
+from pipeline.model.alphabet import encode, of_ids
+from pipeline.model.charcnn import Model
+from pipeline.profiling.kernel_work import Ceilings, KernelProfile
+from pipeline.telemetry.spans import Span, span
+
+_GROUP = reference.LINEAR_BATCH  # articles a compute thread takes at a time
+
+
+class CpuEngine:
+    """The NumPy backend: groups of articles on `threads` threads, each with a single-threaded BLAS.
+
+    Threads of ours rather than BLAS's: a product's bits must not depend on how many cores a worker has.
+    """
+
+    def __init__(self, model: Model, threads: int) -> None:
+        self.model = model
+        self.device_name = "cpu"
+        self._blas = ThreadpoolController()
+        self.backend = Backend("cpu", "numpy", _architecture(self._blas), "fp32")
+        self._weights = reference.prepare(model)
+        self.memory_ready = time.time()
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
+
+    def classify(
+        self,
+        texts: Texts,
+        top_k: int = 1,
+        all_scores: bool = False,
+        spans: list[Span] | None = None,
+        each_kernel: bool = False,
+    ) -> Predictions:
+        kernels = spans if each_kernel else None
+        with span("kernels", spans, "compute", self.device_name):
+            with span("encode", kernels, "compute", self.device_name):
+                if texts.ids is None:
+                    alphabet, length = self.model.alphabet, self.model.length
+                    ids, n_chars, truncated, unknown = encode(texts.data, texts.offsets, alphabet, length)
+                else:
+                    ids, n_chars, truncated, unknown = of_ids(texts.ids, self.model.alphabet)
+            logits = self._logits(ids, kernels)
+            with span("head", kernels, "compute", self.device_name):
+                scores = reference.softmax(logits)
+                labels, best = reference.top_k(scores, top_k)
+        return Predictions(labels, best, scores if all_scores else None, n_chars, truncated, unknown)
+
+    def _logits(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
+        groups = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
+        logits = self._each_group(lambda group: self._forward(group, kernels), groups)
+        return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *logits])
+
+    def _forward(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
+        if kernels is None:
+            return reference.forward(ids, self._weights)
+        x: Any = ids
+        lane = f"thread {threading.current_thread().name.rpartition('_')[2]}"
+        for name, block in reference.blocks(self._weights):
+            with span(name, kernels, lane, self.device_name):
+                x = block(x)
+        return np.asarray(x)
+
+    def profile(self, texts: Texts) -> list[KernelProfile]:
+
+        from pipeline.profiling import cpu as cpu_profile
+
+        return cpu_profile.profile(self, texts, self._weights, self._each_group)
+
+    def ceilings(self) -> Ceilings:
+
+        from pipeline.profiling import cpu as cpu_profile
+
+        return cpu_profile.ceilings(self._threads, self._each_group)
+
+    def _each_group(self, work: Callable[[Any], Any], groups: Sequence[Any]) -> list[Any]:
+        """`work` of every group, on the compute threads, each with a single-threaded BLAS."""
+        with self._blas.limit(limits=1, user_api="blas"):
+            return list(self._pool.map(work, groups))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def _architecture(controller: ThreadpoolController) -> str:
+    """NumPy, its BLAS, and the code paths both take on this processor: together they decide the bits of a score."""
+    loaded = [library for library in controller.info() if library["user_api"] == "blas"]
+    blas = [b for b in loaded if "numpy" in b["filepath"]] or loaded  # others may be SciPy's or PyTorch's
+    names = sorted({f"{b['internal_api']} {b.get('version')} {b.get('architecture', '')}".strip() for b in blas})
+    simd = np.show_config(mode="dicts").get("SIMD Extensions", {})
+    found = simd.get("found") or simd.get("baseline") or ["no SIMD"]
+    return ", ".join([f"numpy {np.__version__} {found[-1]}", *names])

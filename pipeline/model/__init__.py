@@ -1,0 +1,1 @@
+"""The network: its alphabet, its layers and weights, and its forward pass in NumPy."""

@@ -1,0 +1,1 @@
+"""Measuring kernels: what each must do, what it took, and what the machine could do."""

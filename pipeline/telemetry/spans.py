@@ -1,0 +1,107 @@
+"""Spans: when a step of a chunk began, how long it took, and where. The same steps are NVTX ranges.
+
+Imports the standard library only (nvtx if it is there), so that every part may import it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from pipeline.telemetry.clocks import Clock
+
+try:
+    import nvtx
+except ImportError:
+    nvtx = None
+
+WHERE = f"{socket.gethostname()}:{os.getpid()}"
+"""This process, as spans name it."""
+
+LANES = ("read", "wait", "infer", "copy-in", "compute", "copy-out", "write")
+"""The rows of a worker's timeline, top down; a compute thread of the CPU backend adds one of its own, "thread 0".
+
+read: the task `read`, in it a span "decode" for each run of bytes parsed. wait: a chunk is read, the device busy.
+infer: the task `infer`. copy-in, copy-out: to and from the device. compute: span "kernels" for each batch, in it (with
+--profile) one for each kernel: encode, conv1 to conv6, fc1 to fc3, head. write: the task `write`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """start: seconds since the epoch, by the clock of the host it was recorded on. where: host and process id.
+
+    lane: one of LANES. device: "cpu", "cuda:0", or "" for what no device did. chunk: name of its part; filled in where
+    results come home.
+    """
+
+    name: str
+    start: float
+    seconds: float
+    where: str = WHERE
+    lane: str = ""
+    device: str = ""
+    chunk: str = ""
+
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker process that spans come from, with its moments before the first chunk, by its own clock.
+
+    started: the model began to load. memory_ready: weights and buffers were in the device's memory. engine_ready: it
+    could classify.
+    """
+
+    where: str
+    device: str
+    started: float
+    memory_ready: float
+    engine_ready: float
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def host(self) -> str:
+        return self.where.rpartition(":")[0]
+
+
+@contextmanager
+def span(
+    name: str, into: list[Span] | None, lane: str = "", device: str = "", number: int | None = None
+) -> Iterator[None]:
+    """Append the span of the block under it to `into` (unless None), also when the block raises.
+
+    The block is an NVTX range in the domain "broadsheet" too, with `number` as its payload; without a tool that
+    listens that costs a microsecond.
+    """
+    start, began = time.time(), time.perf_counter()
+    try:
+        if nvtx is None:
+            yield
+        else:
+            with nvtx.annotate(name, domain="broadsheet", payload=number):
+                yield
+    finally:
+        if into is not None:
+            into.append(Span(name, start, time.perf_counter() - began, WHERE, lane, device))
+
+
+def device_spans(anchor: float, events: Iterable[tuple[str, str, float, float]], device: str) -> list[Span]:
+    """Spans from a device's events: (name, lane, begin, end), in milliseconds after an event that the device passed
+    at `anchor`, in epoch seconds (recorded, waited for, and the time taken, once).
+    """
+    return [
+        Span(name, anchor + begin / 1e3, (end - begin) / 1e3, WHERE, lane, device) for name, lane, begin, end in events
+    ]
+
+
+def brought_home(spans: Iterable[Span], offset: float, chunk: str) -> list[Span]:
+    """The spans of a chunk on the scheduler's clock, with its name."""
+    return [replace(s, start=s.start + offset, chunk=chunk) for s in spans]
