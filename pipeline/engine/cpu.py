@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from pipeline.model.charcnn import Model
 from pipeline.profiling.kernel_work import Ceilings, KernelProfile
 from pipeline.telemetry.spans import Span, span
 
-_GROUP = reference.LINEAR_BATCH  # articles a compute thread takes at a time
+_GROUP = reference.LINEAR_BATCHES[0]  # articles a compute thread takes at a time
 
 
 class CpuEngine:
@@ -33,7 +34,9 @@ class CpuEngine:
         self.device_name = "cpu"
         self._blas = ThreadpoolController()
         self.backend = Backend("cpu", "numpy", _architecture(self._blas), "fp32")
-        self._weights = reference.prepare(model)
+        weights = reference.prepare(model)
+        with self._blas.limit(limits=1, user_api="blas"):
+            self._weights = replace(weights, linear_batch=reference.even_batch(weights))
         self.memory_ready = time.time()
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")

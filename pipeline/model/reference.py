@@ -20,8 +20,8 @@ from pipeline.model.charcnn import NORM_EPSILON, Layer, Model
 Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]
 
-LINEAR_BATCH = 32
-"""Articles in each product of the linear layers; a last, smaller batch is filled with zeros."""
+LINEAR_BATCHES = (32, 16, 8, 4, 2)
+"""Articles in each product of the linear layers, the fastest first; a last, smaller batch is filled with zeros."""
 
 
 class Rows(NamedTuple):
@@ -44,7 +44,7 @@ class Weights:
 
     table: fp32 [7, symbols + 2, 256], block 1's weights by tap and id, zero for unknown and padding.
     conv: by layer name fp32 [kernel, inputs, outputs]. linear: fp32 [inputs, outputs], fc1's inputs in channels-last
-    order. bias: fp32 [outputs]. norm: gamma and beta by layer name.
+    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. linear_batch: one of LINEAR_BATCHES.
     """
 
     layers: tuple[Layer, ...]
@@ -54,6 +54,7 @@ class Weights:
     linear: dict[str, Floats]
     bias: dict[str, Floats]
     norm: dict[str, Norm]
+    linear_batch: int = LINEAR_BATCHES[0]
 
 
 def prepare(model: Model) -> Weights:
@@ -150,15 +151,31 @@ def _norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch:
     _relu_pool(values, pool, out)
 
 
-def linear(x: Floats, weight: Floats, bias: Floats, relu: bool) -> Floats:
-    """x weight + bias in batches of LINEAR_BATCH; then ReLU if asked. x: fp32 [N, inputs], weight [inputs, outputs]."""
+def even_batch(weights: Weights) -> int:
+    """The largest of LINEAR_BATCHES in which a row's result does not depend on its place, on this BLAS.
+
+    OpenBLAS's kernels for AVX2 (Haswell, Zen) add up rows 6 to 11 of every twelve in another order than the others.
+    Found by trying, since no BLAS promises anything: a batch of one row repeated must give one result. BLAS must run on
+    one thread, as it will later.
+    """
+    rng = np.random.default_rng(0)
+    rows = {name: rng.standard_normal(len(weight), np.float32) for name, weight in weights.linear.items()}
+    for batch in LINEAR_BATCHES:
+        products = (np.tile(rows[name], (batch, 1)) @ weight for name, weight in weights.linear.items())
+        if all((product == product[0]).all() for product in products):
+            return batch
+    return 1
+
+
+def linear(x: Floats, weight: Floats, bias: Floats, relu: bool, batch: int = LINEAR_BATCHES[0]) -> Floats:
+    """x weight + bias, `batch` rows at a time; then ReLU if asked. x: fp32 [N, inputs], weight [inputs, outputs]."""
     out = np.empty((len(x), weight.shape[1]), np.float32)
-    for first in range(0, len(x), LINEAR_BATCH):
-        batch = x[first : first + LINEAR_BATCH]
-        taken = len(batch)
-        if taken < LINEAR_BATCH:
-            batch = np.concatenate([batch, np.zeros((LINEAR_BATCH - taken, x.shape[1]), np.float32)])
-        out[first : first + taken] = (batch @ weight)[:taken]
+    for first in range(0, len(x), batch):
+        part = x[first : first + batch]
+        taken = len(part)
+        if taken < batch:
+            part = np.concatenate([part, np.zeros((batch - taken, x.shape[1]), np.float32)])
+        out[first : first + taken] = (part @ weight)[:taken]
     out += bias
     if relu:
         np.maximum(out, 0, out=out)
@@ -198,7 +215,7 @@ def _block(x: Rows | Floats, weights: Weights, layer: Layer) -> Rows | Floats:
         return conv1d(x, weights.conv[name], bias, layer.pool, weights.norm.get(name))
     # Every article has the same rows here, so they are the linear layers' inputs.
     values = x.values.reshape(len(x.offsets) - 1, -1) if isinstance(x, Rows) else x
-    return linear(values, weights.linear[name], bias, layer.relu)
+    return linear(values, weights.linear[name], bias, layer.relu, weights.linear_batch)
 
 
 def forward(ids: NDArray[np.uint8], weights: Weights) -> Floats:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EachGroup = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 """Runs a function over groups of articles on the engine's compute threads."""
 
-_GROUP = reference.LINEAR_BATCH
+_GROUP = reference.LINEAR_BATCHES[0]
 _REPEATS = 5
 _CEILING_REPEATS = 15
 _PRODUCT_SIDE = 1536
