@@ -52,7 +52,7 @@ class OnDevice:
     """All articles' text on the GPU; `run` takes it to labels there, batch by batch, without a copy."""
 
     def __init__(self, engine: CudaEngine, articles: Articles) -> None:
-        self._network, self._articles = engine._network, articles
+        self._network, self._articles = engine.network, articles
         count = len(articles)
         self._size = -(-count // -(-count // engine.batch))
         self._data, self._offsets = cp.asarray(articles.data), cp.asarray(articles.offsets)

@@ -21,7 +21,7 @@ import typer
 
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import load_model
-from pipeline.profiling.measure import sample
+from pipeline.profiling.sample import sample
 from pipeline.telemetry.spans import Span, brought_home, span
 from pipeline.threads import available_cores
 

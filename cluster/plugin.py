@@ -6,17 +6,15 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import dask
-import numpy as np
 from dask.utils import parse_timedelta
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from cluster.clock import ClockPlugin
 from cluster.heartbeat import METRIC, worker_metrics
 from pipeline import tasks
-from pipeline.engine.base import Backend, Engine
+from pipeline.engine.base import Backend, Engine, Texts
 from pipeline.engine.open import open_engine
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import GPU_EXECUTOR
@@ -26,7 +24,7 @@ from pipeline.threads import available_cores
 NAME = "broadsheet-engine"
 _NO_WORKERS_SECONDS = 60
 
-_ONE_ARTICLE = SimpleNamespace(data=np.frombuffer(b"x", np.uint8), offsets=np.array([0, 1]), ids=None)
+_ONE_ARTICLE = Texts.of([b"x"])
 _log = logging.getLogger("distributed.worker.broadsheet")  # so that Dask's own handlers show it
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.accuracy import Confusion, confusion_of, count_pairs
+from pipeline.engine.base import Texts
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import Model, load_model
 from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
@@ -97,7 +98,7 @@ def evaluate(
     quarantined = 0
     try:
         for chunk in chunks_here(job_input, symbols, loaded.length):
-            predictions = engine.classify(chunk)
+            predictions = engine.classify(Texts(chunk.data, chunk.offsets, chunk.ids))
             labels, scores = predictions.labels[:, 0], predictions.scores[:, 0]
             quarantined += len(chunk.quarantine)
             if chunk.truth is None or not len(chunk):

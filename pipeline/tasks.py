@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.accuracy import Example, closest, count_lengths, count_pairs
-from pipeline.engine.base import Backend, Engine, Predictions
+from pipeline.engine.base import Backend, Engine, Predictions, Texts
 from pipeline.errors import BroadsheetError, SourceError
 from pipeline.output.commit import commit_chunk
 from pipeline.output.parts import label_table
@@ -187,10 +187,11 @@ def infer(work: Work, job: Job) -> Work:
         if spans and spans[-1].where == WHERE:
             waited = time.time() - spans[-1].end
             spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
+        texts = Texts(work.chunk.data, work.chunk.offsets, work.chunk.ids)
         # A GPU's engine tells from its events what the GPU was at.
         doing = activity("computing") if engine.backend.device == "cpu" else nullcontext()
         with span("infer", spans, "infer", engine.device_name, _number(work.name)), doing:
-            predictions = engine.classify(work.chunk, top_k, job.all_scores, spans, job.each_kernel)
+            predictions = engine.classify(texts, top_k, job.all_scores, spans, job.each_kernel)
         add_rows(len(work.chunk))
     examples = closest(work.chunk, predictions.labels, predictions.scores, job.classes, job.examples)
     done = replace(work, predictions=predictions.cut(job.top_k), place=place, spans=spans, examples=examples)

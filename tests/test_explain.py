@@ -14,7 +14,7 @@ from conftest import ROOT, Command
 
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import Model
-from pipeline.profiling.measure import sample
+from pipeline.profiling.sample import sample
 from pipeline.report.breakdown import MOMENTS, break_down
 from pipeline.report.timeline import Timeline
 from pipeline.telemetry.clocks import Clock

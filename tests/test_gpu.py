@@ -18,7 +18,7 @@ from conftest import ROOT, random_model
 from numpy.typing import NDArray
 
 from pipeline import classify, load_model
-from pipeline.engine.base import Engine
+from pipeline.engine.base import Engine, Texts
 from pipeline.engine.open import open_engine, why_no_gpu
 from pipeline.errors import BroadsheetError
 from pipeline.model import reference
@@ -30,15 +30,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reas
 LIMITS = {"fp32": 2e-6, "fp16": 3e-3, "bf16": 2e-2}
 STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16")]
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz      0123456789,.-ABCÄ中\n"))
-
-
-class Texts:
-    """Articles as an engine takes them."""
-
-    def __init__(self, articles: list[bytes]) -> None:
-        self.data = np.frombuffer(b"".join(articles) or b"", np.uint8)
-        self.offsets = np.cumsum([0, *map(len, articles)]).astype(np.int64)
-        self.ids = None
 
 
 def random_texts(seed: int, count: int) -> list[bytes]:
@@ -70,7 +61,7 @@ def error(found: NDArray[np.floating], true: NDArray[np.float64]) -> float:
 
 def poison(engine: Engine) -> None:
     """Fill every activation and result buffer with NaN, so that what is not written shows."""
-    network = engine._network
+    network = engine.network
     for buffer in network._activations:
         buffer.view(np.uint8)[:] = 0xFF
     for slot in network.slots:
@@ -80,7 +71,7 @@ def poison(engine: Engine) -> None:
 
 def logits_of(engine: Engine, count: int) -> NDArray[np.float32]:
     classes = len(engine.model.classes)
-    return engine._network.slots[0].device["logits"][: count * classes].reshape(count, classes).get()
+    return engine.network.slots[0].device["logits"][: count * classes].reshape(count, classes).get()
 
 
 @pytest.fixture(scope="module", params=STACKS, ids="-".join)
@@ -98,7 +89,7 @@ def engine(request: pytest.FixtureRequest, model: Model) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 4097])
 def test_logits_against_float64(engine: Engine, model: Model, count: int) -> None:
-    texts = Texts((random_texts(count, count) + hostile_texts())[-count:])
+    texts = Texts.of((random_texts(count, count) + hostile_texts())[-count:])
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids
     poison(engine)
     found = engine.classify(texts, all_scores=True)
@@ -113,13 +104,13 @@ def test_logits_against_float64(engine: Engine, model: Model, count: int) -> Non
 def test_an_article_scores_the_same_in_any_company(engine: Engine) -> None:
     """Rule 1: batch size, position, neighbours, other slots and repetition change no bit."""
     articles = random_texts(7, 700) + hostile_texts()
-    alone = engine.classify(Texts(articles), all_scores=True)
+    alone = engine.classify(Texts.of(articles), all_scores=True)
     rng = np.random.default_rng(1)
     for batch in (1, 63, 300, engine.batch):
         order = rng.permutation(len(articles))[:300] if batch > 1 else np.arange(690, 710)
         before, engine.batch = engine.batch, batch
         try:
-            found = engine.classify(Texts([articles[i] for i in order]), all_scores=True)
+            found = engine.classify(Texts.of([articles[i] for i in order]), all_scores=True)
         finally:
             engine.batch = before
         assert np.array_equal(found.all_scores, alone.all_scores[order])
@@ -130,20 +121,20 @@ def test_encoding_is_the_twin_of_numpy(engine: Engine, model: Model) -> None:
     rng = np.random.default_rng(3)
     junk = [rng.integers(0, 256, n, np.uint8).tobytes() for n in rng.integers(0, 3000, 400)]
     mixed = [rng.choice(np.frombuffer("aé中😀\x80\xff".encode("latin-1", "replace"), np.uint8), 900).tobytes()]
-    texts = Texts(junk + mixed + hostile_texts())
+    texts = Texts.of(junk + mixed + hostile_texts())
     want = encode(texts.data, texts.offsets, model.alphabet, model.length)
     found = engine.classify(texts)
     count = len(texts.offsets) - 1
-    assert np.array_equal(engine._network._ids[:count, : model.length].get(), want.ids)
+    assert np.array_equal(engine.network._ids[:count, : model.length].get(), want.ids)
     assert np.array_equal(found.n_chars, want.n_chars)
     assert np.array_equal(found.truncated, want.truncated)
     assert np.array_equal(found.unknown_chars, want.unknown_chars)
 
 
 def test_encoded_input_scores_like_its_text(engine: Engine, model: Model) -> None:
-    texts = Texts(random_texts(5, 90))
-    given = Texts([])
-    given.ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids
+    texts = Texts.of(random_texts(5, 90))
+    ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids
+    given = Texts(texts.data[:0], texts.offsets[:1], ids)
     want, found = engine.classify(texts, 2), engine.classify(given, 2)
     assert np.array_equal(want.scores, found.scores)
     assert np.array_equal(want.labels, found.labels)
@@ -164,7 +155,7 @@ def test_other_frames(symbols: str, length: int, classes: int, kernels: str, pre
     rng = np.random.default_rng(2)
     letters = np.array([*symbols, "?", "\n"])
     sizes = [0, 1, length - 1, length, length + 1, *rng.integers(0, 2 * length, 40)]
-    texts = Texts(["".join(letters[rng.integers(0, len(letters), n)]).encode() for n in sizes])
+    texts = Texts.of(["".join(letters[rng.integers(0, len(letters), n)]).encode() for n in sizes])
     ids = encode(texts.data, texts.offsets, model.alphabet, length).ids
     opened = open_engine(model, "cuda", precision, kernels=kernels)
     try:
@@ -188,7 +179,7 @@ def test_other_frames(symbols: str, length: int, classes: int, kernels: str, pre
 def test_the_shipped_model_flips_hardly_a_label(ag_news: Path) -> None:
     """On the 7,600 test articles, against float64: fp32 none, fp16 at most four, each of them a close call."""
     with open(ag_news / "test.csv", newline="", encoding="utf-8") as file:
-        texts = Texts([f"{title} {text}".strip().encode() for _, title, text in csv.reader(file)])
+        texts = Texts.of([f"{title} {text}".strip().encode() for _, title, text in csv.reader(file)])
     model = load_model()
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids
     true = exact.logits(model, ids, "cuda")
@@ -212,10 +203,10 @@ def test_memory_is_what_was_planned(model: Model) -> None:
     cupy.get_default_memory_pool().free_all_blocks()
     before = cupy.get_default_memory_pool().total_bytes()
     opened = CudaEngine(model, batch=4096)
-    texts = Texts(random_texts(1, 9000))
+    texts = Texts.of(random_texts(1, 9000))
     opened.classify(texts)
     taken = cupy.get_default_memory_pool().total_bytes() - before
-    planned = planned_bytes(opened._network.plan(4096))
+    planned = planned_bytes(opened.network.plan(4096))
     opened.classify(texts, all_scores=True)
     again = cupy.get_default_memory_pool().total_bytes() - before
     opened.close()
@@ -254,7 +245,7 @@ def test_too_little_memory_halves_the_batch(model: Model) -> None:
             opened = CudaEngine(model, batch=8192)
         assert opened.batch in (1024, 2048)
         assert any("going on with" in str(w.message) for w in caught)
-        texts = Texts(random_texts(2, 5000))
+        texts = Texts.of(random_texts(2, 5000))
         found = opened.classify(texts)
         opened.close()
     finally:
@@ -270,15 +261,16 @@ def test_an_error_of_the_gpu_names_kernel_and_batch(tmp_path: Path) -> None:
 import sys; sys.path.insert(0, "tests")
 import cupy
 from conftest import random_model
-from test_gpu import Texts, random_texts
+from pipeline.engine.base import Texts
+from test_gpu import random_texts
 from pipeline.engine.cuda import CudaEngine
 from pipeline.errors import BroadsheetError
 engine = CudaEngine(random_model())
 nowhere = cupy.cuda.UnownedMemory(1 << 45, 1024, None)
-engine._network._weights.bias["conv4"] = cupy.ndarray(256, cupy.float32, cupy.cuda.MemoryPointer(nowhere, 0))
+engine.network._weights.bias["conv4"] = cupy.ndarray(256, cupy.float32, cupy.cuda.MemoryPointer(nowhere, 0))
 for _ in range(2):
     try:
-        engine.classify(Texts(random_texts(1, 100)))
+        engine.classify(Texts.of(random_texts(1, 100)))
     except BroadsheetError as error:
         print(error)
 import os; os._exit(0)
@@ -295,7 +287,7 @@ def test_the_whole_job_on_the_gpu(model: Model, tmp_path: Path) -> None:
     report = classify([a.decode() for a in articles], tmp_path / "out", model=model, device="cuda", chunk_size=700)
     assert report.backend.startswith("cuda")
     opened = open_engine(model, "cuda")
-    alone = opened.classify(Texts(articles))
+    alone = opened.classify(Texts.of(articles))
     opened.close()
     table = pq.ParquetDataset(tmp_path / "out" / "parts").read().sort_by("row")
     assert np.array_equal(table["score"].to_numpy(), alone.scores[:, 0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import random_model
@@ -9,19 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pipeline.engine.base import Texts
 from pipeline.engine.open import open_engine
 from pipeline.model import reference
 from pipeline.model.charcnn import Model
 from pipeline.model.reference import Rows
-
-
-class Articles:
-    """Texts as an engine takes them."""
-
-    def __init__(self, articles: list[bytes]) -> None:
-        self.data = np.frombuffer(b"".join(articles), np.uint8)
-        self.offsets = np.concatenate([[0], np.cumsum([len(a) for a in articles])]).astype(np.int64)
-        self.ids = None
 
 
 def one_hot(ids: NDArray[np.uint8], symbols: int) -> NDArray[np.float64]:
@@ -133,12 +127,22 @@ def test_an_article_scores_the_same_bits_in_any_company(small_model: Model, data
     order = data.draw(st.permutations(range(len(articles))))
     cut = data.draw(st.integers(0, len(articles)))
     one, two = open_engine(small_model, threads=1), open_engine(small_model, threads=2)
-    whole = one.classify(Articles(articles), all_scores=True).all_scores
-    shuffled = two.classify(Articles([articles[i] for i in order]), all_scores=True).all_scores
-    parts = [two.classify(Articles(part), all_scores=True).all_scores for part in (articles[:cut], articles[cut:])]
+    whole = one.classify(Texts.of(articles), all_scores=True).all_scores
+    shuffled = two.classify(Texts.of([articles[i] for i in order]), all_scores=True).all_scores
+    parts = [two.classify(Texts.of(part), all_scores=True).all_scores for part in (articles[:cut], articles[cut:])]
     assert np.array_equal(whole[list(order)], shuffled)
     assert np.array_equal(whole, np.concatenate(parts))
     one.close(), two.close()
+
+
+def test_texts_that_come_cut_keep_the_length_they_are_told(small_model: Model) -> None:
+    whole = [b"a" * n for n in (10, 123, 124, 9000)]
+    engine = open_engine(small_model, "cpu")
+    expected = engine.classify(Texts.of(whole))
+    found = engine.classify(replace(Texts.of([text[:130] for text in whole]), n_chars=np.array([*map(len, whole)])))
+    engine.close()
+    for name in ("labels", "scores", "n_chars", "truncated", "unknown_chars"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
 
 
 def test_ties_go_to_the_lowest_index() -> None:

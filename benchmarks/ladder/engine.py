@@ -70,13 +70,13 @@ class LadderEngine(CudaEngine):
             architecture = f"sm_{self.device.compute_capability}"
             self.backend = Backend("cuda", setting.generation, architecture, setting.precision)
             weights = reference.prepare(model)
-            self._network = LadderNetwork(setting, weights, model.alphabet, model.length, self.device)
+            self.network = LadderNetwork(setting, weights, model.alphabet, model.length, self.device)
             self._allocate(batch)
         self.device_name = f"cuda:{device}"
         self.memory_ready = time.time()
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
         if isinstance(texts, Columns):
-            self._network.start_columns(slot, texts.columns[batch.first : batch.last], top_k)
+            self.network.start_columns(slot, texts.columns[batch.first : batch.last], top_k)
         else:
             super()._start(slot, texts, batch, top_k)

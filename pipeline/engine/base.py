@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -9,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.model.charcnn import Model
-from pipeline.profiling.kernel_work import Ceilings, KernelProfile
 from pipeline.telemetry.spans import Span
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -17,18 +17,35 @@ PRECISIONS = ("auto", "fp32", "fp16", "bf16")
 KERNELS = ("auto", "simt", "sm80", "sm90")
 
 
-class Texts(Protocol):
+@dataclass(frozen=True)
+class Texts:
     """N articles as an engine takes them: the buffers of an Arrow string column, or characters encoded already.
 
-    data: uint8 [bytes]. offsets: int64 [N + 1]. ids: uint8 [N, length] in place of text, or None.
+    Attributes
+    ----------
+    data : uint8 [bytes]
+    offsets : int64 [N + 1]
+        Article i is ``data[offsets[i]:offsets[i + 1]]``.
+    ids : uint8 [N, length], optional
+        In place of text; `data` and `offsets` then hold nothing.
+    n_chars : int64 [N], optional
+        Characters of each whole text, where `data` holds only its beginning, at least as much as the model reads.
+
     """
 
-    @property
-    def data(self) -> NDArray[np.uint8]: ...
-    @property
-    def offsets(self) -> NDArray[np.int64]: ...
-    @property
-    def ids(self) -> NDArray[np.uint8] | None: ...
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    ids: NDArray[np.uint8] | None = None
+    n_chars: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, articles: Sequence[bytes]) -> Texts:
+        """Articles given one by one, in UTF-8."""
+        offsets = np.cumsum([0, *map(len, articles)]).astype(np.int64)
+        return cls(np.frombuffer(b"".join(articles), np.uint8), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1 if self.ids is None else len(self.ids)
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,12 @@ class Predictions:
     n_chars: NDArray[np.int64]
     truncated: NDArray[np.bool_]
     unknown_chars: NDArray[np.int64]
+
+    def of_whole_texts(self, texts: Texts, length: int) -> Predictions:
+        """The same, where `texts` come cut with the characters of the whole ones told; `length`: what a model reads."""
+        if texts.n_chars is None:
+            return self
+        return replace(self, n_chars=texts.n_chars, truncated=texts.n_chars > length)
 
     def cut(self, k: int) -> Predictions:
         """The same with the `k` best labels only."""
@@ -67,13 +90,16 @@ class Engine(Protocol):
     """A loaded model, ready to classify; one thread calls it at a time.
 
     device_name: "cpu", or "cuda:" and the GPU's number on its host. memory_ready: when its weights and buffers were in
-    place, in epoch seconds.
+    place, in epoch seconds. batch: articles that the device takes at a time at most; None where it makes no difference.
     """
 
     backend: Backend
     model: Model
     device_name: str
     memory_ready: float
+
+    @property
+    def batch(self) -> int | None: ...
 
     def classify(
         self,
@@ -86,14 +112,6 @@ class Engine(Protocol):
         """Label N articles; `top_k` is cut to the number of classes. Spans of the steps on the device are appended to
         `spans`: the copies and the kernels of each batch, with `each_kernel` every kernel too.
         """
-        ...
-
-    def profile(self, texts: Texts) -> list[KernelProfile]:
-        """Measure every kernel over N articles in one batch, alone and within the network, in the order they run."""
-        ...
-
-    def ceilings(self) -> Ceilings:
-        """Measure what the device reaches, in the precision of this engine's products."""
         ...
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from pipeline.engine.base import Backend, Predictions, Texts
 from pipeline.model import reference
 from pipeline.model.alphabet import encode, of_ids
 from pipeline.model.charcnn import Model
-from pipeline.profiling.kernel_work import Ceilings, KernelProfile
 from pipeline.telemetry.spans import Span, span
 
 _GROUP = reference.LINEAR_BATCHES[0]  # articles a compute thread takes at a time
@@ -26,8 +25,11 @@ _GROUP = reference.LINEAR_BATCHES[0]  # articles a compute thread takes at a tim
 class CpuEngine:
     """The NumPy backend: groups of articles on `threads` threads, each with a single-threaded BLAS.
 
-    Threads of ours rather than BLAS's: a product's bits must not depend on how many cores a worker has.
+    Threads of ours rather than BLAS's: a product's bits must not depend on how many cores a worker has. `weights` and
+    `each_group` are for those who measure it kernel by kernel.
     """
+
+    batch = None
 
     def __init__(self, model: Model, threads: int) -> None:
         self.model = model
@@ -36,9 +38,9 @@ class CpuEngine:
         self.backend = Backend("cpu", "numpy", _architecture(self._blas), "fp32")
         weights = reference.prepare(model)
         with self._blas.limit(limits=1, user_api="blas"):
-            self._weights = replace(weights, linear_batch=reference.even_batch(weights))
+            self.weights = replace(weights, linear_batch=reference.even_batch(weights))
         self.memory_ready = time.time()
-        self._threads = threads
+        self.threads = threads
         self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
 
     def classify(
@@ -61,36 +63,25 @@ class CpuEngine:
             with span("head", kernels, "compute", self.device_name):
                 scores = reference.softmax(logits)
                 labels, best = reference.top_k(scores, top_k)
-        return Predictions(labels, best, scores if all_scores else None, n_chars, truncated, unknown)
+        found = Predictions(labels, best, scores if all_scores else None, n_chars, truncated, unknown)
+        return found.of_whole_texts(texts, self.model.length)
 
     def _logits(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
         groups = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
-        logits = self._each_group(lambda group: self._forward(group, kernels), groups)
+        logits = self.each_group(lambda group: self._forward(group, kernels), groups)
         return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *logits])
 
     def _forward(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
         if kernels is None:
-            return reference.forward(ids, self._weights)
+            return reference.forward(ids, self.weights)
         x: Any = ids
         lane = f"thread {threading.current_thread().name.rpartition('_')[2]}"
-        for name, block in reference.blocks(self._weights):
+        for name, block in reference.blocks(self.weights):
             with span(name, kernels, lane, self.device_name):
                 x = block(x)
         return np.asarray(x)
 
-    def profile(self, texts: Texts) -> list[KernelProfile]:
-
-        from pipeline.profiling import cpu as cpu_profile
-
-        return cpu_profile.profile(self, texts, self._weights, self._each_group)
-
-    def ceilings(self) -> Ceilings:
-
-        from pipeline.profiling import cpu as cpu_profile
-
-        return cpu_profile.ceilings(self._threads, self._each_group)
-
-    def _each_group(self, work: Callable[[Any], Any], groups: Sequence[Any]) -> list[Any]:
+    def each_group(self, work: Callable[[Any], Any], groups: Sequence[Any]) -> list[Any]:
         """`work` of every group, on the compute threads, each with a single-threaded BLAS."""
         with self._blas.limit(limits=1, user_api="blas"):
             return list(self._pool.map(work, groups))

@@ -17,7 +17,7 @@ import cupy as cp
 import numpy as np
 
 from pipeline.engine.base import Backend, Predictions, Texts
-from pipeline.errors import BroadsheetError, UsageError
+from pipeline.errors import BroadsheetError
 from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import choose_generation
 from pipeline.kernels.compile import compiler_name
@@ -25,7 +25,6 @@ from pipeline.kernels.network import Network, Slot
 from pipeline.model import reference
 from pipeline.model.alphabet import Encoded, encode, of_ids
 from pipeline.model.charcnn import Model
-from pipeline.profiling.kernel_work import Ceilings, KernelProfile
 from pipeline.telemetry.activity import DEVICE_ACTIVITIES, add_activity
 from pipeline.telemetry.spans import Span, device_spans
 
@@ -53,7 +52,10 @@ def _number_on_host(device: int) -> int:
 
 
 class CudaEngine:
-    """The network on one GPU; one thread at a time. `batch`: articles at most, by default what free memory allows."""
+    """The network on one GPU; one thread at a time. `batch`: articles at most, by default what free memory allows.
+
+    `network` is for those who measure it kernel by kernel.
+    """
 
     def __init__(
         self, model: Model, precision: str = "auto", kernels: str = "auto", batch: int | None = None, device: int = 0
@@ -68,7 +70,7 @@ class CudaEngine:
             self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
             weights = reference.prepare(model)
             try:
-                self._network = Network(weights, model.alphabet, model.length, generation, precision, self.device)
+                self.network = Network(weights, model.alphabet, model.length, generation, precision, self.device)
             except cp.cuda.memory.OutOfMemoryError as error:
                 raise BroadsheetError(self._no_room("the model's weights", error)) from error
             self._allocate(batch or self._default_batch())
@@ -80,7 +82,7 @@ class CudaEngine:
         free, _ = self.device.mem_info
         if self.backend.kernels != "sm90":  # whose grids are of tiles of rows, as many as a grid's second side allows
             batch = min(batch, _MOST_BLOCKS * _ROWS_OF_A_BLOCK // self.model.layers[0].rows_pooled)
-        while batch > _LEAST_BATCH and memory_plan.planned_bytes(self._network.plan(batch)) > _FREE_SHARE * free:
+        while batch > _LEAST_BATCH and memory_plan.planned_bytes(self.network.plan(batch)) > _FREE_SHARE * free:
             batch //= 2
         return batch
 
@@ -88,10 +90,10 @@ class CudaEngine:
         """Take the planned buffers; half the batch where the memory is gone meanwhile."""
         while True:
             try:
-                self._network.allocate(batch)
+                self.network.allocate(batch)
                 break
             except cp.cuda.memory.OutOfMemoryError as error:
-                self._network.release()
+                self.network.release()
                 if batch <= _LEAST_BATCH:
                     raise BroadsheetError(self._no_room(f"batches of {batch} articles", error)) from error
                 warnings.warn(
@@ -119,7 +121,7 @@ class CudaEngine:
         """Label N articles. Raises BroadsheetError, with the kernel and the batch, for an error of the GPU."""
         if self._failed:
             raise BroadsheetError(f"the GPU of this worker failed before, start the worker anew: {self._failed}")
-        count = len(texts.offsets) - 1 if texts.ids is None else len(texts.ids)
+        count = len(texts)
         classes = len(self.model.classes)
         top_k = min(top_k, classes)
         found = Predictions(
@@ -136,7 +138,7 @@ class CudaEngine:
             with self.device:
                 anchor = self._anchor()
                 for number, batch in enumerate(self._batches(texts)):
-                    slot = self._network.slots[number % memory_plan.SLOTS]
+                    slot = self.network.slots[number % memory_plan.SLOTS]
                     if len(running) == memory_plan.SLOTS:
                         self._collect(*running[0], found, anchor, spans)
                         running.pop(0)
@@ -148,14 +150,14 @@ class CudaEngine:
                     running.pop(0)
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             batch = running[0][1] if running else batch
-            where = f"kernel {self._network.last_kernel()!r}, articles {batch.first} to {batch.last} of the chunk"
+            where = f"kernel {self.network.last_kernel()!r}, articles {batch.first} to {batch.last} of the chunk"
             self._failed = f"{error} in {where}"
             raise BroadsheetError(f"GPU {self.device.id}: {self._failed}") from error
         finally:
             if running:  # something failed: no slot may be filled anew while its last batch is on its way
                 with suppress(cp.cuda.runtime.CUDARuntimeError):
-                    self._network.settle()
-        return found
+                    self.network.settle()
+        return found.of_whole_texts(texts, self.model.length)
 
     def _batches(self, texts: Texts) -> Iterator[Batch]:
         """Runs of articles that fit a slot; an article longer than a whole slot is encoded here."""
@@ -183,14 +185,14 @@ class CudaEngine:
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
         if batch.given is None:
-            self._network.start_text(slot, texts.data, texts.offsets[batch.first : batch.last + 1], top_k)
+            self.network.start_text(slot, texts.data, texts.offsets[batch.first : batch.last + 1], top_k)
         else:
-            self._network.start_ids(slot, batch.given.ids, top_k)
+            self.network.start_ids(slot, batch.given.ids, top_k)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """An event that the idle GPU passes now, and what the host's clock says of it."""
         event = cp.cuda.Event()
-        event.record(self._network.compute)
+        event.record(self.network.compute)
         event.synchronize()
         return time.time(), event
 
@@ -204,7 +206,7 @@ class CudaEngine:
     ) -> None:
         """Wait for a batch, put its rows in their places and its spans with the others."""
         rows = slice(batch.first, batch.last)
-        result = self._network.finish(slot)
+        result = self.network.finish(slot)
         if result.best.size and result.best.min() < 0:  # what the head gives where no probability is a number
             raise BroadsheetError(
                 f"{self.model.name}: its activations overflow {self.backend.precision}: use --precision bf16 or fp32"
@@ -225,25 +227,9 @@ class CudaEngine:
         if spans is not None:
             spans += done
 
-    def profile(self, texts: Texts) -> list[KernelProfile]:
-
-        from pipeline.profiling import cuda as cuda_profile
-
-        if len(texts.offsets) - 1 > self.batch:
-            raise UsageError(f"a batch here holds {self.batch} articles at most: profile no more than that")
-        with self.device:
-            return cuda_profile.profile(self, self._network, texts)
-
-    def ceilings(self) -> Ceilings:
-
-        from pipeline.profiling import cuda as cuda_profile
-
-        with self.device:
-            return cuda_profile.ceilings(self.backend.precision)
-
     def close(self) -> None:
         """Give back the GPU's memory."""
         with self.device:
-            self._network.close()
+            self.network.close()
             cp.get_default_memory_pool().free_all_blocks()
             cp.get_default_pinned_memory_pool().free_all_blocks()

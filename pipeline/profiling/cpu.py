@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.engine.base import Texts
+from pipeline.engine.cpu import CpuEngine
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Layer, Model
 from pipeline.profiling.kernel_work import Ceilings, KernelProfile, kernels_of
 from pipeline.telemetry.spans import Span
-
-if TYPE_CHECKING:
-    from pipeline.engine.base import Texts
-    from pipeline.engine.cpu import CpuEngine
-
-EachGroup = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-"""Runs a function over groups of articles on the engine's compute threads."""
 
 _GROUP = reference.LINEAR_BATCHES[0]
 _REPEATS = 5
@@ -31,15 +26,15 @@ _COPIED_BYTES = 64 << 20  # beyond every cache
 _FP32 = 4
 
 
-def profile(engine: CpuEngine, texts: Texts, weights: reference.Weights, each_group: EachGroup) -> list[KernelProfile]:
+def profile(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
     """Every kernel alone (wall clock of all threads working on the batch) and within the network (summed over groups,
     divided by the threads that ran them). Takes memory for the activations of two blocks, 0.5 MB an article.
     """
-    model = engine.model
+    model, each_group = engine.model, engine.each_group
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length)[0]
     alone = {"encode": _median(lambda: encode(texts.data, texts.offsets, model.alphabet, model.length))}
     groups: list[Any] = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
-    for name, block in reference.blocks(weights):
+    for name, block in reference.blocks(engine.weights):
         alone[name] = _median(lambda block=block, groups=groups: each_group(block, groups))  # type: ignore[misc]
         groups = each_group(block, groups)
     logits = np.concatenate(groups)
@@ -52,8 +47,9 @@ def profile(engine: CpuEngine, texts: Texts, weights: reference.Weights, each_gr
     ]
 
 
-def ceilings(threads: int, each_group: EachGroup) -> Ceilings:
+def ceilings(engine: CpuEngine) -> Ceilings:
     """A square fp32 product and a large copy on each thread, all at once."""
+    threads, each_group = engine.threads, engine.each_group
     rng = np.random.default_rng(0)
     factors = [rng.random((2, _PRODUCT_SIDE, _PRODUCT_SIDE), np.float32) for _ in range(threads)]
     blocks = [np.ones((2, _COPIED_BYTES), np.uint8) for _ in range(threads)]

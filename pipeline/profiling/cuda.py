@@ -5,23 +5,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cupy as cp
 import numpy as np
 
+from pipeline.engine.base import Texts
+from pipeline.engine.cuda import CudaEngine
+from pipeline.errors import UsageError
 from pipeline.kernels import catalog
 from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel, resources
-from pipeline.kernels.network import Network
 from pipeline.kernels.ops import Operations, load, tile_shape
 from pipeline.model.charcnn import Layer, Model
 from pipeline.profiling.kernel_work import PRODUCT, REDUCTION, Ceilings, KernelProfile, KernelWork, kernels_of
 from pipeline.telemetry.spans import Span
-
-if TYPE_CHECKING:
-    from pipeline.engine.base import Texts
-    from pipeline.engine.cuda import CudaEngine
 
 _REPEATS = 9
 _COPIED_BYTES = 1 << 30
@@ -38,15 +36,18 @@ class Launch:
     arguments: tuple[Any, ...]
 
 
-def profile(engine: CudaEngine, network: Network, texts: Texts) -> list[KernelProfile]:
+def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
     """Every kernel of one batch: alone, each run again and again on the input that the one before left; and within the
-    network, from events between them. `texts` must fit one batch.
+    network, from events between them. Raises UsageError for more texts than fit one batch.
     """
-    model, ops = engine.model, network.ops
-    launches = _record(engine, network, texts)
-    alone = {launch.kernel.name: _seconds(lambda at=launch: _launch(ops, at)) for launch in launches}  # type: ignore[misc]
+    count, batch = len(texts), engine.batch
+    if count > batch:
+        raise UsageError(f"a batch here holds {batch} articles at most: profile no more than that")
+    model, ops = engine.model, engine.network.ops
+    launches = _record(engine, texts)
+    with engine.device:
+        alone = {launch.kernel.name: _seconds(lambda at=launch: _launch(ops, at)) for launch in launches}  # type: ignore[misc]
     stream = _in_the_network(engine, texts)
-    count = len(texts.offsets) - 1
     works = _works(model, count, len(texts.data), ops.precision)
     layers = {layer.name: layer for layer in model.layers}
     found = []
@@ -78,9 +79,13 @@ def profile(engine: CudaEngine, network: Network, texts: Texts) -> list[KernelPr
     return found
 
 
-def ceilings(precision: str) -> Ceilings:
+def ceilings(engine: CudaEngine) -> Ceilings:
     """A large copy within the GPU's memory and a square product by cuBLAS, on random data (zeros would run faster)."""
-    number = "fp32" if precision == "fp32" else "fp16"
+    with engine.device:
+        return _ceilings("fp32" if engine.backend.precision == "fp32" else "fp16")
+
+
+def _ceilings(number: str) -> Ceilings:
     generator = cp.random.default_rng(0)
     kind = cp.float32 if number == "fp32" else cp.float16
     factors = generator.standard_normal((2, _PRODUCT_SIDE, _PRODUCT_SIDE), dtype=cp.float32).astype(kind)
@@ -92,14 +97,14 @@ def ceilings(precision: str) -> Ceilings:
     return Ceilings(2 * _PRODUCT_SIDE**3 / product, 2 * _COPIED_BYTES / copy, how)
 
 
-def _record(engine: CudaEngine, network: Network, texts: Texts) -> list[Launch]:
+def _record(engine: CudaEngine, texts: Texts) -> list[Launch]:
     """Classify once and keep what is launched, with its arguments."""
     found: list[Launch] = []
-    network.watcher = lambda kernel, grid, arguments: found.append(Launch(kernel, grid, arguments))
+    engine.network.watcher = lambda kernel, grid, arguments: found.append(Launch(kernel, grid, arguments))
     try:
         engine.classify(texts)
     finally:
-        network.watcher = None
+        engine.network.watcher = None
     return found
 
 

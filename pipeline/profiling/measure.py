@@ -10,15 +10,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pipeline.engine.base import PRECISIONS, Engine
+from pipeline.engine.base import PRECISIONS, Engine, Texts
+from pipeline.engine.cpu import CpuEngine
 from pipeline.engine.open import open_engine
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.model.charcnn import Model, load_model
-from pipeline.profiling import ncu
+from pipeline.profiling import cpu, ncu
 from pipeline.profiling.kernel_work import Ceilings, KernelProfile
+from pipeline.profiling.sample import sample
 
 BATCH = {"cpu": 128, "cuda": 4096}
 """Articles in the measured batch by default: a few groups for each thread of a CPU; enough to fill a GPU."""
@@ -27,15 +26,6 @@ BATCHES = {"cpu": (1, 2, 4, 8, 16, 32, 64, 128, 256), "cuda": tuple(4**n for n i
 """What a sweep goes through."""
 
 _REPEATS = 5
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Articles as an engine takes them."""
-
-    data: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    ids: None = None
 
 
 @dataclass(frozen=True)
@@ -69,22 +59,24 @@ class Point:
         return {**asdict(self), "articles_per_second": round(self.articles_per_second, 1)}
 
 
-def sample(model: Model, articles: int) -> Sample:
-    """Random text, its lengths spread like AG News's (normal, 236 ± 67 characters), the same in every run."""
-    rng = np.random.default_rng(0)
-    lengths = np.clip(rng.normal(236, 67, articles), 20, model.length).astype(np.int64)
-    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz .,-", np.uint8)
-    return Sample(rng.choice(letters, int(lengths.sum())), np.concatenate([[0], np.cumsum(lengths)]))
-
-
 def measure(engine: Engine, batch: int | None = None) -> Profile:
     """Profile an open engine."""
     usual = BATCH[engine.backend.device]
-    batch = batch or min(usual, getattr(engine, "batch", usual))  # a small GPU takes smaller batches
+    batch = batch or min(usual, engine.batch or usual)  # a small GPU takes smaller batches
     texts = sample(engine.model, batch)
-    kernels = tuple(engine.profile(texts))
-    seconds = _latency(engine, texts)
-    return Profile(str(engine.backend), engine.device_name, batch, seconds, kernels, engine.ceilings())
+    kernels, ceilings = _kernels(engine, texts)
+    return Profile(str(engine.backend), engine.device_name, batch, _latency(engine, texts), kernels, ceilings)
+
+
+def _kernels(engine: Engine, texts: Texts) -> tuple[tuple[KernelProfile, ...], Ceilings]:
+    """Every kernel over `texts` in one batch, in the order they run, and what the device reaches."""
+    if isinstance(engine, CpuEngine):
+        return tuple(cpu.profile(engine, texts)), cpu.ceilings(engine)
+    from pipeline.engine.cuda import CudaEngine  # needs CuPy, and so does the next
+    from pipeline.profiling import cuda
+
+    assert isinstance(engine, CudaEngine)
+    return tuple(cuda.profile(engine, texts)), cuda.ceilings(engine)
 
 
 def profile(
@@ -149,7 +141,7 @@ def _points(engine: Engine, batches: Iterable[int]) -> list[Point]:
     return [Point(engine.backend.precision, batch, _latency(engine, sample(engine.model, batch))) for batch in batches]
 
 
-def _latency(engine: Engine, texts: Sample) -> float:
+def _latency(engine: Engine, texts: Texts) -> float:
     engine.classify(texts)
     times = []
     for _ in range(_REPEATS):

@@ -14,8 +14,10 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from pipeline.engine.open import open_engine
 from pipeline.errors import BroadsheetError
 from pipeline.model.charcnn import Model, load_model
+from pipeline.profiling.sample import sample
 
 _METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 _OURS = "regex:^(encode|norm_statistics|lookup_norm_pool|conv1d|norm_relu_pool|head)"
@@ -63,9 +65,6 @@ def read_report(lines: Iterable[str]) -> list[int]:
 
 
 def _classify_once(file: str, precision: str, kernels: str, batch: int) -> None:
-    from pipeline.engine.open import open_engine
-    from pipeline.profiling.measure import sample
-
     loaded = load_model(file)
     engine = open_engine(loaded, "cuda", precision, kernels=kernels)
     engine.classify(sample(loaded, batch))
