@@ -123,7 +123,7 @@ class Job:
             classify(str(first), self.out, client=client, **options)
             report = classify(str(self.inputs), self.out, client=client, **options)
         shutil.rmtree(self.out)
-        return _found(report.to_dict(), report.seconds)
+        return _found(report.to_dict(), report.run.seconds)
 
 
 def _found(report: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -61,8 +61,8 @@ def watched() -> Iterator[dict[str, float]]:
 
 def on_the_workers(report: JobReport) -> dict[str, float]:
     """Where the computing's time went by the spans that came home, in seconds."""
-    timeline = report.timeline
-    began = timeline.ended - report.timings["classify"]
+    timeline = report.run.timeline
+    began = timeline.ended - report.run.timings["classify"]
     infer = [s for s in timeline.spans if s.lane == "infer"]
     written = max(s.end for s in timeline.spans if s.lane == "write")
     return {
@@ -93,7 +93,7 @@ def small_part(
             if number >= _WARM_UP:
                 seconds.append(ended - began)
                 phases.append(steps | on_the_workers(report) | {"labels as a list": ended - called})
-        devices = sorted({place.device for place in report.timeline.places.values()})
+        devices = sorted({place.device for place in report.run.timeline.places.values()})
     return {
         "articles": articles,
         "text_bytes": sum(len(text.encode()) for text in texts),

@@ -113,8 +113,8 @@ def stub_job(running: Fleet, gpus: int, chunks: int, rows: int) -> dict[str, Any
         report = classify(str(source), f"{folder}/out", client=running.client, chunk_size=1, progress=moments)
     after = running.processor_seconds()
     if report.rows_written != chunks:
-        raise RuntimeError(f"{report.rows_written} chunks of {chunks} are done: {report.set_aside[:1]}")
-    seconds = report.timings["classify"]
+        raise RuntimeError(f"{report.rows_written} chunks of {chunks} are done: {report.run.set_aside[:1]}")
+    seconds = report.run.timings["classify"]
     return {
         "gpus": gpus,
         "chunk_rows": rows,
@@ -167,9 +167,9 @@ def memory_part(source: Path, chunk_rows: int, chunks: int, gpus: int, processes
         "gpus": gpus,
         "worker_processes": workers,
         "chunk_rows": chunk_rows,
-        "chunks": report.chunks,
+        "chunks": report.tally.chunks,
         "rows": report.rows_written,
-        "seconds": report.seconds,
-        "timings": report.timings,
-        "memory": sampler.to_dict(report.chunks),
+        "seconds": report.run.seconds,
+        "timings": report.run.timings,
+        "memory": sampler.to_dict(report.tally.chunks),
     }

@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from distributed import Worker
 
-import cluster.plugin
 from benchmarks.stand_in import StandIn
-from pipeline import tasks
 from pipeline.engine.base import Predictions
 from pipeline.graph import GPU_EXECUTOR
+from pipeline.output.record import Entry, FileRecord
+from pipeline.output.store import LocalStore
 from pipeline.source.chunk import Chunk, Selection, bad_rows_table
 from pipeline.source.plan import Unit
 from pipeline.telemetry.spans import span
+from pipeline.worker import STATE
 
 SLOTS = "BROADSHEET_STUB_SLOTS"
 
 _seconds = 0.0
-_own = tasks.read_unit, tasks.commit_chunk
+_own = STATE.read, STATE.commit
 
 
 class Sleeper(StandIn):
@@ -46,20 +47,20 @@ def _one_row(unit: Unit, selection: Selection, *_: Any) -> Chunk:
     return Chunk(pa.array([b"x"] * unit.rows, pa.large_binary()), rows, bad_rows_table("", []))
 
 
-def _not_written(out: Any, name: str, table: pa.Table, quarantine: pa.Table, about: Mapping[str, Any]) -> Any:
+def _not_written(store: LocalStore, table: pa.Table, quarantine: pa.Table, about: Entry) -> Entry:
     """In place of writing: an entry as long as a real one."""
-    return {**about, "part": {"rows": len(table), "bytes": 0, "sha256": "0" * 64}, "quarantine": None}
+    return msgspec.structs.replace(about, files=(FileRecord("parts/part", len(table), 0, "0" * 64),))
 
 
 def settle(seconds: float, reading_and_writing: bool) -> None:
     """How long a chunk takes from now on, and whether it is really read and written."""
     global _seconds
     _seconds = seconds
-    tasks.read_unit, tasks.commit_chunk = _own if reading_and_writing else (_one_row, _not_written)
+    STATE.read, STATE.commit = _own if reading_and_writing else (_one_row, _not_written)
 
 
 def dask_setup(worker: Worker) -> None:
     """Called by Dask when the worker starts."""
     worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(int(os.environ[SLOTS]), "broadsheet-gpu")
-    tasks._lock = nullcontext()  # one engine at a time computes in a real worker, here all sleep at once
-    cluster.plugin.open_engine = Sleeper
+    STATE.computing = nullcontext()  # one engine at a time computes in a real worker, here all sleep at once
+    STATE.open_engine = Sleeper

@@ -8,8 +8,8 @@ import time
 import numpy as np
 from distributed import Worker
 
-import cluster.plugin
 from pipeline.engine.base import Backend, Predictions
+from pipeline.worker import STATE
 
 
 class StandIn:
@@ -33,4 +33,4 @@ class StandIn:
 
 def dask_setup(worker: Worker) -> None:
     """Called by Dask when the worker starts: only there, never in a process that imports this file."""
-    cluster.plugin.open_engine = StandIn
+    STATE.open_engine = StandIn

@@ -13,13 +13,12 @@ from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from cluster.clock import ClockPlugin
 from cluster.heartbeat import METRIC, worker_metrics
-from pipeline import tasks
 from pipeline.engine.base import Backend, Engine, Texts
-from pipeline.engine.open import open_engine
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import GPU_EXECUTOR
 from pipeline.model.charcnn import Model
 from pipeline.threads import available_cores
+from pipeline.worker import STATE
 
 NAME = "broadsheet-engine"
 _NO_WORKERS_SECONDS = 60
@@ -54,15 +53,15 @@ class EnginePlugin(WorkerPlugin):
         def load() -> Engine:
             began = time.perf_counter()
             model = Model.from_bytes(self._model)
-            engine = open_engine(model, self._device, self._precision, threads, self._kernels)
+            engine = STATE.open_engine(model, self._device, self._precision, threads, self._kernels)
             engine.classify(_ONE_ARTICLE)  # kernels found or compiled, memory taken: before the first chunk comes
             _log.info("ready in %.1f s: %s", time.perf_counter() - began, engine.backend)
             return engine
 
-        tasks.install_engine(self.key, load)
+        STATE.install(self.key, load)
 
     def teardown(self, worker: Worker) -> None:
-        tasks.remove_engine(self.key)
+        STATE.remove(self.key)
 
 
 def engine_key(model: Model, device: str, precision: str, kernels: str) -> str:
@@ -97,7 +96,7 @@ def start_engines(
 def _backend_on(key: str, dask_worker: Worker) -> Backend | None:
     """None until the worker has been given the model itself; another worker of its process may have it loaded."""
     plugin = dask_worker.plugins.get(NAME)
-    return tasks.backend_of(key) if plugin is not None and plugin.key == key else None
+    return STATE.backend(key) if plugin is not None and plugin.key == key else None
 
 
 def _backends(client: Client, key: str) -> dict[str, Backend | None]:

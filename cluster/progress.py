@@ -69,11 +69,16 @@ class DashboardProgress(Progress):
                     await self._client.set_metadata([TOPIC], snapshot)
 
     def _snapshot(self, ended: bool = False) -> dict[str, Any]:
-        report = self._report
-        names = ("model", "backend", "output", "rows_this_run", "rows_quarantined", "chunks")
-        return {name: getattr(report, name) for name in names} | {
-            "rows": report.rows_read,
+        job, tally, run = self._report.job, self._report.tally, self._report.run
+        return {
+            "model": job.model,
+            "backend": job.backend,
+            "output": job.output,
+            "rows": tally.rows_read,
+            "rows_this_run": run.rows,
             "rows_known": self._rows,
+            "rows_quarantined": tally.rows_quarantined,
+            "chunks": tally.chunks,
             "chunks_known": self._chunks,
             "ended": ended,
             "updated": time.time(),

@@ -105,17 +105,19 @@ def count_lengths(n_chars: NDArray[np.int64]) -> list[int]:
     return [int(n) for n in np.histogram(n_chars, [*LENGTHS, np.iinfo(np.int64).max])[0]]
 
 
-def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[list[int]]:
-    """[true class, predicted class, rows] for each pair that occurs; rows without a truth stand under NO_TRUTH."""
+def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[tuple[int, int, int]]:
+    """(true class, predicted class, rows) for each pair that occurs; rows without a truth stand under NO_TRUTH."""
     width = int(predicted.max(initial=0)) + 1
-    # Counted by number, not sorted as pairs: that held Python's lock for 50 ms a chunk, and the device waited.
+    # Counted by number, not sorted as pairs: that held the GIL for 50 ms a chunk, and the device waited.
     counts = np.bincount((truth.astype(np.intp) - NO_TRUTH) * width + predicted)
     found = np.flatnonzero(counts)
-    pairs: list[list[int]] = np.stack([found // width + NO_TRUTH, found % width, counts[found]], axis=1).tolist()
-    return pairs
+    pairs = (found // width + NO_TRUTH, found % width, counts[found])
+    return list(zip(*(column.tolist() for column in pairs), strict=True))
 
 
-def confusion_of(pairs: Iterable[list[int]], classes: tuple[str, ...], before: Confusion | None = None) -> Confusion:
+def confusion_of(
+    pairs: Iterable[tuple[int, int, int]], classes: tuple[str, ...], before: Confusion | None = None
+) -> Confusion:
     """The matrix of any number of `count_pairs` results, added to the counts of `before`, which are changed."""
     counts = np.zeros((len(classes), len(classes)), np.int64) if before is None else before.counts
     without = 0 if before is None else before.without_truth

@@ -93,7 +93,7 @@ def evaluate(
     symbols = len(loaded.alphabet)
     job_input = open_input(found, selection, _CHUNK_ROWS, symbols, loaded.length)
     engine = open_engine(loaded, device, precision, kernels=kernels)
-    pairs: list[list[int]] = []
+    pairs: list[tuple[int, int, int]] = []
     worst: list[Mistake] = []
     quarantined = 0
     try:

@@ -11,7 +11,6 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -25,7 +24,7 @@ from pipeline import tasks
 from pipeline.errors import BroadsheetError, SourceError
 from pipeline.source.inputs import Loaded, Partition, Source
 from pipeline.source.plan import Unit
-from pipeline.tasks import Done, Job
+from pipeline.tasks import Done, Job, SetAside
 
 GPU_EXECUTOR = "gpu"
 _MOST_LOSSES = 3
@@ -36,14 +35,6 @@ _WRITE_FIRST, _INFER_FIRST = 20, 10
 _GO_ON = "What is committed stays: start it again, then go on with --resume"
 NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_GO_ON}"
 NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_GO_ON}"
-
-
-@dataclass(frozen=True)
-class SetAside:
-    """A chunk that could not be classified, and why; a resumed job tries it again."""
-
-    name: str
-    reason: str
 
 
 def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iterator[Done | SetAside]:

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
+from pipeline.output.record import Settings
 from pipeline.report.explain import refuse_unwritable
 from pipeline.source.chunk import Selection
 
@@ -57,7 +57,7 @@ class Options:
         for name in ("top_k", "chunk_size", "workers"):
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= 1) and (value is not None or name == "top_k"):
-                raise UsageError(f"{name} is {value!r}, it must be a whole number of at least 1")
+                raise UsageError(f"{name} is {value!r}, it must be an integer of at least 1")
         for name in ("text_column", "id_column", "columns"):
             if getattr(self, name) is not None:
                 given = _names(getattr(self, name))
@@ -78,19 +78,19 @@ class Options:
             answers=None if self.truth is None else os.path.abspath(self.truth),
         )
 
-    def in_fingerprint(self, chunk_rows: int) -> dict[str, Any]:
-        """Every setting that changes a byte of the output."""
-        return {
-            "text_columns": list(_names(self.text_column)),
-            "id_columns": list(_names(self.id_column)),
-            "columns": None if self.columns is None else list(self.columns),
-            "truth_column": self.truth_column,
-            "truth": None if self.truth is None else _digest(self.truth),
-            "scores": self.scores,
-            "top_k": self.top_k,
-            "chunk_size": chunk_rows,
-            "hash": self.hash,
-        }
+    def settings(self, chunk_rows: int) -> Settings:
+        """Every one that changes a byte of the output."""
+        return Settings(
+            text_columns=_names(self.text_column),
+            id_columns=_names(self.id_column),
+            columns=None if self.columns is None else tuple(self.columns),
+            truth_column=self.truth_column,
+            truth=None if self.truth is None else _digest(self.truth),
+            scores=self.scores,
+            top_k=self.top_k,
+            chunk_size=chunk_rows,
+            hash=self.hash,
+        )
 
 
 def _names(value: str | Iterable[str]) -> tuple[str, ...]:

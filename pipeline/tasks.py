@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -16,18 +14,20 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.accuracy import Example, closest, count_lengths, count_pairs
-from pipeline.engine.base import Backend, Engine, Predictions, Texts
+from pipeline.engine.base import Backend, Predictions, Texts
 from pipeline.errors import BroadsheetError, SourceError
-from pipeline.output.commit import commit_chunk
 from pipeline.output.parts import label_table
+from pipeline.output.record import Entry
+from pipeline.output.store import LocalStore
 from pipeline.profiling.measure import Profile, measure
-from pipeline.source import Chunk, Selection, read_unit
+from pipeline.source import Chunk, Selection
 from pipeline.source.inputs import Loaded
 from pipeline.source.plan import Unit, part_name
 from pipeline.source.tables import partition_chunk
 from pipeline.telemetry.activity import activity, add_rows
 from pipeline.telemetry.clocks import clock
 from pipeline.telemetry.spans import WHERE, Place, Span, span
+from pipeline.worker import STATE
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,14 @@ class Job:
 
 
 @dataclass(frozen=True)
+class SetAside:
+    """A chunk that could not be classified, and why; a resumed job tries it again."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Work:
     """A chunk on its way: as it was read, then without text but with predictions.
 
@@ -78,37 +86,12 @@ class Done:
     """
 
     name: str
-    entry: dict[str, Any]
+    entry: Entry
     spans: list[Span]
     place: Place
     examples: list[Example]
     table: pa.Table | None = None
     quarantine: pa.Table | None = None
-
-
-_lock = threading.Lock()
-_engines: dict[str, Engine] = {}
-_places: dict[str, Place] = {}
-_users: Counter[str] = Counter()
-
-
-def install_engine(key: str, load: Callable[[], Engine]) -> None:
-    """Have an engine under `key` in this process, which may be several workers: loaded once, kept for the last."""
-    with _lock:
-        if key not in _engines:
-            started = time.time()
-            engine = _engines[key] = load()
-            _places[key] = Place(WHERE, engine.device_name, started, engine.memory_ready, time.time())
-        _users[key] += 1
-
-
-def remove_engine(key: str) -> None:
-    """Give up one use of the engine; it is closed with the last."""
-    with _lock:
-        _users[key] -= 1
-        if _users[key] <= 0 and key in _engines:
-            _engines.pop(key).close()
-            del _places[key]
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -127,23 +110,17 @@ def reported(function: Callable[..., Any], *arguments: Any) -> Any:
     raise BroadsheetError(message)
 
 
-def backend_of(key: str) -> Backend | None:
-    """The backend of this process's engine, or None where it has none of that key."""
-    engine = _engines.get(key)
-    return None if engine is None else engine.backend
-
-
 def profile_engine(key: str) -> Profile:
     """Measure the kernels of this process's engine one by one."""
-    with _lock:
-        return measure(_engines[key])
+    with STATE.computing:
+        return measure(STATE.engine(key)[0])
 
 
 def read(unit: Unit, job: Job) -> Work:
     """Read a unit's rows. Raises SourceError; with `job.strict` also where a row is bad."""
     spans: list[Span] = []
     with span("read", spans, "read", number=_number(unit.name)):
-        chunk = read_unit(unit, job.selection, job.symbols, job.length, spans)
+        chunk = STATE.read(unit, job.selection, job.symbols, job.length, spans)
     refuse_bad_rows(chunk, job)
     sources = tuple((f.file.path, f.first_row, f.rows) for f in unit.fragments)
     return Work(unit.name, sources, chunk, spans=spans)
@@ -174,16 +151,14 @@ def infer(work: Work, job: Job) -> Work:
     """Classify the chunk on this worker's engine. Raises BroadsheetError where that is another job's."""
     spans = list(work.spans)
     top_k = max(2, job.top_k) if job.examples else job.top_k
-    with _lock:
-        engine = _engines.get(job.engine)
-        if engine is None:
-            raise BroadsheetError("this worker holds another job's model: run one job at a time on a cluster")
+    with STATE.computing:
+        engine, place = STATE.engine(job.engine)
         if job.backend is not None and engine.backend != job.backend:
             raise BroadsheetError(
                 f"a worker that joined computes with {engine.backend}, and the job began with {job.backend}: scores "
                 "would depend on which of them takes a chunk. Use workers of one kind, or --allow-mixed"
             )
-        place = replace(_places[job.engine], clock=clock())
+        place = replace(place, clock=clock())
         if spans and spans[-1].where == WHERE:
             waited = time.time() - spans[-1].end
             spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
@@ -206,10 +181,10 @@ def write(work: Work, job: Job) -> Done:
     spans = list(work.spans)
     with span("write", spans, "write", number=_number(work.name)):
         table = label_table(chunk, predictions, job.schema, job.classes)
-        entry = _about(work.name, work.sources, chunk, predictions, job)
+        entry = _entry(work.name, work.sources, chunk, predictions, job)
         if job.out is None:
             return Done(work.name, entry, spans, place, work.examples, table, chunk.quarantine)
-        entry = commit_chunk(Path(job.out), work.name, table, chunk.quarantine, entry)
+        entry = STATE.commit(LocalStore(Path(job.out)), table, chunk.quarantine, entry)
     return Done(work.name, entry, spans, place, work.examples)
 
 
@@ -224,27 +199,28 @@ def infer_and_write(loaded: Loaded, job: Job) -> Done:
     return write(infer(Work(loaded.name, loaded.sources, loaded.chunk), job), job)
 
 
-def _about(
+def _entry(
     name: str, sources: tuple[tuple[str, int, int], ...], chunk: Chunk, predictions: Predictions, job: Job
-) -> dict[str, Any]:
-    """The entry but for the hashes of what is written: everything the job's totals are made of."""
+) -> Entry:
+    """The entry but for the files that are written: everything the job's totals are made of."""
     planned = sum(rows for *_, rows in sources)
     if planned != chunk.rows_read:
         raise BroadsheetError(f"{name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this")
     best = predictions.labels[:, 0]
     numbers, counts = np.unique(best, return_counts=True)
-    return {
-        "name": name,
-        "fingerprint": job.fingerprint,
-        "sources": [list(source) for source in sources],
-        "rows_read": planned,
-        "rows_written": len(chunk),
-        "rows_quarantined": len(chunk.quarantine),
-        "labels": {job.classes[i]: int(n) for i, n in zip(numbers, counts, strict=True)},
-        "chars": int(predictions.n_chars.sum()),
-        "truncated": int(predictions.truncated.sum()),
-        "unknown_chars": int(predictions.unknown_chars.sum()),
-        "lengths": count_lengths(predictions.n_chars),
-        "confusion": None if chunk.truth is None else count_pairs(chunk.truth, best),
-        "problems": list(chunk.problems),
-    }
+    return Entry(
+        chunk=name,
+        job=job.fingerprint,
+        sources=sources,
+        rows_read=planned,
+        rows_written=len(chunk),
+        rows_filtered=0,
+        rows_quarantined=len(chunk.quarantine),
+        labels={job.classes[i]: int(n) for i, n in zip(numbers, counts, strict=True)},
+        chars=int(predictions.n_chars.sum()),
+        truncated=int(predictions.truncated.sum()),
+        unknown_chars=int(predictions.unknown_chars.sum()),
+        lengths=tuple(count_lengths(predictions.n_chars)),
+        confusion=None if chunk.truth is None else tuple(count_pairs(chunk.truth, best)),
+        problems=chunk.problems,
+    )

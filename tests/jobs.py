@@ -12,16 +12,31 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 from conftest import Command
 
 from pipeline import verify
 
 KILL_PRELOAD = str(Path(__file__).with_name("kill_preload.py"))
-SLOW = (
-    "import os, time\nfrom pipeline import tasks\nlabel = vars(tasks).setdefault('label', tasks.label_table)\n"
-    "def slowly(*arguments):\n    time.sleep(0.3)\n    return label(*arguments)\ntasks.label_table = slowly\n"
-)
-"""A worker preload: a third of a second to write a chunk, so that a job can be caught in the middle."""
+SLOWED = """
+import os, time
+from pipeline.worker import STATE
+def slowly(kept):
+    def slow(*arguments):
+        time.sleep({seconds})
+        return kept(*arguments)
+    return slow
+# Dask runs a preload more than once.
+STATE.{step} = slowly(vars(STATE).setdefault("kept_{step}", STATE.{step}))
+"""
+
+
+def slowed(step: str, seconds: object = 0.3) -> str:
+    """A worker preload: `read` or `commit` takes that much longer, so that a job can be caught in the middle."""
+    return SLOWED.format(step=step, seconds=seconds)
+
+
+SLOW = slowed("commit")
 
 
 def run_undisturbed(broadsheet: Command, model: Path, folder: Path, rows: int, chunk_size: int) -> tuple[list, Path]:
@@ -38,6 +53,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Everything that must be the same however the job went: all but the timings."""
     files = (p for p in folder.rglob("*") if p.is_file() and "_runs" not in p.parts)
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def spans_of(out: Path) -> list[dict]:
+    """The spans of a folder's last run."""
+    record = max((out / "_runs").glob("*.spans.arrow"), key=lambda file: file.stat().st_mtime)
+    return pa.ipc.open_file(record).read_all().to_pylist()
 
 
 def check_whole(out: Path, undisturbed: Path) -> None:

@@ -11,14 +11,13 @@ import signal
 import time
 from pathlib import Path
 
-from pipeline.engine.cpu import CpuEngine
-from pipeline.output import commit
 from pipeline.output.layout import ENTRIES, PARTS
+from pipeline.output.store import LocalStore
+from pipeline.worker import STATE
 
 STEP, WHOM, FLAG = os.environ["BROADSHEET_KILL"].split()
 # Dask runs a preload more than once: what it replaces is kept where the second run finds it.
-originals = (commit.commit_bytes, commit.commit_json, os.replace, CpuEngine.classify)
-write_bytes, write_json, replace, infer = vars(commit).setdefault("originals", originals)
+commit, open_engine, replace = vars(STATE).setdefault("kept", (STATE.commit, STATE.open_engine, os.replace))
 committed = 0
 
 
@@ -43,19 +42,14 @@ def at(step: str) -> None:
         kill()
 
 
-def commit_bytes(path: Path, data: bytes) -> None:
-    if path.parent.name == PARTS:
-        at("before-write")
-    write_bytes(path, data)
+class Store(LocalStore):
+    """The steps of a commit, as far as a store sees them."""
 
-
-def commit_json(path: Path, value) -> None:
-    global committed
-    entry = path.parent.name == ENTRIES
-    if entry:
-        at("before-entry")
-    write_json(path, value)
-    committed += entry
+    def put(self, name: str, data: bytes) -> None:
+        global committed
+        at({PARTS: "before-write", ENTRIES: "before-entry"}.get(name.partition("/")[0], ""))
+        super().put(name, data)
+        committed += name.startswith(ENTRIES)
 
 
 def replacing(source, target) -> None:
@@ -67,10 +61,19 @@ def replacing(source, target) -> None:
         at("after-rename")
 
 
-def classify(engine: CpuEngine, *arguments):
-    at("in-infer")
-    return infer(engine, *arguments)
+class Engine:
+    """Kills before it classifies."""
+
+    def __init__(self, *arguments) -> None:
+        self.engine = open_engine(*arguments)
+
+    def __getattr__(self, name: str):
+        return getattr(self.engine, name)
+
+    def classify(self, *arguments):
+        at("in-infer")
+        return self.engine.classify(*arguments)
 
 
-CpuEngine.classify = classify
-commit.commit_bytes, commit.commit_json, os.replace = commit_bytes, commit_json, replacing
+STATE.open_engine, os.replace = Engine, replacing
+STATE.commit = lambda store, *arguments: commit(Store(store.root), *arguments)

@@ -126,8 +126,8 @@ def test_a_dask_dataframe_is_resumed_by_its_partitions(client: Client, small_mod
     assert classify(frame, out, model=small_model, client=client).rows_written == 90
     (out / "_SUCCESS").unlink()
     again = classify(frame, out, model=small_model, client=client, resume=True)
-    assert (again.rows_written, again.rows_this_run) == (90, 0)
-    assert pipeline.verify(out)["chunks"] == 4
+    assert (again.rows_written, again.run.rows) == (90, 0)
+    assert pipeline.verify(out).chunks == 4
 
 
 def test_rows_in_memory_are_known_by_their_content(client: Client, small_model: Model, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_rows_in_memory_are_known_by_their_content(client: Client, small_model: 
     others = pa.DictionaryArray.from_arrays(words.indices, pa.array(["a", "c"]))
     classify(pa.table({"text": words}), tmp_path / "out", model=small_model, client=client)
     same = pa.concat_tables([pa.table({"text": ["a"]}), pa.table({"text": ["b", "a"]})])
-    assert classify(same, tmp_path / "out", model=small_model, client=client, resume=True).chunks_before == 1
+    assert classify(same, tmp_path / "out", model=small_model, client=client, resume=True).run.chunks_before == 1
     with pytest.raises(UsageError, match="input memory changed"):
         classify(pa.table({"text": others}), tmp_path / "out", model=small_model, client=client, resume=True)
 
@@ -193,4 +193,4 @@ def test_parquet_ids_keep_their_types(client: Client, small_model: Model, tmp_pa
     table = report.to_arrow()
     assert table.column("n").type == pa.int64()
     assert table.column("when")[0].as_py() == when
-    assert pipeline.verify(out)["rows_written"] == 90
+    assert pipeline.verify(out).rows_written == 90

@@ -37,12 +37,14 @@ def test_the_command_on_many_files_with_bad_rows(broadsheet: Command, small_mode
     assert "dashboard: http://127.0.0.1:" in run.stderr
     assert (out / "_SUCCESS").is_file()
 
-    frame = pd.read_parquet(out / "parts")
+    frame = pd.read_parquet(out)  # the folder itself is the dataset
     assert len(frame) == 91
     assert frame["id"].tolist() == [*map(str, range(90)), "101"]
-    assert duckdb.sql(f"select count(*), max(row) from '{out}/parts/*.parquet'").fetchall() == [(91, 89)]
-    assert len(dd.read_parquet(out / "parts")) == 91
-    quarantine = pd.read_parquet(out / "quarantine")
+    assert duckdb.sql(f"select count(*), max(row) from '{out}/**/*.parquet'").fetchall() == [(91, 89)]
+    assert len(dd.read_parquet(out)) == 91
+    quarantine = pd.concat(pd.read_json(file, lines=True) for file in sorted((out / "_quarantine").iterdir()))
+    assert duckdb.sql(f"select count(*) from '{out}/_quarantine/*.jsonl'").fetchall() == [(2,)]
+    assert quarantine["head"].tolist() == [r"100,caf\xe9,1", "102"]
     assert quarantine["reason"].tolist() == [
         "column 'text' is not UTF-8: byte 3 of it is 0xe9",
         "expected 3 fields, found 1",
@@ -136,7 +138,7 @@ def test_the_parent_programs_own_job(broadsheet: Command, model: Model, tmp_path
     assert frame["score"].tolist() == scores_of(truth)
     assert frame["n_chars"].tolist() == [24, 1014, 3]
     assert frame["unknown_chars"].tolist() == truth.to_pandas()["unknown_chars"].tolist()
-    (bad,) = pd.read_parquet(tmp_path / "out" / "quarantine").to_dict("records")
+    (bad,) = pd.read_json(next((tmp_path / "out" / "_quarantine").iterdir()), lines=True).to_dict("records")
     assert (bad["row"], bad["byte_offset"], bad["reason"]) == (1, 4 * 70 * 1014, "column 0 is neither one-hot nor zero")
     np.array([answers[0], 0, (answers[1] + 1) % 4, answers[2]], "<f4").tofile(tmp_path / "answer.bin")
     run = broadsheet(*arguments, "--overwrite", cwd=tmp_path)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -121,9 +122,7 @@ def test_without_gpus_the_protocol_is_tcp_and_says_why() -> None:
 
 def test_another_model_replaces_the_engine_and_the_same_one_stays(client: Client, small_model: Model) -> None:
     def engines() -> dict[str, list[tuple[str, int]]]:
-        from pipeline import tasks
-
-        return client.run(lambda: [(key, id(engine)) for key, engine in tasks._engines.items()])
+        return client.run(lambda: [(k, id(e)) for k, e in import_module("pipeline.worker").STATE.engines.items()])
 
     pipeline.classify(TEXTS, model=small_model, client=client)
     before = engines()

@@ -8,9 +8,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, Command
+from jobs import slowed, spans_of
 
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import Model
@@ -55,8 +55,7 @@ def test_a_job_says_where_its_time_went(broadsheet: Command, small_model_file: P
     assert all(abs(w["clock_offset"]) <= w["clock_error"] < 1 for w in report["workers"])  # one host, one clock
     assert breakdown["verdict"] in " ".join(" ".join(shown).split())
 
-    (record,) = (out / "_runs").glob("*.spans.parquet")
-    spans = pq.read_table(record).to_pylist()
+    spans = spans_of(out)
     of_chunk = defaultdict(set)
     for span in spans:
         of_chunk[span["chunk"]].add(span["name"])
@@ -86,22 +85,11 @@ def check_trace(events: list[dict], spans: int, end: float) -> None:
             open_until.append(behind)
 
 
-SLOW = """
-import time
-from pipeline import tasks
-kept = vars(tasks).setdefault("kept", tasks.{name})
-def slow(*arguments):
-    time.sleep({seconds})
-    return kept(*arguments)
-tasks.{name} = slow
-"""
-
-
-@pytest.mark.parametrize(("name", "cause"), [("read_unit", "reader"), ("label_table", "writer")])
+@pytest.mark.parametrize(("name", "cause"), [("read", "reader"), ("commit", "writer")])
 def test_the_verdict_names_what_was_slow(
     broadsheet: Command, small_model_file: Path, tmp_path: Path, name: str, cause: str
 ) -> None:
-    (tmp_path / "slow.py").write_text(SLOW.format(name=name, seconds=0.5))
+    (tmp_path / "slow.py").write_text(slowed(name, 0.5))
     path = write_csv(tmp_path / "in.csv", 32)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1, "--json"]
     env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
@@ -152,7 +140,7 @@ def test_device_events_become_spans_of_the_epoch() -> None:
 AHEAD = """
 import os, time, types
 import cluster.clock
-from pipeline import tasks
+from pipeline import tasks, worker
 from pipeline.engine import cpu
 from pipeline.telemetry import activity, spans
 try:
@@ -161,7 +149,7 @@ except FileExistsError:
     pass
 else:
     ahead = types.SimpleNamespace(time=lambda: time.time() + 10_800, perf_counter=time.perf_counter)
-    for module in (cluster.clock, cpu, tasks, activity, spans):
+    for module in (cluster.clock, cpu, tasks, worker, activity, spans):
         module.time = ahead
 """
 
@@ -198,8 +186,7 @@ def test_spans_survive_their_worker(broadsheet: Command, small_model_file: Path,
     report = json.loads(run.stdout)
     assert len(report["workers"]) == 2  # the one that was killed, and its successor
     assert [d["chunks"] > 0 for d in report["breakdown"]["devices"]] == [True, True]
-    (record,) = (out / "_runs").glob("*.spans.parquet")
-    spans = pq.read_table(record).to_pylist()
+    spans = spans_of(out)
     written = [s["chunk"] for s in spans if s["name"] == "write"]
     assert sorted(written) == [f"part-000000-{i:07d}" for i in range(16)]  # each once: what was lost does not count
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pandas as pd
 import psutil
-import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, Command
 from distributed import Client
+from jobs import contents, slowed, spans_of
 
 from cluster import connect
 from pipeline import classify
@@ -33,24 +33,18 @@ def test_reading_computing_and_writing_overlap(broadsheet: Command, small_model_
     """Each step made to take 0.2 s: one worker does 16 chunks in far less than the 9.6 s of one after the other."""
     preload = tmp_path / "slow.py"
     preload.write_text(
-        "import time\nfrom pipeline import tasks\n"
-        "kept = vars(tasks).setdefault('kept', (tasks.read_unit, tasks.label_table))\n"
-        "def read_unit(*a):\n    time.sleep(0.2)\n    return kept[0](*a)\n"
-        "def label_table(*a):\n    time.sleep(0.2)\n    return kept[1](*a)\n"
+        slowed("read", 0.2) + slowed("commit", 0.2) + "opened = vars(STATE).setdefault('opened', STATE.open_engine)\n"
         "class Slow:\n"
-        "    def __init__(self, engine):\n        self.engine = engine\n"
+        "    def __init__(self, *a):\n        self.engine = opened(*a)\n"
         "    def __getattr__(self, name):\n        return getattr(self.engine, name)\n"
         "    def classify(self, *a):\n        time.sleep(0.2)\n        return self.engine.classify(*a)\n"
-        "install = vars(tasks).setdefault('install', tasks.install_engine)\n"
-        "tasks.read_unit, tasks.label_table = read_unit, label_table\n"
-        "tasks.install_engine = lambda key, load: install(key, lambda: Slow(load()))\n"
+        "STATE.open_engine = Slow\n"
     )
     path = write_csv(tmp_path / "in.csv", 48)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--chunk-size", 3]
     run = broadsheet(*arguments, "--workers", 1, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
     assert run.returncode == 0, run.stderr
-    (record,) = (tmp_path / "out" / "_runs").glob("*.spans.parquet")
-    spans = [s for s in pq.read_table(record).to_pylist() if s["name"] in ("read", "infer", "write")]
+    spans = [s for s in spans_of(tmp_path / "out") if s["name"] in ("read", "infer", "write")]
     by_name = {
         name: sorted((s for s in spans if s["name"] == name), key=lambda s: s["start"])
         for name in ("read", "infer", "write")
@@ -71,11 +65,11 @@ def test_a_chunk_that_kills_its_workers_is_set_aside_alone(
 ) -> None:
     preload = tmp_path / "poison.py"
     preload.write_text(
-        "import os, signal\nfrom pipeline import tasks\nkept = vars(tasks).setdefault('kept', tasks.read_unit)\n"
-        "def read_unit(unit, *a):\n"
+        "import os, signal\nfrom pipeline.worker import STATE\nkept = vars(STATE).setdefault('kept', STATE.read)\n"
+        "def read(unit, *a):\n"
         "    if unit.fragments[0].first_row == 12:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return kept(unit, *a)\n"
-        "tasks.read_unit = read_unit\n"
+        "STATE.read = read\n"
     )
     path = write_csv(tmp_path / "in.csv", 30)
     out = tmp_path / "out"
@@ -87,7 +81,7 @@ def test_a_chunk_that_kills_its_workers_is_set_aside_alone(
     assert summary["rows_written"] == 27
     assert not (out / "_SUCCESS").exists()
     assert broadsheet(*arguments, "--resume").returncode == 0
-    assert pd.read_parquet(out / "parts")["row"].tolist() == list(range(30))
+    assert pd.read_parquet(out)["row"].tolist() == list(range(30))
     assert broadsheet("verify", out).returncode == 0
 
 
@@ -110,7 +104,7 @@ def test_a_file_that_vanishes_is_set_aside_and_the_rest_is_done(
     assert "b.csv: No such file or directory" in run.stdout
     os.rename(f"{gone}.away", gone)
     assert broadsheet(*arguments, "--resume").returncode == 0
-    assert len(pd.read_parquet(out / "parts")) == 15
+    assert len(pd.read_parquet(out)) == 15
 
 
 def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(small_model: Model) -> None:
@@ -172,9 +166,7 @@ def test_a_scheduler_that_runs_and_workers_that_differ(
         there = broadsheet(*arguments, "-o", tmp_path / "there", "--scheduler-file", scheduler_file)
         assert there.returncode == 0, there.stderr
         assert broadsheet(*arguments, "-o", tmp_path / "here").returncode == 0
-        for name in ("parts", "_entries", "quarantine"):
-            for file in (tmp_path / "here" / name).iterdir():
-                assert (tmp_path / "there" / name / file.name).read_bytes() == file.read_bytes()
+        assert contents(tmp_path / "there") == contents(tmp_path / "here")
         workers.append(dask(*here, env={"OPENBLAS_CORETYPE": "Prescott"}))
         with Client(scheduler_file=str(scheduler_file)) as client:
             client.wait_for_workers(2, timeout=60)

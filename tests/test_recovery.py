@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from conftest import Command
 from distributed import Client
-from jobs import KILL_PRELOAD, alive, check_whole, committed, contents, run_undisturbed
+from jobs import KILL_PRELOAD, alive, check_whole, committed, contents, run_undisturbed, slowed
 
 from pipeline import OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
-from pipeline.output.layout import MANIFEST
+from pipeline.output.layout import FOLDERS, MANIFEST
 
 STEPS = ["before-write", "after-temporary", "after-rename", "before-entry"]
 
@@ -112,10 +112,7 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(broadsheet: Command, job
     arguments, undisturbed = job
     out = tmp_path / "out"
     slow = tmp_path / "slow.py"
-    slow.write_text(
-        "import time\nfrom pipeline import tasks\nlabel = vars(tasks).setdefault('label', tasks.label_table)\n"
-        "def slowly(*arguments):\n    time.sleep(1.5)\n    return label(*arguments)\ntasks.label_table = slowly\n"
-    )
+    slow.write_text(slowed("commit", 1.5))
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", *map(str, arguments), "-o", str(out), "--workers", "1"],
         env={**os.environ, "DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)},
@@ -182,7 +179,7 @@ def test_a_folder_whose_job_was_killed_before_its_manifest(
 ) -> None:
     arguments, undisturbed = job
     out = tmp_path / "out"
-    for name in ("parts", "quarantine", "_entries", "_runs"):
+    for name in FOLDERS:
         (out / name).mkdir(parents=True)
     (out / "._plan.json.0123.tmp").write_text('{"units": [')
     assert broadsheet(*arguments, "-o", out, *option).returncode == 0
@@ -191,7 +188,9 @@ def test_a_folder_whose_job_was_killed_before_its_manifest(
 
 def test_verify_finds_any_damage(broadsheet: Command, job, tmp_path: Path) -> None:
     _, undisturbed = job
-    part, entry = "parts/part-000000-0000003.parquet", "_entries/part-000000-0000003.json"
+    part, entry = (
+        str(next((undisturbed / f).glob("*-0000003-*")).relative_to(undisturbed)) for f in ("parts", "_entries")
+    )
 
     def damaged(name: str) -> Path:
         return shutil.copytree(undisturbed, tmp_path / name)
@@ -212,12 +211,12 @@ def test_verify_finds_any_damage(broadsheet: Command, job, tmp_path: Path) -> No
     assert "part" in message(tmp_path / "lost part")
     (damaged("lost entry") / entry).unlink()
     assert "belongs to no entry" in message(tmp_path / "lost entry")
-    shutil.copy(damaged("doubled") / part, tmp_path / "doubled" / "parts" / "part-000009-0000000.parquet")
+    shutil.copy(damaged("doubled") / part, tmp_path / "doubled" / part.replace("-000000-", "-000009-"))
     assert "belongs to no entry" in message(tmp_path / "doubled")
-    (damaged("lost quarantine") / "quarantine" / "part-000000-0000000.parquet").unlink()
+    min((damaged("lost quarantine") / "_quarantine").iterdir()).unlink()
     assert "part-000000-0000000" in message(tmp_path / "lost quarantine")
     (damaged("cut manifest") / MANIFEST).write_text("{")
-    assert "manifest.json is damaged" in message(tmp_path / "cut manifest")
+    assert "_manifest.json is damaged" in message(tmp_path / "cut manifest")
     (damaged("no manifest") / MANIFEST).unlink()
-    assert "manifest.json is missing" in message(tmp_path / "no manifest")
+    assert "_manifest.json is missing" in message(tmp_path / "no manifest")
     assert "does not exist" in message(tmp_path / "nothing")

@@ -11,11 +11,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import dask
-import pyarrow.parquet as pq
 import pytest
 import slurm_nodes
 from conftest import Command
-from jobs import SLOW, check_whole, committed, run_undisturbed, wait_until
+from jobs import SLOW, check_whole, committed, run_undisturbed, spans_of, wait_until
 from slurm_nodes import SlurmNodes
 
 from cluster import connect, probes
@@ -83,8 +82,7 @@ def idle(slurm: SlurmNodes) -> int:
 
 def hosts_of(out: Path) -> set[str]:
     """The hosts on which the last run's chunks were classified."""
-    record = max((out / "_runs").glob("*.spans.parquet"), key=lambda file: file.stat().st_mtime)
-    return {where.partition(":")[0] for where in pq.read_table(record)["where"].to_pylist()}
+    return {span["where"].partition(":")[0] for span in spans_of(out)}
 
 
 def test_the_batch_script_spreads_a_job_over_four_nodes_by_ucx(

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pipeline.api import CHUNK_ROWS, classify
+from pipeline.api import classify
 from pipeline.engine.open import expected_device
 from pipeline.errors import UsageError
+from pipeline.job import CHUNK_ROWS
 from pipeline.report.job import Progress
 from pipeline.report.terminal import TerminalProgress, print_report
 from pipeline.source.inputs import Paths

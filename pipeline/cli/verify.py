@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from pipeline.output.verify import verify
@@ -18,9 +19,9 @@ def command(
     """Reread everything in an output folder; exit code 1 and a message at the first damage."""
     totals = verify(output)
     if as_json:
-        typer.echo(json.dumps(totals, ensure_ascii=False))
+        typer.echo(json.dumps(msgspec.to_builtins(totals), ensure_ascii=False))
     else:
         typer.echo(
-            f"{output}: whole. {totals['chunks']:,} chunks; {totals['rows_read']:,} rows read = "
-            f"{totals['rows_written']:,} labelled + {totals['rows_quarantined']:,} quarantined"
+            f"{output}: whole. {totals.chunks:,} chunks; {totals.rows_read:,} rows read = "
+            f"{totals.rows_written:,} labelled + {totals.rows_quarantined:,} quarantined"
         )

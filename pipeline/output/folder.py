@@ -1,45 +1,25 @@
-"""The recovery point: what a job is (its fingerprint), and what of it is committed (its entries)."""
+"""A job's output folder: begun, taken up again, finished."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pipeline.engine.base import Backend
 from pipeline.errors import OutputError, UsageError
-from pipeline.output.commit import commit_bytes, commit_json, sync_folder
-from pipeline.output.layout import ENTRIES, MANIFEST, PARTS, PLAN, QUARANTINE, RUNS, SUCCESS, TEMPORARY
-from pipeline.output.parts import PART_LAYOUT
+from pipeline.output import layout
+from pipeline.output.layout import CLAIM, ENTRIES, FOLDERS, MANIFEST, OLD_MANIFEST, PLAN, RUNS, SUCCESS
+from pipeline.output.record import Claim, Entry, Fingerprint, Manifest, Totals, from_json, to_json
+from pipeline.output.store import LocalStore
 
-FORMAT = "broadsheet-output/1"
-_FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
-_VERSION = version("broadsheet")
-
-
-def fingerprint(
-    inputs: Sequence[Mapping[str, Any]], model: str, backend: Backend, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """All that decides a byte of the output. model: its digest."""
-    return {
-        "inputs": [dict(i) for i in inputs],
-        "model": model,
-        "backend": asdict(backend),
-        "settings": dict(settings),
-        "writer": {"broadsheet": _VERSION, "pyarrow": pa.__version__, "layout": PART_LAYOUT},
-    }
-
-
-def fingerprint_id(value: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+_OLD_FORMAT = b'"broadsheet-output/1"'
+_OLD = (
+    "{path} holds the output of an earlier version of broadsheet (its format is 1, this version's is {version}): "
+    "verify or finish it with that version, or replace it with --overwrite"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +29,10 @@ class OutputFolder:
     path: Path
 
     @property
+    def store(self) -> LocalStore:
+        return LocalStore(self.path)
+
+    @property
     def exists(self) -> bool:
         """Whether there is anything at the path."""
         return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
@@ -56,21 +40,24 @@ class OutputFolder:
     @property
     def is_begun(self) -> bool:
         """Whether a job of ours got as far as its manifest, from which on it can be resumed."""
-        return (self.path / MANIFEST).exists()
+        return self.store.has(MANIFEST)
+
+    @property
+    def _is_old(self) -> bool:
+        return self.store.has(OLD_MANIFEST) and _OLD_FORMAT in self.store.read(OLD_MANIFEST)
 
     @property
     def _is_beginning(self) -> bool:
         """Whether it holds only what `create` makes before the manifest: a job was killed just there."""
         names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else {""}
-        temporary = {name for name in names if name.startswith(".") and name.endswith(TEMPORARY)}
-        folders = (self.path / name for name in _FOLDERS)
-        return names <= {*_FOLDERS, PLAN, *temporary} and not any(any(f.iterdir()) for f in folders if f.is_dir())
+        attempts = {name for name in names if LocalStore.is_attempt(name)}
+        folders = (self.path / name for name in FOLDERS)
+        return names <= {*FOLDERS, PLAN, CLAIM, *attempts} and not any(any(f.iterdir()) for f in folders if f.is_dir())
 
     @property
-    def is_ours(self) -> bool:
-        """Whether it holds a job of ours, or the beginnings of one."""
+    def _is_ours(self) -> bool:
         try:
-            return self._json(MANIFEST).get("format") == FORMAT
+            return self._is_old or self.manifest() is not None
         except OutputError:
             return False
 
@@ -82,116 +69,86 @@ class OutputFolder:
             return
         if not resume and not overwrite:
             raise UsageError(f"{self.path} exists: choose another folder, or give --resume or --overwrite")
-        if not self.is_ours:
+        if resume and self._is_old:
+            raise UsageError(_OLD.format(path=self.path, version=layout.VERSION))
+        if not self._is_ours:
             what = "resume" if resume else "overwrite"
             raise UsageError(f"{self.path} is not an output folder of broadsheet: will not {what} it")
 
-    def create(self, value: Mapping[str, Any], plan: Mapping[str, Any] | None) -> None:
-        """Begin a job: folders, plan, and the manifest last, which makes the folder ours. What was there is removed."""
-        try:
-            if self.exists:
-                self._remove()
-            for name in _FOLDERS:
-                (self.path / name).mkdir(parents=True, exist_ok=True)
-            sync_folder(self.path)
-        except OSError as error:
-            raise OutputError(f"{self.path} cannot be made: {error.strerror}") from error
+    def create(self, fingerprint: Fingerprint, plan: bytes | None) -> None:
+        """Begin a job: claim, folders, plan, and the manifest last, from which on it can be resumed.
+
+        What was there is removed, after the claim is ours: no other job finishes here from then on. Raises UsageError
+        where another job begins here at the same moment, OutputError where the folder cannot be written.
+        """
+        store, claim = self.store, to_json(Claim(fingerprint.id))
+        if self.exists:
+            store.put(CLAIM, claim)
+            self._remove()
+        else:
+            store.make(("",))
+            if not store.create(CLAIM, claim):
+                raise UsageError(f"another job has just begun in {self.path}: choose another folder")
+        store.make(FOLDERS)
         if plan is not None:
-            commit_json(self.path / PLAN, plan)
-        commit_json(self.path / MANIFEST, {"format": FORMAT, "fingerprint": value, "totals": None})
+            store.put(PLAN, plan)
+        digest = None if plan is None else hashlib.sha256(plan).hexdigest()
+        store.put(MANIFEST, to_json(Manifest(fingerprint=fingerprint, plan=digest)))
 
     def _remove(self) -> None:
-        """The manifest goes last: until then an interrupted removal can be told from a stranger's folder."""
-        (self.path / SUCCESS).unlink(missing_ok=True)
-        for name in _FOLDERS:
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        (self.path / PLAN).unlink(missing_ok=True)
-        (self.path / MANIFEST).unlink(missing_ok=True)
+        """All but the claim; a manifest last, so that an interrupted removal is still known for ours."""
+        for name in (SUCCESS, *FOLDERS, "quarantine", PLAN, MANIFEST, OLD_MANIFEST):
+            self.store.remove(name)
 
-    def fingerprint(self) -> dict[str, Any]:
-        value = self._json(MANIFEST).get("fingerprint")
-        if not isinstance(value, dict):
-            raise OutputError(f"{self.path / MANIFEST} is damaged: start again with --overwrite")
-        return value
+    def manifest(self) -> Manifest:
+        """Raises OutputError where there is none, or it is damaged or of another version."""
+        if self._is_old:
+            raise OutputError(_OLD.format(path=self.path, version=layout.VERSION))
+        return from_json(self.store.read(MANIFEST), Manifest, self.path / MANIFEST)
 
-    def plan(self) -> dict[str, Any]:
-        return self._json(PLAN)
+    def plan(self) -> bytes | None:
+        """The saved plan, where the job has one. Raises OutputError where it is not the one that the job began with."""
+        expected = self.manifest().plan
+        if expected is None:
+            return None
+        data = self.store.read(PLAN)
+        if hashlib.sha256(data).hexdigest() != expected:
+            raise OutputError(f"{self.path / PLAN} is damaged: it is not the plan that the job began with")
+        return data
 
-    def refuse_difference(self, value: Mapping[str, Any]) -> None:
-        """Raise UsageError, naming what changed, unless the job begun here is this one."""
-        changes = list(_differences(self.fingerprint(), json.loads(json.dumps(value)), ""))
-        if changes:
-            more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
-            raise UsageError(f"cannot resume {self.path}: {changes[0]}{more}. Start again with --overwrite")
-
-    def entries(self, job: str) -> dict[str, dict[str, Any]]:
-        """The entries of a job by part name; those of another job do not count."""
+    def entries(self, job: str) -> dict[str, Entry]:
+        """The entries of a job by chunk; those of another job do not count. Raises OutputError for a damaged one."""
         found = {}
-        for path in sorted((self.path / ENTRIES).glob("[!.]*.json")):
-            entry = self._json(path.relative_to(self.path))
-            if entry.get("fingerprint") == job:
-                found[str(entry["name"])] = entry
+        for name in self.store.files(ENTRIES):
+            if layout.of_job(name, job):
+                entry = from_json(self.store.read(name), Entry, self.path / name)
+                if entry.job == job:
+                    found[entry.chunk] = entry
         return found
 
-    def committed(self, job: str) -> dict[str, dict[str, Any]]:
+    def committed(self, job: str) -> dict[str, Entry]:
         """The entries whose files are there: the chunks that a resumed job need not do again."""
-        entries = self.entries(job)
-        return {name: e for name, e in entries.items() if all(file.is_file() for file, _ in self.files_of(e))}
-
-    def files_of(self, entry: Mapping[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """The files that an entry makes count, with their rows, bytes and sha256."""
-        for folder, about in ((PARTS, entry["part"]), (QUARANTINE, entry["quarantine"])):
-            if about is not None:
-                yield self.path / folder / f"{entry['name']}.parquet", about
+        has = self.store.has
+        return {chunk: e for chunk, e in self.entries(job).items() if all(has(file.name) for file in e.files)}
 
     def clean(self) -> None:
-        """Remove what interrupted attempts left under names of their own."""
-        for name in (".", *_FOLDERS):
-            for path in (self.path / name).glob(f".*{TEMPORARY}"):
-                path.unlink(missing_ok=True)
+        """Remove what interrupted attempts left."""
+        self.store.remove_attempts(FOLDERS)
 
-    def finish(self, totals: Mapping[str, Any], job: str) -> None:
+    def finish(self, totals: Totals, job: str) -> None:
         """Write the totals into the manifest, then _SUCCESS. Raises OutputError where another job took the folder."""
-        if fingerprint_id(self.fingerprint()) != job:
+        manifest = self.manifest()
+        claim = from_json(self.store.read(CLAIM), Claim, self.path / CLAIM)
+        if manifest.fingerprint.id != job or claim.job != job:
             raise OutputError(f"another job has overwritten {self.path} meanwhile: this one's labels are not there")
         self.clean()
-        value = {"format": FORMAT, "fingerprint": self.fingerprint(), "totals": dict(totals)}
-        commit_json(self.path / MANIFEST, value)
-        commit_bytes(self.path / SUCCESS, b"")
+        self.store.put(MANIFEST, to_json(msgspec.structs.replace(manifest, totals=totals)))
+        self.store.put(SUCCESS, b"")
 
-    def record_run(self, name: str, value: Mapping[str, Any], spans: pa.Table) -> None:
-        """Keep what a run was: its report as JSON, its spans as Parquet."""
-        commit_json(self.path / RUNS / f"{name}.json", value)
+    def record_run(self, name: str, report: bytes, spans: pa.Table) -> None:
+        """Keep what a run was: its report, JSON, and its spans as an Arrow file."""
+        self.store.put(f"{RUNS}/{name}.json", report)
         buffer = pa.BufferOutputStream()
-        pq.write_table(spans, buffer, compression="zstd")
-        commit_bytes(self.path / RUNS / f"{name}.spans.parquet", buffer.getvalue().to_pybytes())
-
-    def totals(self) -> dict[str, Any] | None:
-        """What `finish` wrote, or None for an unfinished job."""
-        totals = self._json(MANIFEST).get("totals")
-        return totals if isinstance(totals, dict) else None
-
-    def _json(self, name: str | Path) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            value = json.loads(path.read_bytes())
-        except FileNotFoundError as error:
-            raise OutputError(f"{path} is missing") from error
-        except (OSError, ValueError) as error:
-            raise OutputError(f"{path} is damaged: {error}") from error
-        if not isinstance(value, dict):
-            raise OutputError(f"{path} is damaged: not a JSON object")
-        return value
-
-
-def _differences(before: Any, now: Any, where: str) -> Iterator[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in dict.fromkeys([*before, *now]):
-            yield from _differences(before.get(key), now.get(key), f"{where}.{key}" if where else key)
-    elif where == "inputs" and isinstance(before, list) and isinstance(now, list):
-        if [i["path"] for i in before] != [i["path"] for i in now]:
-            yield f"the inputs were {[i['path'] for i in before]}, now {[i['path'] for i in now]}"
-        else:
-            yield from (f"input {old['path']} changed" for old, new in zip(before, now, strict=True) if old != new)
-    elif before != now:
-        yield "another model" if where == "model" else f"{where} was {before!r}, now {now!r}"
+        with pa.ipc.new_file(buffer, spans.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
+            file.write_table(spans)
+        self.store.put(f"{RUNS}/{name}.spans.arrow", buffer.getvalue().to_pybytes())

@@ -1,5 +1,47 @@
-"""The names of an output folder's folders and files."""
+"""Where everything stands in an output folder, and the names of what a job writes there.
 
-PARTS, QUARANTINE, ENTRIES, RUNS = "parts", "quarantine", "_entries", "_runs"
-TEMPORARY = ".tmp"
-MANIFEST, PLAN, SUCCESS = "manifest.json", "_plan.json", "_SUCCESS"
+Everything but the parts begins with an underscore, and nothing else ends in `.parquet`: the folder itself is a dataset
+for pandas, Polars, DuckDB and Dask. Names of a chunk's files end in the job's, so that two jobs never share one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PARTS, QUARANTINE, ENTRIES, RUNS = "parts", "_quarantine", "_entries", "_runs"
+FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
+MANIFEST, PLAN, CLAIM, SUCCESS = "_manifest.json", "_plan.json", "_claim.json", "_SUCCESS"
+
+VERSION: Final = 2
+"""Of this layout and of every file in it but the parts."""
+
+OLD_MANIFEST = "manifest.json"
+"""Of version 1, which is refused by name."""
+
+PART_ENCODING = 2
+"""Counts the ways in which parts were ever encoded: another way would be other bytes for the same rows."""
+
+CHUNK_PATTERN = r"^part-\d{6,}-\d{7,}$"
+JOB_PATTERN = r"^[0-9a-f]{16}$"
+FILE_PATTERN = r"^(parts|_quarantine)/([^/.]+=[^/]+/)?part-\d{6,}-\d{7,}-[0-9a-f]{8}\.[a-z]+$"
+
+
+def part_file(chunk: str, job: str) -> str:
+    return f"{PARTS}/{_stem(chunk, job)}.parquet"
+
+
+def quarantine_file(chunk: str, job: str) -> str:
+    return f"{QUARANTINE}/{_stem(chunk, job)}.jsonl"
+
+
+def entry_file(chunk: str, job: str) -> str:
+    return f"{ENTRIES}/{_stem(chunk, job)}.json"
+
+
+def of_job(name: str, job: str) -> bool:
+    """Whether a chunk's file is of this job, by its name."""
+    return name.partition(".")[0].endswith(f"-{job[:8]}")
+
+
+def _stem(chunk: str, job: str) -> str:
+    return f"{chunk}-{job[:8]}"

@@ -3,68 +3,83 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.errors import OutputError
-from pipeline.output.folder import OutputFolder, fingerprint_id
+from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PARTS, QUARANTINE, SUCCESS
+from pipeline.output.parts import read_part
+from pipeline.output.quarantine import quarantine_table
+from pipeline.output.record import Entry, FileRecord, Totals
+
+_SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined")
 
 
-def verify(path: str | Path) -> dict[str, Any]:
-    """Check every file of an output folder; return the job's totals.
+def verify(path: str | Path) -> Totals:
+    """Check every file of an output folder.
 
-    Raises OutputError at the first damage: a file missing, changed or of no entry, a row lost or doubled, totals that
-    do not add up, or a job that is not finished.
+    Parameters
+    ----------
+    path : str or Path
+        The output folder of a finished job.
+
+    Returns
+    -------
+    Totals
+        The job's totals: ``chunks``, ``rows_read``, ``rows_written``, ``rows_quarantined`` and more.
+
+    Raises
+    ------
+    OutputError
+        At the first damage: a file missing, changed or of no entry, a row lost or doubled, totals that do not add up;
+        also for a job that is not finished, and for a folder of an earlier version.
+
+    Examples
+    --------
+    >>> pipeline.verify("labels").rows_written
+    100
+
     """
     folder = OutputFolder(Path(path))
     if not folder.exists:
         raise OutputError(f"{path} does not exist or is empty")
-    job = fingerprint_id(folder.fingerprint())
-    totals = folder.totals()
-    if totals is None or not (folder.path / SUCCESS).is_file():
+    manifest = folder.manifest()
+    totals = manifest.totals
+    if totals is None or not folder.store.has(SUCCESS):
         raise OutputError(f"{path} is not finished: go on with --resume")
-    entries = folder.entries(job)
-    files: set[Path] = set()
-    sums: dict[str, int] = defaultdict(int)
+    entries = folder.entries(manifest.fingerprint.id)
+    files: set[str] = set()
+    sums: Counter[str] = Counter(chunks=len(entries))
     for entry in entries.values():
-        tables = []
-        for file, about in folder.files_of(entry):
-            files.add(file)
-            tables.append(_read(file, about))
-        _check_rows(entry, tables)
-        for name in ("rows_read", "rows_written", "rows_quarantined"):
-            sums[name] += entry[name]
-    for name in (PARTS, QUARANTINE):
-        for file in sorted((folder.path / name).glob("[!.]*")):
-            if file not in files:
-                raise OutputError(f"{file} belongs to no entry of the manifest")
-    for name, counted in {"chunks": len(entries), **sums}.items():
-        if totals.get(name) != counted:
-            raise OutputError(f"{path}: {name} is {totals.get(name)} in the manifest, its entries have {counted}")
+        _check_rows(entry, [_read(folder, file) for file in entry.files])
+        files.update(file.name for file in entry.files)
+        sums.update({name: getattr(entry, name) for name in _SUMS})
+    for name in (*folder.store.files(PARTS), *folder.store.files(QUARANTINE)):
+        if name not in files:
+            raise OutputError(f"{folder.path / name} belongs to no entry of the manifest")
+    for name, counted in sums.items():
+        if getattr(totals, name) != counted:
+            raise OutputError(f"{path}: {name} is {getattr(totals, name)} in the manifest, its entries have {counted}")
     return totals
 
 
-def _read(file: Path, about: dict[str, Any]) -> pa.Table:
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise OutputError(f"{file} cannot be read: {error.strerror}") from error
-    if hashlib.sha256(data).hexdigest() != about["sha256"]:
-        raise OutputError(f"{file} is damaged: {len(data):,} bytes of another hash than its entry has")
-    table = pq.ParquetFile(pa.BufferReader(data)).read(["file", "row"], use_threads=False)
-    if len(table) != about["rows"]:
-        raise OutputError(f"{file} holds {len(table):,} rows, its entry has {about['rows']:,}")
+def _read(folder: OutputFolder, file: FileRecord) -> pa.Table:
+    """The columns `file` and `row`."""
+    path, data = folder.path / file.name, folder.store.read(file.name)
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise OutputError(f"{path} is damaged: {len(data):,} bytes of another hash than its entry has")
+    table = read_part(data, ["file", "row"]) if file.name.startswith(PARTS) else quarantine_table(data)
+    if len(table) != file.rows:
+        raise OutputError(f"{path} holds {len(table):,} rows, its entry has {file.rows:,}")
     return table
 
 
-def _check_rows(entry: dict[str, Any], tables: Iterable[pa.Table]) -> None:
+def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:
     """Each row of the entry's sources must be there once, written or quarantined."""
     found: dict[str, list[np.ndarray]] = defaultdict(list)
     count = 0
@@ -75,12 +90,11 @@ def _check_rows(entry: dict[str, Any], tables: Iterable[pa.Table]) -> None:
         for i, file in enumerate(names.dictionary.to_pylist()):
             found[file].append(numbers[which == i])
     expected: dict[str, list[np.ndarray]] = defaultdict(list)
-    for file, first, rows in entry["sources"]:
+    for file, first, rows in entry.sources:
         expected[file].append(np.arange(first, first + rows))
-    name = entry["name"]
-    if count != entry["rows_read"]:
-        raise OutputError(f"{name}: {entry['rows_read']:,} rows were read, {count:,} are written or quarantined")
+    if count != entry.rows_read:
+        raise OutputError(f"{entry.chunk}: {entry.rows_read:,} rows were read, {count:,} are written or quarantined")
     for file, pieces in expected.items():
         here = np.sort(np.concatenate([*found[file], np.empty(0, np.int64)]))
         if not np.array_equal(here, np.sort(np.concatenate(pieces))):
-            raise OutputError(f"{name}: rows of {file} are missing or doubled")
+            raise OutputError(f"{entry.chunk}: rows of {file} are missing or doubled")

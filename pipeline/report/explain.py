@@ -26,7 +26,7 @@ def explain(report: JobReport, trace: File, page: File) -> None:
     """Write what is asked for. Raises OutputError where a file cannot be written."""
     try:
         if trace is not None:
-            save_trace(report.timeline, os.fspath(trace))
+            save_trace(report.run.timeline, os.fspath(trace))
         if page is not None:
             from pipeline.report.page import save_page  # Matplotlib takes a while to load
 

@@ -64,28 +64,28 @@ def page(report: JobReport) -> str:
 def _content(report: JobReport) -> dict[str, Any]:
     breakdown = report.breakdown
     ran = bool(breakdown.devices)
-    profile = report.profile
+    profile = report.run.profile
     return {
         "report": report,
         "breakdown": breakdown,
         "version": version("broadsheet"),
-        "when": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.timeline.began)),
+        "when": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.run.timeline.began)),
         "labels": _labels(report),
-        "more_labels": max(0, len(report.labels) - _MOST_CLASSES),
+        "more_labels": max(0, len(report.tally.labels) - _MOST_CLASSES),
         "lengths": _lengths(report),
-        "quarantined": report.first_quarantined(_QUARANTINED),
+        "quarantined": report.results.first_quarantined(_QUARANTINED),
         "moments": MOMENTS,
         "device_name": device_name,
         "causes": _CAUSE_COLORS,
-        "timeline": _picture(partial(plots.timeline, report.timeline, breakdown)) if ran else None,
-        "throughput": _picture(partial(plots.throughput, report.timeline, breakdown)) if ran else None,
+        "timeline": _picture(partial(plots.timeline, report.run.timeline, breakdown)) if ran else None,
+        "throughput": _picture(partial(plots.throughput, report.run.timeline, breakdown)) if ran else None,
         "roofline": profile and _picture(partial(plots.roofline, profile)),
         "kernels": profile and [judge(kernel, profile.ceilings) for kernel in profile.kernels],
     }
 
 
 def _labels(report: JobReport) -> list[Bar]:
-    shown = report.labels.most_common(_MOST_CLASSES)
+    shown = report.tally.labels.most_common(_MOST_CLASSES)
     most = max((rows for _, rows in shown), default=1)
     return [Bar(name, f"{n:,}", f"{n / max(report.rows_written, 1):.1%}", n / most) for name, n in shown]
 
@@ -94,11 +94,16 @@ def _lengths(report: JobReport) -> list[Bar]:
     """The classes from the shortest to the longest that occurs."""
     ends = [*LENGTHS[1:], None]
     names = [_range(begin, end) for begin, end in zip(LENGTHS, ends, strict=True)]
-    occur = [i for i, n in enumerate(report.lengths) if n]
-    most = max(report.lengths) or 1
+    occur = [i for i, n in enumerate(report.tally.lengths) if n]
+    most = max(report.tally.lengths) or 1
     total = max(report.rows_written, 1)
     return [
-        Bar(names[i], f"{report.lengths[i]:,}", f"{report.lengths[i] / total:.1%}", report.lengths[i] / most)
+        Bar(
+            names[i],
+            f"{report.tally.lengths[i]:,}",
+            f"{report.tally.lengths[i] / total:.1%}",
+            report.tally.lengths[i] / most,
+        )
         for i in range(occur[0] if occur else 0, occur[-1] + 1 if occur else 0)
     ]
 

@@ -50,7 +50,7 @@ class TerminalProgress(Progress):
 
     def advance(self, report: JobReport) -> None:
         now = time.monotonic()
-        rate = report.rows_this_run / max(now - self._began, 1e-9)
+        rate = report.run.rows / max(now - self._began, 1e-9)
         if self._bar is not None:
             self._bar.update(self._task, completed=report.rows_read, pace=f"{rate:,.0f}/s{self._left(report, rate)}")
         elif now - self._spoke >= _SECONDS_BETWEEN_LINES:
@@ -76,18 +76,18 @@ def print_report(report: JobReport, console: Console) -> None:
     console.print(_label_table(report))
     if report.confusion is not None:
         print_confusion(report.confusion, console)
-    if report.answers is not None:
-        _print_validation(report, report.answers, console)
+    if report.job.answers is not None:
+        _print_validation(report, report.job.answers, console)
     if report.rows_quarantined:
         _print_quarantine(report, console)
     print_breakdown(report.breakdown, console)
-    if report.profile is not None:
-        print_profile(report.profile, console)
-    _print_list("files", [message for _, message in report.problems], console)
-    _print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.set_aside], console)
-    if report.set_aside:
+    if report.run.profile is not None:
+        print_profile(report.run.profile, console)
+    _print_list("files", [message for _, message in report.tally.problems], console)
+    _print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.run.set_aside], console)
+    if report.run.set_aside:
         console.print("The job is not finished: --resume tries those chunks again.", style="yellow")
-    if report.stopped:
+    if report.run.stopped:
         console.print("The job was told to stop early: --resume does the chunks that are left.", style="yellow")
 
 
@@ -95,26 +95,30 @@ def _print_totals(report: JobReport, console: Console) -> None:
     balance = f"{report.rows_read:,} read = {report.rows_written:,} labelled + {report.rows_quarantined:,} quarantined"
     lines = [
         ("rows", balance),
-        ("time", f"{report.seconds:,.1f} s; {report.articles_per_second:,.0f} articles a second once started"),
-        ("model", report.model),
+        ("time", f"{report.run.seconds:,.1f} s; {report.articles_per_second:,.0f} articles a second once started"),
+        ("model", report.job.model),
         ("on", report.backend),
     ]
-    if report.no_gpu:
-        lines.append(("no GPU", report.no_gpu))
-    if report.chunks_before:
-        lines.insert(1, ("resumed", f"{report.chunks_before:,} of {report.chunks:,} chunks were there before"))
+    if report.job.no_gpu:
+        lines.append(("no GPU", report.job.no_gpu))
+    if report.run.chunks_before:
+        lines.insert(
+            1, ("resumed", f"{report.run.chunks_before:,} of {report.tally.chunks:,} chunks were there before")
+        )
     if report.rows_written:
-        unknown = report.unknown_chars / max(report.chars, 1)
-        health = f"{report.chars / report.rows_written:,.0f} characters on average, {unknown:.2%} outside the alphabet"
-        lines.append(("text", health + (f", {report.truncated:,} rows cut" if report.truncated else "")))
+        unknown = report.tally.unknown_chars / max(report.tally.chars, 1)
+        health = (
+            f"{report.tally.chars / report.rows_written:,.0f} characters on average, {unknown:.2%} outside the alphabet"
+        )
+        lines.append(("text", health + (f", {report.tally.truncated:,} rows cut" if report.tally.truncated else "")))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="bold", min_width=8)
     grid.add_column(overflow="fold")
     for name, value in lines:
         grid.add_row(name, Text(value))
     console.print(grid)
-    if report.output:  # unbroken, so that it can be copied
-        console.print(Text("  output  ", style="bold") + Text(report.output), soft_wrap=True)
+    if report.job.output:  # unbroken, so that it can be copied
+        console.print(Text("  output  ", style="bold") + Text(report.job.output), soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:
@@ -126,11 +130,11 @@ def _table(*columns: str) -> Table:
 
 def _label_table(report: JobReport) -> Table:
     table = _table("label", "rows", "share")
-    shown = report.labels.most_common(_MOST_CLASSES)
+    shown = report.tally.labels.most_common(_MOST_CLASSES)
     for name, rows in shown:
         table.add_row(Text(name), f"{rows:,}", f"{rows / max(report.rows_written, 1):.1%}")
-    if len(report.labels) > len(shown):
-        table.add_row(f"{len(report.labels) - len(shown)} more", "", "")
+    if len(report.tally.labels) > len(shown):
+        table.add_row(f"{len(report.tally.labels) - len(shown)} more", "", "")
     return table
 
 
@@ -166,7 +170,7 @@ def _print_validation(report: JobReport, answers: str, console: Console) -> None
 
 
 def _print_quarantine(report: JobReport, console: Console) -> None:
-    for item in report.first_quarantined(_MOST_LINES):
+    for item in report.results.first_quarantined(_MOST_LINES):
         console.print(
             f"quarantined  {item['file']} row {item['row']}: {item['reason']}", style="yellow", soft_wrap=True
         )

@@ -18,7 +18,7 @@ ROWS = st.lists(st.tuples(st.integers(NO_TRUTH, 999), st.integers(0, 999)) | st.
 def test_pairs_are_counted_each_once_and_in_order(rows: list[tuple[int, int]]) -> None:
     truth, predicted = np.array(rows, np.int32).reshape(-1, 2).T
     found = count_pairs(truth, predicted)
-    assert found == [[*pair, count] for pair, count in sorted(Counter(rows).items())]
+    assert found == [(*pair, count) for pair, count in sorted(Counter(rows).items())]
     confusion = confusion_of(found, tuple(map(str, range(1000))))
     assert confusion.rows + confusion.without_truth == len(rows)
     assert confusion.correct == sum(true == label for true, label in rows)

@@ -1,0 +1,304 @@
+"""A job in its phases: prepare -> plan -> execute -> finish, each a function of what the one before gave.
+
+prepare: what is asked for, and a folder that may be there already. plan: where each chunk begins. execute: engines, and
+every chunk through the graph. finish: the totals, and what the job tells of itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from pipeline.engine.base import Backend
+from pipeline.engine.open import expected_device, why_no_gpu
+from pipeline.errors import SourceError, UsageError
+from pipeline.graph import classify_chunks
+from pipeline.model.charcnn import Model
+from pipeline.options import Options
+from pipeline.output.folder import OutputFolder
+from pipeline.output.parts import output_schema
+from pipeline.output.record import Fingerprint, InputIdentity, to_json
+from pipeline.report.explain import explain
+from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
+from pipeline.report.results import Results
+from pipeline.report.tally import Tally
+from pipeline.report.timeline import Timeline
+from pipeline.source.inputs import Files, JobInput, Source, identify, open_input
+from pipeline.source.scan import Scanner
+from pipeline.tasks import Job, profile_engine
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+CHUNK_ROWS = {"cpu": 512, "cuda": 131_072}
+"""Rows in a chunk by default: a second or two of work on a CPU, 0.1 s on a GPU; a millisecond to schedule."""
+
+_SCANNED_BY_WORKERS = 1 << 30
+"""Bytes to scan for the beginnings of records; threads here take half a second for fewer."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A cluster that runs already. What its workers have decides the chunk size, and they may help to plan."""
+
+    client: Client
+
+    def connect(self) -> AbstractContextManager[Client]:
+        return nullcontext(self.client)
+
+
+@dataclass(frozen=True)
+class OnDemand:
+    """A cluster that is started once the job is planned; it ends with the job."""
+
+    connect: Callable[[], AbstractContextManager[Client]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for. folder: None for rows in memory. stop: asked before a chunk is taken."""
+
+    source: Any
+    folder: OutputFolder | None
+    model: Model
+    cluster: Running | OnDemand
+    options: Options
+    progress: Progress
+    stop: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The model on every worker. key: by which tasks find it. backend: that they share. seconds: to get them there."""
+
+    key: str
+    backend: Backend
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request whose input is found. before: the fingerprint of a job that is resumed. began, started: the moment, on
+    this process's clock for differences and in epoch seconds.
+    """
+
+    request: Request
+    found: Any
+    identity: tuple[InputIdentity, ...]
+    before: Fingerprint | None
+    began: float
+    started: float
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A prepared job whose chunks are known. engines: of a cluster that runs already. seconds: without theirs."""
+
+    prepared: Prepared
+    input: JobInput
+    schema: pa.Schema
+    chunk_rows: int
+    engines: Engines | None
+    seconds: float
+
+
+def run_job(request: Request) -> JobReport:
+    """The whole of it."""
+    planned = plan(prepare(request))
+    with request.cluster.connect() as client:
+        report, fingerprint = execute(planned, client)
+    return finish(planned, report, fingerprint)
+
+
+def prepare(request: Request) -> Prepared:
+    """Find the input. Raises UsageError for no input, or where the job to be resumed is another one."""
+    began, started = time.perf_counter(), time.time()
+    folder, options = request.folder, request.options
+    options.selection(request.model)
+    found, identity = identify(request.source, options.hash == "full", by_content=folder is not None)
+    inputs = tuple(InputIdentity(**about) for about in identity)
+    before = folder.manifest().fingerprint if folder and options.resume and folder.is_begun else None
+    if folder and before:
+        # Before its plan is taken up; the whole comparison comes once the backend is known.
+        settings = msgspec.structs.replace(before.settings, hash=options.hash)
+        _refuse_difference(folder, before, msgspec.structs.replace(before, settings=settings))
+        _refuse_difference(folder, before, msgspec.structs.replace(before, inputs=inputs))
+    return Prepared(request, found, inputs, before, began, started)
+
+
+def plan(prepared: Prepared) -> Planned:
+    """Find where each chunk begins, or take that from the job to be resumed.
+
+    Raises UsageError for columns that are not there, SourceError for input that cannot be read where that is to stop
+    the job.
+    """
+    request, before = prepared.request, prepared.before
+    options, model, cluster = request.options, request.model, request.cluster
+    engines = _start_engines(cluster.client, request) if isinstance(cluster, Running) else None
+    device = engines.backend.device if engines else expected_device(options.device)
+    chunk_rows = options.chunk_size or (before.settings.chunk_size if before else CHUNK_ROWS[device])
+    plan_bytes = request.folder.plan() if request.folder and before else None
+    saved = None if plan_bytes is None else json.loads(plan_bytes)
+    with _scanner(prepared, helped=saved is None) as scanner:
+        selection = options.selection(model)
+        job_input = open_input(prepared.found, selection, chunk_rows, len(model.alphabet), model.length, saved, scanner)
+    if options.strict and job_input.problems:
+        raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
+    schema = output_schema(job_input.selection, model.classes, options.top_k, options.scores)
+    seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
+    return Planned(prepared, job_input, schema, chunk_rows, engines, seconds)
+
+
+def execute(planned: Planned, client: Client) -> tuple[JobReport, Fingerprint]:
+    """Every chunk that is not committed yet. Raises what stops the job; what is committed by then stays."""
+    began = time.perf_counter()
+    prepared, request = planned.prepared, planned.prepared.request
+    options, model, folder = request.options, request.model, request.folder
+    engines = planned.engines or _start_engines(client, request)
+    backend = engines.backend
+    fingerprint = Fingerprint(prepared.identity, model.digest, backend, options.settings(planned.chunk_rows))
+    job = _job(planned, engines, fingerprint)
+    answers = None if options.truth is None else os.fspath(options.truth)
+    no_gpu = None
+    if options.device == "auto" and backend.device == "cpu":
+        no_gpu = next(iter(client.run(why_no_gpu).values()), None)
+    facts = JobFacts(
+        model.name, model.classes, job.out, str(backend), backend.precision, planned.chunk_rows, answers, no_gpu
+    )
+    tally = Tally(model.classes, list(planned.input.problems))
+    report = JobReport(facts, tally, Run(_timeline(client, prepared.started)), Results(planned.schema, folder))
+    start = time.perf_counter() - began + (planned.engines.seconds if planned.engines else 0.0)
+    report.run.timings |= {"plan": planned.seconds, "start": start}
+    done = {}
+    if folder and prepared.before:
+        _refuse_difference(folder, prepared.before, fingerprint)
+        folder.clean()
+        done = folder.committed(fingerprint.id)
+    elif folder:
+        saved = planned.input.saved
+        folder.create(fingerprint, None if saved is None else to_json(saved))
+    report.committed_before(done.values())
+    _compute(client, planned, job, report, planned.input.chunks(done))
+    if options.profile:
+        report.run.profile = _profile(client, engines.key)
+    return report, fingerprint
+
+
+def finish(planned: Planned, report: JobReport, fingerprint: Fingerprint) -> JobReport:
+    """Check that every row is accounted for, write the totals, and what the job tells of itself.
+
+    Raises BroadsheetError where a row is not, OutputError where a file cannot be written.
+    """
+    prepared, run = planned.prepared, report.run
+    folder, options = prepared.request.folder, prepared.request.options
+    report.tally.check()
+    run.seconds = time.perf_counter() - prepared.began
+    if folder is not None:
+        committing = time.perf_counter()
+        if not run.set_aside and not run.stopped:
+            folder.finish(report.tally.totals(), fingerprint.id)
+        run.timings["commit"] = time.perf_counter() - committing
+        run.seconds = time.perf_counter() - prepared.began
+        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
+        folder.record_run(name, to_json(report.to_dict()), run.timeline.spans.to_table())
+    explain(report, options.trace, options.report)
+    return report
+
+
+def _refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprint) -> None:
+    """Raise UsageError, naming what changed, unless the job begun in the folder is this one."""
+    changes = list(before.differences(now))
+    if changes:
+        more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
+        raise UsageError(f"cannot resume {folder.path}: {changes[0]}{more}. Start again with --overwrite")
+
+
+def _start_engines(client: Client, request: Request) -> Engines:
+    from cluster import start_engines
+
+    began, options = time.perf_counter(), request.options
+    key, backend = start_engines(
+        client, request.model, options.device, options.precision, options.kernels, options.allow_mixed
+    )
+    return Engines(key, backend, time.perf_counter() - began)
+
+
+def _scanner(prepared: Prepared, helped: bool) -> AbstractContextManager[Scanner | None]:
+    """The workers of a cluster that runs already, where there is much to scan; else None, and threads here do it."""
+    cluster, found = prepared.request.cluster, prepared.found
+    if not (helped and isinstance(cluster, Running) and isinstance(found, Files)):
+        return nullcontext()
+    if found.bytes_to_scan < _SCANNED_BY_WORKERS:
+        return nullcontext()
+    from cluster.scanner import workers_scanner
+
+    return workers_scanner(cluster.client)
+
+
+def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
+    """What every task needs to know."""
+    request = planned.prepared.request
+    options, model = request.options, request.model
+    return Job(
+        selection=planned.input.selection,
+        classes=model.classes,
+        symbols=len(model.alphabet),
+        length=model.length,
+        engine=engines.key,
+        backend=None if options.allow_mixed else engines.backend,
+        schema=planned.schema,
+        top_k=options.top_k,
+        all_scores=options.scores,
+        strict=options.strict,
+        out=str(request.folder.path) if request.folder else None,
+        fingerprint=fingerprint.id,
+        each_kernel=options.profile,
+        examples=EXAMPLES if options.report else 0,
+    )
+
+
+def _timeline(client: Client, started: float) -> Timeline:
+    from cluster import client_clock
+
+    clock = client_clock(client)
+    return Timeline(started + clock.offset, clock)
+
+
+def _compute(client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source]) -> None:
+    began = time.perf_counter()
+    from cluster.progress import DashboardProgress
+
+    request, timeline = planned.prepared.request, report.run.timeline
+    progress = DashboardProgress(request.progress, client, report, planned.input.chunk_count)
+    progress.start(planned.input.rows, client.dashboard_link)
+    try:
+        for event in classify_chunks(client, _until(request.stop, timeline.watch(chunks), report.run), job):
+            report.add(event)
+            progress.advance(report)
+    finally:
+        progress.stop()
+    report.run.timings["classify"] = time.perf_counter() - began
+    timeline.ended = time.time() + timeline.clock.offset
+
+
+def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: Run) -> Iterator[Source]:
+    for chunk in chunks:
+        if stop():
+            run.stopped = True
+            return
+        yield chunk
+
+
+def _profile(client: Client, key: str) -> Any:
+    """Of one worker: the others compute alike."""
+    first = min(client.scheduler_info(n_workers=-1)["workers"])
+    return client.run(profile_engine, key, workers=[first])[first]

@@ -1,0 +1,35 @@
+r"""Quarantined rows as JSON Lines: file, row, byte_offset, reason and head, the row's first bytes as escaped text.
+
+Well-formed UTF-8 stands for itself; any other byte is `\xNN`, and a backslash is doubled, so the bytes can be had back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pyarrow as pa
+
+from pipeline.source.chunk import QUARANTINE_SCHEMA
+
+_ESCAPE = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
+
+
+def escape(head: bytes) -> str:
+    return head.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+
+
+def unescape(text: str) -> bytes:
+    return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()) if found[1] else b"\\", text.encode())
+
+
+def quarantine_bytes(rows: pa.Table) -> bytes:
+    """The lines of a chunk's file. rows: of QUARANTINE_SCHEMA."""
+    lines = (row | {"head": escape(row["head"])} for row in rows.to_pylist())
+    return b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
+
+
+def quarantine_table(data: bytes) -> pa.Table:
+    """The rows again. Raises ValueError, KeyError or TypeError for what `quarantine_bytes` does not write."""
+    rows = [json.loads(line) for line in data.splitlines()]
+    return pa.Table.from_pylist([row | {"head": unescape(row["head"])} for row in rows], QUARANTINE_SCHEMA)

@@ -1,0 +1,186 @@
+"""What a job keeps in its output folder, as types: entry, manifest, claim. Read and written as checked JSON.
+
+`json_schema()` gives their JSON Schema. A file of another version, or that does not hold what its type says, is refused
+with the place in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import pyarrow as pa
+from msgspec import Meta, Struct
+
+from pipeline.engine.base import Backend
+from pipeline.errors import OutputError
+from pipeline.output.layout import CHUNK_PATTERN, FILE_PATTERN, JOB_PATTERN, PART_ENCODING, VERSION
+
+Count = Annotated[int, Meta(ge=0)]
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+JobId = Annotated[str, Meta(pattern=JOB_PATTERN)]
+ChunkName = Annotated[str, Meta(pattern=CHUNK_PATTERN)]
+Version = Literal[2]
+_Record = TypeVar("_Record")
+
+
+class FileRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that counts. name: within the output folder, e.g. "parts/part-000000-0000003-1a2b3c4d.parquet"."""
+
+    name: Annotated[str, Meta(pattern=FILE_PATTERN)]
+    rows: Count
+    bytes: Count
+    sha256: Digest
+
+
+class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="chunk"):
+    """A chunk's commit: what makes its files count, and all that the job's totals are made of.
+
+    sources: (file, first row, rows) of each piece it was read from. rows_read = rows_written + rows_filtered +
+    rows_quarantined. labels: rows by label. chars, truncated, unknown_chars: sums of those columns over written rows.
+    lengths: written rows by class of `accuracy.LENGTHS`. confusion: (true class, predicted class, rows) of every pair
+    that occurs, where there is a truth. problems: messages about whole files.
+    """
+
+    version: Version = VERSION
+    chunk: ChunkName
+    job: JobId
+    sources: tuple[tuple[str, Count, Count], ...]
+    rows_read: Count
+    rows_written: Count
+    rows_filtered: Count
+    rows_quarantined: Count
+    labels: dict[str, Count]
+    chars: Count
+    truncated: Count
+    unknown_chars: Count
+    lengths: tuple[Count, ...]
+    confusion: tuple[tuple[int, int, Count], ...] | None
+    problems: tuple[str, ...]
+    files: tuple[FileRecord, ...] = ()
+
+
+class InputIdentity(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an input file is known by. modified: time in ns, or what its file system has instead."""
+
+    path: str
+    digest: str
+    size: Count | None = None
+    modified: str | None = None
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every option that changes a byte of the output. truth: the sha256 of the file of answers."""
+
+    text_columns: tuple[str, ...]
+    id_columns: tuple[str, ...]
+    columns: tuple[str, ...] | None
+    truth_column: str | None
+    truth: Digest | None
+    scores: bool
+    top_k: int
+    chunk_size: int
+    hash: str
+
+
+class Writer(Struct, frozen=True, forbid_unknown_fields=True):
+    """What encodes the parts."""
+
+    broadsheet: str = version("broadsheet")
+    pyarrow: str = pa.__version__
+    encoding: int = PART_ENCODING
+
+
+class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
+    """All that decides a byte of the output. model: its digest."""
+
+    inputs: tuple[InputIdentity, ...]
+    model: str
+    backend: Backend
+    settings: Settings
+    writer: Writer = Writer()
+
+    @property
+    def id(self) -> str:
+        """The job's name: 16 hexadecimal digits."""
+        return hashlib.sha256(to_json(self)).hexdigest()[:16]
+
+    def differences(self, other: Fingerprint) -> Iterator[str]:
+        """What `other` changes, in words."""
+        mine, theirs = [i.path for i in self.inputs], [i.path for i in other.inputs]
+        if mine != theirs:
+            yield f"the inputs were {mine}, now {theirs}"
+        else:
+            pairs = zip(self.inputs, other.inputs, strict=True)
+            yield from (f"input {old.path} changed" for old, new in pairs if old != new)
+        if self.model != other.model:
+            yield "another model"
+        for part in ("backend", "settings", "writer"):
+            before, now = (json.loads(to_json(getattr(each, part))) for each in (self, other))
+            for name in before:
+                if before[name] != now[name]:
+                    yield f"{part}.{name} was {before[name]!r}, now {now[name]!r}"
+
+
+class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sums over all entries: the same however often the job was interrupted. problems: (file, message)."""
+
+    chunks: Count
+    rows_read: Count
+    rows_written: Count
+    rows_filtered: Count
+    rows_quarantined: Count
+    chars: Count
+    truncated: Count
+    unknown_chars: Count
+    labels: dict[str, Count]
+    problems: tuple[tuple[str, str], ...]
+
+
+class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the job is, and how it ended. plan: the sha256 of the saved plan. totals: None until it is finished."""
+
+    format: Literal["broadsheet-output"] = "broadsheet-output"
+    version: Version = VERSION
+    fingerprint: Fingerprint
+    plan: Digest | None
+    totals: Totals | None = None
+
+
+class Claim(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose folder it is."""
+
+    job: JobId
+    version: Version = VERSION
+
+
+class _Versioned(Struct):
+    version: Any = None
+
+
+def to_json(value: object) -> bytes:
+    """JSON with sorted keys: the same value is always the same bytes."""
+    plain = msgspec.to_builtins(value)
+    return json.dumps(plain, sort_keys=True, ensure_ascii=False, indent=1).encode() + b"\n"
+
+
+def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
+    """A value of type `kind`. Raises OutputError, naming file and place, where it is damaged or of another version."""
+    try:
+        found = msgspec.json.decode(data, type=_Versioned).version
+        if found is not None and found != VERSION:
+            raise OutputError(f"{name} is of version {found}, this version of broadsheet reads version {VERSION}")
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise OutputError(f"{name} is damaged: {error}") from error
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of every record, by its type's name."""
+    records = (Entry, Manifest, Claim)
+    _, found = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": found}

@@ -1,0 +1,120 @@
+"""An output folder as a place for whole files, on any file system that every worker sees at the same path."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import OutputError
+
+_TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    """Files by their names within `root`, with "/" between folder and file.
+
+    A file is there whole or not at all, and stays after a power cut: it is written under a name of this attempt's own,
+    flushed to the disk, renamed, and its folder flushed. No locks, so it works on NFS.
+    """
+
+    root: Path
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file, or replace it. Raises OutputError."""
+        self._write(name, data, os.replace)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file unless there is one; whether it was written. Raises OutputError."""
+        try:
+            self._write(name, data, os.link)
+        except FileExistsError:
+            return False
+        return True
+
+    def read(self, name: str) -> bytes:
+        """Raises OutputError where there is no such file, or it cannot be read."""
+        path = self.root / name
+        try:
+            return path.read_bytes()
+        except FileNotFoundError as error:
+            raise OutputError(f"{path} is missing") from error
+        except OSError as error:
+            raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+
+    def has(self, name: str) -> bool:
+        return (self.root / name).is_file()
+
+    def files(self, folder: str) -> list[str]:
+        """The names of all files in a folder and below it, sorted, but for what attempts have left."""
+        found = (self.root / folder).rglob("[!.]*")
+        return sorted(path.relative_to(self.root).as_posix() for path in found if not path.is_dir())
+
+    def make(self, folders: tuple[str, ...]) -> None:
+        """Make the root and folders in it. Raises OutputError."""
+        try:
+            for name in folders:
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+            _sync(self.root)
+        except OSError as error:
+            raise OutputError(f"{self.root} cannot be made: {error.strerror}") from error
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with all that is in it; also where there is none."""
+        path = self.root / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def remove_attempts(self, folders: tuple[str, ...]) -> None:
+        """Remove what interrupted attempts left under names of their own."""
+        for name in (".", *folders):
+            for path in (self.root / name).glob(f".*{_TEMPORARY}"):
+                path.unlink(missing_ok=True)
+
+    @staticmethod
+    def is_attempt(name: str) -> bool:
+        """Whether a file's own name is that of an attempt."""
+        return name.startswith(".") and name.endswith(_TEMPORARY)
+
+    def _write(self, name: str, data: bytes, place: object) -> None:
+        path = self.root / name
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_TEMPORARY}")
+        try:
+            try:
+                with open(temporary, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                place(temporary, path)  # type: ignore[operator]
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync(path.parent)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise OutputError(_explain(path, len(data), error)) from error
+
+
+def _sync(folder: Path) -> None:
+    """Flush a folder's names to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explain(path: Path, size: int, error: OSError) -> str:
+    message = f"{path} ({size:,} bytes) cannot be written: {error.strerror}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(path.parent).free
+        message += f"; {free:,} bytes are free there. Make room"
+    elif error.errno == errno.EFBIG:
+        message += " (a limit on file size). Raise the limit, or use a smaller --chunk-size with --overwrite"
+    return message + ", then go on with --resume: what is committed stays"

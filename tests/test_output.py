@@ -1,0 +1,99 @@
+"""The output folder's own files: golden folders of this version and the last, records that are damaged or another's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jsonschema
+import pytest
+from conftest import ROOT
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import OutputError, UsageError, classify, verify
+from pipeline.model.charcnn import Model
+from pipeline.output.quarantine import escape, unescape
+from pipeline.output.record import json_schema
+from pipeline.output.store import LocalStore
+
+GOLDEN = ROOT / "tests" / "data"
+
+
+def test_a_folder_that_an_earlier_build_of_this_version_wrote_is_whole() -> None:
+    totals = verify(GOLDEN / "output-v2")
+    assert (totals.chunks, totals.rows_read, totals.rows_written, totals.rows_quarantined) == (3, 5, 4, 1)
+
+
+def test_what_is_kept_of_a_job_is_what_its_schema_says() -> None:
+    folder, schema = GOLDEN / "output-v2", json_schema()
+    for name, files in (("Manifest", ["_manifest.json"]), ("Claim", ["_claim.json"]), ("Entry", "_entries/*.json")):
+        for file in folder.glob(files) if isinstance(files, str) else [folder / files[0]]:
+            jsonschema.validate(json.loads(file.read_text()), schema | {"$ref": f"#/$defs/{name}"})
+
+
+def test_a_folder_of_version_1_is_refused_by_name_and_can_be_replaced(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    old = shutil.copytree(GOLDEN / "output-v1", tmp_path / "old")
+    with pytest.raises(OutputError, match=r"an earlier version of broadsheet .+its format is 1"):
+        verify(old)
+    (tmp_path / "in.csv").write_text("text\none\ntwo\n")
+    job = {"model": small_model, "client": client}
+    with pytest.raises(UsageError, match=r"finish it with that version, or replace it with --overwrite"):
+        classify(tmp_path / "in.csv", old, resume=True, **job)
+    classify(tmp_path / "in.csv", old, overwrite=True, **job)
+    assert verify(old).rows_written == 2
+    assert {path.name for path in old.iterdir()} == {
+        "parts", "_quarantine", "_entries", "_runs", "_claim.json", "_manifest.json", "_plan.json", "_SUCCESS"
+    }  # fmt: skip
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    return shutil.copytree(GOLDEN / "output-v2", tmp_path / "golden")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("_manifest.json", {"version": 3}, "is of version 3, this version of broadsheet reads version 2"),
+        ("_manifest.json", {"plan": 7}, r"_manifest.json is damaged: .+\$\.plan"),
+        ("_manifest.json", {"strange": 1}, "damaged: .+strange"),
+        ("_entries/*-0000001-*", {"rows_read": -1}, r"damaged: .+\$\.rows_read"),
+        ("_entries/*-0000001-*", {"chunk": "../../escaped"}, r"damaged: .+\$\.chunk"),
+        ("_entries/*-0000001-*", {"kind": "file"}, "damaged: .+kind"),
+    ],
+)
+def test_a_record_that_is_not_as_it_should_be_is_refused_with_the_place(
+    golden: Path, file: str, change: dict[str, object], message: str
+) -> None:
+    (path,) = golden.glob(file)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(OutputError, match=message):
+        verify(golden)
+
+
+def test_a_plan_that_was_changed_is_not_taken_up(client: Client, small_model: Model, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "in.csv").write_text("text\none\ntwo\n")
+    classify(tmp_path / "in.csv", out, model=small_model, client=client)
+    (out / "_SUCCESS").unlink()
+    (out / "_plan.json").write_text((out / "_plan.json").read_text().replace('"part-000000-', '"part-000009-'))
+    with pytest.raises(OutputError, match="it is not the plan that the job began with"):
+        classify(tmp_path / "in.csv", out, model=small_model, client=client, resume=True)
+
+
+@given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
+def test_the_bytes_of_a_quarantined_row_can_be_had_back(head: bytes) -> None:
+    assert unescape(escape(head)) == head
+
+
+def test_a_file_is_created_once(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    assert store.create("claim", b"one")
+    assert not store.create("claim", b"two")
+    assert store.read("claim") == b"one"
+    assert [path.name for path in tmp_path.iterdir()] == ["claim"]
