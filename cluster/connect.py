@@ -17,8 +17,8 @@ from distributed.comm.core import CommClosedError
 from distributed.security import Security
 
 from cluster.local import cpu_cluster, cuda_cluster, nsys_cluster
-from cluster.plugin import no_workers_seconds
 from cluster.protocol import choose, count_gpus
+from cluster.settings import no_workers_seconds
 from cluster.tls import load_certificates
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import NO_SCHEDULER

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -16,37 +15,17 @@ import dask
 from distributed import Client, LocalCluster, Worker, WorkerPlugin
 
 from cluster.nsys import nsys_workers
-from cluster.plugin import no_workers_seconds
 from cluster.protocol import count_gpus
+from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, configured, no_workers_seconds
 from cluster.tls import make_certificates
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.threads import available_cores
-
-THREADS_PER_WORKER = 4
-"""Reading, writing and their waits; computing has an executor of its own."""
 
 _CORES_PER_WORKER = 4
 _SETTLE_SECONDS = 15
 _CLOSE_SECONDS, _STUCK_SECONDS = 30, 3
 
-SETTINGS = {
-    "distributed.scheduler.work-stealing": False,  # a chunk stays where it was read
-    "distributed.scheduler.worker-saturation": 1.1,
-    "distributed.worker.memory.target": False,  # chunks in flight are few and bounded: never spill one
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": 0.85,
-    "distributed.worker.memory.terminate": 0.95,
-    # A chunk's buffers are the next one's: given back to the system, they would be paid for anew in page faults. With
-    # one arena they are also those of the next thread.
-    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 30,
-    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 32 << 20,  # the most that glibc takes
-    "distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": 1,
-    "distributed.nanny.pre-spawn-environ.MIMALLOC_PURGE_DELAY": 10_000,
-    "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
-}
-"""What a cluster of ours is configured with, wherever it runs."""
-
-_QUIETLY: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
+_QUIETLY: dict[str, Any] = {"dashboard_address": DASHBOARD_ADDRESS, "silence_logs": logging.CRITICAL}
 
 
 class _IgnoreInterrupts(WorkerPlugin):
@@ -108,10 +87,10 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterato
     cuda = where == "cuda"
     count = _gpus_for(workers) if cuda else workers or 1
     with ExitStack() as stack:
-        stack.enter_context(_configured())
+        stack.enter_context(configured())
         cluster = stack.enter_context(LocalCluster(n_workers=0, host="127.0.0.1", **_QUIETLY))
         client = stack.enter_context(Client(cluster))
-        stack.enter_context(nsys_workers(cluster.scheduler_address, count, THREADS_PER_WORKER, folder, cuda))
+        stack.enter_context(nsys_workers(cluster.scheduler_address, count, folder, cuda))
         try:
             client.wait_for_workers(count, timeout=no_workers_seconds())
         except TimeoutError as error:
@@ -122,23 +101,12 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterato
 
 
 @contextmanager
-def _configured() -> Iterator[None]:
-    """Our settings and our page, for a scheduler that starts in this process."""
-    timeout = {"distributed.scheduler.no-workers-timeout": no_workers_seconds()}
-    import cluster.dashboard  # noqa: F401  # its page must be known before the scheduler starts
-
-    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
-    with dask.config.set({**SETTINGS, **timeout}):
-        yield
-
-
-@contextmanager
 def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: int, processes: bool) -> Iterator[Client]:
     with ExitStack() as stack:
         if protocol == "tls":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-tls-"))
             options["security"] = make_certificates(Path(folder))
-        stack.enter_context(_configured())
+        stack.enter_context(configured())
         patience = _CLOSE_SECONDS
         running = kind(**options, threads_per_worker=THREADS_PER_WORKER, protocol=protocol, **_QUIETLY)
         try:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dask
 
+from cluster.settings import WORKER_OPTIONS
 from pipeline.errors import BroadsheetError, UsageError
 
 _CLOSE_SECONDS = 120
@@ -31,7 +32,7 @@ def nsys_command(folder: str | Path) -> list[str]:
 
 
 @contextmanager
-def nsys_workers(scheduler: str, workers: int, threads: int, folder: str | Path, cuda: bool = False) -> Iterator[None]:
+def nsys_workers(scheduler: str, workers: int, folder: str | Path, cuda: bool = False) -> Iterator[None]:
     """Workers of this host under nsys; by the end of the block their scheduler must be closed.
 
     cuda: dask-cuda starts them, each on one of the first `workers` GPUs that are to be seen.
@@ -49,7 +50,7 @@ def nsys_workers(scheduler: str, workers: int, threads: int, folder: str | Path,
         command += ["cuda", "worker", scheduler]
     else:
         command += ["worker", scheduler, "--nworkers", str(workers)]
-    command += ["--nthreads", str(threads), "--host", "127.0.0.1", "--no-dashboard"]
+    command += ["--host", "127.0.0.1", *WORKER_OPTIONS]
     log = Path(folder) / "workers.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+from cluster.settings import environment
 from pipeline.errors import BroadsheetError, UsageError
 
 PROTOCOLS = ("auto", "tcp", "ucx")
@@ -52,9 +53,13 @@ def ucx_transports() -> list[str]:
 
     Raises BroadsheetError where UCX does not start.
     """
-    environment = {**os.environ, "UCX_WARN_UNUSED_ENV_VARS": "n"}
     run = subprocess.run(
-        [sys.executable, "-c", _ASK_UCX], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _ASK_UCX],
+        env={**os.environ, **environment()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     if run.returncode:
         raise BroadsheetError(f"UCX does not start: {run.stderr.strip().splitlines()[-1]}")

@@ -39,10 +39,10 @@ def load_certificates(folder: Path) -> Security:
     return Security(require_encryption=True, tls_ca_file=certificate, **roles)
 
 
-def as_environment(folder: Path) -> dict[str, str]:
-    """Dask's settings for the certificates in `folder`, as environment variables."""
-    found = {"CA_FILE": folder / _CERTIFICATE}
-    for role in ("CLIENT", "SCHEDULER", "WORKER"):
-        found |= {f"{role}__KEY": folder / _KEY, f"{role}__CERT": folder / _CERTIFICATE}
-    variables = {f"DASK_DISTRIBUTED__COMM__TLS__{name}": str(path) for name, path in found.items()}
-    return {**variables, "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
+def tls_settings(folder: Path) -> dict[str, str | bool]:
+    """Dask's settings for the certificates in `folder`."""
+    files = {"ca-file": folder / _CERTIFICATE}
+    for role in ("client", "scheduler", "worker"):
+        files |= {f"{role}.key": folder / _KEY, f"{role}.cert": folder / _CERTIFICATE}
+    found = {f"distributed.comm.tls.{name}": str(path) for name, path in files.items()}
+    return {**found, "distributed.comm.require-encryption": True}
