@@ -1,4 +1,4 @@
-"""Clusters on this machine: of CPU processes, or one worker for each of its GPUs. They listen on loopback only."""
+"""Clusters on this machine: CPU processes, or one worker for each GPU. They listen on loopback only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _QUIETLY: dict[str, Any] = {"dashboard_address": DASHBOARD_ADDRESS, "silence_log
 
 
 class _IgnoreInterrupts(WorkerPlugin):
-    """Ctrl-C reaches every process of a terminal's job; this one alone, the client, ends it in good order."""
+    """Ctrl-C reaches every process of the terminal's job; only the client acts on it, and stops the workers."""
 
     name = "broadsheet-ignore-interrupts"
 
@@ -39,7 +39,7 @@ class _IgnoreInterrupts(WorkerPlugin):
 
 @contextmanager
 def cpu_cluster(protocol: str, workers: int | None, processes: bool) -> Iterator[Client]:
-    """Workers on this machine's cores, by default a process for every four; or one within this process."""
+    """Workers on this machine's cores, by default a process for every four; one in this process without `processes`."""
     count = (workers or -(-available_cores() // _CORES_PER_WORKER)) if processes else 1
     host = None if not processes else "127.0.0.1"
     options = {"n_workers": count, "processes": processes, "host": host}
@@ -49,7 +49,7 @@ def cpu_cluster(protocol: str, workers: int | None, processes: bool) -> Iterator
 
 @contextmanager
 def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
-    """One worker for each GPU, pinned to it and to the CPU cores near it. Raises UsageError where there is none."""
+    """One worker for each GPU, pinned to it and to the CPU cores near it. Raises UsageError without GPUs."""
     count = _gpus_for(workers)
     from dask_cuda import LocalCUDACluster
 
@@ -60,7 +60,7 @@ def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
 
 
 def _start_ucx_without_a_context() -> None:
-    """In this process, which computes on no GPU: dask-cuda would have it make a context on the first of them."""
+    """Start UCX in this process, which computes on no GPU; dask-cuda would create a context on the first one."""
     from distributed_ucxx import ucxx
 
     with dask.config.set({"distributed-ucxx.create-cuda-context": False}):
@@ -68,22 +68,22 @@ def _start_ucx_without_a_context() -> None:
 
 
 def _gpus_for(workers: int | None) -> int:
-    """How many GPUs `workers` take, by default all."""
+    """The number of GPUs to use, by default all. Raises UsageError where there are not as many."""
     if find_spec("dask_cuda") is None:
         raise UsageError(
             "a cluster of this machine's GPUs needs dask-cuda: pip install 'broadsheet[cluster]' (or environment.yml)"
         )
     gpus = count_gpus()
     if not gpus:
-        raise UsageError("no NVIDIA GPU is to be seen here (does nvidia-smi list one?): use --cluster local")
+        raise UsageError("no NVIDIA GPU is visible here (does nvidia-smi list one?): use --cluster local")
     if workers is not None and workers > gpus:
-        raise UsageError(f"{workers} workers were asked for, but each has a GPU to itself and there are {gpus}")
+        raise UsageError(f"{workers} workers need a GPU each, and there are {gpus}")
     return workers or gpus
 
 
 @contextmanager
 def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterator[Client]:
-    """A "local" or "cuda" cluster whose workers run under Nsight Systems; its report is in `folder` at the end."""
+    """A "local" or "cuda" cluster whose workers run under Nsight Systems, which writes its report to `folder`."""
     cuda = where == "cuda"
     count = _gpus_for(workers) if cuda else workers or 1
     with ExitStack() as stack:
@@ -97,7 +97,7 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterato
             raise BroadsheetError(f"no worker has started under nsys: see {folder}/workers.log") from error
         client.register_plugin(_IgnoreInterrupts())
         yield client
-        client.shutdown()  # the workers end, and nsys writes its report
+        client.shutdown()  # the workers end, then nsys writes its report
 
 
 @contextmanager
@@ -114,10 +114,10 @@ def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: in
                 if processes:
                     client.register_plugin(_IgnoreInterrupts())
                 yield client
-                try:  # a cluster cannot be closed while a lost worker's successor starts
+                try:  # a cluster cannot be closed while the replacement of a lost worker is starting
                     client.wait_for_workers(count, timeout=_SETTLE_SECONDS)
-                except TimeoutError:  # nor where none will: Dask starts none for a worker that died as it started
+                except TimeoutError:  # nor where none starts: Dask replaces no worker that died during its start
                     patience = _STUCK_SECONDS
         finally:
-            with suppress(TimeoutError):  # what is left then ends with this process
+            with suppress(TimeoutError):  # the rest ends with this process
                 running.close(timeout=patience)

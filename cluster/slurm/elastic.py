@@ -1,4 +1,4 @@
-"""Workers in Slurm jobs that come and go with the work, for notebooks: dask-jobqueue, told the site's settings."""
+"""Workers in Slurm jobs that start and end with the load, for notebooks: dask-jobqueue with a site's settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pipeline.errors import BroadsheetError, UsageError
 
 @contextmanager
 def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[str], None]) -> Iterator[Client]:
-    """A scheduler in this process, and one to `nodes` jobs of one node each, as there is work for them.
+    """A scheduler in this process, and between one and `nodes` jobs of one node each, depending on the load.
 
     Raises UsageError without dask-jobqueue or sbatch, BroadsheetError where no job starts within the wait.
     """
@@ -50,7 +50,7 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[st
             running = stack.enter_context(SLURMCluster(**options))
         except FileNotFoundError as error:
             raise UsageError("sbatch is not on this machine's path: connect from a login node") from error
-        # A node is given back after a minute without work, not between two cells of a notebook.
+        # A job ends after a minute without work, not between two cells of a notebook.
         running.adapt(minimum_jobs=1, maximum_jobs=nodes or 1, interval="2s", wait_count=30)
         client = stack.enter_context(Client(running))
         try:
