@@ -19,6 +19,7 @@ from distributed import Client
 from benchmarks import sleeper
 from benchmarks.sampling import Sampler
 from cluster import connect
+from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, environment
 from pipeline import classify
 from pipeline.report.job import JobReport, Progress
 
@@ -26,14 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ARTICLES_PER_SECOND = 1.2e6
 """Of one GPU; a chunk's sleep is its rows over this."""
 
-THREADS_A_GPU = 4
 _FIRST_GUESS = 500.0  # chunks a second, until one is measured
 _ENOUGH = 0.85
-_SETTINGS = {  # those of the Slurm scripts
-    "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
-}
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
     count = next(n for n in range(min(processes, gpus), 0, -1) if gpus % n == 0)
     slots = gpus // count
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    env = {**os.environ, **_SETTINGS, "PYTHONPATH": path, sleeper.SLOTS: str(slots)}
+    env = {**os.environ, **environment(), "PYTHONPATH": path, sleeper.SLOTS: str(slots)}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-scale-"))
         log = stack.enter_context(open(f"{folder}/log", "w"))
@@ -73,10 +68,10 @@ def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
             stack.callback(process.terminate)
             return psutil.Process(process.pid)
 
-        scheduler = start("scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0",
+        scheduler = start("scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address", DASHBOARD_ADDRESS,
                           "--preload", "cluster.dashboard")  # fmt: skip
         worker = ("worker", "--host", "127.0.0.1", "--no-nanny", "--nworkers", "1", "--memory-limit", "0",
-                  "--nthreads", str(THREADS_A_GPU * slots), "--no-dashboard", "--local-directory", folder,
+                  "--nthreads", str(THREADS_PER_WORKER * slots), "--no-dashboard", "--local-directory", folder,
                   "--preload", "benchmarks.sleeper")  # fmt: skip
         workers = tuple(start(*worker) for _ in range(count))
         client = stack.enter_context(connect(scheduler_file=file))

@@ -1,4 +1,4 @@
-"""How workers come to be: on this machine, at a scheduler's address, in Slurm jobs; and what each of them has."""
+"""Clusters on this machine, at a scheduler's address or in Slurm jobs; and what a job installs on their workers."""
 
 from cluster.clock import client_clock
 from cluster.connect import connect, nearest

@@ -1,4 +1,4 @@
-"""Each worker's clock against the scheduler's, measured when it joins and every minute from then on."""
+"""Each worker's clock against the scheduler's, measured when the worker joins and then every minute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CALL = {"function": dumps(time.time), "args": dumps(()), "kwargs": dumps({})}
 
 
 class ClockPlugin(WorkerPlugin):
-    """Keeps `trace.clock()` right; hosts whose clocks nobody disciplines drift apart by 0.1 s an hour and more."""
+    """Updates the worker's `clocks.clock()`: without NTP, hosts drift apart by 0.1 s an hour and more."""
 
     name = "broadsheet-clock"
 
@@ -52,7 +52,7 @@ _clocks: WeakKeyDictionary[Client, tuple[float, Clock]] = WeakKeyDictionary()
 
 
 def client_clock(client: Client) -> Clock:
-    """The clock of this process against the scheduler's; measured anew where that is a minute ago."""
+    """The clock of this process against the scheduler's; measured again after a minute."""
     measured, clock = _clocks.get(client, (float("-inf"), Clock()))
     if time.monotonic() - measured > _EVERY_MILLISECONDS / 1e3:
         trips = []

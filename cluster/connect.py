@@ -17,14 +17,14 @@ from distributed.comm.core import CommClosedError
 from distributed.security import Security
 
 from cluster.local import cpu_cluster, cuda_cluster, nsys_cluster
-from cluster.plugin import no_workers_seconds
 from cluster.protocol import choose, count_gpus
+from cluster.settings import no_workers_seconds
 from cluster.tls import load_certificates
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import NO_SCHEDULER
 
 TLS_FOLDER = "tls"
-"""Beside a scheduler's file: the certificates of its job."""
+"""The folder of a job's certificates, beside its scheduler file."""
 
 _EXPOSED = (
     "this cluster listens on {host} without TLS: whoever can reach it runs code as you there. On a network that is "
@@ -48,24 +48,55 @@ def connect(
     nsys: str | Path | None = None,
     say: Callable[[str], None] = _to_stderr,
 ) -> Iterator[Client]:
-    """A client to `where`; closed, with what was started for it, at the end.
+    """Connect to a Dask cluster, and start it first unless it is running already.
 
-    where: "local" (this machine's CPU), "cuda" (one worker for each of its GPUs), "slurm" (workers in Slurm jobs, by
-    `site.yaml`; `workers` is the number of nodes), or a scheduler's address. scheduler_file: the file of a scheduler,
-    in place of an address; certificates in a folder `tls` beside it are used.
-    workers: of a local cluster, by default one a GPU, or one for every four cores. processes: False for one CPU
-    worker within this process, which starts at once and needs no main guard. protocol: "auto", "tcp" or "ucx". tls:
-    make certificates and encrypt. nsys: a folder; the processes of a local cluster run under Nsight Systems, which
-    writes its report there. say: is given the lines that a user should see once.
+    A context manager: at the end of the block the client is closed, with whatever was started for it. Clusters on this
+    machine listen on loopback only.
 
-    Local clusters listen on loopback only. Raises UsageError for what cannot be had, or where no scheduler answers;
-    BroadsheetError where one has no workers, or is lost.
+    Parameters
+    ----------
+    where : str
+        "local" (processes on this machine's CPU), "cuda" (a worker for each of its GPUs), "slurm" (workers in Slurm
+        jobs, configured by `site.yaml`), or the address of a running scheduler.
+    workers : int, optional
+        Workers of a cluster on this machine (default: one a GPU, or one for every four cores); the largest number of
+        nodes for "slurm".
+    processes : bool
+        False: one CPU worker within this process. It starts at once, and a script needs no main guard.
+    scheduler_file : str or Path, optional
+        The file of a running scheduler, in place of `where`. Certificates in a folder `tls` beside it are used.
+    protocol : str
+        "auto", "tcp" or "ucx", for a cluster that is started here.
+    tls : bool
+        Make certificates for this cluster, and encrypt all its traffic.
+    nsys : str or Path, optional
+        Run the workers of a cluster on this machine under Nsight Systems, which writes its report to this folder.
+    say : callable
+        Called with each line that a user should see, for example which protocol was chosen. Default: print to stderr.
+
+    Yields
+    ------
+    distributed.Client
+        With at least one worker.
+
+    Raises
+    ------
+    UsageError
+        If what was asked for is not available or contradictory, or no scheduler answers.
+    BroadsheetError
+        If no worker joins within `distributed.scheduler.no-workers-timeout` (60 s), or the scheduler is lost.
+
+    Examples
+    --------
+    >>> with connect("local", workers=2) as client:
+    ...     report = pipeline.classify("news/*.parquet", "out/", client=client)
+
     """
     context: AbstractContextManager[Client]
     if nsys is not None:
         if scheduler_file is not None or where not in ("local", "cuda") or protocol != "auto" or tls:
             raise UsageError(
-                "nsys goes with a local cluster alone, over TCP: put `nsys profile` before your own workers"
+                "nsys goes with a local cluster only, over TCP: put `nsys profile` before your own workers"
             )
         context = nsys_cluster(where, workers, nsys)
     elif scheduler_file is not None:
@@ -84,7 +115,19 @@ def connect(
 
 
 def nearest(device: str = "auto") -> str:
-    """What a command connects to unless told: "cuda" where there are GPUs and dask-cuda, else "local"."""
+    """Choose the kind of cluster for a command that names none.
+
+    Parameters
+    ----------
+    device : str
+        "auto", "cuda" or "cpu", as for `classify`.
+
+    Returns
+    -------
+    str
+        "cuda" where there are GPUs and dask-cuda, unless `device` is "cpu"; else "local".
+
+    """
     return "cuda" if device != "cpu" and count_gpus() else "local"
 
 
@@ -98,7 +141,7 @@ def _started(
 ) -> AbstractContextManager[Client]:
     if where in ("local", "cuda"):
         chosen, line = choose(protocol, hosts=1, tls=tls)
-        if protocol != "auto" or tls:  # nobody need be told that one machine talks TCP to itself
+        if protocol != "auto" or tls:  # TCP within one machine needs no line
             say(line)
         return cuda_cluster(chosen, workers) if where == "cuda" else cpu_cluster(chosen, workers, processes)
     if where == "slurm":
@@ -107,14 +150,14 @@ def _started(
         context: AbstractContextManager[Client] = slurm_cluster(workers, protocol, tls, say)
         return context
     if tls or protocol != "auto":
-        raise UsageError(f"protocol and TLS of the cluster at {where} were settled when it was started")
+        raise UsageError(f"protocol and TLS of the cluster at {where} were chosen when it was started")
     return _existing(where, None, where, say)
 
 
 @contextmanager
 def _existing(name: str, file: Path | None, address: str | None, say: Callable[[str], None]) -> Iterator[Client]:
     wait = no_workers_seconds()
-    # A lost connection is told in words of ours: not by Dask, nor by its event loop, where a message was under way.
+    # A lost connection is reported by us: not by Dask as well, nor by its event loop when a message was being sent.
     quiet, loop = logging.getLogger("distributed.client"), logging.getLogger("tornado.application")
     before, security = quiet.level, None
     if file is not None:
@@ -145,7 +188,7 @@ class _NotOfALostConnection(logging.Filter):
 
 
 def _warn_if_exposed(address: str, say: Callable[[str], None]) -> None:
-    """Say what it means that a scheduler listens beyond loopback without TLS."""
+    """Warn of a scheduler that listens beyond loopback without TLS."""
     parts = urlsplit(address)
     if parts.scheme in ("tcp", "ucx", "ucxx") and parts.hostname and not is_loopback(parts.hostname):
         say(_EXPOSED.format(host=f"{parts.hostname}:{parts.port}"))
@@ -160,7 +203,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _address_in(file: Path, wait: float) -> str:
-    """A scheduler writes its file a few seconds after its job begins."""
+    """The scheduler's address; waits until it has written its file, a few seconds after its job starts."""
     deadline = time.monotonic() + wait
     while True:
         try:

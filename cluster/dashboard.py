@@ -1,7 +1,7 @@
-"""The page "Broadsheet" of the Dask dashboard: how the job goes, and what each GPU is doing.
+"""The page "Broadsheet" of the Dask dashboard: the job's progress, and what each GPU is doing.
 
-Imported where a scheduler starts (`--preload cluster.dashboard`), it adds the page. That is no documented interface of
-Dask's, so all that leans on it is in this file.
+Importing this module where a scheduler starts (`--preload cluster.dashboard`) adds the page. Dask documents no such
+interface, so all code that depends on it is in this file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SWATCH = (
 )
 _REFRESH_MS = 500
 _STRIP_SECONDS = 60
-_X_RANGE = (-_STRIP_SECONDS, 12)  # seconds from now; right of it stands what each worker is at
+_X_RANGE = (-_STRIP_SECONDS, 12)  # seconds from now; to its right the activity and rate of each worker
 _MARGIN = 110
 _RATE_SECONDS = 5.0
 _MOST_WORKERS = 64
@@ -72,7 +72,7 @@ class _Pace:
 
 
 class _Page:
-    """What one browser sees. Worker figures come with heartbeats, the job's from its client."""
+    """The page in one browser. The workers' figures come with their heartbeats, the job's from its client."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -123,8 +123,7 @@ class _Page:
             key=lambda ws: (ws.host, str(ws.name).zfill(8)),
         )
         for ws in workers:
-            told = ws.metrics[METRIC]
-            self._paces.setdefault(ws.address, _Pace()).add(told["until"], told["rows"])
+            self._paces.setdefault(ws.address, _Pace()).add(ws.metrics[METRIC]["until"], ws.metrics[METRIC]["rows"])
         job = self._scheduler.task_metadata.get(TOPIC)
         if job:
             self._total.add(job["updated"], job["rows_this_run"])
@@ -169,16 +168,16 @@ class _Page:
         for name in ("left", "right"):
             data[name] = [value - shift for value in data[name]]
         for number, ws in enumerate(workers):
-            told = ws.metrics[METRIC]
-            if told["until"] == self._until.get(ws.address):
+            found = ws.metrics[METRIC]
+            if found["until"] == self._until.get(ws.address):
                 continue
-            self._until[ws.address] = told["until"]
-            top, whole = number + 0.1, max(told["until"] - told["since"], 1e-9)
+            self._until[ws.address] = found["until"]
+            top, whole = number + 0.1, max(found["until"] - found["since"], 1e-9)
             for name in _COLORS:
-                share = 0.8 * told["seconds"].get(name, 0.0) / whole
+                share = 0.8 * found["seconds"].get(name, 0.0) / whole
                 if share:
-                    data["left"].append(told["since"] - now)
-                    data["right"].append(told["until"] - now)
+                    data["left"].append(found["since"] - now)
+                    data["right"].append(found["until"] - now)
                     data["top"].append(top)
                     data["bottom"].append(top + share)
                     data["color"].append(_COLORS[name])
@@ -194,7 +193,8 @@ class _Page:
         strip.y_range.start = max(len(workers), 1)
         strip.yaxis.ticker = FixedTicker(ticks=[i + 0.5 for i in range(len(workers))])
         strip.yaxis.major_label_overrides = {i + 0.5: name for i, name in enumerate(names)}
-        doing = [max(told, key=told.get, default="") for told in (ws.metrics[METRIC]["seconds"] for ws in workers)]
+        seconds = [ws.metrics[METRIC]["seconds"] for ws in workers]
+        doing = [max(by_name, key=by_name.get, default="") for by_name in seconds]
         rates = [self._paces[ws.address].rate for ws in workers]
         self._now.data = {
             "x": [0.4] * len(workers),

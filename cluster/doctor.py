@@ -1,4 +1,4 @@
-"""Checks of a cluster before a long job: each line a verdict, what was found, and what to do about it."""
+"""Checks of a cluster before a long job. Each gives a verdict, what was found, and what to do about it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Finding:
 
 
 def examine(client: Client, output: Path | None = None, device: str = "auto") -> Iterator[Finding]:
-    """Check a running cluster, and yield findings as they are made. output: a folder that every worker should see."""
+    """Check a running cluster, and yield each finding when it is made. output: a folder that all workers should see."""
     ours = probes.about_process()
     workers = client.run(probes.about_process)
     scheduler = client.run_on_scheduler(probes.about_process)
@@ -120,7 +120,7 @@ def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, A
 def _kernels(client: Client, device: str) -> Finding:
     try:
         _, backend = start_engines(client, load_model("ag-news"), device, "auto")
-    except Exception as error:  # a worker that imports another `cluster` fails in Dask's words, not in ours
+    except Exception as error:  # where a worker imports another `cluster`, the error is Dask's
         return Finding("kernels", FAILURE, str(error), "see the logs of the workers")
     return Finding("kernels", OK, str(backend))
 
@@ -135,7 +135,7 @@ def _interfaces(client: Client, addresses: list[str]) -> Finding:
 
 
 def transfers(client: Client) -> Iterator[Finding]:
-    """Time an array from one worker to another, over the cluster's protocol; and what UCX may use for it."""
+    """Time the transfer of an array from one worker to another, and list UCX's transports where it is used."""
     addresses = list(client.scheduler_info(n_workers=-1)["workers"])
     protocol = urlsplit(addresses[0]).scheme
     if protocol == "ucx":
@@ -154,13 +154,13 @@ def transfers(client: Client) -> Iterator[Finding]:
 
 
 def _far_apart(addresses: list[str]) -> tuple[str, str]:
-    """Two workers, of different hosts if there are."""
+    """Two workers, on different hosts where possible."""
     other = [a for a in addresses if urlsplit(a).hostname != urlsplit(addresses[0]).hostname]
     return addresses[0], (other or addresses[1:])[0]
 
 
 def _transfer(client: Client, source: str, target: str, device: bool) -> float:
-    # Copies, since pickle would find the originals by name, and a worker may have another `cluster`.
+    # Copies, which pickle cannot refer to by name: a worker may have another `cluster`.
     make_bytes, size_of = cloudpickle.loads(cloudpickle.dumps((probes.make_bytes, probes.size_of)))
     array = client.submit(make_bytes, _TRANSFER_BYTES, device, workers=[source], pure=False)
     wait([array, client.submit(size_of, b"", workers=[target], pure=False)])
@@ -214,7 +214,7 @@ def _clocks(client: Client, addresses: list[str]) -> Finding:
     apart = {}
     for address in addresses:
         before = time.time()
-        there = client.run(probes.now, workers=[address])[address]
+        there = client.run(time.time, workers=[address])[address]
         apart[address] = there - (before + time.time()) / 2
     worst = max(apart, key=lambda address: abs(apart[address]))
     found = f"at most {abs(apart[worst]):.3f} s from this host's"

@@ -1,4 +1,4 @@
-"""What a worker tells the scheduler with each heartbeat: the rows it has classified, and what it was at since."""
+"""The figures that a worker's heartbeats carry to the scheduler: rows classified, and seconds by activity."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pipeline.telemetry.activity import activities, rows_classified
 METRIC = "broadsheet"
 
 _DELAY_SECONDS = 0.5
-"""A GPU's batch tells what it did once it is done."""
+"""The activities of a GPU are known when its batch is done, so figures are this late."""
 
-_told = time.time() - _DELAY_SECONDS
+_until = time.time() - _DELAY_SECONDS
 
 
 async def worker_metrics(worker: Worker) -> dict[str, Any]:
     """rows: classified so far. since, until: seconds since the epoch. seconds: by activity, between the two."""
-    global _told
-    since, _told = _told, time.time() - _DELAY_SECONDS
-    return {"rows": rows_classified(), "since": since, "until": _told, "seconds": activities(since, _told)}
+    global _until
+    since, _until = _until, time.time() - _DELAY_SECONDS
+    return {"rows": rows_classified(), "since": since, "until": _until, "seconds": activities(since, _until)}

@@ -1,9 +1,8 @@
-"""Clusters on this machine: of CPU processes, or one worker for each of its GPUs. They listen on loopback only."""
+"""Clusters on this machine: CPU processes, or one worker for each GPU. They listen on loopback only."""
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -16,41 +15,21 @@ import dask
 from distributed import Client, LocalCluster, Worker, WorkerPlugin
 
 from cluster.nsys import nsys_workers
-from cluster.plugin import no_workers_seconds
 from cluster.protocol import count_gpus
+from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, configured, no_workers_seconds
 from cluster.tls import make_certificates
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.threads import available_cores
-
-THREADS_PER_WORKER = 4
-"""Reading, writing and their waits; computing has an executor of its own."""
 
 _CORES_PER_WORKER = 4
 _SETTLE_SECONDS = 15
 _CLOSE_SECONDS, _STUCK_SECONDS = 30, 3
 
-SETTINGS = {
-    "distributed.scheduler.work-stealing": False,  # a chunk stays where it was read
-    "distributed.scheduler.worker-saturation": 1.1,
-    "distributed.worker.memory.target": False,  # chunks in flight are few and bounded: never spill one
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": 0.85,
-    "distributed.worker.memory.terminate": 0.95,
-    # A chunk's buffers are the next one's: given back to the system, they would be paid for anew in page faults. With
-    # one arena they are also those of the next thread.
-    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 30,
-    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 32 << 20,  # the most that glibc takes
-    "distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": 1,
-    "distributed.nanny.pre-spawn-environ.MIMALLOC_PURGE_DELAY": 10_000,
-    "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
-}
-"""What a cluster of ours is configured with, wherever it runs."""
-
-_QUIETLY: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
+_QUIETLY: dict[str, Any] = {"dashboard_address": DASHBOARD_ADDRESS, "silence_logs": logging.CRITICAL}
 
 
 class _IgnoreInterrupts(WorkerPlugin):
-    """Ctrl-C reaches every process of a terminal's job; this one alone, the client, ends it in good order."""
+    """Ctrl-C reaches every process of the terminal's job; only the client acts on it, and stops the workers."""
 
     name = "broadsheet-ignore-interrupts"
 
@@ -60,7 +39,7 @@ class _IgnoreInterrupts(WorkerPlugin):
 
 @contextmanager
 def cpu_cluster(protocol: str, workers: int | None, processes: bool) -> Iterator[Client]:
-    """Workers on this machine's cores, by default a process for every four; or one within this process."""
+    """Workers on this machine's cores, by default a process for every four; one in this process without `processes`."""
     count = (workers or -(-available_cores() // _CORES_PER_WORKER)) if processes else 1
     host = None if not processes else "127.0.0.1"
     options = {"n_workers": count, "processes": processes, "host": host}
@@ -70,7 +49,7 @@ def cpu_cluster(protocol: str, workers: int | None, processes: bool) -> Iterator
 
 @contextmanager
 def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
-    """One worker for each GPU, pinned to it and to the CPU cores near it. Raises UsageError where there is none."""
+    """One worker for each GPU, pinned to it and to the CPU cores near it. Raises UsageError without GPUs."""
     count = _gpus_for(workers)
     from dask_cuda import LocalCUDACluster
 
@@ -81,7 +60,7 @@ def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
 
 
 def _start_ucx_without_a_context() -> None:
-    """In this process, which computes on no GPU: dask-cuda would have it make a context on the first of them."""
+    """Start UCX in this process, which computes on no GPU; dask-cuda would create a context on the first one."""
     from distributed_ucxx import ucxx
 
     with dask.config.set({"distributed-ucxx.create-cuda-context": False}):
@@ -89,47 +68,36 @@ def _start_ucx_without_a_context() -> None:
 
 
 def _gpus_for(workers: int | None) -> int:
-    """How many GPUs `workers` take, by default all."""
+    """The number of GPUs to use, by default all. Raises UsageError where there are not as many."""
     if find_spec("dask_cuda") is None:
         raise UsageError(
             "a cluster of this machine's GPUs needs dask-cuda: pip install 'broadsheet[cluster]' (or environment.yml)"
         )
     gpus = count_gpus()
     if not gpus:
-        raise UsageError("no NVIDIA GPU is to be seen here (does nvidia-smi list one?): use --cluster local")
+        raise UsageError("no NVIDIA GPU is visible here (does nvidia-smi list one?): use --cluster local")
     if workers is not None and workers > gpus:
-        raise UsageError(f"{workers} workers were asked for, but each has a GPU to itself and there are {gpus}")
+        raise UsageError(f"{workers} workers need a GPU each, and there are {gpus}")
     return workers or gpus
 
 
 @contextmanager
 def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterator[Client]:
-    """A "local" or "cuda" cluster whose workers run under Nsight Systems; its report is in `folder` at the end."""
+    """A "local" or "cuda" cluster whose workers run under Nsight Systems, which writes its report to `folder`."""
     cuda = where == "cuda"
     count = _gpus_for(workers) if cuda else workers or 1
     with ExitStack() as stack:
-        stack.enter_context(_configured())
+        stack.enter_context(configured())
         cluster = stack.enter_context(LocalCluster(n_workers=0, host="127.0.0.1", **_QUIETLY))
         client = stack.enter_context(Client(cluster))
-        stack.enter_context(nsys_workers(cluster.scheduler_address, count, THREADS_PER_WORKER, folder, cuda))
+        stack.enter_context(nsys_workers(cluster.scheduler_address, count, folder, cuda))
         try:
             client.wait_for_workers(count, timeout=no_workers_seconds())
         except TimeoutError as error:
             raise BroadsheetError(f"no worker has started under nsys: see {folder}/workers.log") from error
         client.register_plugin(_IgnoreInterrupts())
         yield client
-        client.shutdown()  # the workers end, and nsys writes its report
-
-
-@contextmanager
-def _configured() -> Iterator[None]:
-    """Our settings and our page, for a scheduler that starts in this process."""
-    timeout = {"distributed.scheduler.no-workers-timeout": no_workers_seconds()}
-    import cluster.dashboard  # noqa: F401  # its page must be known before the scheduler starts
-
-    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
-    with dask.config.set({**SETTINGS, **timeout}):
-        yield
+        client.shutdown()  # the workers end, then nsys writes its report
 
 
 @contextmanager
@@ -138,7 +106,7 @@ def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: in
         if protocol == "tls":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-tls-"))
             options["security"] = make_certificates(Path(folder))
-        stack.enter_context(_configured())
+        stack.enter_context(configured())
         patience = _CLOSE_SECONDS
         running = kind(**options, threads_per_worker=THREADS_PER_WORKER, protocol=protocol, **_QUIETLY)
         try:
@@ -146,10 +114,10 @@ def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: in
                 if processes:
                     client.register_plugin(_IgnoreInterrupts())
                 yield client
-                try:  # a cluster cannot be closed while a lost worker's successor starts
+                try:  # a cluster cannot be closed while the replacement of a lost worker is starting
                     client.wait_for_workers(count, timeout=_SETTLE_SECONDS)
-                except TimeoutError:  # nor where none will: Dask starts none for a worker that died as it started
+                except TimeoutError:  # nor where none starts: Dask replaces no worker that died during its start
                     patience = _STUCK_SECONDS
         finally:
-            with suppress(TimeoutError):  # what is left then ends with this process
+            with suppress(TimeoutError):  # the rest ends with this process
                 running.close(timeout=patience)

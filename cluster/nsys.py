@@ -1,6 +1,6 @@
 """Workers under NVIDIA Nsight Systems: one `nsys profile` a node, over all the workers of that node.
 
-Their spans are NVTX ranges in the domain "broadsheet", so the node's report shows what every worker was at.
+Their spans are NVTX ranges in the domain "broadsheet", so the node's report shows what each worker was doing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dask
 
+from cluster.settings import WORKER_OPTIONS
 from pipeline.errors import BroadsheetError, UsageError
 
 _CLOSE_SECONDS = 120
@@ -22,21 +23,21 @@ _CLOSE_SECONDS = 120
 
 
 def nsys_command(folder: str | Path) -> list[str]:
-    """What to put before a command that starts a node's workers; the report is FOLDER/HOST-PID.nsys-rep.
+    """The command to put before one that starts a node's workers; the report is FOLDER/HOST-PID.nsys-rep.
 
-    CUDA calls, kernels and copies, and NVTX ranges; no CPU samples, which need rights that clusters rarely give.
+    It records CUDA calls, kernels, copies and NVTX ranges; no CPU samples, which need rights that clusters rarely give.
     """
     output = os.path.join(os.path.abspath(folder), "%h-%p")
     return ["nsys", "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", f"--output={output}"]
 
 
 @contextmanager
-def nsys_workers(scheduler: str, workers: int, threads: int, folder: str | Path, cuda: bool = False) -> Iterator[None]:
-    """Workers of this host under nsys; by the end of the block their scheduler must be closed.
+def nsys_workers(scheduler: str, workers: int, folder: str | Path, cuda: bool = False) -> Iterator[None]:
+    """Start workers on this host under nsys; their scheduler must be closed by the end of the block.
 
-    cuda: dask-cuda starts them, each on one of the first `workers` GPUs that are to be seen.
+    cuda: dask-cuda starts them, one on each of the first `workers` visible GPUs.
 
-    Raises UsageError where nsys is not installed, BroadsheetError where it or the workers end with an error.
+    Raises UsageError where nsys is not installed, BroadsheetError where nsys or the workers fail.
     """
     if shutil.which("nsys") is None:
         raise UsageError("--nsys needs NVIDIA Nsight Systems: there is no nsys on the PATH")
@@ -49,7 +50,7 @@ def nsys_workers(scheduler: str, workers: int, threads: int, folder: str | Path,
         command += ["cuda", "worker", scheduler]
     else:
         command += ["worker", scheduler, "--nworkers", str(workers)]
-    command += ["--nthreads", str(threads), "--host", "127.0.0.1", "--no-dashboard"]
+    command += ["--host", "127.0.0.1", *WORKER_OPTIONS]
     log = Path(folder) / "workers.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
@@ -59,6 +60,6 @@ def nsys_workers(scheduler: str, workers: int, threads: int, folder: str | Path,
     except subprocess.TimeoutExpired as error:
         raise BroadsheetError(f"nsys has not ended within {_CLOSE_SECONDS} s of its workers: see {log}") from error
     finally:
-        process.terminate()  # what an error left behind
+        process.terminate()  # still running after an error
     if code:
         raise BroadsheetError(f"nsys ended with exit code {code}: see {log}")

@@ -7,12 +7,11 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import dask
-from dask.utils import parse_timedelta
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from cluster.clock import ClockPlugin
 from cluster.heartbeat import METRIC, worker_metrics
+from cluster.settings import no_workers_seconds
 from pipeline.engine.base import Backend, Engine, Texts
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import GPU_EXECUTOR
@@ -21,7 +20,6 @@ from pipeline.threads import available_cores
 from pipeline.worker import STATE
 
 NAME = "broadsheet-engine"
-_NO_WORKERS_SECONDS = 60
 
 _ONE_ARTICLE = Texts.of([b"x"])
 _log = logging.getLogger("distributed.worker.broadsheet")  # so that Dask's own handlers show it
@@ -121,12 +119,6 @@ def _wait_for_engines(client: Client, key: str) -> dict[str, Backend | None]:
         time.sleep(0.2)
 
 
-def no_workers_seconds() -> float:
-    """How long a job may be without a worker before it ends: Dask's own setting, or a minute where that says never."""
-    wait = dask.config.get("distributed.scheduler.no-workers-timeout") or _NO_WORKERS_SECONDS
-    return float(parse_timedelta(wait))
-
-
 def _noted(key: str, dask_scheduler: Scheduler) -> dict[str, Backend | None]:
     """By worker, what a job before has found on it, so that it need not be asked again; None where nothing has."""
     noted, backends = dask_scheduler.task_metadata.get(NAME, (key, {}))
@@ -150,7 +142,7 @@ async def _prepare(key: str, dask_scheduler: Scheduler) -> None:
     if "stealing" in dask_scheduler.extensions:
         await dask_scheduler.extensions["stealing"].stop()
     if dask_scheduler.no_workers_timeout is None:
-        dask_scheduler.no_workers_timeout = _NO_WORKERS_SECONDS
+        dask_scheduler.no_workers_timeout = no_workers_seconds()
 
 
 def _one_backend(backends: Sequence[Backend], mixed: bool) -> Backend:

@@ -1,7 +1,7 @@
-"""What the doctor asks of a worker or a scheduler.
+"""Functions that the doctor runs on workers and the scheduler.
 
-These functions travel by value, not by name, and import only what every Dask process has: on a worker that would import
-something else by the name of `cluster` or `pipeline`, they say so rather than fail.
+They are pickled by value, and import only what every Dask process has, so that they also run where `cluster` or
+`pipeline` is another package of that name, and report it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PACKAGES = (
 
 
 def about_process() -> dict[str, Any]:
-    """Versions; where `pipeline` and `cluster` come from, and a digest of their source; cores; this host's name."""
+    """Versions, the place and a digest of the source of `pipeline` and `cluster`, cores, host name."""
     import importlib.util
     import os
     import platform
@@ -45,7 +45,7 @@ def about_process() -> dict[str, Any]:
 
 
 def about_gpu() -> dict[str, Any] | None:
-    """The GPU this worker would compute on: the first it may see. None without one."""
+    """The GPU this worker would compute on, the first visible one; None without a GPU."""
     import os
 
     try:
@@ -87,7 +87,7 @@ def interface_of(address: str) -> str:
 
 
 def listeners() -> dict[int, str]:
-    """Ports this process listens on, and at which address."""
+    """The ports this process listens on, with the address of each."""
     import psutil
 
     found = psutil.Process().net_connections("tcp")
@@ -95,21 +95,14 @@ def listeners() -> dict[int, str]:
 
 
 def ucx_transports() -> list[str]:
-    """The transports that UCX may use in this process, which has it loaded."""
+    """The transports that UCX may use in this process, which has loaded it."""
     import ucxx
 
     return sorted(ucxx.get_active_transports())
 
 
-def now() -> float:
-    """Seconds since the epoch by this host's clock."""
-    import time
-
-    return time.time()
-
-
 def read_and_answer(folder: str, name: str) -> str:
-    """What a file holds, and leave an answer beside it."""
+    """Read a file, write the same text to a second file beside it, and return it."""
     import os
     from pathlib import Path
 
@@ -130,5 +123,5 @@ def make_bytes(size: int, device: bool) -> Any:
 
 
 def size_of(array: Any) -> int:
-    """Bytes of an array that had to come here."""
+    """The bytes of an array, which Dask has to bring here first."""
     return int(array.nbytes)

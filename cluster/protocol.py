@@ -1,4 +1,4 @@
-"""Which protocol Dask's workers talk: TCP, TCP under TLS, or UCX; and why."""
+"""The protocol between Dask's processes: TCP, TLS over TCP, or UCX."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+from cluster.settings import environment
 from pipeline.errors import BroadsheetError, UsageError
 
 PROTOCOLS = ("auto", "tcp", "ucx")
@@ -14,9 +15,9 @@ _ASK_UCX = "import ucxx; print(','.join(sorted(ucxx.get_active_transports())))"
 
 
 def choose(asked: str, hosts: int, tls: bool = False) -> tuple[str, str]:
-    """The protocol's name as Dask knows it ("tcp", "tls", "ucx"), and one line: which, why, over which transports.
+    """Choose the protocol: its name in Dask ("tcp", "tls", "ucx"), and a line with the reason and UCX's transports.
 
-    hosts: how many machines the workers are on. Raises UsageError for what cannot be had, and for UCX with TLS.
+    hosts: the number of machines with workers. Raises UsageError for UCX where it is not installed, or with TLS.
     """
     if asked not in PROTOCOLS:
         raise UsageError(f"protocol {asked!r}: choose one of {', '.join(PROTOCOLS)}")
@@ -48,13 +49,18 @@ def choose(asked: str, hosts: int, tls: bool = False) -> tuple[str, str]:
 
 
 def ucx_transports() -> list[str]:
-    """The transports UCX may use here, e.g. cuda_ipc, rc_mlx5, tcp; asked of a process of its own, as UCX stays loaded.
+    """The transports that UCX may use here, e.g. cuda_ipc, rc_mlx5, tcp.
 
+    Found by a child process, since UCX cannot be unloaded.
     Raises BroadsheetError where UCX does not start.
     """
-    environment = {**os.environ, "UCX_WARN_UNUSED_ENV_VARS": "n"}
     run = subprocess.run(
-        [sys.executable, "-c", _ASK_UCX], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _ASK_UCX],
+        env={**os.environ, **environment()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     if run.returncode:
         raise BroadsheetError(f"UCX does not start: {run.stderr.strip().splitlines()[-1]}")
@@ -71,7 +77,7 @@ def has_ucx() -> bool:
 
 
 def count_gpus() -> int:
-    """GPUs that this process may use, without touching one; 0 where there is no dask-cuda or no driver."""
+    """The number of GPUs that this process may use; 0 without dask-cuda or a driver. Creates no CUDA context."""
     if find_spec("dask_cuda") is None:
         return 0
     import pynvml

@@ -1,4 +1,4 @@
-"""Certificates made for one job: whoever holds them may join its Dask cluster, nobody else gets past the handshake."""
+"""Certificates of one job: only processes that hold them can join its Dask cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEY, _CERTIFICATE = "key.pem", "certificate.pem"
 
 
 def make_certificates(folder: Path) -> Security:
-    """Write a new key and its certificate to `folder`, made with mode 0700. Raises UsageError without cryptography."""
+    """Write a new key and its certificate to `folder` (mode 0700). Raises UsageError without cryptography."""
     if find_spec("cryptography") is None:
         raise UsageError("TLS needs the library cryptography: pip install 'broadsheet[cluster]'")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -27,22 +27,22 @@ def make_certificates(folder: Path) -> Security:
 
 
 def load_certificates(folder: Path) -> Security:
-    """What `make_certificates` wrote. The certificate is its own authority: only its key's holders are trusted.
+    """Load what `make_certificates` wrote. The certificate is its own authority: only holders of its key are trusted.
 
-    Raises UsageError where there is none.
+    Raises UsageError where the key cannot be read.
     """
     key, certificate = str(folder / _KEY), str(folder / _CERTIFICATE)
     if not os.access(key, os.R_OK):
-        raise UsageError(f"the cluster asks for TLS, and its certificates are not to be read in {folder}")
+        raise UsageError(f"the cluster requires TLS, and its certificates in {folder} cannot be read")
     roles = {f"tls_{role}_key": key for role in ("client", "scheduler", "worker")}
     roles |= {f"tls_{role}_cert": certificate for role in ("client", "scheduler", "worker")}
     return Security(require_encryption=True, tls_ca_file=certificate, **roles)
 
 
-def as_environment(folder: Path) -> dict[str, str]:
-    """Dask's settings for the certificates in `folder`, as environment variables."""
-    found = {"CA_FILE": folder / _CERTIFICATE}
-    for role in ("CLIENT", "SCHEDULER", "WORKER"):
-        found |= {f"{role}__KEY": folder / _KEY, f"{role}__CERT": folder / _CERTIFICATE}
-    variables = {f"DASK_DISTRIBUTED__COMM__TLS__{name}": str(path) for name, path in found.items()}
-    return {**variables, "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
+def tls_settings(folder: Path) -> dict[str, str | bool]:
+    """Dask's settings for the certificates in `folder`."""
+    files = {"ca-file": folder / _CERTIFICATE}
+    for role in ("client", "scheduler", "worker"):
+        files |= {f"{role}.key": folder / _KEY, f"{role}.cert": folder / _CERTIFICATE}
+    found = {f"distributed.comm.tls.{name}": str(path) for name, path in files.items()}
+    return {**found, "distributed.comm.require-encryption": True}

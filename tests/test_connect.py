@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from conftest import Command
+from conftest import ROOT, Command
 from distributed import Client
 from distributed.core import PooledRPCCall
 from jobs import Processes, wait_until
@@ -220,7 +220,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     )
     here = ["worker", "--scheduler-file", file, "--host", "127.0.0.1", "--no-nanny", "--no-dashboard"]
     processes.dask(*here)
-    processes.dask(*here, env={"PYTHONPATH": str(shadow)})
+    processes.dask(*here, env={"PYTHONPATH": f"{shadow}{os.pathsep}{ROOT}"})
     wait_until(file.exists)
     with Client(scheduler_file=str(file)) as client:
         client.wait_for_workers(2, timeout=60)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import dask
 import pytest
 import slurm_nodes
 from conftest import Command
 from jobs import SLOW, check_whole, committed, run_undisturbed, spans_of, wait_until
 from slurm_nodes import SlurmNodes
+from test_settings import settings_of
 
 from cluster import connect, probes
+from cluster.settings import SETTINGS
 from pipeline import classify
 from pipeline.model.charcnn import Model
 
@@ -160,7 +160,9 @@ def test_workers_for_a_notebook_come_by_script_or_on_demand(
     assert findings["output folder"]["verdict"] == "ok"
     assert findings["TLS"]["verdict"] == "warning"
     assert findings["listening"]["found"].endswith("dashboard 127.0.0.1:8787")
+    ours = {key: str(value) for key, value in SETTINGS.items()}
     with connect(scheduler_file=file) as client:
+        assert settings_of(client) == [ours, ours]
         for address, sockets in client.run(probes.listeners).items():
             beyond = {port for port, ip in sockets.items() if ip != "127.0.0.1"}
             assert beyond == {urlsplit(address).port}
@@ -176,10 +178,7 @@ def test_workers_for_a_notebook_come_by_script_or_on_demand(
         report = classify(["some", "articles"] * 50, model=small_model, client=client, chunk_size=2)
         assert report.rows_written == 100
         assert client.scheduler.address.startswith("tls://10.77.0.1:")
-        spilled = client.run(
-            lambda: (dask.config.get("distributed.worker.memory.spill"), os.environ["MALLOC_ARENA_MAX"])
-        )
-        assert set(spilled.values()) == {(False, "1")}  # workers there have our settings
+        assert all(found == ours for found in settings_of(client))
         assert slurm.run("squeue", "-h", "-t", "R")
     wait_until(lambda: not slurm.run("squeue", "-h"))
     assert not list((tmp_path / "shared").glob("connect-*"))  # its certificates

@@ -1,11 +1,11 @@
-# --- The job: classify, and go on in a later run where the time does not suffice ---------------------------------------
+# --- The job: classify, and resume in a later run where the time limit is too short -------------------------------------
 trap end_cluster EXIT
 echo "to reach the dashboard: ssh -N -L 8787:127.0.0.1:8787 -J LOGIN_NODE $(hostname) (8787: or the port it names)"
 broadsheet classify "${ARGUMENTS[@]}" --scheduler-file "$scheduler_file" --resume &
 client=$!
 
 # USR1 comes before the time limit, and on preemption where the site sends it: take no more chunks, finish those in
-# flight, requeue. TERM: Slurm itself ends the job, and requeues it or not.
+# flight, requeue. TERM: Slurm itself ends the job, and may requeue it.
 requeue=0
 stop() {
   kill -USR1 "$client" 2> /dev/null

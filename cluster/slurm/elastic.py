@@ -1,8 +1,7 @@
-"""Workers in Slurm jobs that come and go with the work, for notebooks: dask-jobqueue, told the site's settings."""
+"""Workers in Slurm jobs that start and end with the load, for notebooks: dask-jobqueue with a site's settings."""
 
 from __future__ import annotations
 
-import shlex
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,12 +9,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import dask
 from distributed import Client
 
-from cluster.local import SETTINGS, THREADS_PER_WORKER
-from cluster.plugin import no_workers_seconds
 from cluster.protocol import choose
+from cluster.settings import (
+    DASHBOARD_ADDRESS,
+    NO_DASHBOARD,
+    THREADS_PER_WORKER,
+    configured,
+    exports,
+    no_workers_seconds,
+)
 from cluster.slurm.site import Site, load_site
 from cluster.tls import make_certificates
 from pipeline.errors import BroadsheetError, UsageError
@@ -23,7 +27,7 @@ from pipeline.errors import BroadsheetError, UsageError
 
 @contextmanager
 def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[str], None]) -> Iterator[Client]:
-    """A scheduler in this process, and one to `nodes` jobs of one node each, as there is work for them.
+    """A scheduler in this process, and between one and `nodes` jobs of one node each, depending on the load.
 
     Raises UsageError without dask-jobqueue or sbatch, BroadsheetError where no job starts within the wait.
     """
@@ -31,14 +35,12 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[st
         raise UsageError("workers in Slurm jobs need dask-jobqueue: pip install 'broadsheet[slurm]'")
     from dask_jobqueue import SLURMCluster
 
-    import cluster.dashboard  # noqa: F401  # its page must be known before the scheduler starts
-
     site = load_site().changed(protocol=None if protocol == "auto" else protocol, tls=tls or None)
     chosen, line = choose(site.protocol, nodes or 1, site.tls)
     say(line)
     wait = no_workers_seconds()
     with ExitStack() as stack:
-        stack.enter_context(dask.config.set({**SETTINGS, "distributed.scheduler.no-workers-timeout": wait}))
+        stack.enter_context(configured())
         options = _options(site, chosen)
         if site.tls:
             folder = site.shared_folder / f"connect-{uuid.uuid4().hex[:8]}"
@@ -48,7 +50,7 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[st
             running = stack.enter_context(SLURMCluster(**options))
         except FileNotFoundError as error:
             raise UsageError("sbatch is not on this machine's path: connect from a login node") from error
-        # A node is given back after a minute without work, not between two cells of a notebook.
+        # A job ends after a minute without work, not between two cells of a notebook.
         running.adapt(minimum_jobs=1, maximum_jobs=nodes or 1, interval="2s", wait_count=30)
         client = stack.enter_context(Client(running))
         try:
@@ -75,26 +77,17 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "memory": site.memory or "16GB",
         "job_directives_skip": [] if site.memory else ["--mem"],
         "job_extra_directives": [*directives, *site.directives],
-        "job_script_prologue": [*([] if site.setup is None else site.setup.splitlines()), *_exports()],
+        "job_script_prologue": [*exports(), *(site.setup or "").splitlines()],  # the site's lines may change ours
         "interface": site.interface,
         "protocol": f"{protocol}://",
         "scheduler_options": {
-            "dashboard_address": "127.0.0.1:0",  # it has no login
+            "dashboard_address": DASHBOARD_ADDRESS,
             "interface": site.scheduler_interface or site.interface,
         },
-        "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
+        "worker_extra_args": [*NO_DASHBOARD],
         "log_directory": str(site.shared_folder / "logs"),
         **({"worker_command": "dask_cuda.cli"} if gpus else {}),
     }
-
-
-def _exports() -> Iterator[str]:
-    """Our settings for a worker that does not start in this process, nor with its configuration."""
-    for key, value in SETTINGS.items():
-        name = key.removeprefix("distributed.nanny.pre-spawn-environ.")
-        if name == key:
-            name = "DASK_" + key.replace(".", "__").replace("-", "_").upper()
-        yield f"export {name}={shlex.quote(str(value))}"
 
 
 def _remove(folder: Path) -> None:

@@ -1,4 +1,4 @@
-# --- For notebooks: say how to connect, and keep the workers until the job is cancelled or its time is over ------------
+# --- For notebooks: print how to connect, and keep the workers until the job is cancelled or its time limit ------------
 trap end_cluster EXIT
 trap exit TERM USR1
 until [ -s "$scheduler_file" ]; do

@@ -1,4 +1,4 @@
-"""For the batch scripts: choose the protocol and make certificates, and print both as lines of shell.
+"""For the batch scripts: Dask's settings, the protocol and the certificates, printed as lines of shell.
 
 python -P -m cluster.slurm.prepare ASKED HOSTS TLS FOLDER   (TLS: 1 or 0; FOLDER: for certificates)
 """
@@ -10,19 +10,19 @@ import sys
 from pathlib import Path
 
 from cluster.protocol import choose
-from cluster.tls import as_environment, make_certificates
+from cluster.settings import WORKER_OPTIONS, exports
+from cluster.tls import make_certificates, tls_settings
 from pipeline.errors import BroadsheetError
 
 
 def main(asked: str, hosts: str, tls: str, folder: str) -> None:
-    """Print the lines; the reason for the protocol goes to stderr."""
+    """Print the lines for `eval`; the reason for the protocol goes to stderr."""
     protocol, reason = choose(asked, int(hosts), tls == "1")
     print(reason, file=sys.stderr)
-    print(f"protocol={protocol}")
     if protocol == "tls":
         make_certificates(Path(folder))
-        for name, value in as_environment(Path(folder)).items():
-            print(f"export {name}={shlex.quote(value)}")
+    print(*exports(tls_settings(Path(folder)) if protocol == "tls" else {}), sep="\n")
+    print(f"protocol={protocol}\nworker_options=({shlex.join(WORKER_OPTIONS)})")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The settings of a Slurm site: `site.yaml`, and what a user's copy of it changes."""
+"""The settings of a Slurm site: `site.yaml`, and a user's changes to it."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Site:
 
     @property
     def shared_folder(self) -> Path:
-        """Where every node finds a job's scheduler file."""
+        """The folder of scheduler files, which every node sees."""
         return Path(self.folder).expanduser()
 
     def changed(self, **settings: Any) -> Site:
-        """With those settings that are not None."""
+        """A copy with those of `settings` that are not None."""
         return replace(self, **{name: value for name, value in settings.items() if value is not None})
 
 
 def load_site(file: Path | None = None) -> Site:
-    """The shipped settings, changed by `file`, else by $BROADSHEET_SITE or ~/.config/broadsheet/site.yaml where it is.
+    """The shipped settings, changed by `file`, else by $BROADSHEET_SITE, else by ~/.config/broadsheet/site.yaml.
 
     Raises UsageError for a file that cannot be read or holds an unknown key.
     """

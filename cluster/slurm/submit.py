@@ -16,9 +16,9 @@ _HERE = Path(__file__).parent
 
 
 def job_script(site: Site, nodes: int, arguments: Sequence[str] | None) -> str:
-    """The script for `sbatch`: `arguments` are those of `broadsheet classify`; None for workers to connect to.
+    """The script for `sbatch`. arguments: those of `broadsheet classify`; None for a cluster to connect to.
 
-    Raises UsageError for settings that exclude each other.
+    Raises UsageError for an unknown protocol, or UCX with TLS.
     """
     if site.protocol not in PROTOCOLS:
         raise UsageError(f"protocol {site.protocol!r}: choose one of {', '.join(PROTOCOLS)}")
@@ -32,13 +32,13 @@ def job_script(site: Site, nodes: int, arguments: Sequence[str] | None) -> str:
 
 
 def submit(script: str) -> str:
-    """Give the script to Slurm; return the job's number. Raises BroadsheetError where it is not taken."""
+    """Submit the script to Slurm; return the job's number. Raises BroadsheetError where Slurm rejects it."""
     try:
         run = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise UsageError("sbatch is not on this machine's path: submit from a login node of the cluster") from error
     if run.returncode:
-        raise BroadsheetError(f"Slurm does not take the job: {run.stderr.strip()}")
+        raise BroadsheetError(f"Slurm rejects the job: {run.stderr.strip()}")
     return run.stdout.strip().partition(";")[0]
 
 

@@ -1,0 +1,95 @@
+"""Dask's settings, the same for every cluster that is started here: on this machine, under nsys, in Slurm jobs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+from dask.utils import parse_timedelta
+
+_ENVIRON = "distributed.nanny.pre-spawn-environ."
+_NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"
+
+SETTINGS: Mapping[str, Any] = {
+    "distributed.scheduler.work-stealing": False,  # a chunk stays where it was read
+    "distributed.scheduler.worker-saturation": 1.1,
+    # The chunks of a node that loses power or its network wait this long before others redo them. A healthy worker
+    # sends a heartbeat every few seconds, and neither a slow file system nor the GIL delays one by two minutes. (Dask's
+    # default is five.)
+    "distributed.scheduler.worker-ttl": "120s",
+    _NO_WORKERS_TIMEOUT: "60s",  # then a job without workers ends with a message
+    "distributed.worker.memory.target": False,  # chunks in flight are few and bounded: never spill one
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": 0.85,
+    "distributed.worker.memory.terminate": 0.95,
+    # The allocators keep a chunk's buffers for the next chunk; returned to the system, they would cost page faults
+    # again. With one arena, threads share them. (glibc's, and Arrow's mimalloc.)
+    f"{_ENVIRON}MALLOC_TRIM_THRESHOLD_": 1 << 30,
+    f"{_ENVIRON}MALLOC_MMAP_THRESHOLD_": 32 << 20,  # the most that glibc takes
+    f"{_ENVIRON}MALLOC_ARENA_MAX": 1,
+    f"{_ENVIRON}MIMALLOC_PURGE_DELAY": 10_000,
+    f"{_ENVIRON}UCX_WARN_UNUSED_ENV_VARS": "n",
+    "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
+    "distributed.dashboard.link": "http://127.0.0.1:{port}/status",  # where it listens, or a tunnel to it ends
+}
+"""By their names in Dask's configuration; those in `pre-spawn-environ` are environment variables of workers."""
+
+DASHBOARD_ADDRESS = "127.0.0.1:0"
+"""Loopback only, since a dashboard has no login; any free port."""
+
+THREADS_PER_WORKER = 4
+"""For reading and writing, which mostly wait; computing has an executor of its own."""
+
+NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # workers serve /health even so
+WORKER_OPTIONS = ("--nthreads", str(THREADS_PER_WORKER), "--death-timeout", "120", *NO_DASHBOARD)
+"""For `dask worker` and `dask cuda worker`, which wait up to two minutes for a scheduler that starts with them."""
+
+
+def settings() -> dict[str, Any]:
+    """`SETTINGS`, except where the user has set a value: by `dask.config.set`, a `DASK_` variable or a YAML file."""
+    defaults, theirs = dask.config.merge(*dask.config.defaults), dask.config.collect()
+    found = {}
+    for key, ours in SETTINGS.items():
+        now = dask.config.get(key, None)
+        changed = now != dask.config.get(key, None, config=defaults)
+        found[key] = now if changed else dask.config.get(key, ours, config=theirs)
+    return found
+
+
+def environment(more: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """`settings()`, and `more` settings, as environment variables, for processes that Dask does not pass them to.
+
+    As with Dask's nannies, this process's own variables win over those in `pre-spawn-environ`.
+    """
+    found = {}
+    for key, value in {**settings(), **(more or {})}.items():
+        name = key.removeprefix(_ENVIRON)
+        if name != key:
+            found[name] = os.environ.get(name, str(value))
+        else:
+            found["DASK_" + key.replace(".", "__").replace("-", "_").upper()] = str(value)
+    return found
+
+
+def exports(more: Mapping[str, Any] | None = None) -> list[str]:
+    """`environment(more)` as lines of shell."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in environment(more).items()]
+
+
+@contextmanager
+def configured() -> Iterator[None]:
+    """Apply the settings, and add the page "Broadsheet", for a scheduler that starts in this process."""
+    import cluster.dashboard  # noqa: F401  # adds its page, which a running scheduler would not take
+
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # before UCX is loaded here
+    with dask.config.set(settings()):
+        yield
+
+
+def no_workers_seconds() -> float:
+    """The time after which a job without workers ends; a minute also where the user has set "never" (null)."""
+    return float(parse_timedelta(settings()[_NO_WORKERS_TIMEOUT] or SETTINGS[_NO_WORKERS_TIMEOUT]))

@@ -1,0 +1,132 @@
+"""What Dask is configured with: the same on every kind of cluster, but for what the user has set."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+
+from cluster import connect
+from cluster.settings import SETTINGS, THREADS_PER_WORKER
+from cluster.slurm.site import load_site
+from cluster.slurm.submit import job_script
+
+# Stand-ins that start what they are given: as nsys does, and Slurm on a node of its own.
+PROGRAMS = {
+    "nsys": 'while [ "$1" = profile ] || [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"\n',
+    "srun": 'while [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"\n',
+    "sbatch": 'setsid bash -c "$(cat "$1")" > /dev/null 2>&1 &\necho "Submitted batch job $!"\n',
+    "scancel": 'kill -- "-$1"\n',
+}
+CHANGED = {  # by environment variables; the time-to-live to what is Dask's own default
+    "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "0.7",
+    "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5 minutes",
+    "MALLOC_ARENA_MAX": "2",
+}
+
+
+def variable(key: str) -> str:
+    name = key.removeprefix("distributed.nanny.pre-spawn-environ.")
+    return name if name != key else "DASK_" + key.upper().replace(".", "__").replace("-", "_")
+
+
+def settings_of(client: Client) -> list[dict[str, str]]:
+    """What each worker has been given of our settings."""
+    keys = {key: variable(key) for key in SETTINGS}
+
+    def configuration() -> dict[str, str]:
+        import os
+
+        import dask
+
+        return {k: str(dask.config.get(k) if v.startswith("DASK_") else os.environ.get(v)) for k, v in keys.items()}
+
+    return list(client.run(configuration).values())
+
+
+@contextmanager
+def batch_script(folder: Path) -> Iterator[Client]:
+    """The script of `broadsheet submit --interactive`."""
+    site = load_site()
+    env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}
+    script = subprocess.Popen(["bash", "-c", job_script(site, 1, None)], env=env)
+    try:
+        with connect(scheduler_file=site.shared_folder / "7" / "scheduler.json") as client:
+            yield client
+    finally:
+        script.terminate()
+        script.wait(30)
+
+
+KINDS: dict[str, Callable[[Path], AbstractContextManager[Client]]] = {
+    "local": lambda folder: connect(workers=1),
+    "nsys": lambda folder: connect(workers=1, nsys=folder / "nsys"),
+    "batch script": batch_script,
+    "jobs on demand": lambda folder: connect("slurm", workers=1),
+}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the stand-ins on the path, and an environment without any of our settings."""
+    (tmp_path / "bin").mkdir()
+    for name, lines in PROGRAMS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{lines}")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "site.yaml").write_text(f"interface: lo\nfolder: {tmp_path / 'shared'}\n")
+    monkeypatch.setenv("BROADSHEET_SITE", str(tmp_path / "site.yaml"))
+    for key in SETTINGS:
+        monkeypatch.delenv(variable(key), raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_cluster_has_our_settings_and_the_users(
+    kind: str, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CHANGED.items():
+        monkeypatch.setenv(name, value)
+    expected = {key: CHANGED.get(variable(key), str(value)) for key, value in SETTINGS.items()}
+
+    def of_scheduler(dask_scheduler: Any) -> tuple[object, ...]:
+        steals = "stealing" in dask_scheduler.periodic_callbacks
+        return dask_scheduler.worker_ttl, dask_scheduler.no_workers_timeout, steals
+
+    def of_worker(dask_worker: Any) -> tuple[object, ...]:
+        memory = dask_worker.memory_manager
+        return memory.memory_target_fraction, memory.memory_spill_fraction, memory.memory_pause_fraction
+
+    with KINDS[kind](machine) as client:
+        assert settings_of(client) == [expected]
+        assert client.run_on_scheduler(of_scheduler) == (300, 60, False)
+        assert list(client.run(of_worker).values()) == [(False, False, 0.7)]
+        assert list(client.nthreads().values()) == [THREADS_PER_WORKER]
+        assert client.dashboard_link.startswith("http://127.0.0.1:")
+
+
+def test_what_is_set_in_python_or_in_a_file_wins_too(machine: Path) -> None:
+    """Over ours, wherever the workers are; `null` counts as well, but a job never waits for workers without end."""
+    (machine / "dask.yaml").write_text("distributed: {scheduler: {worker-ttl: null, no-workers-timeout: null}}\n")
+    script = (
+        "import dask, json; from cluster.settings import *\n"
+        "with dask.config.set({'distributed.worker.memory.pause': 0.6}): found = environment()\n"
+        "print(json.dumps([found, environment(), no_workers_seconds()]))"
+    )
+    env = {**os.environ, "DASK_CONFIG": str(machine / "dask.yaml")}
+    run = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    inside, after, seconds = json.loads(run.stdout)
+    expected = {variable(key): str(value) for key, value in SETTINGS.items()}
+    expected["DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL"] = "None"
+    expected["DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT"] = "None"
+    assert after == expected
+    assert inside == {**expected, "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "0.6"}
+    assert seconds == 60
