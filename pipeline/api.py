@@ -84,7 +84,14 @@ def _run(
 ) -> JobReport:
     began, started = time.perf_counter(), time.time()
     selection = options.selection(model)
-    found, identity = identify(source, options.hash == "full", by_content=folder is not None)
+    found = identify(
+        source,
+        len(model.alphabet),
+        model.length,
+        whole_hash=options.hash == "full",
+        by_content=folder is not None,
+    )
+    identity = found.identity
     before = folder if folder and options.resume and folder.is_begun else None
     if before:
         # Before its plan is taken up; the whole comparison comes once the backend is known.
@@ -102,9 +109,9 @@ def _run(
             if before
             else CHUNK_ROWS[engines[1].device if engines else expected_device(options.device)]
         )
-        saved = before.plan() if before and hasattr(found, "found") else None
+        saved = before.plan() if before and isinstance(found, Files) else None
         with _workers(client if engines and not saved else None, found) as workers:
-            job_input = open_input(found, selection, chunk_rows, len(model.alphabet), model.length, saved, workers)
+            job_input = open_input(found, selection, chunk_rows, saved, workers)
         if options.strict and job_input.problems:
             raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
         schema = output_schema(job_input.selection, model.classes, options.top_k, options.scores)
@@ -117,8 +124,6 @@ def _run(
         job = Job(
             selection=job_input.selection,
             classes=model.classes,
-            symbols=len(model.alphabet),
-            length=model.length,
             engine=key,
             backend=None if options.allow_mixed else backend,
             schema=schema,

@@ -40,8 +40,6 @@ class Job:
 
     selection: Selection
     classes: tuple[str, ...]
-    symbols: int
-    length: int
     engine: str
     backend: Backend | None
     schema: pa.Schema
@@ -143,7 +141,7 @@ def read(unit: Unit, job: Job) -> Work:
     """Read a unit's rows. Raises SourceError; with `job.strict` also where a row is bad."""
     spans: list[Span] = []
     with span("read", spans, "read", number=_number(unit.name)):
-        chunk = read_unit(unit, job.selection, job.symbols, job.length, spans)
+        chunk = read_unit(unit, job.selection, spans)
     refuse_bad_rows(chunk, job)
     sources = tuple((f.file.path, f.first_row, f.rows) for f in unit.fragments)
     return Work(unit.name, sources, chunk, spans=spans)

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from dask.base import is_dask_collection
+
 from pipeline.errors import UsageError
-from pipeline.source import read_stream
 from pipeline.source.chunk import Chunk, Selection
-from pipeline.source.files import InputFile
-from pipeline.source.plan import Plan, Problem, Stream, Unit, find_files, part_name, plan_files
+from pipeline.source.files import Problem, find_files
+from pipeline.source.formats.base import InputFile, Seek, Stream
+from pipeline.source.plan import Plan, Unit, part_name, plan_files
 from pipeline.source.saved_plan import plan_from_json, plan_to_json
 from pipeline.source.scan import Scanner
 from pipeline.source.tables import MEMORY, Tables, as_tables, dask_selection, digest_of, resolve, table_chunks
@@ -69,26 +71,57 @@ class Files:
     problems: tuple[Problem, ...]
 
     @property
+    def identity(self) -> Identity:
+        return [{"path": f.path, "size": f.size, "modified": f.modified, "digest": f.digest} for f in self.found]
+
+    @property
     def bytes_to_scan(self) -> int:
-        """Of files that are looked through to find where their records begin."""
-        return sum(f.size for f in self.found if not f.compression and f.format not in ("parquet", "onehot"))
+        """Of files that are scanned for where their records begin."""
+        return sum(f.size for f in self.found if not f.compression and f.format.seeks is Seek.RECORDS)
 
 
-def identify(source: Any, whole_hash: bool, by_content: bool) -> tuple[Any, list[dict[str, Any]]]:
-    """What `open_input` takes, and what a fingerprint says of the input. Raises UsageError for no input at all.
+@dataclass(frozen=True)
+class Rows:
+    """Rows in the client's memory. digest: of all of them, or empty."""
 
-    whole_hash: hash all of a file, not its edges. by_content: hash rows in memory, which have nothing else to be known
-    by. A string is a path, and so is each of `Paths` or of a list of `pathlib.Path`; a list of strings is articles.
+    tables: Tables
+    digest: str
+
+    @property
+    def identity(self) -> Identity:
+        return [{"path": MEMORY, "digest": self.digest}]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A Dask DataFrame."""
+
+    frame: Any
+
+    @property
+    def identity(self) -> Identity:
+        return [{"path": MEMORY, "digest": self.frame._name}]
+
+
+Identity = list[dict[str, Any]]
+"""What a fingerprint says of the input."""
+
+
+def identify(source: Any, symbols: int, length: int, *, whole_hash: bool, by_content: bool) -> Files | Rows | Frame:
+    """What a job is given, before it is planned. Raises UsageError for no input at all.
+
+    symbols, length: of the model, for files that are encoded already. whole_hash: hash all of a file, not its edges.
+    by_content: hash rows in memory, which have nothing else to be known by. A string is a path, and so is each of
+    `Paths` or of a list of `pathlib.Path`; a list of strings is articles.
     """
     paths = _paths(source)
     if paths is not None:
-        found, problems = find_files(paths, whole_hash)
-        identity = [{"path": f.path, "size": f.size, "modified": f.modified, "digest": f.digest} for f in found]
-        return Files(tuple(found), tuple(problems)), identity
-    if _is_dask(source):
-        return source, [{"path": MEMORY, "digest": source._name}]
+        found, problems = find_files(paths, symbols, length, whole_hash)
+        return Files(tuple(found), tuple(problems))
+    if _is_frame(source):
+        return Frame(source)
     tables = as_tables(source)
-    return tables, [{"path": MEMORY, "digest": digest_of(tables) if by_content else ""}]
+    return Rows(tables, digest_of(tables) if by_content else "")
 
 
 def _paths(source: Any) -> list[str] | None:
@@ -101,34 +134,35 @@ def _paths(source: Any) -> list[str] | None:
     return None
 
 
-def _is_dask(source: Any) -> bool:
-    return hasattr(source, "to_delayed") and hasattr(source, "_meta")
+def _is_frame(source: Any) -> bool:
+    if not is_dask_collection(source):
+        return False
+    from dask.dataframe import DataFrame  # takes a second to import, which only who has one spends
+
+    return isinstance(source, DataFrame)
 
 
 def open_input(
-    source: Any,
+    given: Files | Rows | Frame,
     selection: Selection,
     chunk_rows: int,
-    symbols: int,
-    length: int,
     saved: dict[str, Any] | None = None,
-    workers: Scanner | None = None,
+    scanner: Scanner | None = None,
 ) -> JobInput:
-    """Plan the chunks of what `identify` gave, or take the plan saved before. symbols, length: of the model. workers:
-    look through large files, in place of threads here.
+    """Plan the chunks of what `identify` gave, or take the plan of its files that was saved before. scanner: scans
+    large files, in place of threads here.
 
     Raises UsageError where a column that is asked for is not there.
     """
-    if isinstance(source, Files):
+    if isinstance(given, Files):
         if saved is not None:
-            return FileInput(plan_from_json(saved, source.found))
-        plan = plan_files(source.found, selection, chunk_rows, symbols, length, workers)
-        return FileInput(plan, source.problems)
+            return FileInput(plan_from_json(saved, given.found))
+        return FileInput(plan_files(given.found, selection, chunk_rows, scanner), given.problems)
     if selection.answers:
         raise UsageError("an answer file goes with a one-hot file only")
-    if _is_dask(source):
-        return DaskInput(source, dask_selection(source, selection))
-    return MemoryInput(source, resolve(source.schema, selection), chunk_rows)
+    if isinstance(given, Frame):
+        return DaskInput(given.frame, dask_selection(given.frame, selection))
+    return MemoryInput(given.tables, resolve(given.tables.schema, selection), chunk_rows)
 
 
 class FileInput:
@@ -152,7 +186,8 @@ class FileInput:
 
     def _stream(self, stream: Stream, done: Container[str]) -> Iterator[Loaded]:
         row = 0
-        for number, chunk in enumerate(read_stream(stream, self.selection, self._plan.chunk_rows)):
+        chunks = stream.file.format.stream(stream, self.selection, self._plan.chunk_rows)
+        for number, chunk in enumerate(chunks):
             name = part_name(stream.number, number)
             if name not in done:
                 yield Loaded(name, ((stream.file.path, row, chunk.rows_read),), chunk)

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.source.chunk import Selection
-from pipeline.source.files import InputFile
-from pipeline.source.plan import Fragment, Plan, Stream, Unit
+from pipeline.source.formats.base import Fragment, InputFile, Stream
+from pipeline.source.plan import Plan, Unit
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             units.append({"name": unit.name, "fragments": fragments})
     selection = {k: v for k, v in asdict(plan.selection).items() if k != "id_types"}
     return {
-        "columns": [list(file.columns) for file in plan.files],
+        "columns": [list(names) for names in plan.columns],
         "units": units,
         "problems": [list(problem) for problem in plan.problems],
         "selection": selection,
@@ -38,7 +38,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 def plan_from_json(saved: dict[str, Any], found: Sequence[InputFile]) -> Plan:
     """The plan again, over the same files as found now."""
-    files = [replace(file, columns=tuple(names)) for file, names in zip(found, saved["columns"], strict=True)]
+    columns = tuple(tuple(names) for names in saved["columns"])
+    files = [replace(f, format=f.format.for_columns(names)) for f, names in zip(found, columns, strict=True)]
     units: list[Unit | Stream] = []
     for unit in saved["units"]:
         if "stream" in unit:
@@ -51,4 +52,4 @@ def plan_from_json(saved: dict[str, Any], found: Sequence[InputFile]) -> Plan:
     id_types = tuple(row_schema.types[-len(fields["ids"]) :]) if fields["ids"] else ()
     problems = tuple((path, message) for path, message in saved["problems"])
     selection = Selection(**fields, id_types=id_types)
-    return Plan(tuple(files), tuple(units), problems, selection, saved["chunk_rows"])
+    return Plan(tuple(files), columns, tuple(units), problems, selection, saved["chunk_rows"])
