@@ -7,13 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import pipeline
 from pipeline.model.charcnn import Model
+from pipeline.source import Chunk, Selection
 from pipeline.source.formats import register, unregister
+from pipeline.source.formats.base import Format, InputFile, Schema, Seek, Stream
 from pipeline.source.formats.record_format import RecordFormat
+from pipeline.source.opening import open_at
 from pipeline.source.records import Split
+from pipeline.source.tables import table_chunk
 
 TEXTS = [f"article {i}\nin {i % 3} paragraphs" for i in range(100)]
 
@@ -37,11 +42,28 @@ class Fortune(RecordFormat):
         return Split(np.array(starts, np.int64), np.array(ends, np.int64), {}, at)
 
 
+class Letter(Format):
+    """A file is one article, read front to back: the least that a format can say."""
+
+    name = "letter"
+    suffixes = (".letter",)
+    seeks = Seek.NOTHING
+
+    def schema(self, file: InputFile, selection: Selection) -> Schema:
+        return Schema(("text",))
+
+    def stream(self, stream: Stream, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
+        with open_at(stream.file) as content:
+            yield table_chunk(pa.table({"text": [content.read(1 << 20)]}), stream.file.path, 0, selection)
+
+
 @pytest.fixture(autouse=True)
-def fortune() -> Iterator[None]:
-    register(Fortune())
+def own_formats() -> Iterator[None]:
+    for added in (Fortune(), Letter()):
+        register(added)
     yield
-    unregister(Fortune())
+    for added in (Fortune(), Letter()):
+        unregister(added)
 
 
 @pytest.mark.parametrize("name", ["a.fortune", "a.fortune.gz"])
@@ -54,6 +76,18 @@ def test_a_registered_format_is_labelled_as_the_same_texts_in_memory(
     expected = pipeline.classify(TEXTS, model=small_model, scores=True)
     assert done.rows_read == done.rows_written == len(TEXTS)
     assert done.to_arrow().drop_columns(["file"]).equals(expected.to_arrow().drop_columns(["file"]))
+
+
+def test_a_format_that_cannot_seek_is_read_by_the_client(small_model: Model, tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / f"{i}.letter").write_text(TEXTS[i])
+    (tmp_path / "3.letter.gz").write_bytes(gzip.compress(TEXTS[3].encode()))
+    done = pipeline.classify(tmp_path, model=small_model, scores=True)
+    expected = pipeline.classify(TEXTS[:4], model=small_model, scores=True)
+    assert [Path(file).name for file in done.to_arrow()["file"].to_pylist()] == [
+        "0.letter", "1.letter", "2.letter", "3.letter.gz",
+    ]  # fmt: skip
+    assert done.to_arrow().drop_columns(["file", "row"]).equals(expected.to_arrow().drop_columns(["file", "row"]))
 
 
 def test_a_suffix_belongs_to_one_format() -> None:

@@ -15,13 +15,14 @@ import zstandard
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.source import Chunk, Selection, read_unit
-from pipeline.source.chunk import truth_indices
+from pipeline.source.chunk import concat, truth_indices
 from pipeline.source.files import find_files
 from pipeline.source.formats.base import InputFile, Stream
 from pipeline.source.inputs import FileInput, Files, identify, open_input
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.plan import Unit, plan_files
 from pipeline.source.saved_plan import plan_from_json, plan_to_json
+from pipeline.source.tables import as_tables, table_chunks
 
 TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]
 TEXT_AND_ID = Selection(text=("text",), ids=("id",))
@@ -225,6 +226,13 @@ def test_streams_of_long_articles_make_smaller_chunks(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(as_csv(["x" * 4000] * 7)))
     _, chunks = chunks_of([path], TEXT_AND_ID, 1000, Limits(counted_bytes=10, chunk_bytes=10_000))
     assert [len(c) for _, c in chunks] == [2, 2, 2, 1]
+
+
+def test_chunks_in_one_keep_the_characters_of_whole_texts() -> None:
+    chunks = list(table_chunks(as_tables(["one", "two", "three"]), Selection(), 2))
+    counted = [replace(c, n_chars=np.arange(len(c)) + 2000) for c in chunks]
+    assert concat(counted).without_text().n_chars.tolist() == [2000, 2001, 2000]
+    assert concat(chunks).n_chars is None
 
 
 def test_truth_counts_from_one_unless_classes_are_numbers() -> None:

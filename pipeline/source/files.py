@@ -1,4 +1,4 @@
-"""Input files: finding them, and telling their formats apart."""
+"""Input files: finding them, and which format each has."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def find_files(
     symbols, length: of the model, for files that are encoded already. whole_hash: hash all of a file, not its edges.
     """
 
-    def look(path: str) -> InputFile | Problem:
+    def found_at(path: str) -> InputFile | Problem:
         try:
             return describe(path, symbols, length, whole_hash)
         except SourceError as error:
             return path, str(error)
 
     with threads(available_cores()) as pool:
-        found = list(pool.map(look, expand(inputs)))
+        found = list(pool.map(found_at, expand(inputs)))
     return [f for f in found if isinstance(f, InputFile)], [p for p in found if not isinstance(p, InputFile)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,6 +63,10 @@ class JobInput(Protocol):
         ...
 
 
+Identity = list[dict[str, Any]]
+"""What a fingerprint says of the input."""
+
+
 @dataclass(frozen=True)
 class Files:
     """Files as they were found, before they are planned."""
@@ -82,14 +86,10 @@ class Files:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows in the client's memory. digest: of all of them, or empty."""
+    """Rows in the client's memory."""
 
     tables: Tables
-    digest: str
-
-    @property
-    def identity(self) -> Identity:
-        return [{"path": MEMORY, "digest": self.digest}]
+    identity: Identity
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,7 @@ class Frame:
     """A Dask DataFrame."""
 
     frame: Any
-
-    @property
-    def identity(self) -> Identity:
-        return [{"path": MEMORY, "digest": self.frame._name}]
-
-
-Identity = list[dict[str, Any]]
-"""What a fingerprint says of the input."""
+    identity: Identity
 
 
 def identify(source: Any, symbols: int, length: int, *, whole_hash: bool, by_content: bool) -> Files | Rows | Frame:
@@ -119,9 +112,9 @@ def identify(source: Any, symbols: int, length: int, *, whole_hash: bool, by_con
         found, problems = find_files(paths, symbols, length, whole_hash)
         return Files(tuple(found), tuple(problems))
     if _is_frame(source):
-        return Frame(source)
+        return Frame(source, [{"path": MEMORY, "digest": source._name}])
     tables = as_tables(source)
-    return Rows(tables, digest_of(tables) if by_content else "")
+    return Rows(tables, [{"path": MEMORY, "digest": digest_of(tables) if by_content else ""}])
 
 
 def _paths(source: Any) -> list[str] | None:
@@ -165,6 +158,15 @@ def open_input(
     return MemoryInput(given.tables, resolve(given.tables.schema, selection), chunk_rows)
 
 
+def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str]) -> Iterator[Loaded]:
+    row = 0
+    for number, chunk in enumerate(chunks):
+        name = part_name(file, number)
+        if name not in done:
+            yield Loaded(name, ((path, row, chunk.rows_read),), chunk)
+        row += chunk.rows_read
+
+
 class FileInput:
     """Files: units that workers read themselves, and compressed streams that the client reads."""
 
@@ -180,18 +182,10 @@ class FileInput:
     def chunks(self, done: Container[str]) -> Iterator[Source]:
         for unit in self._plan.units:
             if isinstance(unit, Stream):
-                yield from self._stream(unit, done)
+                chunks = unit.file.format.stream(unit, self.selection, self._plan.chunk_rows)
+                yield from _loaded(chunks, unit.number, unit.file.path, done)
             elif unit.name not in done:
                 yield unit
-
-    def _stream(self, stream: Stream, done: Container[str]) -> Iterator[Loaded]:
-        row = 0
-        chunks = stream.file.format.stream(stream, self.selection, self._plan.chunk_rows)
-        for number, chunk in enumerate(chunks):
-            name = part_name(stream.number, number)
-            if name not in done:
-                yield Loaded(name, ((stream.file.path, row, chunk.rows_read),), chunk)
-            row += chunk.rows_read
 
 
 class MemoryInput:
@@ -208,12 +202,7 @@ class MemoryInput:
         self.rows = tables.rows
 
     def chunks(self, done: Container[str]) -> Iterator[Source]:
-        row = 0
-        for number, chunk in enumerate(table_chunks(self._tables, self.selection, self._chunk_rows)):
-            name = part_name(0, number)
-            if name not in done:
-                yield Loaded(name, ((MEMORY, row, chunk.rows_read),), chunk)
-            row += chunk.rows_read
+        return _loaded(table_chunks(self._tables, self.selection, self._chunk_rows), 0, MEMORY, done)
 
 
 class DaskInput:

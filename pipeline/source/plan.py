@@ -81,18 +81,17 @@ def plan_files(
     if not any(isinstance(unit, Stream) or unit.rows for unit in units):
         units = [Unit(part_name(0, 0), ())]
     problems = tuple((one.file.path, message) for one in planned for message in one.plan.problems)
-    files, columns = tuple(one.file for one in planned), tuple(one.columns for one in planned)
-    return Plan(files, columns, tuple(units), problems, selection, chunk_rows)
+    columns = tuple((one.schema and one.schema.names) or () for one in planned)
+    return Plan(tuple(one.file for one in planned), columns, tuple(units), problems, selection, chunk_rows)
 
 
 class _Planned(NamedTuple):
-    """selection: resolved for the file. schema: None where it could not be read. columns: see `Plan`."""
+    """selection: resolved for the file. schema: None where it could not be read, or does not fit the first file's."""
 
     file: InputFile
     selection: Selection
     plan: FilePlan
     schema: Schema | None = None
-    columns: tuple[str, ...] = ()
 
 
 def _plan_file(
@@ -107,23 +106,22 @@ def _plan_file(
     if not file.size:
         return _Planned(file, selection, FilePlan(problems=[f"{path}: the file is empty"]))
     schema = None
-    columns: tuple[str, ...] = ()
     problems: list[str] = []
     try:
-        schema = file.format.schema(file, selection)
-        refuse_twice(path, schema)
+        found = file.format.schema(file, selection)
+        refuse_twice(path, found)
         if first is None:
-            selection = resolve(file, schema, selection)
-        elif message := difference(path, schema, first, selection):
+            selection = resolve(file, found, selection)
+        elif message := difference(path, found, first, selection):
             problems.append(message)
-        columns = schema.names or ()
-        file = replace(file, format=file.format.for_columns(columns))
+        schema = found
+        file = replace(file, format=file.format.for_columns(schema.names or ()))
         plan = file.format.plan(file, schema, selection, chunk_rows, scanner.scan)
     except (SourceError, UsageError) as error:
         if isinstance(error, UsageError) and first is None:
             raise
         plan = FilePlan(problems=[str(error)])
-    return _Planned(file, selection, replace(plan, problems=[*problems, *plan.problems]), schema, columns)
+    return _Planned(file, selection, replace(plan, problems=[*problems, *plan.problems]), schema)
 
 
 class _Packing:

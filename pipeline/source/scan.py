@@ -88,8 +88,8 @@ class Scanner:
         try:
             while stops or running:
                 while stops and (not running or self._ahead.acquire(blocking=False)):
-                    look = _scan_from if nominal == start else _scan_about
-                    running.append((stops[0], self._pool.submit(look, file, split, nominal, stops[0])))
+                    scan = _scan_from if nominal == start else _scan_about
+                    running.append((stops[0], self._pool.submit(scan, file, split, nominal, stops[0])))
                     nominal = stops.popleft()
                 stop, future = running.popleft()
                 if running:

@@ -120,7 +120,7 @@ class Dialect:
 
 
 def _after_line_end(buffer: bytes, at: int, final: bool) -> int | None:
-    """The place after the LF, CRLF or CR at `at`; None if it cannot be told yet."""
+    """The place after the LF, CRLF or CR at `at`; None if more bytes are needed."""
     if buffer[at] == _LF:
         return at + 1
     if at + 1 == len(buffer) and not final:
@@ -129,7 +129,7 @@ def _after_line_end(buffer: bytes, at: int, final: bool) -> int | None:
 
 
 def _split_regular(buffer: bytes, delimiter: int, fields: int | None, final: bool, limit: int) -> Split:
-    """All records up to the first that needs an exact look, by counting quotes: inside after an odd number.
+    """All records up to the first that needs the exact scan, by counting quotes: inside after an odd number.
 
     That count is right as long as every quote stands where a quoted field may open or close.
     """

@@ -50,7 +50,7 @@ class Jsonl(RecordFormat):
         return Split(lines.starts[kept], lines.ends[kept], problems, lines.consumed, lines.overlong)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        """The keys of the first line that is an object; else what is asked for, for rows are looked at one by one."""
+        """The keys of the first line that is an object; else what is asked for: each row has keys of its own."""
         head = self.head(file)
         found = self.split(head.data, head.final)
         keys = (_keys_of(head.data[s:e]) for s, e in zip(found.starts, found.ends, strict=True))
@@ -93,7 +93,7 @@ def parse_one_by_one(records: Records, path: str, first_row: int, selection: Sel
 
 
 def _parse_at_once(records: Records, selection: Selection) -> pa.Table | None:
-    """The selected columns of all lines by Arrow; None where one of them must be looked at alone."""
+    """The selected columns of all lines by Arrow; None where one of them must be parsed alone."""
     if records.problems or not len(records) or b"-NaN" in records.data:
         return None
     begin, end = int(records.starts[0]), int(records.ends[-1])

@@ -1,4 +1,4 @@
-"""What formats have in common whose files are records one after another, told apart by a scan.
+"""What formats have in common whose files are records one after another, separated by a scan.
 
 An uncompressed file is scanned for where its records begin, so that it can be read from the middle and rows have
 numbers. A compressed file has one reader: a small one is counted first, and read whole if it fits a chunk.
@@ -58,8 +58,7 @@ class RecordFormat(Format):
 
     def head(self, file: InputFile) -> Head:
         """Raises SourceError where the file cannot be opened."""
-        block, final = b"", False
-        failure = None
+        block, final, failure = b"", False, None
         with open_at(file) as stream:
             try:
                 while len(block) < self.limits.block_bytes and not final:
