@@ -1,4 +1,4 @@
-"""Planning a large CSV: looked through by the client's threads, and by the workers of a cluster."""
+"""Planning a large CSV: scanned by the client's threads, and by the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planning_part(
 ) -> dict[str, Any]:
     """Plan one CSV of about `size` bytes, whole repeats of `articles_csv`, a few times in each way.
 
-    Workers are processes of four threads on this host; they look through the file only, so no GPU is used. Raises
+    Workers are processes of four threads on this host; they scan the file only, so no GPU is used. Raises
     RuntimeError where two ways make different plans.
     """
     path = folder / "articles.csv"
@@ -43,9 +43,9 @@ def planning_part(
         seconds = []
         for _ in range(_REPEATS + 1):
             began = time.perf_counter()
-            found, _ = identify(Paths([str(path)]), False, True)
+            found = identify(Paths([str(path)]), 70, 1014, whole_hash=False, by_content=True)
             with workers_scanner(client) if client else nullcontext() as scanner:
-                planned = open_input(found, _SELECTION, _CHUNK_ROWS, 70, 1014, workers=scanner)
+                planned = open_input(found, _SELECTION, _CHUNK_ROWS, scanner=scanner)
             seconds.append(time.perf_counter() - began)
             if client and scanner is None:
                 raise RuntimeError(f"{count} workers are fewer than planning is given to")
@@ -55,7 +55,7 @@ def planning_part(
         )
         print(f"{by} {count}: {result['bytes'] / statistics.median(seconds[1:]) / 1e9:.2f} GB/s", flush=True)
         keep(result)
-        plans.append(planned.saved)
+        plans.append(planned.plan)
         if plans[-1] != plans[0]:
             raise RuntimeError(f"{count} {by} planned otherwise than {result['runs'][0]['count']} threads")
 

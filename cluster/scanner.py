@@ -17,7 +17,7 @@ from pipeline.graph import NO_SCHEDULER, NO_WORKERS
 from pipeline.source.scan import Scanner, threads_scanner
 
 _LEAST_WORKERS = 3
-"""Python's lock bounds a process: 4 threads of a worker look through 0.7 GB of CSV a second, 16 here through 2."""
+"""The GIL bounds a process: 4 threads of a worker scan 0.7 GB of CSV a second, 16 here 2."""
 
 _MOST_THREADS = 64
 """Of workers, at once: what comes back from more would wait for the client."""
@@ -30,19 +30,22 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 @contextmanager
-def workers_scanner(client: Client) -> Iterator[Scanner | None]:
-    """One on the threads of the cluster's workers, which must see the files; None where threads here are faster.
+def workers_scanner(
+    client: Client, least: int = _LEAST_WORKERS, segment: int = _SEGMENT_BYTES
+) -> Iterator[Scanner | None]:
+    """One on the threads of the cluster's workers, which must see the files; None where they are fewer than `least`,
+    for then threads here are faster. segment: in bytes.
 
     What it cannot do raises BroadsheetError: the scheduler is lost, or all workers are.
     """
     threads = client.nthreads()
-    if len(threads) < _LEAST_WORKERS:
+    if len(threads) < least:
         yield None
         return
     workers = _Workers(client)
     try:
         with threads_scanner() as here:
-            yield Scanner(workers, min(sum(threads.values()), _MOST_THREADS), _SEGMENT_BYTES, here)
+            yield Scanner(workers, min(sum(threads.values()), _MOST_THREADS), segment, here)
     finally:
         workers.shutdown()
 

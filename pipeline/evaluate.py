@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.accuracy import Confusion, confusion_of, count_pairs
-from pipeline.engine.base import Texts
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import Model, load_model
 from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
 from pipeline.source.inputs import identify, open_input
-from pipeline.source.local import chunks_here
+from pipeline.source.read import chunks_here
 
 _CHUNK_ROWS = 2048
 _SHOWN_BYTES = 400
@@ -89,16 +88,15 @@ def evaluate(
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
     header = None if columns is None else tuple(columns)
     selection = Selection(texts, truth=label_column, header=header, classes=loaded.classes)
-    found, _ = identify(source, whole_hash=False, by_content=False)
-    symbols = len(loaded.alphabet)
-    job_input = open_input(found, selection, _CHUNK_ROWS, symbols, loaded.length)
+    found = identify(source, len(loaded.alphabet), loaded.length, whole_hash=False, by_content=False)
+    job_input = open_input(found, selection, _CHUNK_ROWS)
     engine = open_engine(loaded, device, precision, kernels=kernels)
     pairs: list[tuple[int, int, int]] = []
     worst: list[Mistake] = []
     quarantined = 0
     try:
-        for chunk in chunks_here(job_input, symbols, loaded.length):
-            predictions = engine.classify(Texts(chunk.data, chunk.offsets, chunk.ids))
+        for chunk in chunks_here(job_input):
+            predictions = engine.classify(chunk.texts)
             labels, scores = predictions.labels[:, 0], predictions.scores[:, 0]
             quarantined += len(chunk.quarantine)
             if chunk.truth is None or not len(chunk):

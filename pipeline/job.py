@@ -6,7 +6,6 @@ every chunk through the graph. finish: the totals, and what the job tells of its
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
@@ -25,14 +24,16 @@ from pipeline.graph import classify_chunks
 from pipeline.model.charcnn import Model
 from pipeline.options import Options
 from pipeline.output.folder import OutputFolder
+from pipeline.output.layout import PLAN
 from pipeline.output.parts import output_schema
 from pipeline.output.record import Fingerprint, InputIdentity, to_json
+from pipeline.output.saved_plan import plan_bytes, plan_from
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
 from pipeline.report.results import Results
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
-from pipeline.source.inputs import Files, JobInput, Source, identify, open_input
+from pipeline.source.inputs import Files, Frame, JobInput, Rows, Source, identify, open_input
 from pipeline.source.scan import Scanner
 from pipeline.tasks import Job, profile_engine
 
@@ -92,7 +93,7 @@ class Prepared:
     """
 
     request: Request
-    found: Any
+    found: Files | Rows | Frame
     identity: tuple[InputIdentity, ...]
     before: Fingerprint | None
     began: float
@@ -124,8 +125,10 @@ def prepare(request: Request) -> Prepared:
     began, started = time.perf_counter(), time.time()
     folder, options = request.folder, request.options
     options.selection(request.model)
-    found, identity = identify(request.source, options.hash == "full", by_content=folder is not None)
-    inputs = tuple(InputIdentity(**about) for about in identity)
+    symbols, length = len(request.model.alphabet), request.model.length
+    whole, by_content = options.hash == "full", folder is not None
+    found = identify(request.source, symbols, length, whole_hash=whole, by_content=by_content)
+    inputs = tuple(InputIdentity(**about) for about in found.identity)
     before = folder.manifest().fingerprint if folder and options.resume and folder.is_begun else None
     if folder and before:
         # Before its plan is taken up; the whole comparison comes once the backend is known.
@@ -146,11 +149,11 @@ def plan(prepared: Prepared) -> Planned:
     engines = _start_engines(cluster.client, request) if isinstance(cluster, Running) else None
     device = engines.backend.device if engines else expected_device(options.device)
     chunk_rows = options.chunk_size or (before.settings.chunk_size if before else CHUNK_ROWS[device])
-    plan_bytes = request.folder.plan() if request.folder and before else None
-    saved = None if plan_bytes is None else json.loads(plan_bytes)
+    saved = None
+    if request.folder and before and isinstance(prepared.found, Files):
+        saved = plan_from(request.folder.plan(), prepared.found.found, request.folder.path / PLAN)
     with _scanner(prepared, helped=saved is None) as scanner:
-        selection = options.selection(model)
-        job_input = open_input(prepared.found, selection, chunk_rows, len(model.alphabet), model.length, saved, scanner)
+        job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     schema = output_schema(job_input.selection, model.classes, options.top_k, options.scores)
@@ -184,8 +187,8 @@ def execute(planned: Planned, client: Client) -> tuple[JobReport, Fingerprint]:
         folder.clean()
         done = folder.committed(fingerprint.id)
     elif folder:
-        saved = planned.input.saved
-        folder.create(fingerprint, None if saved is None else to_json(saved))
+        plan = planned.input.plan
+        folder.create(fingerprint, None if plan is None else plan_bytes(plan))
     report.committed_before(done.values())
     _compute(client, planned, job, report, planned.input.chunks(done))
     if options.profile:
@@ -251,8 +254,6 @@ def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
     return Job(
         selection=planned.input.selection,
         classes=model.classes,
-        symbols=len(model.alphabet),
-        length=model.length,
         engine=engines.key,
         backend=None if options.allow_mixed else engines.backend,
         schema=planned.schema,

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.accuracy import Example, closest, count_lengths, count_pairs
-from pipeline.engine.base import Backend, Predictions, Texts
+from pipeline.engine.base import Backend, Predictions
 from pipeline.errors import BroadsheetError, SourceError
 from pipeline.output.parts import label_table
 from pipeline.output.record import Entry
 from pipeline.output.store import LocalStore
 from pipeline.profiling.measure import Profile, measure
-from pipeline.source import Chunk, Selection
+from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.inputs import Loaded
 from pipeline.source.plan import Unit, part_name
 from pipeline.source.tables import partition_chunk
@@ -40,8 +40,6 @@ class Job:
 
     selection: Selection
     classes: tuple[str, ...]
-    symbols: int
-    length: int
     engine: str
     backend: Backend | None
     schema: pa.Schema
@@ -120,7 +118,7 @@ def read(unit: Unit, job: Job) -> Work:
     """Read a unit's rows. Raises SourceError; with `job.strict` also where a row is bad."""
     spans: list[Span] = []
     with span("read", spans, "read", number=_number(unit.name)):
-        chunk = STATE.read(unit, job.selection, job.symbols, job.length, spans)
+        chunk = STATE.read(unit, job.selection, spans)
     refuse_bad_rows(chunk, job)
     sources = tuple((f.file.path, f.first_row, f.rows) for f in unit.fragments)
     return Work(unit.name, sources, chunk, spans=spans)
@@ -162,11 +160,10 @@ def infer(work: Work, job: Job) -> Work:
         if spans and spans[-1].where == WHERE:
             waited = time.time() - spans[-1].end
             spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
-        texts = Texts(work.chunk.data, work.chunk.offsets, work.chunk.ids)
         # A GPU's engine tells from its events what the GPU was at.
         doing = activity("computing") if engine.backend.device == "cpu" else nullcontext()
         with span("infer", spans, "infer", engine.device_name, _number(work.name)), doing:
-            predictions = engine.classify(texts, top_k, job.all_scores, spans, job.each_kernel)
+            predictions = engine.classify(work.chunk.texts, top_k, job.all_scores, spans, job.each_kernel)
         add_rows(len(work.chunk))
     examples = closest(work.chunk, predictions.labels, predictions.scores, job.classes, job.examples)
     done = replace(work, predictions=predictions.cut(job.top_k), place=place, spans=spans, examples=examples)

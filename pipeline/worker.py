@@ -12,7 +12,7 @@ from pipeline.engine.base import Backend, Engine
 from pipeline.engine.open import open_engine
 from pipeline.errors import BroadsheetError
 from pipeline.output.commit import commit_chunk
-from pipeline.source import read_unit
+from pipeline.source.read import read_unit
 from pipeline.telemetry.spans import WHERE, Place
 
 

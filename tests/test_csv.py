@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +13,26 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.source import read_unit, records, scan
-from pipeline.source.chunk import FIELD_LIMIT, Chunk, Selection, concat
-from pipeline.source.formats import csv, jsonl
+from pipeline.source.chunk import Chunk, Selection, concat
+from pipeline.source.files import find_files
 from pipeline.source.formats.csv import Dialect
-from pipeline.source.plan import find_files, plan_files
+from pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
+from pipeline.source.limits import LIMITS, Limits
+from pipeline.source.plan import plan_files
+from pipeline.source.read import read_unit
 from pipeline.source.records import read_records, split_lines
+from pipeline.source.scan import SEGMENT_BYTES, threads_scanner
 
 TWO = Selection(text=("text",), ids=("id",))
 
 
-def read_all(path: Path, selection: Selection, chunk_rows: int) -> list[Chunk]:
-    found, problems = find_files([str(path)], whole_hash=False)
-    assert not problems
-    plan = plan_files(found, selection, chunk_rows, 70, 1014)
-    return [read_unit(unit, plan.selection, 70, 1014) for unit in plan.units]
+def read_all(
+    path: Path, selection: Selection, chunk_rows: int, limits: Limits = LIMITS, segment: int = SEGMENT_BYTES
+) -> list[Chunk]:
+    (file,), _ = find_files([str(path)], 70, 1014)
+    with threads_scanner(segment) as scanner:
+        plan = plan_files([replace(file, format=replace(file.format, limits=limits))], selection, chunk_rows, scanner)
+    return [read_unit(unit, plan.selection) for unit in plan.units]
 
 
 def plain_parse(data: bytes, fields: int) -> tuple[list[list[bytes]], list[tuple[int, int]]]:
@@ -66,7 +72,7 @@ def plain_parse(data: bytes, fields: int) -> tuple[list[list[bytes]], list[tuple
                     value.clear()
                 else:
                     value += c
-        behind = at + (2 if data[at : at + 2] == b"\r\n" else 1)
+        after = at + (2 if data[at : at + 2] == b"\r\n" else 1)
         if touched:
             content = data[start:at]
             if state != "quoted" and len(row) == fields:
@@ -76,9 +82,9 @@ def plain_parse(data: bytes, fields: int) -> tuple[list[list[bytes]], list[tuple
                 if state == "quoted" or b"\n" in content or b"\r" in content:
                     ends = [i for i in (content.find(b"\n"), content.find(b"\r")) if i >= 0]
                     at = start + min(ends) if ends else len(data)
-                    behind = at + (2 if data[at : at + 2] == b"\r\n" else 1)
+                    after = at + (2 if data[at : at + 2] == b"\r\n" else 1)
             record += 1
-        start = behind
+        start = after
     return rows, bad
 
 
@@ -96,9 +102,7 @@ csv_bytes = st.lists(
 def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int) -> None:
     """In blocks of any size: as many records, and the same bad ones at the same offsets."""
     rows, bad = plain_parse(data, 2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "BLOCK_BYTES", block)
-        blocks = list(read_records(io.BytesIO(data), Dialect(",", 2), 0))
+    blocks = list(read_records(io.BytesIO(data), Dialect(",", 2), 0, limits=Limits(block_bytes=block)))
     starts = [int(o) for b in blocks for o in b.offsets]
     wrong = {int(b.offsets[i]) for b in blocks for i in b.problems}
     assert len(starts) == len(rows) + len(bad)
@@ -108,30 +112,25 @@ def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int)
 
 @settings(max_examples=600, deadline=None)
 @given(csv_bytes, st.integers(1, 40), st.integers(1, 40))
-def test_long_lines_and_fields_are_told_the_same_in_any_blocks(data: bytes, one: int, other: int) -> None:
+def test_long_lines_and_fields_are_found_the_same_in_any_blocks(data: bytes, one: int, other: int) -> None:
     found = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csv, "FIELD_LIMIT", 12)
-        for block in (one, other):
-            patch.setattr(records, "BLOCK_BYTES", block)
-            blocks = read_records(io.BytesIO(data), Dialect(",", 2), 0)
-            found.append([(int(offset), i in b.problems) for b in blocks for i, offset in enumerate(b.offsets)])
+    for block in (one, other):
+        limits = Limits(field_bytes=12, block_bytes=block)
+        blocks = read_records(io.BytesIO(data), Dialect(",", 2, limits), 0, limits=limits)
+        found.append([(int(offset), i in b.problems) for b in blocks for i, offset in enumerate(b.offsets)])
     assert found[0] == found[1]
 
 
 @settings(max_examples=200, deadline=None)
 @given(csv_bytes, st.integers(1, 4), st.integers(1, 40), st.integers(1, 40))
 def test_chunks_hold_each_row_once_whatever_their_size(
-    tmp_path_factory, data: bytes, chunk_rows: int, segment: int, look: int
+    tmp_path_factory, data: bytes, chunk_rows: int, segment: int, guess: int
 ) -> None:
     """In segments of any size, scanned side by side; sure or not of where each begins."""
     path = tmp_path_factory.mktemp("csv") / "f.csv"
     path.write_bytes(b"id,text\n" + data)
     rows, bad = plain_parse(data, 2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "SEGMENT_BYTES", segment)
-        patch.setattr(scan, "_LOOK_BYTES", look)
-        chunks = read_all(path, TWO, chunk_rows)
+    chunks = read_all(path, TWO, chunk_rows, Limits(guess_bytes=guess), segment)
     assert all(c.rows_read == chunk_rows for c in chunks[:-1])
     whole = concat(chunks)
     assert whole.text.to_pylist() == [row[1] for row in rows]
@@ -178,7 +177,7 @@ def test_bad_records_are_set_aside_with_place_and_reason(tmp_path: Path, ending:
 def test_an_unclosed_quote_costs_one_line_of_a_large_file(tmp_path: Path) -> None:
     path = tmp_path / "f.csv"
     line = b'%d,"' + b"x" * 1000 + b'"\n'
-    rows = FIELD_LIMIT // 1000 + 500
+    rows = LIMITS.field_bytes // 1000 + 500
     # Unquoted rows follow, so nothing closes the quote within the limit.
     body = [
         b"id,text\n",
@@ -201,7 +200,7 @@ def test_a_line_over_the_limit_is_one_bad_row(tmp_path: Path) -> None:
         ("f.csv", b"text\n", b"x\n"),
     ):
         path = tmp_path / name
-        path.write_bytes(before + after + b"y" * (FIELD_LIMIT + 5000) + b"\n" + after)
+        path.write_bytes(before + after + b"y" * (LIMITS.field_bytes + 5000) + b"\n" + after)
         chunk = concat(read_all(path, Selection(text=()), 10))
         assert chunk.text.to_pylist() == [b"x", b"x"], name
         (bad,) = chunk.quarantine.to_pylist()
@@ -215,9 +214,7 @@ def test_lines_are_found_the_same_in_any_blocks(data: bytes, block: int) -> None
     expected = [line.removesuffix(b"\r") for line in data.split(b"\n")]
     if not data.split(b"\n")[-1]:
         expected.pop()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "BLOCK_BYTES", block)
-        blocks = list(read_records(io.BytesIO(data), split_lines, 0))
+    blocks = list(read_records(io.BytesIO(data), split_lines, 0, limits=Limits(block_bytes=block)))
     found = [b.data[s:e] for b in blocks for s, e in zip(b.starts, b.ends, strict=True)]
     assert found == expected
     offsets = np.cumsum([0, *(len(line) + 1 for line in data.split(b"\n"))])[: len(expected)]
@@ -290,11 +287,9 @@ def test_json_lines_at_once_are_json_lines_one_by_one(lines: list[bytes], spoils
     for at, what in spoils:
         data = data[: at % (len(data) + 1)] + what + data[at % (len(data) + 1) + 1 :]
     selection = Selection(text=("text",), ids=("id",), id_types=(pa.string(),))
-    for block in read_records(io.BytesIO(data), jsonl.split_objects, 0):
-        at_once = jsonl.parse(block, "f", 0, selection)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(jsonl, "_parse_at_once", lambda *_: None)
-            alone = jsonl.parse(block, "f", 0, selection)
+    for block in read_records(io.BytesIO(data), Jsonl().split, 0):
+        at_once = Jsonl().parse(block, "f", 0, selection)
+        alone = parse_one_by_one(block, "f", 0, selection)
         assert at_once.text.equals(alone.text)
         assert at_once.rows.equals(alone.rows)
         assert at_once.quarantine.equals(alone.quarantine)

@@ -22,7 +22,9 @@ MAY_IMPORT = {
         "numpy", "cupy", "pipeline.engine", "pipeline.kernels", "pipeline.model", "pipeline.profiling",
         "pipeline.telemetry",
     },
-    "pipeline/source": {"numpy", "pyarrow", "fsspec", "pipeline.source", "pipeline.telemetry", "pipeline.threads"},
+    "pipeline/source": {
+        "dask", "numpy", "pyarrow", "fsspec", "pipeline.source", "pipeline.telemetry", "pipeline.threads",
+    },
     "pipeline/accuracy.py": {"numpy", "pipeline.source"},
     "pipeline/output": {"numpy", "pyarrow", "pipeline.engine.base", "pipeline.output", "pipeline.source"},
     "pipeline/tasks.py": {

@@ -29,8 +29,11 @@ def test_a_folder_that_an_earlier_build_of_this_version_wrote_is_whole() -> None
 
 def test_what_is_kept_of_a_job_is_what_its_schema_says() -> None:
     folder, schema = GOLDEN / "output-v2", json_schema()
-    for name, files in (("Manifest", ["_manifest.json"]), ("Claim", ["_claim.json"]), ("Entry", "_entries/*.json")):
-        for file in folder.glob(files) if isinstance(files, str) else [folder / files[0]]:
+    files = {"Manifest": "_manifest.json", "Claim": "_claim.json", "SavedPlan": "_plan.json", "Entry": "_entries/*"}
+    for name, pattern in files.items():
+        found = list(folder.glob(pattern))
+        assert found
+        for file in found:
             jsonschema.validate(json.loads(file.read_text()), schema | {"$ref": f"#/$defs/{name}"})
 
 

@@ -1,4 +1,4 @@
-"""Workers that look through a large file: they find what threads find, whatever becomes of them."""
+"""Workers that scan a large file: they find what threads find, whatever becomes of them."""
 
 from __future__ import annotations
 
@@ -7,38 +7,30 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-from distributed import Client
+from distributed import Client, get_task_stream
 from jobs import Processes, start_scheduler, start_worker
 
-import cluster.scanner
-import pipeline
 from cluster import connect
 from cluster.scanner import _Workers, workers_scanner
-from pipeline import api
 from pipeline.errors import BroadsheetError, SourceError
-from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Selection
-from pipeline.source.files import InputFile
-from pipeline.source.plan import Plan, find_files, plan_files, splitter_of
+from pipeline.source.files import find_files
+from pipeline.source.formats.base import InputFile
+from pipeline.source.formats.csv import Csv
+from pipeline.source.inputs import identify, open_input
+from pipeline.source.plan import Plan, plan_files
 from pipeline.source.records import Split
 from pipeline.source.scan import Scanner, threads_scanner
 
 COLUMNS = Selection(text=("text",), ids=("id",))
 ROWS = 40_000
-SEGMENT = 50_000  # more of them than are looked through ahead of their use
-
-
-@pytest.fixture(autouse=True)
-def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.scanner, "_SEGMENT_BYTES", SEGMENT)
-    monkeypatch.setattr(api, "_SCANNED_BY_WORKERS", 0)
-    monkeypatch.setattr(cluster.scanner, "_LEAST_WORKERS", 2)
+SEGMENT = 50_000  # more of them than are scanned ahead of their use
+SPLIT = Csv(columns=("id", "text")).split
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +43,8 @@ def content() -> bytes:
 
 
 def planned(path: str, scanner: Scanner | None) -> Plan:
-    found, _ = find_files([path], False)
-    return plan_files(found, COLUMNS, 1000, 70, 1014, scanner)
+    found, _ = find_files([path], 70, 1014)
+    return plan_files(found, COLUMNS, 1000, scanner)
 
 
 class Recorded:
@@ -80,7 +72,7 @@ def test_workers_find_what_threads_find(client: Client, content: bytes, tmp_path
     assert not any(future.exception() for future in pool.asked)
 
 
-def test_what_workers_do_not_see_is_looked_through_here(client: Client, content: bytes) -> None:
+def test_what_workers_do_not_see_is_scanned_here(client: Client, content: bytes) -> None:
     with fsspec.open("memory://unseen/f.csv", "wb") as stream:  # in this process's memory
         stream.write(content)
     pool = Recorded(client)
@@ -91,8 +83,8 @@ def test_what_workers_do_not_see_is_looked_through_here(client: Client, content:
 @pytest.fixture
 def file(content: bytes, tmp_path: Path) -> InputFile:
     (tmp_path / "f.csv").write_bytes(content)
-    (found,), _ = find_files([str(tmp_path / "f.csv")], False)
-    return replace(found, columns=("id", "text"))
+    (found,), _ = find_files([str(tmp_path / "f.csv")], 70, 1014)
+    return found
 
 
 @pytest.fixture
@@ -103,16 +95,16 @@ def processes() -> Iterator[Processes]:
 
 
 def begun(client: Client, file: InputFile) -> Iterator[int]:
-    """The offsets of all records, where workers look for them."""
-    with workers_scanner(client) as scanner:
+    """The offsets of all records, scanned by workers."""
+    with workers_scanner(client, least=2, segment=SEGMENT) as scanner:
         assert scanner is not None
-        for block in scanner.scan(file, 8, splitter_of(file)):
+        for block in scanner.scan(file, 8, SPLIT):
             yield from block.offsets.tolist()
 
 
-def test_a_worker_that_dies_while_it_looks_changes_nothing(file: InputFile) -> None:
+def test_a_worker_that_dies_while_it_scans_changes_nothing(file: InputFile) -> None:
     with threads_scanner() as here:
-        expected = [int(offset) for block in here.scan(file, 8, splitter_of(file)) for offset in block.offsets]
+        expected = [int(offset) for block in here.scan(file, 8, SPLIT) for offset in block.offsets]
     with connect(workers=2) as client:
         offsets = begun(client, file)
         first = next(offsets)
@@ -123,7 +115,7 @@ def test_a_worker_that_dies_while_it_looks_changes_nothing(file: InputFile) -> N
 @pytest.mark.parametrize(
     ("killed", "message"), [("scheduler", "the connection to the scheduler"), ("workers", "has lost all its workers")]
 )
-def test_a_cluster_lost_while_it_looks_is_told(
+def test_a_cluster_lost_while_it_scans_is_reported(
     processes: Processes, file: InputFile, tmp_path: Path, killed: str, message: str
 ) -> None:
     scheduler, address = start_scheduler(processes, tmp_path, NO_WORKERS_TIMEOUT="2s")
@@ -138,15 +130,15 @@ def test_a_cluster_lost_while_it_looks_is_told(
 
 
 def test_whoever_stops_a_plan_does_not_wait_for_it(client: Client, file: InputFile) -> None:
-    with workers_scanner(client) as scanner:
+    with workers_scanner(client, least=2, segment=SEGMENT) as scanner:
         assert scanner is not None
-        blocks = scanner.scan(file, 8, splitter_of(file))
+        blocks = scanner.scan(file, 8, SPLIT)
         next(blocks)
     with pytest.raises(BroadsheetError, match="stopped"):
         list(blocks)
 
 
-def test_what_fails_on_workers_is_told_and_done_here(
+def test_what_fails_on_workers_is_reported_and_done_here(
     client: Client, file: InputFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = os.getpid()
@@ -155,25 +147,25 @@ def test_what_fails_on_workers_is_told_and_done_here(
     def split(buffer: bytes, final: bool) -> Split:
         if os.getpid() != here:
             raise RuntimeError("a worker of another version")
-        return splitter_of(file)(buffer, final)
+        return SPLIT(buffer, final)
 
-    with workers_scanner(client) as scanner:
+    with workers_scanner(client, least=2, segment=SEGMENT) as scanner:
         assert scanner is not None
         found = [int(offset) for block in scanner.scan(file, 8, split) for offset in block.offsets]
     assert found == list(begun(client, file))
-    (told,) = (record.getMessage() for record in caplog.records if record.name == "pipeline.source.scan")
-    assert file.path in told
-    assert "a worker of another version" in told
+    (warning,) = (record.getMessage() for record in caplog.records if record.name == "pipeline.source.scan")
+    assert file.path in warning
+    assert "a worker of another version" in warning
 
 
-def test_a_file_that_became_shorter_is_told(client: Client, file: InputFile) -> None:
+def test_a_file_that_became_shorter_is_reported(client: Client, file: InputFile) -> None:
     with open(file.location, "r+b") as stream:
         stream.truncate(file.size // 2)
     with pytest.raises(SourceError, match="it changed meanwhile"):
         list(begun(client, file))
 
 
-def test_files_of_a_segment_are_looked_through_here(client: Client, tmp_path: Path) -> None:
+def test_files_of_a_segment_are_scanned_here(client: Client, tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.csv").write_text('id,text\n1,"an article"\n')
     pool = Recorded(client)
@@ -182,19 +174,16 @@ def test_files_of_a_segment_are_looked_through_here(client: Client, tmp_path: Pa
     assert not pool.asked
 
 
-def test_a_cluster_that_runs_plans_a_job_as_a_job_of_its_own_does(
-    client: Client, small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster.scanner, "_SEGMENT_BYTES", 500)
+def test_a_cluster_that_runs_plans_a_job_as_a_job_of_its_own_does(client: Client, tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("id,text\n" + "".join(f'{i},"article {i}"\n' for i in range(100)))
-    pool, plans = Recorded(client), []
-    monkeypatch.setattr(cluster.scanner, "_Workers", lambda client: pool)
-    for number, running in enumerate((client, None)):
-        out = tmp_path / str(number)
-        options = {"text_column": ["text"], "chunk_size": 30}
-        assert (
-            pipeline.classify(tmp_path / "f.csv", out, model=small_model, client=running, **options).rows_written == 100
-        )
-        plans.append((out / "_plan.json").read_bytes())
-    assert plans[0] == plans[1]
-    assert len(pool.asked) > 1
+    given = identify(tmp_path / "f.csv", 70, 1014, whole_hash=False, by_content=False)
+    with get_task_stream(client) as tasks, workers_scanner(client, least=2, segment=500) as scanner:
+        by_workers = open_input(given, COLUMNS, 30, scanner=scanner)
+    assert len(tasks.data) > 1
+    assert by_workers.plan == open_input(given, COLUMNS, 30).plan
+    assert by_workers.rows == 100
+
+
+def test_fewer_workers_leave_the_scan_to_threads_here(client: Client) -> None:
+    with workers_scanner(client) as scanner:
+        assert scanner is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-import pipeline.source
 from pipeline.errors import SourceError, UsageError
-from pipeline.source import plan as planning
-from pipeline.source.chunk import Chunk, Selection, truth_indices
+from pipeline.output.saved_plan import plan_bytes, plan_from
+from pipeline.source.chunk import Chunk, Selection, concat, truth_indices
+from pipeline.source.files import find_files
+from pipeline.source.formats.base import InputFile, Stream
 from pipeline.source.inputs import FileInput, Files, identify, open_input
-from pipeline.source.plan import Stream, Unit, find_files, plan_files
-from pipeline.source.saved_plan import plan_from_json, plan_to_json
-from pipeline.tasks import read_unit
+from pipeline.source.limits import LIMITS, Limits
+from pipeline.source.plan import Unit, plan_files
+from pipeline.source.read import read_unit
+from pipeline.source.tables import as_tables, table_chunks
 
 TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]
 TEXT_AND_ID = Selection(text=("text",), ids=("id",))
@@ -52,14 +55,20 @@ def write(folder: Path, kind: str, texts: list[str]) -> Path:
     return path
 
 
-def chunks_of(inputs: list[Path], selection: Selection, chunk_rows: int) -> tuple[FileInput, list[tuple[str, Chunk]]]:
-    found, _ = identify([Path(p) for p in inputs], False, False)
-    assert isinstance(found, Files)
-    job_input = open_input(found, selection, chunk_rows, 70, 1014)
+def with_limits(found: tuple[InputFile, ...], limits: Limits) -> tuple[InputFile, ...]:
+    return tuple(replace(file, format=replace(file.format, limits=limits)) for file in found)
+
+
+def chunks_of(
+    inputs: list[Path], selection: Selection, chunk_rows: int, limits: Limits = LIMITS
+) -> tuple[FileInput, list[tuple[str, Chunk]]]:
+    given = identify([Path(p) for p in inputs], 70, 1014, whole_hash=False, by_content=False)
+    assert isinstance(given, Files)
+    job_input = open_input(replace(given, found=with_limits(given.found, limits)), selection, chunk_rows)
     assert isinstance(job_input, FileInput)
     chunks = []
     for source in job_input.chunks(()):
-        chunk = read_unit(source, job_input.selection, 70, 1014) if isinstance(source, Unit) else source.chunk
+        chunk = read_unit(source, job_input.selection) if isinstance(source, Unit) else source.chunk
         chunks.append((source.name, chunk))
     return job_input, chunks
 
@@ -84,10 +93,9 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, kind: str, chunk_rows:
         assert ids == (list(range(300)) if kind == "parquet" else [str(i) for i in range(300)])
 
 
-def test_a_large_compressed_file_is_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_COUNTED_COMPRESSED_BYTES", 100)
+def test_a_large_compressed_file_is_one_stream(tmp_path: Path) -> None:
     path = write(tmp_path, "csv.gz", TEXTS)
-    job_input, chunks = chunks_of([path], TEXT_AND_ID, 64)
+    job_input, chunks = chunks_of([path], TEXT_AND_ID, 64, Limits(counted_bytes=100))
     assert job_input.rows == 0
     assert [name for name, _ in chunks] == [f"part-000000-{i:07d}" for i in range(5)]
     assert [t.decode() for _, c in chunks for t in c.text.to_pylist()] == TEXTS
@@ -95,9 +103,7 @@ def test_a_large_compressed_file_is_one_stream(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", ["csv.gz", "csv.zst"])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_truncated_file_gives_all_that_is_readable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, streamed: bool
-) -> None:
+def test_a_truncated_file_gives_all_that_is_readable(tmp_path: Path, kind: str, streamed: bool) -> None:
     texts = [f"{np.random.default_rng(i).integers(1 << 60)} is article {i}" for i in range(4000)]
     path = tmp_path / f"f.{kind}"
     data = as_csv(texts)
@@ -110,13 +116,12 @@ def test_a_truncated_file_gives_all_that_is_readable(
         readable = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
     whole = readable.count(b"\n") - 1
     assert 0 < whole < 4000
-    if streamed:
-        monkeypatch.setattr(planning, "_COUNTED_COMPRESSED_BYTES", 100)
-    _, chunks = chunks_of([path], TEXT_AND_ID, 500 if streamed else 10_000)
+    limits = Limits(counted_bytes=100) if streamed else LIMITS
+    _, chunks = chunks_of([path], TEXT_AND_ID, 500 if streamed else 10_000, limits)
     assert [t.decode() for _, c in chunks for t in c.text.to_pylist()] == texts[:whole]
     problems = {p for _, c in chunks for p in c.problems}
     assert len(problems) == 1
-    assert f"cut off or damaged behind {len(readable):,} decompressed bytes" in problems.pop()
+    assert f"cut off or damaged after {len(readable):,} decompressed bytes" in problems.pop()
     aside = [b for _, c in chunks for b in c.quarantine.to_pylist()]
     if not readable.endswith(b"\n"):
         assert [b["row"] for b in aside] == [whole]
@@ -135,11 +140,10 @@ def test_small_files_share_chunks_and_large_ones_are_split(tmp_path: Path) -> No
     assert texts == [f"file {i} row {r}" for i in range(100) for r in range(3)] + [f"large {r}" for r in range(500)]
 
 
-def test_long_articles_make_smaller_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "CHUNK_BYTES", 10_000)
+def test_long_articles_make_smaller_chunks(tmp_path: Path) -> None:
     texts = ["x" * 4000] * 5 + ["y"] * 50 + ["z" * 30_000]
     (tmp_path / "f.csv").write_bytes(as_csv(texts))
-    _, chunks = chunks_of([tmp_path / "f.csv"], TEXT_AND_ID, 1000)
+    _, chunks = chunks_of([tmp_path / "f.csv"], TEXT_AND_ID, 1000, Limits(chunk_bytes=10_000))
     assert [t.decode() for _, c in chunks for t in c.text.to_pylist()] == texts
     assert all(sum(len(t) for t in c.text.to_pylist()) <= 10_000 or len(c) == 1 for _, c in chunks)
 
@@ -148,7 +152,7 @@ def test_inputs_that_name_nothing_or_nothing_readable_are_refused(tmp_path: Path
     (tmp_path / "f.docx").write_text("x")
     for name, message in (("none.csv", "no such file"), ("*.csv", "no such file"), ("f.docx", "known are .csv")):
         with pytest.raises(UsageError, match=message):
-            find_files([str(tmp_path / name)], False)
+            find_files([str(tmp_path / name)], 70, 1014)
 
 
 def test_a_glob_and_a_url_name_files(tmp_path: Path) -> None:
@@ -156,15 +160,15 @@ def test_a_glob_and_a_url_name_files(tmp_path: Path) -> None:
 
     for name in ("b.csv", "a.csv"):
         (tmp_path / name).write_bytes(as_csv([name]))
-    found, _ = find_files([str(tmp_path / "*.csv")], False)
+    found, _ = find_files([str(tmp_path / "*.csv")], 70, 1014)
     assert [Path(f.path).name for f in found] == ["a.csv", "b.csv"]
     with fsspec.open("memory://bucket/articles.csv", "wb") as stream:
         stream.write(as_csv(["in a bucket"]))
-    found, _ = find_files(["memory://bucket/*.csv"], False)
-    plan = plan_files(found, TEXT_AND_ID, 10, 70, 1014)
+    found, _ = find_files(["memory://bucket/*.csv"], 70, 1014)
+    plan = plan_files(found, TEXT_AND_ID, 10)
     (unit,) = plan.units
     assert isinstance(unit, Unit)
-    assert read_unit(unit, plan.selection, 70, 1014).text.to_pylist() == [b"in a bucket"]
+    assert read_unit(unit, plan.selection).text.to_pylist() == [b"in a bucket"]
 
 
 def test_the_first_file_decides_the_columns(tmp_path: Path) -> None:
@@ -200,7 +204,7 @@ def test_a_bad_first_record_costs_itself_alone(tmp_path: Path, name, data, heade
     assert sum(len(c.quarantine) for _, c in chunks) == aside
 
 
-def test_a_compressed_file_cut_before_its_first_row_is_told(tmp_path: Path) -> None:
+def test_a_compressed_file_cut_before_its_first_row_is_reported(tmp_path: Path) -> None:
     (tmp_path / "f.csv.gz").write_bytes(gzip.compress(b"id,text\n")[:-4])
     job_input, chunks = chunks_of([tmp_path / "f.csv.gz"], TEXT_AND_ID, 10)
     assert sum(c.rows_read for _, c in chunks) == 0
@@ -213,17 +217,22 @@ def test_an_output_folder_among_the_inputs_is_no_input(tmp_path: Path) -> None:
         (tmp_path / "out" / name).mkdir(parents=True)
     (tmp_path / "out" / "manifest.json").write_text("{}")
     (tmp_path / "out" / "parts" / "part-000000-0000000.parquet").write_bytes(b"")
-    found, _ = find_files([str(tmp_path)], False)
+    found, _ = find_files([str(tmp_path)], 70, 1014)
     assert [Path(f.path).name for f in found] == ["a.csv"]
 
 
-def test_streams_of_long_articles_make_smaller_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_COUNTED_COMPRESSED_BYTES", 10)
-    monkeypatch.setattr(pipeline.source, "CHUNK_BYTES", 10_000)
+def test_streams_of_long_articles_make_smaller_chunks(tmp_path: Path) -> None:
     path = tmp_path / "f.csv.gz"
     path.write_bytes(gzip.compress(as_csv(["x" * 4000] * 7)))
-    _, chunks = chunks_of([path], TEXT_AND_ID, 1000)
+    _, chunks = chunks_of([path], TEXT_AND_ID, 1000, Limits(counted_bytes=10, chunk_bytes=10_000))
     assert [len(c) for _, c in chunks] == [2, 2, 2, 1]
+
+
+def test_chunks_in_one_keep_the_characters_of_whole_texts() -> None:
+    chunks = list(table_chunks(as_tables(["one", "two", "three"]), Selection(), 2))
+    counted = [replace(c, n_chars=np.arange(len(c)) + 2000) for c in chunks]
+    assert concat(counted).without_text().n_chars.tolist() == [2000, 2001, 2000]
+    assert concat(chunks).n_chars is None
 
 
 def test_truth_counts_from_one_unless_classes_are_numbers() -> None:
@@ -231,6 +240,13 @@ def test_truth_counts_from_one_unless_classes_are_numbers() -> None:
     assert truth_indices(values, ("x", "y")).tolist() == [0, 1, 0, -1]
     assert truth_indices(values, ("0", "1")).tolist() == [1, -1, -1, -1]
     assert truth_indices(pa.array([2.0, 1.0]), ("x", "y")).tolist() == [1, 0]
+
+
+def test_a_parquet_file_under_another_name_is_reported(tmp_path: Path) -> None:
+    write(tmp_path, "parquet", TEXTS).rename(tmp_path / "articles.csv")
+    job_input, chunks = chunks_of([tmp_path / "articles.csv"], TEXT_AND_ID, 10)
+    assert not sum(c.rows_read for _, c in chunks)
+    assert "it is a parquet file" in job_input.problems[0][1]
 
 
 def test_a_missing_column_names_the_file_and_its_columns(tmp_path: Path) -> None:
@@ -273,24 +289,23 @@ def test_text_columns_are_joined_by_a_space_and_stripped(tmp_path: Path) -> None
         chunks_of([path], Selection(text=("a",), header=("a", "b")), 10)
 
 
-def test_a_plan_comes_back_from_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_COUNTED_COMPRESSED_BYTES", 100)
-    paths = [write(tmp_path, kind, TEXTS) for kind in ("parquet",)]
-    found, _ = find_files([str(p) for p in paths], False)
-    plan = plan_files(found, TEXT_AND_ID, 64, 70, 1014)
-    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), found) == plan
-    found, _ = find_files([str(write(tmp_path, kind, TEXTS)) for kind in ("csv", "csv.gz", "jsonl")], False)
-    plan = plan_files(found, TEXT_AND_ID, 64, 70, 1014)
+def test_a_plan_comes_back_from_json(tmp_path: Path) -> None:
+    found, _ = find_files([str(write(tmp_path, "parquet", TEXTS))], 70, 1014)
+    plan = plan_files(found, TEXT_AND_ID, 64)
+    assert plan_from(plan_bytes(plan), found, "plan") == plan
+    paths = [str(write(tmp_path, kind, TEXTS)) for kind in ("csv", "csv.gz", "jsonl")]
+    found = with_limits(find_files(paths, 70, 1014)[0], Limits(counted_bytes=100))
+    plan = plan_files(found, TEXT_AND_ID, 64)
     assert any(isinstance(unit, Stream) for unit in plan.units)
-    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), found) == plan
+    assert plan_from(plan_bytes(plan), found, "plan") == plan
 
 
-def test_a_file_that_changed_under_the_job_is_told(tmp_path: Path) -> None:
+def test_a_file_that_changed_under_the_job_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path, "csv", TEXTS)
-    found, _ = find_files([str(path)], False)
-    plan = plan_files(found, TEXT_AND_ID, 64, 70, 1014)
+    found, _ = find_files([str(path)], 70, 1014)
+    plan = plan_files(found, TEXT_AND_ID, 64)
     path.write_bytes(path.read_bytes().replace(b'article 5"\n', b'article\n5"\n1,2\n'))
     (unit, *_) = plan.units
     assert isinstance(unit, Unit)
     with pytest.raises(SourceError, match="changed while the job ran"):
-        read_unit(unit, plan.selection, 70, 1014)
+        read_unit(unit, plan.selection)

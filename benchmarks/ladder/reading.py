@@ -13,9 +13,10 @@ from pyarrow import csv as pa_csv
 
 from benchmarks.articles import Articles
 from pipeline.engine.base import Engine
-from pipeline.source import Chunk, Selection, read_unit
+from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.plan import Unit
+from pipeline.source.read import read_unit
 
 THREADS = 4
 """That read, as a worker of the product has at least."""
@@ -32,15 +33,15 @@ class FromFile:
             for _ in range(copies):
                 file.write_table(table)
         self._engine = engine
-        self._symbols, self._length = len(engine.model.alphabet), engine.model.length
-        source, _ = identify(str(path), whole_hash=False, by_content=False)
-        planned = open_input(source, Selection(("text",)), chunk_rows, self._symbols, self._length)
+        model = engine.model
+        source = identify(str(path), len(model.alphabet), model.length, whole_hash=False, by_content=False)
+        planned = open_input(source, Selection(("text",)), chunk_rows)
         self._selection = planned.selection
         self._units = [unit for unit in planned.chunks(()) if isinstance(unit, Unit)]
         self.rows = planned.rows
 
     def _read(self, unit: Unit) -> Chunk:
-        return read_unit(unit, self._selection, self._symbols, self._length)
+        return read_unit(unit, self._selection)
 
     def first(self) -> NDArray[np.int32]:
         """Labels; one thread that reads a chunk, then classifies it."""

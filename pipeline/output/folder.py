@@ -106,13 +106,10 @@ class OutputFolder:
             raise OutputError(_OLD.format(path=self.path, version=layout.VERSION))
         return from_json(self.store.read(MANIFEST), Manifest, self.path / MANIFEST)
 
-    def plan(self) -> bytes | None:
-        """The saved plan, where the job has one. Raises OutputError where it is not the one that the job began with."""
-        expected = self.manifest().plan
-        if expected is None:
-            return None
+    def plan(self) -> bytes:
+        """The saved plan. Raises OutputError where it is not there, or not the one that the job began with."""
         data = self.store.read(PLAN)
-        if hashlib.sha256(data).hexdigest() != expected:
+        if hashlib.sha256(data).hexdigest() != self.manifest().plan:
             raise OutputError(f"{self.path / PLAN} is damaged: it is not the plan that the job began with")
         return data
 

@@ -1,4 +1,4 @@
-"""What a job keeps in its output folder, as types: entry, manifest, claim. Read and written as checked JSON.
+"""What a job keeps in its output folder, as types: entry, manifest, plan, claim. Read and written as checked JSON.
 
 `json_schema()` gives their JSON Schema. A file of another version, or that does not hold what its type says, is refused
 with the place in it.
@@ -151,6 +151,55 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     totals: Totals | None = None
 
 
+class SavedFragment(Struct, frozen=True, array_like=True):
+    """`source.formats.base.Fragment`; file: its number in the job."""
+
+    file: Count
+    start: Count
+    stop: Count | None
+    first_row: Count
+    rows: Count
+    group: Annotated[int, Meta(ge=-1)]
+    regular: bool
+
+
+class SavedUnit(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="unit"):
+    """A chunk that is read where the plan says."""
+
+    name: ChunkName
+    fragments: tuple[SavedFragment, ...]
+
+
+class SavedStream(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="stream"):
+    """A file that is read front to back from byte `start`."""
+
+    file: Count
+    start: Count
+
+
+class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`source.chunk.Selection`; id_types: an Arrow schema of the id columns, its IPC message in hexadecimal."""
+
+    text: tuple[str, ...]
+    ids: tuple[str, ...]
+    id_types: str
+    truth: str | None
+    header: tuple[str, ...] | None
+    classes: tuple[str, ...]
+    answers: str | None
+
+
+class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where each chunk begins, so that a resumed job need not scan its input again. columns: of each file."""
+
+    version: Version = VERSION
+    columns: tuple[tuple[str, ...], ...]
+    units: tuple[SavedUnit | SavedStream, ...]
+    problems: tuple[tuple[str, str], ...]
+    selection: SavedSelection
+    chunk_rows: Annotated[int, Meta(ge=1)]
+
+
 class Claim(Struct, frozen=True, forbid_unknown_fields=True):
     """Whose folder it is."""
 
@@ -181,6 +230,6 @@ def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of every record, by its type's name."""
-    records = (Entry, Manifest, Claim)
+    records = (Entry, Manifest, SavedPlan, Claim)
     _, found = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": found}

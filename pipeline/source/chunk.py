@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.engine.base import Texts
 from pipeline.errors import UsageError
-
-FIELD_LIMIT = 16 << 20
-"""Bytes of the longest field (or line) that is read; an unclosed quote makes a longer one."""
+from pipeline.source.limits import LIMITS
 
 HEAD_BYTES = 256
 NO_TRUTH = -1
@@ -74,7 +73,8 @@ class Chunk:
 
     text: large_binary [N], valid UTF-8. rows: table [N] of `file`, `row` and the id columns. ids: uint8 [N, length]
     for input that is encoded already (then `text` is empty strings), else None. truth: int32 [N] class indices, or
-    NO_TRUTH, or None if no truth column is asked for. problems: messages about whole files.
+    NO_TRUTH, or None if no truth column is asked for. problems: messages about whole files. n_chars: int64 [N],
+    characters of each whole text where `text` holds only its beginning, else None.
     """
 
     text: pa.LargeBinaryArray
@@ -82,7 +82,8 @@ class Chunk:
     quarantine: pa.Table
     ids: NDArray[np.uint8] | None = None
     truth: NDArray[np.int32] | None = None
-    problems: tuple[str, ...] = field(default=())
+    problems: tuple[str, ...] = ()
+    n_chars: NDArray[np.int64] | None = None
 
     @property
     def data(self) -> NDArray[np.uint8]:
@@ -95,6 +96,11 @@ class Chunk:
             return np.zeros(1, np.int64)
         raw = np.frombuffer(self.text.buffers()[1], np.int64)
         return raw[self.text.offset : self.text.offset + len(self.text) + 1]
+
+    @property
+    def texts(self) -> Texts:
+        """What an engine takes."""
+        return Texts(self.data, self.offsets, self.ids, self.n_chars)
 
     def without_text(self) -> Chunk:
         """What is left to write once the text is classified."""
@@ -144,8 +150,8 @@ def assemble(
     else:
         text = pc.binary_join_element_wise(*texts, _SPACE, null_handling="replace", null_replacement="")
         text = pc.utf8_trim_whitespace(text)
-    for i in np.flatnonzero(pc.fill_null(pc.binary_length(text), 0).to_numpy() > FIELD_LIMIT).tolist():
-        reasons.setdefault(i, f"the text is longer than {FIELD_LIMIT >> 20} MiB")
+    for i in np.flatnonzero(pc.fill_null(pc.binary_length(text), 0).to_numpy() > LIMITS.field_bytes).tolist():
+        reasons.setdefault(i, f"the text is longer than {LIMITS.field_bytes >> 20} MiB")
     truth = None
     if selection.truth:
         truth = truth_indices(decoded[selection.truth], selection.classes)
@@ -167,11 +173,12 @@ def assemble(
 
 
 def concat(chunks: Sequence[Chunk]) -> Chunk:
-    """One chunk of several, in order; all encoded or none."""
+    """One chunk of several, in order; each optional array is in all of them or in none."""
     if len(chunks) == 1:
         return chunks[0]
     ids = [c.ids for c in chunks if c.ids is not None]
     truth = [c.truth for c in chunks if c.truth is not None]
+    n_chars = [c.n_chars for c in chunks if c.n_chars is not None]
     return Chunk(
         pa.concat_arrays([c.text for c in chunks]),
         pa.concat_tables([c.rows for c in chunks]),
@@ -179,7 +186,14 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         np.concatenate(ids) if ids else None,
         np.concatenate(truth) if truth else None,
         tuple(dict.fromkeys(p for c in chunks for p in c.problems)),
+        np.concatenate(n_chars) if n_chars else None,
     )
+
+
+def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
+    """A chunk of no rows, with the schemas of one that has some."""
+    none = pa.array([], pa.large_binary())
+    return Chunk(none, selection.row_schema.empty_table(), QUARANTINE_SCHEMA.empty_table(), problems=problems)
 
 
 def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int32]:

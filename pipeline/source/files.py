@@ -1,4 +1,4 @@
-"""Input files: finding them, telling them apart, and opening them as streams of bytes."""
+"""Input files: finding them, and which format each has."""
 
 from __future__ import annotations
 
@@ -6,55 +6,49 @@ import glob
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import fsspec
-import pyarrow as pa
 
 from pipeline.errors import SourceError, UsageError
+from pipeline.source.formats import FORMATS
+from pipeline.source.formats.base import Format, InputFile, Seek
+from pipeline.source.opening import open_location
+from pipeline.threads import available_cores, threads
 
-FORMATS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".txt": "text",
-    ".bin": "onehot",
-}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _HASHED_BYTES = 64 << 10
 _OUTPUT = {"manifest.json", "_entries", "parts"}
 
 
-@dataclass(frozen=True)
-class InputFile:
-    """One file of a job. modified: time in ns, or what the file system has instead. digest: sha256 of its first and
-    last 64 KiB, or of all. location: where any process of this file system finds it, whatever folder it runs in.
-    columns: the names a CSV's fields have, in order; empty for formats that name their own.
+Problem = tuple[str, str]
+"""A path, and what is wrong with that file."""
+
+
+def find_files(
+    inputs: Sequence[str], symbols: int, length: int, whole_hash: bool = False
+) -> tuple[list[InputFile], list[Problem]]:
+    """The files that `inputs` name, and those among them that cannot be read. Raises UsageError as `expand` does.
+
+    symbols, length: of the model, for files that are encoded already. whole_hash: hash all of a file, not its edges.
     """
 
-    path: str
-    format: str
-    compression: str | None
-    size: int
-    modified: str
-    digest: str
-    location: str
-    columns: tuple[str, ...] = ()
+    def found_at(path: str) -> InputFile | Problem:
+        try:
+            return describe(path, symbols, length, whole_hash)
+        except SourceError as error:
+            return path, str(error)
 
-    @property
-    def delimiter(self) -> str:
-        return "\t" if self.format == "tsv" else ","
+    with threads(available_cores()) as pool:
+        found = list(pool.map(found_at, expand(inputs)))
+    return [f for f in found if isinstance(f, InputFile)], [p for p in found if not isinstance(p, InputFile)]
 
 
 def expand(inputs: Sequence[str]) -> list[str]:
     """The files that paths, folders, globs and fsspec URLs name: in the order given, sorted within each.
 
-    Raises UsageError where one names nothing, or a file whose ending is none of FORMATS.
+    Raises UsageError where one names nothing, or a file whose suffix is none of FORMATS.
     """
     paths: list[str] = []
     for name in inputs:
@@ -63,7 +57,7 @@ def expand(inputs: Sequence[str]) -> list[str]:
             raise UsageError(f"no input at {name!r}: no such file, or a folder or pattern without one")
         paths += found
     for path in paths:
-        kind_of(path)
+        format_of(path)
     return paths
 
 
@@ -94,39 +88,42 @@ def _expand_remote(name: str) -> list[str]:
 
 
 def _readable(paths: Iterable[str], folder: str) -> list[str]:
-    """Without what is hidden below the folder, and what has an ending that no reader takes."""
+    """Without what is hidden below the folder, and what has a suffix that no format has."""
     kept = []
     for path in paths:
         below = PurePosixPath(os.path.relpath(path, folder) if "://" not in path else path[len(folder) :])
-        if not any(part.startswith((".", "_")) for part in below.parts) and _endings(path)[0] in FORMATS:
+        if not any(part.startswith((".", "_")) for part in below.parts) and _suffixes(path)[0] in FORMATS:
             kept.append(path)
     return kept
 
 
-def _endings(path: str) -> tuple[str, str | None]:
+def _suffixes(path: str) -> tuple[str, str | None]:
     pure = PurePosixPath(path.lower())
     if pure.suffix in COMPRESSIONS:
         return PurePosixPath(pure.stem).suffix, COMPRESSIONS[pure.suffix]
     return pure.suffix, None
 
 
-def kind_of(path: str) -> tuple[str, str | None]:
-    """Format and compression by the file's ending. Raises UsageError."""
-    ending, compression = _endings(path)
-    if ending not in FORMATS:
+def format_of(path: str) -> tuple[Format, str | None]:
+    """Format and compression by the file's suffixes. Raises UsageError."""
+    suffix, compression = _suffixes(path)
+    if suffix not in FORMATS:
         known = " ".join(FORMATS)
         raise UsageError(f"{path}: cannot tell its format by its ending; known are {known}, and with .gz or .zst")
-    kind = FORMATS[ending]
-    if kind == "onehot" and "://" in path:
-        raise UsageError(f"{path}: a one-hot file is memory-mapped: give a local path")
-    if compression and kind in ("parquet", "onehot"):
-        raise UsageError(f"{path}: a {kind} file is read at many places at once: decompress it first")
-    return kind, compression
+    found = FORMATS[suffix]
+    if found.memory_mapped and "://" in path:
+        raise UsageError(f"{path}: a {found.name} file is memory-mapped: give a local path")
+    if compression and found.seeks is Seek.ROWS:
+        raise UsageError(f"{path}: a {found.name} file is read at many places at once: decompress it first")
+    return found, compression
 
 
-def describe(path: str, whole: bool = False) -> InputFile:
-    """Size, time and hash of a file (of all of it if `whole`). Raises SourceError where it cannot be read."""
-    kind, compression = kind_of(path)
+def describe(path: str, symbols: int, length: int, whole: bool) -> InputFile:
+    """Size, time and hash of a file (of all of it if `whole`).
+
+    Raises SourceError where it cannot be read, or begins as no file of its format does but those of another.
+    """
+    found, compression = format_of(path)
     local = "://" not in path
     location = os.path.abspath(path) if local else path
     try:
@@ -138,103 +135,23 @@ def describe(path: str, whole: bool = False) -> InputFile:
             info: dict[str, Any] = fs.info(inner)
             size, modified = int(info["size"]), _remote_stamp(info)
         digest = hashlib.sha256()
-        with _open(location) as stream:
+        with open_location(location) as stream:
+            head = stream.read(_HASHED_BYTES)
+            digest.update(head)
             if whole:
                 while block := stream.read(1 << 22):
                     digest.update(block)
             else:
-                digest.update(stream.read(_HASHED_BYTES))
                 stream.seek(max(size - _HASHED_BYTES, 0))
                 digest.update(stream.read(_HASHED_BYTES))
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from error
-    return InputFile(path, kind, compression, size, modified, digest.hexdigest(), location)
-
-
-def _open(location: str) -> BinaryIO:
-    return cast(BinaryIO, fsspec.open(location, "rb").open() if "://" in location else open(location, "rb"))
+    for suffix, other in FORMATS.items():
+        if other.magic and other is not found and head.startswith(other.magic):
+            raise SourceError(f"{path}: it is a {other.name} file by its first bytes; name it so ({suffix})")
+    bound = found.for_model(symbols, length)
+    return InputFile(path, bound, compression, size, modified, digest.hexdigest(), location)
 
 
 def _remote_stamp(info: dict[str, Any]) -> str:
     return next((str(info[k]) for k in ("ETag", "etag", "mtime", "LastModified", "updated") if k in info), "")
-
-
-def open_at(file: InputFile, start: int = 0) -> BinaryIO:
-    """The file's bytes from `start`, decompressed. Raises SourceError where it cannot be opened."""
-    try:
-        if file.compression:
-            stream: BinaryIO = cast(BinaryIO, _Decompressed(file))
-            _skip(stream, start)
-        else:
-            stream = _open(file.location)
-            stream.seek(start)
-    except OSError as error:
-        raise SourceError(f"{file.path}: {error.strerror or error}") from error
-    return stream
-
-
-def open_native(file: InputFile) -> pa.NativeFile:
-    """An uncompressed file as Arrow reads it: a local one without Python, whose lock other threads need meanwhile.
-
-    Raises SourceError where it cannot be opened.
-    """
-    try:
-        return pa.PythonFile(_open(file.location), "r") if "://" in file.location else pa.OSFile(file.location)
-    except OSError as error:
-        what = os.strerror(error.errno) if error.errno else error  # Arrow's own words name the path again
-        raise SourceError(f"{file.path}: {what}") from error
-
-
-def _skip(stream: BinaryIO, count: int) -> None:
-    while count and (block := stream.read(min(count, 1 << 22))):
-        count -= len(block)
-
-
-class _Decompressed:
-    """A decompressed stream that gives out every byte before the place where its file is cut off or damaged.
-
-    Arrow's reader drops what a failing read had decompressed; so that read is done again in smaller pieces.
-    """
-
-    def __init__(self, file: InputFile) -> None:
-        self._file = file
-        self._given = 0
-        self._most = 1 << 22
-        self._open()
-
-    def _open(self) -> None:
-        self._raw = _open(self._file.location)
-        self._stream = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), self._file.compression)
-
-    def read(self, size: int) -> bytes:
-        while True:
-            try:
-                block = bytes(self._stream.read(min(size, self._most)))
-            except (OSError, pa.ArrowException) as error:
-                if self._most == 1:
-                    path, given = self._file.path, self._given
-                    raise SourceError(
-                        f"{path}: cut off or damaged behind {given:,} decompressed bytes; all before is read ({error})"
-                    ) from error
-                self._most = max(self._most // 16, 1)
-                self._reopen()
-                continue
-            self._given += len(block)
-            return block
-
-    def _reopen(self) -> None:
-        self.close()
-        self._open()
-        left = self._given
-        while left:
-            left -= len(self._stream.read(min(left, 1 << 16)))
-
-    def close(self) -> None:
-        self._stream.close()
-        self._raw.close()
-
-    def __enter__(self) -> _Decompressed:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

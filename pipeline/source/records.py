@@ -11,9 +11,9 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.source.chunk import FIELD_LIMIT, HEAD_BYTES, BadRow
+from pipeline.source.chunk import HEAD_BYTES, BadRow
+from pipeline.source.limits import LIMITS, Limits
 
-BLOCK_BYTES = 4 << 20
 BOM = b"\xef\xbb\xbf"
 
 
@@ -55,7 +55,7 @@ class Records:
         return sorted(self.problems)
 
     def end(self, i: int) -> int:
-        """The byte of the file behind record i."""
+        """The byte of the file after record i."""
         return int(self.offsets[i]) + int(self.ends[i]) - int(self.starts[i])
 
     def raw(self, i: int) -> tuple[int, bytes]:
@@ -78,7 +78,9 @@ class Records:
         return Records(self.data, self.starts[part], self.ends[part], self.offsets[part], problems)
 
 
-def read_records(stream: BinaryIO, split: Splitter, offset: int, size: int | None = None) -> Iterator[Records]:
+def read_records(
+    stream: BinaryIO, split: Splitter, offset: int, size: int | None = None, limits: Limits = LIMITS
+) -> Iterator[Records]:
     """Blocks of records from `stream`, which stands at byte `offset` of its file, until `size` bytes or its end.
 
     A record stays within one block. Errors of the stream are raised after what came before them has been given out.
@@ -90,12 +92,12 @@ def read_records(stream: BinaryIO, split: Splitter, offset: int, size: int | Non
     final = False
     while not final:
         try:
-            block = stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left))
+            block = stream.read(limits.block_bytes if left is None else min(limits.block_bytes, left))
         except Exception as error:  # whatever a file system or decompressor raises, the records before it are good
             block, failure = b"", error
         left = None if left is None else left - len(block)
         final = not block or left == 0
-        buffer = b"".join((buffer, block)) if buffer else block  # joined without Python's lock, unlike a sum
+        buffer = b"".join((buffer, block)) if buffer else block  # joined without the GIL, unlike a sum
         if skipping:
             end = _line_end(buffer, skipping)
             if end < 0 and not final:
@@ -110,7 +112,7 @@ def read_records(stream: BinaryIO, split: Splitter, offset: int, size: int | Non
         offset, buffer = offset + found.consumed, buffer[found.consumed :]
         if found.overlong:
             skipping = found.overlong
-            yield _single(buffer[:HEAD_BYTES], offset, f"a line is longer than {FIELD_LIMIT >> 20} MiB")
+            yield _single(buffer[:HEAD_BYTES], offset, limits.long_line)
     if failure is not None:
         if buffer:
             yield _single(buffer[:HEAD_BYTES], offset, "cut off where the file could not be read on")
@@ -143,12 +145,12 @@ def _single(head: bytes, offset: int, reason: str) -> Records:
 
 
 def _line_end(buffer: bytes, ends: bytes) -> int:
-    """The place behind the first byte that ends a line, or -1. (The LF of a CRLF is then a blank line.)"""
+    """The place after the first byte that ends a line, or -1. (The LF of a CRLF is then a blank line.)"""
     found = [place for place in (buffer.find(end) for end in ends) if place >= 0]
     return min(found) + 1 if found else -1
 
 
-def split_lines(buffer: bytes, final: bool) -> Split:
+def split_lines(buffer: bytes, final: bool, limits: Limits = LIMITS) -> Split:
     """A record a line, ended by LF or CRLF; the last line needs no end."""
     array = np.frombuffer(buffer, np.uint8)
     ends = np.flatnonzero(array == 0x0A)
@@ -158,7 +160,6 @@ def split_lines(buffer: bytes, final: bool) -> Split:
         consumed = len(buffer)
     starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)[: len(ends)]
     ends = ends - ((ends > starts) & (array[np.maximum(ends - 1, 0)] == 0x0D) if len(ends) else 0)
-    problems = {
-        int(i): f"a line is longer than {FIELD_LIMIT >> 20} MiB" for i in np.flatnonzero(ends - starts > FIELD_LIMIT)
-    }
-    return Split(starts, ends, problems, consumed, b"\n" if len(buffer) - consumed > FIELD_LIMIT else b"")
+    problems = {int(i): limits.long_line for i in np.flatnonzero(ends - starts > limits.field_bytes)}
+    overlong = b"\n" if len(buffer) - consumed > limits.field_bytes else b""
+    return Split(starts, ends, problems, consumed, overlong)

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import BroadsheetError, SourceError
-from pipeline.source.files import InputFile, open_at
+from pipeline.source.formats.base import InputFile
+from pipeline.source.opening import open_at
 from pipeline.source.records import Records, Splitter, read_records
 from pipeline.threads import available_cores, threads
 
@@ -28,19 +29,18 @@ _log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 16 << 20
 MOST_THREADS = 16
-"""More of them wait for each other at Python's lock: on 64 cores 4, 8, 12, 16, 32 and 64 threads looked through a CSV
-at 960, 1,550, 1,890, 2,080, 1,020 and 890 MB/s.
+"""More of them wait for each other at the GIL: on 64 cores 4, 8, 12, 16, 32 and 64 threads scanned a CSV at 960,
+1,550, 1,890, 2,080, 1,020 and 890 MB/s.
 """
 
-_LOOK_BYTES = 1 << 20
-_GUESSES, _CONVINCING = 64, 50  # line ends tried; records behind one of them that must be without a problem
+_GUESSES, _CONVINCING = 64, 50  # line ends tried; records after one of them that must be without a problem
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _NONE, _MOST_SIZE = np.empty(0, np.uint32), 2**32 - 1
 
 
 class _Segment(NamedTuple):
-    """begin: the first record's, -1 where no guess was made. behind: where the first record behind it begins.
+    """begin: the first record's, -1 where no guess was made. after: where the first record after it begins.
 
     offsets, sizes: uint32 [n], of its records; offsets from `begin`, and a size of 4 GiB or more as one byte less: both
     are far above what a chunk holds. bad: indices of those with a problem. As small as that, for it may come over a
@@ -48,7 +48,7 @@ class _Segment(NamedTuple):
     """
 
     begin: int
-    behind: int
+    after: int
     offsets: NDArray[np.uint32] = _NONE
     sizes: NDArray[np.uint32] = _NONE
     bad: NDArray[np.uint32] = _NONE
@@ -84,12 +84,12 @@ class Scanner:
         stops = deque([*range(start + self._segment, file.size, self._segment), file.size])
         running: deque[tuple[int, Future[_Segment]]] = deque()  # each but the first with a permit
         nominal = at = start
-        told = False
+        warned = False
         try:
             while stops or running:
                 while stops and (not running or self._ahead.acquire(blocking=False)):
-                    look = _scan_from if nominal == start else _scan_about
-                    running.append((stops[0], self._pool.submit(look, file, split, nominal, stops[0])))
+                    scan = _scan_from if nominal == start else _scan_about
+                    running.append((stops[0], self._pool.submit(scan, file, split, nominal, stops[0])))
                     nominal = stops.popleft()
                 stop, future = running.popleft()
                 if running:
@@ -102,25 +102,25 @@ class Scanner:
                 except BroadsheetError:
                     raise
                 except Exception as error:  # it kills its workers, or they are of another version
-                    if not told:
-                        _log.warning("workers cannot look through %s, so it is done here: %r", file.path, error)
-                    told = True
+                    if not warned:
+                        _log.warning("workers cannot scan %s, so it is done here: %r", file.path, error)
+                    warned = True
                 if segment is None or segment.begin != at:
                     segment = _scan_from(file, split, at, stop)
                 if len(segment.offsets):
                     yield segment.records()
-                at = segment.behind
+                at = segment.after
         finally:
             for _ in range(len(running) - 1):
                 self._ahead.release()
 
 
 @contextmanager
-def threads_scanner() -> Iterator[Scanner]:
-    """One on this process's threads."""
+def threads_scanner(segment: int = SEGMENT_BYTES) -> Iterator[Scanner]:
+    """One on this process's threads. segment: in bytes."""
     count = min(available_cores(), MOST_THREADS)
     with threads(count) as pool:
-        yield Scanner(pool, count, SEGMENT_BYTES)
+        yield Scanner(pool, count, segment)
 
 
 def _scan_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segment:
@@ -134,27 +134,27 @@ def _scan_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segm
 def _read_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segment:
     offsets, sizes = [_NONE], [_NONE]
     bad: list[int] = []
-    count, behind = 0, file.size
+    count, after = 0, file.size
     with open_at(file, begin) as stream:
-        for records in read_records(stream, split, begin, file.size - begin):
+        for records in read_records(stream, split, begin, file.size - begin, file.format.limits):
             inside = int(records.offsets.searchsorted(stop))
             offsets.append((records.offsets[:inside] - begin).astype(np.uint32))
             sizes.append(np.minimum(records.ends - records.starts, _MOST_SIZE)[:inside].astype(np.uint32))
             bad += [count + i for i in records.problems if i < inside]
             count += inside
             if inside < len(records):
-                behind = int(records.offsets[inside])
+                after = int(records.offsets[inside])
                 break
         else:
             if stream.tell() < file.size:
                 raise SourceError(f"{file.path}: it is shorter than {file.size:,} bytes now: it changed meanwhile")
-    return _Segment(begin, behind, np.concatenate(offsets), np.concatenate(sizes), np.array(bad, np.uint32))
+    return _Segment(begin, after, np.concatenate(offsets), np.concatenate(sizes), np.array(bad, np.uint32))
 
 
 def _scan_about(file: InputFile, split: Splitter, nominal: int, stop: int) -> _Segment:
-    """The same from the first record that seems to begin at `nominal` or behind it."""
+    """The same from the first record that seems to begin at `nominal` or after it."""
     with open_at(file, nominal - 1) as stream:
-        block = stream.read(_LOOK_BYTES)
+        block = stream.read(file.format.limits.guess_bytes)
     for line_end in islice(_LINE_END.finditer(block), _GUESSES):
         found = split(block[line_end.end() :], False)
         if len(found.starts) and all(i >= _CONVINCING for i in found.problems):

@@ -17,7 +17,7 @@ from pipeline.model.alphabet import Alphabet, encode
 from pipeline.model.charcnn import CLASSES
 from pipeline.source.chunk import NO_TRUTH, Selection, truth_indices
 from pipeline.source.inputs import identify, open_input
-from pipeline.source.local import chunks_here
+from pipeline.source.read import chunks_here
 
 _CHUNK_ROWS = 16_384
 
@@ -70,10 +70,10 @@ def read_labelled(
     if label_column in (texts := tuple(text_columns)):
         raise UsageError(f"column {label_column!r} is the label, it cannot be the text too")
     selection = Selection(texts, (label_column,), header=None if header is None else tuple(header))
-    found, identity = identify(source, whole_hash=True, by_content=True)
-    job_input = open_input(found, selection, _CHUNK_ROWS, len(alphabet), length)
+    found = identify(source, len(alphabet), length, whole_hash=True, by_content=True)
+    job_input = open_input(found, selection, _CHUNK_ROWS)
     ids, labels, skipped = [], [], 0
-    for chunk in chunks_here(job_input, len(alphabet), length):
+    for chunk in chunks_here(job_input):
         if chunk.ids is not None:
             raise UsageError("a one-hot file holds no labels to train on")
         label = chunk.rows.column(label_column).combine_chunks()
@@ -92,7 +92,7 @@ def read_labelled(
     if (indices == NO_TRUTH).any():
         unknown = column[int(np.argmax(indices == NO_TRUTH))].as_py()
         raise UsageError(f"column {label_column!r} holds {unknown!r}, which is none of {', '.join(names)}")
-    files = tuple({"path": f["path"], "digest": f["digest"]} for f in identity)
+    files = tuple({"path": f["path"], "digest": f["digest"]} for f in found.identity)
     return Labelled(np.concatenate(ids), indices.astype(np.int64), names, files, skipped)
 
 

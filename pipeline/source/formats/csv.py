@@ -11,24 +11,28 @@ from __future__ import annotations
 import csv
 import io
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
-from pipeline.errors import SourceError
-from pipeline.source.chunk import FIELD_LIMIT, Chunk, Selection, assemble
-from pipeline.source.files import InputFile
+from pipeline.errors import SourceError, UsageError
+from pipeline.source.chunk import Chunk, Selection, assemble
+from pipeline.source.formats.base import Fragment, InputFile, Schema
+from pipeline.source.formats.record_format import RecordFormat
+from pipeline.source.limits import LIMITS, Limits
+from pipeline.source.opening import open_native
 from pipeline.source.records import Records, Split
+from pipeline.telemetry.spans import Span, span
 
 _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 _LINE_END = re.compile(rb"[\r\n]")
-csv.field_size_limit(FIELD_LIMIT)
-_LONG_LINE = f"a line is longer than {FIELD_LIMIT >> 20} MiB"
-_OPEN_QUOTE = f"a quoted field is not closed within {FIELD_LIMIT >> 20} MiB or before the end"
+csv.field_size_limit(LIMITS.field_bytes)
+_OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Dialect:
 
     delimiter: str
     fields: int | None
+    limits: Limits = LIMITS
     _rest: re.Pattern[bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -44,38 +49,38 @@ class Dialect:
 
     def __call__(self, buffer: bytes, final: bool) -> Split:
         """The records of a buffer that begins at one: vectorised up to the first oddity, exact from there."""
-        found = _split_regular(buffer, ord(self.delimiter), self.fields, final)
+        found = _split_regular(buffer, ord(self.delimiter), self.fields, final, self.limits.field_bytes)
         starts: list[int] = []
         ends: list[int] = []
         problems, at, overlong = found.problems, found.consumed, b""
         while at < len(buffer):
             record = self._record(buffer, at, final)
             if record is None:
-                if len(buffer) - at > FIELD_LIMIT and not _LINE_END.search(buffer, at):
+                if len(buffer) - at > self.limits.field_bytes and not _LINE_END.search(buffer, at):
                     overlong = b"\r\n"
                 break
-            end, behind, problem = record
+            end, after, problem = record
             if end > at:  # a blank line is no record
                 if problem:
                     problems[len(found.starts) + len(starts)] = problem
                 starts.append(at)
                 ends.append(end)
-            at = behind
+            at = after
         if not starts:
             return Split(found.starts, found.ends, problems, at, overlong)
         return Split(np.append(found.starts, starts), np.append(found.ends, ends), problems, at, overlong)
 
     def _record(self, buffer: bytes, at: int, final: bool) -> tuple[int, int, str | None] | None:
-        """End, place behind the line end, and problem of the record at `at`; None if more bytes are needed."""
-        position, fields, total = at, 0, len(buffer)
-        behind: int | None
+        """End, place after the line end, and problem of the record at `at`; None if more bytes are needed."""
+        position, fields, total, limit = at, 0, len(buffer), self.limits.field_bytes
+        after: int | None
         while True:
             begin = position
             if buffer[position : position + 1] == b'"':
                 quoted = _QUOTED.match(buffer, position)
-                if quoted is None or quoted.end() - begin > FIELD_LIMIT:
-                    if final or total - begin > FIELD_LIMIT:
-                        return self._first_line(buffer, at, final, _OPEN_QUOTE)
+                if quoted is None or quoted.end() - begin > limit:
+                    if final or total - begin > limit:
+                        return self._first_line(buffer, at, final, _OPEN_QUOTE.format(limit >> 20))
                     return None
                 position = quoted.end()
                 if position == total and not final:
@@ -83,39 +88,39 @@ class Dialect:
             rest = self._rest.match(buffer, position)
             position = rest.end() if rest else position
             fields += 1
-            if position - begin > FIELD_LIMIT:
-                return self._first_line(buffer, at, final, f"a field is longer than {FIELD_LIMIT >> 20} MiB")
+            if position - begin > limit:
+                return self._first_line(buffer, at, final, f"a field is longer than {limit >> 20} MiB")
             if position == total:
                 if not final:
                     return None
-                behind = position
+                after = position
             elif buffer[position] == ord(self.delimiter):
                 position += 1
                 continue
             else:
-                behind = _behind_line_end(buffer, position, final)
-                if behind is None:
+                after = _after_line_end(buffer, position, final)
+                if after is None:
                     return None
-            if position - at > FIELD_LIMIT and not _LINE_END.search(buffer, at, at + FIELD_LIMIT):
-                return self._first_line(buffer, at, final, _LONG_LINE)
+            if position - at > limit and not _LINE_END.search(buffer, at, at + limit):
+                return self._first_line(buffer, at, final, self.limits.long_line)
             if self.fields in (None, fields) or position == at:
-                return position, behind, None
+                return position, after, None
             problem = f"expected {self.fields} fields, found {fields}"
             if _LINE_END.search(buffer, at, position):
                 return self._first_line(buffer, at, final, problem + " (a quote left open?)")
-            return position, behind, problem
+            return position, after, problem
 
     @staticmethod
     def _first_line(buffer: bytes, at: int, final: bool, problem: str) -> tuple[int, int, str] | None:
         line = _LINE_END.search(buffer, at)
         if line is None:
             return (len(buffer), len(buffer), problem) if final else None
-        behind = _behind_line_end(buffer, line.start(), final)
-        return None if behind is None else (line.start(), behind, problem)
+        after = _after_line_end(buffer, line.start(), final)
+        return None if after is None else (line.start(), after, problem)
 
 
-def _behind_line_end(buffer: bytes, at: int, final: bool) -> int | None:
-    """The place behind the LF, CRLF or CR at `at`; None if it cannot be told yet."""
+def _after_line_end(buffer: bytes, at: int, final: bool) -> int | None:
+    """The place after the LF, CRLF or CR at `at`; None if more bytes are needed."""
     if buffer[at] == _LF:
         return at + 1
     if at + 1 == len(buffer) and not final:
@@ -123,8 +128,8 @@ def _behind_line_end(buffer: bytes, at: int, final: bool) -> int | None:
     return at + 2 if buffer[at + 1 : at + 2] == b"\n" else at + 1
 
 
-def _split_regular(buffer: bytes, delimiter: int, fields: int | None, final: bool) -> Split:
-    """All records up to the first that needs an exact look, by counting quotes: inside after an odd number.
+def _split_regular(buffer: bytes, delimiter: int, fields: int | None, final: bool, limit: int) -> Split:
+    """All records up to the first that needs the exact scan, by counting quotes: inside after an odd number.
 
     That count is right as long as every quote stands where a quoted field may open or close.
     """
@@ -144,15 +149,15 @@ def _split_regular(buffer: bytes, delimiter: int, fields: int | None, final: boo
     crlf = np.zeros(len(line_ends), np.int64)
     inner = line_ends + 1 < len(array)
     crlf[inner] = (array[line_ends[inner]] == _CR) & (array[line_ends[inner] + 1] == _LF)
-    behind = line_ends + 1 + crlf
-    starts = np.concatenate([[0], behind[:-1]]).astype(np.int64)[: len(line_ends)]
+    after = line_ends + 1 + crlf
+    starts = np.concatenate([[0], after[:-1]]).astype(np.int64)[: len(line_ends)]
     counts = np.searchsorted(delimiters, line_ends) - np.searchsorted(delimiters, starts) + 1
     blank = line_ends == starts
     wrong = (counts != fields) & ~blank if fields is not None else np.zeros(len(starts), np.bool_)
     spans = np.searchsorted(breaks, line_ends) > np.searchsorted(breaks, starts)
-    exact = np.flatnonzero((wrong & spans) | (line_ends - starts > FIELD_LIMIT))
+    exact = np.flatnonzero((wrong & spans) | (line_ends - starts > limit))
     stop = int(exact[0]) if len(exact) else len(starts)
-    consumed = int(behind[stop - 1]) if stop else 0
+    consumed = int(after[stop - 1]) if stop else 0
     keep = np.flatnonzero(~blank[:stop])
     problems = {
         int(i): f"expected {fields} fields, found {counts[keep[i]]}" for i in np.flatnonzero(wrong[:stop][keep])
@@ -176,16 +181,125 @@ def _first_misplaced(array: NDArray[np.uint8], quotes: NDArray[np.int64], delimi
     return int(quotes[bad[0]]) if len(bad) else len(array)
 
 
-def fields_of(record: bytes, delimiter: str) -> list[str]:
-    """The fields of one record as text (a header). Raises SourceError where they are not UTF-8."""
+@dataclass(frozen=True)
+class Csv(RecordFormat):
+    """delimiter: one ASCII character. columns: the names of a file's fields, in order; none before they are known."""
+
+    name = "csv"
+    suffixes = (".csv",)
+    takes_header = True
+
+    delimiter: str = ","
+    columns: tuple[str, ...] = ()
+
+    def for_columns(self, names: tuple[str, ...]) -> Csv:
+        return replace(self, columns=names)
+
+    def split(self, buffer: bytes, final: bool) -> Split:
+        """Its records, each of which has a field for each of `columns`."""
+        return Dialect(self.delimiter, len(self.columns), self.limits)(buffer, final)
+
+    def schema(self, file: InputFile, selection: Selection) -> Schema:
+        head = self.head(file)
+        header = selection.header
+        found = Dialect(self.delimiter, None if header is None else len(header), self.limits)(head.data, head.final)
+        if header is not None:
+            if len(found.starts) and len(found.problems) == len(found.starts):
+                raise UsageError(f"{file.path}: --columns names {len(header)} columns; {found.problems[0]}")
+            return Schema(header, start=head.start)
+        if not len(found.starts):
+            if head.failure:
+                raise head.failure
+            longer = f"its first record is longer than {self.limits.block_bytes >> 20} MiB"
+            raise SourceError(f"{file.path}: {'the file holds no record' if head.final else longer}")
+        names = _header(head.data[found.starts[0] : found.ends[0]], self.delimiter, file.path)
+        after = int(found.starts[1]) if len(found.starts) > 1 else found.consumed
+        return Schema(names, start=head.start + after)
+
+    def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
+        if (chunk := self._read_at_once(fragment, selection, spans)) is not None:
+            yield chunk
+        else:
+            yield from super().read(fragment, selection, spans)
+
+    def _read_at_once(self, fragment: Fragment, selection: Selection, spans: list[Span] | None) -> Chunk | None:
+        """A fragment in which the scan found no problem, by the parser alone.
+
+        None where it takes another scan: the parser does not find the records that were planned, or a row is for the
+        quarantine, whose byte offset only a scan can tell.
+        """
+        file, rows = fragment.file, fragment.rows
+        if not fragment.regular or file.compression:
+            return None
+        with open_native(file) as stream:
+            data = _bytes_of(stream, fragment.start, fragment.start + fragment.size)
+        with span("decode", spans, "read"):
+            try:
+                table = None if data is None else self._table(data, selection.columns)
+                if table is None or len(table) != rows:
+                    return None
+                return assemble(file.path, fragment.first_row + np.arange(rows), table, selection, _no_place)
+            except (pa.ArrowInvalid, _PlaceWanted):
+                return None
+
+    def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
+        good = np.ones(len(records), np.bool_)
+        good[list(records.problems)] = False
+        kept = np.flatnonzero(good)
+        if records.problems or not len(kept):
+            bounds = list(zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True))
+        else:
+            bounds = [(int(records.starts[0]), int(records.ends[-1]))]
+        table = pa.table({name: pa.array([], pa.binary()) for name in selection.columns})
+        if len(kept):
+            data = b"\n".join([b"", *(records.data[start:end] for start, end in bounds)])
+            table = self._table(data, selection.columns)
+        if len(table) != len(kept):
+            raise SourceError(
+                f"{path}: {len(kept)} records by the scan, {len(table)} by the parser: please report this"
+            )
+        bad = records.bad_rows(first_row)
+        return assemble(path, first_row + kept, table, selection, lambda i: records.raw(int(kept[i])), bad)
+
+    def _table(self, data: bytes | pa.Buffer, columns: tuple[str, ...]) -> pa.Table:
+        """The fields of `columns`, as bytes.
+
+        `data` begins with a line end, which the parser passes over, for at the very start it would drop a byte order
+        mark.
+        """
+        return pa_csv.read_csv(
+            pa.BufferReader(data),
+            pa_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.columns),
+            pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(columns, pa.binary()),
+                include_columns=list(columns),
+                strings_can_be_null=False,
+                null_values=[],
+                true_values=[],
+                false_values=[],
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Tsv(Csv):
+    name = "tsv"
+    suffixes = (".tsv",)
+
+    delimiter: str = "\t"
+
+
+def _header(record: bytes, delimiter: str, path: str) -> tuple[str, ...]:
+    """The fields of a file's first record. Raises SourceError where they are not UTF-8."""
     try:
         text = record.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SourceError(f"its first line is not UTF-8 ({error.reason})") from error
-    return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+        raise SourceError(f"{path}: its first line is not UTF-8 ({error.reason})") from error
+    return tuple(next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)))
 
 
-def read_fragment(stream: pa.NativeFile, start: int, stop: int) -> pa.Buffer | None:
+def _bytes_of(stream: pa.NativeFile, start: int, stop: int) -> pa.Buffer | None:
     """Bytes start to stop of an open file, with a line end ahead of them; None where the file is shorter."""
     before = max(start - 1, 0)  # in general the end of the line before
     stream.seek(before)
@@ -197,65 +311,9 @@ def read_fragment(stream: pa.NativeFile, start: int, stop: int) -> pa.Buffer | N
     return data
 
 
-def parse_at_once(data: pa.Buffer, rows: int, first_row: int, file: InputFile, selection: Selection) -> Chunk | None:
-    """What `read_fragment` gave, in which the scan found `rows` records and no problem, without another scan.
-
-    None where the parser does not find these records, or a row is for the quarantine, whose byte offset only a scan can
-    tell.
-    """
-    try:
-        table = _table(data, file.columns, file.delimiter, selection.columns)
-        if len(table) != rows:
-            return None
-        return assemble(file.path, first_row + np.arange(rows), table, selection, _no_place)
-    except (pa.ArrowInvalid, _PlaceWanted):
-        return None
-
-
 class _PlaceWanted(Exception):
     """A row is for the quarantine, and nobody knows where it stands."""
 
 
 def _no_place(i: int) -> tuple[None, bytes]:
     raise _PlaceWanted
-
-
-def parse(
-    records: Records, names: tuple[str, ...], delimiter: str, file: str, first_row: int, selection: Selection
-) -> Chunk:
-    """A chunk of `records`, the first of which is record `first_row` of `file`."""
-    good = np.ones(len(records), np.bool_)
-    good[list(records.problems)] = False
-    kept = np.flatnonzero(good)
-    if records.problems or not len(kept):
-        bounds = list(zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True))
-    else:
-        bounds = [(int(records.starts[0]), int(records.ends[-1]))]
-    table = pa.table({name: pa.array([], pa.binary()) for name in selection.columns})
-    if len(kept):
-        data = b"\n".join([b"", *(records.data[start:end] for start, end in bounds)])
-        table = _table(data, names, delimiter, selection.columns)
-    if len(table) != len(kept):
-        raise SourceError(f"{file}: {len(kept)} records by the scan, {len(table)} by the parser: please report this")
-    bad = records.bad_rows(first_row)
-    return assemble(file, first_row + kept, table, selection, lambda i: records.raw(int(kept[i])), bad)
-
-
-def _table(data: bytes | pa.Buffer, names: tuple[str, ...], delimiter: str, columns: tuple[str, ...]) -> pa.Table:
-    """The fields of `columns`, as bytes.
-
-    `data` begins with a line end, which the parser passes over, for at the very start it would drop a byte order mark.
-    """
-    return pa_csv.read_csv(
-        pa.BufferReader(data),
-        pa_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
-        pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-        pa_csv.ConvertOptions(
-            column_types=dict.fromkeys(columns, pa.binary()),
-            include_columns=list(columns),
-            strings_can_be_null=False,
-            null_values=[],
-            true_values=[],
-            false_values=[],
-        ),
-    )

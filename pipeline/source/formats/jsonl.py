@@ -1,8 +1,8 @@
 """JSON Lines: an object a line, blank lines passed over.
 
-A block of lines goes through Arrow's parser, which takes all columns at once and leaves Python's lock alone; where that
-could take a line otherwise than Python's `json` does, each line goes through `json`. So what a line gives never depends
-on its neighbours.
+A block of lines goes through Arrow's parser, which takes all columns at once and releases the GIL; where that could
+take a line otherwise than Python's `json` does, each line goes through `json`. So what a line gives never depends on
+its neighbours.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from pyarrow import json as pa_json
 
 from pipeline.source.chunk import BadRow, Chunk, Selection, assemble
+from pipeline.source.formats.base import InputFile, Schema
+from pipeline.source.formats.record_format import RecordFormat
 from pipeline.source.records import Records, Split, split_lines
 
 _BLANK = b" \t\r"
@@ -25,24 +27,44 @@ _DEEPEST = 200
 """Brackets in a line that Arrow may see: `json` gives up somewhat below a thousand within one another."""
 
 _SAMPLED, _DIGITS = 50, 43
-"""Python refuses whole numbers of more than 4,300 digits: of such a run every 50th byte, 43 times over, is a digit."""
+"""Python refuses integers of more than 4,300 digits: of such a run every 50th byte, 43 times over, is a digit."""
 
 
-def split_objects(buffer: bytes, final: bool) -> Split:
-    """The lines that hold more than white space."""
-    lines = split_lines(buffer, final)
-    keep = lines.ends > lines.starts
-    begin = np.frombuffer(buffer, np.uint8)[lines.starts[keep]]
-    for i in np.flatnonzero(keep)[np.isin(begin, list(_BLANK))]:
-        keep[i] = bool(buffer[lines.starts[i] : lines.ends[i]].strip(_BLANK))
-    if keep.all():
-        return lines
-    kept = np.flatnonzero(keep)
-    problems = {int(np.searchsorted(kept, i)): reason for i, reason in lines.problems.items()}
-    return Split(lines.starts[kept], lines.ends[kept], problems, lines.consumed, lines.overlong)
+class Jsonl(RecordFormat):
+    """The text must be a string or null. Ids and truths are turned into strings as JSON writes them."""
+
+    name = "jsonl"
+    suffixes = (".jsonl", ".ndjson")
+
+    def split(self, buffer: bytes, final: bool) -> Split:
+        """The lines that hold more than white space."""
+        lines = split_lines(buffer, final, self.limits)
+        keep = lines.ends > lines.starts
+        begin = np.frombuffer(buffer, np.uint8)[lines.starts[keep]]
+        for i in np.flatnonzero(keep)[np.isin(begin, list(_BLANK))]:
+            keep[i] = bool(buffer[lines.starts[i] : lines.ends[i]].strip(_BLANK))
+        if keep.all():
+            return lines
+        kept = np.flatnonzero(keep)
+        problems = {int(np.searchsorted(kept, i)): reason for i, reason in lines.problems.items()}
+        return Split(lines.starts[kept], lines.ends[kept], problems, lines.consumed, lines.overlong)
+
+    def schema(self, file: InputFile, selection: Selection) -> Schema:
+        """The keys of the first line that is an object; else what is asked for: each row has keys of its own."""
+        head = self.head(file)
+        found = self.split(head.data, head.final)
+        keys = (_keys_of(head.data[s:e]) for s, e in zip(found.starts, found.ends, strict=True))
+        names = next((names for names in keys if names), ()) or selection.columns or ("text",)
+        return Schema(names, start=head.start, complete=False)
+
+    def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
+        table = _parse_at_once(records, selection)
+        if table is None:
+            return parse_one_by_one(records, path, first_row, selection)
+        return assemble(path, first_row + np.arange(len(table)), table, selection, records.raw)
 
 
-def keys_of(line: bytes) -> tuple[str, ...]:
+def _keys_of(line: bytes) -> tuple[str, ...]:
     """The keys of the object on a line; none where it is not an object."""
     try:
         value = json.loads(line)
@@ -51,14 +73,8 @@ def keys_of(line: bytes) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, dict) else ()
 
 
-def parse(records: Records, file: str, first_row: int, selection: Selection) -> Chunk:
-    """A chunk of `records`, the first of which is record `first_row` of `file`.
-
-    Text must be a string or null. Ids and truths are turned into strings as JSON writes them.
-    """
-    table = _parse_at_once(records, selection)
-    if table is not None:
-        return assemble(file, first_row + np.arange(len(table)), table, selection, records.raw)
+def parse_one_by_one(records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
+    """A chunk of `records`, the first of which is record `first_row` of the file, each parsed by `json`."""
     bad = records.bad_rows(first_row)
     rows: list[dict[str, str | None]] = []
     kept = []
@@ -73,11 +89,11 @@ def parse(records: Records, file: str, first_row: int, selection: Selection) -> 
             bad.append(BadRow(first_row + i, offset, str(error), head))
     table = pa.Table.from_pylist(rows, pa.schema([(name, pa.large_string()) for name in selection.columns]))
     numbers = first_row + np.array(kept, np.int64)
-    return assemble(file, numbers, table, selection, lambda i: records.raw(kept[i]), bad)
+    return assemble(path, numbers, table, selection, lambda i: records.raw(kept[i]), bad)
 
 
 def _parse_at_once(records: Records, selection: Selection) -> pa.Table | None:
-    """The selected columns of all lines by Arrow; None where one of them must be looked at alone."""
+    """The selected columns of all lines by Arrow; None where one of them must be parsed alone."""
     if records.problems or not len(records) or b"-NaN" in records.data:
         return None
     begin, end = int(records.starts[0]), int(records.ends[-1])
@@ -100,7 +116,7 @@ def _parse_at_once(records: Records, selection: Selection) -> pa.Table | None:
 
 
 def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
-    """The types that a line's selected values have: strings, or whole numbers where no text is asked for."""
+    """The types that a line's selected values have: strings, or integers where no text is asked for."""
     try:
         value = json.loads(line)
         kinds = {name: type(value[name]) for name in selection.columns}

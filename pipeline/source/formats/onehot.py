@@ -3,22 +3,87 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
-from pipeline.source.chunk import HEAD_BYTES, BadRow, Chunk, Selection, bad_rows_table
-from pipeline.source.files import InputFile
+from pipeline.source.chunk import HEAD_BYTES, NO_TRUTH, BadRow, Chunk, Selection, bad_rows_table
+from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from pipeline.telemetry.spans import Span
 
 
-def rows_in(path: str, symbols: int, length: int) -> tuple[int, int]:
-    """Whole articles in the file, and the bytes left over behind them."""
-    return divmod(os.path.getsize(path), 4 * symbols * length)
+@dataclass(frozen=True)
+class OneHot(Format):
+    """symbols, length: of the model."""
+
+    name = "one-hot"
+    suffixes = (".bin",)
+    seeks = Seek.ROWS
+    memory_mapped = True
+
+    symbols: int = 0
+    length: int = 0
+
+    def for_model(self, symbols: int, length: int) -> OneHot:
+        return replace(self, symbols=symbols, length=length)
+
+    @property
+    def _row_bytes(self) -> int:
+        return 4 * self.symbols * self.length
+
+    def schema(self, file: InputFile, selection: Selection) -> Schema:
+        return Schema(None)
+
+    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
+        rows, left = divmod(os.path.getsize(file.location), self._row_bytes)
+        problems = [f"{file.path}: {left:,} bytes after article {rows:,} are no whole article"] if left else []
+        if selection.answers:
+            _answers_of(selection.answers, rows)
+        most = max(1, min(chunk_rows, 8 * self.limits.chunk_bytes // self._row_bytes))
+        counts = ((at, min(most, rows - at)) for at in range(0, rows, most))
+        return FilePlan([Fragment(file, at, at + count, at, count) for at, count in counts], problems)
+
+    def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
+        """A zero column is an unknown character, or padding where only zero columns follow.
+
+        Rows with a column that is neither one-hot nor zero go to the quarantine.
+        """
+        file, start, count = fragment.file, fragment.start, fragment.rows
+        total = os.path.getsize(file.location) // self._row_bytes
+        columns = np.memmap(file.location, "<f4", "r", shape=(total, self.symbols, self.length))
+        ids = np.full((count, self.length), self.symbols + 1, np.uint8)
+        bad: list[BadRow] = []
+        good = np.ones(count, np.bool_)
+        for i in range(count):
+            article = columns[start + i]
+            set_here = article != 0
+            per_column = set_here.sum(axis=0)
+            wrong = (per_column > 1) | (set_here & (article != 1)).any(axis=0)
+            if wrong.any():
+                place = int(np.flatnonzero(wrong)[0])
+                head = article.reshape(-1)[: HEAD_BYTES // 4].tobytes()
+                reason = f"column {place} is neither one-hot nor zero"
+                bad.append(BadRow(start + i, (start + i) * self._row_bytes, reason, head))
+                good[i] = False
+                continue
+            used = np.flatnonzero(per_column)
+            if len(used):
+                ids[i, : used[-1] + 1] = self.symbols
+                ids[i, used] = set_here.argmax(axis=0)[used]
+        numbers = np.arange(start, start + count)[good]
+        truth = _answers_of(selection.answers, total)[numbers] if selection.answers else None
+        if truth is not None:
+            truth = np.where((truth >= 0) & (truth < len(selection.classes)), truth, NO_TRUTH).astype(np.int32)
+        rows = pa.table([pa.array([file.path] * len(numbers), pa.string()), pa.array(numbers)], selection.row_schema)
+        empty = pa.array([b""] * len(numbers), pa.large_binary())
+        yield Chunk(empty, rows, bad_rows_table(file.path, bad), ids[good], truth)
 
 
-def answers_of(path: str, rows: int) -> NDArray[np.int32]:
+def _answers_of(path: str, rows: int) -> NDArray[np.int32]:
     """The parent's answer file, N fp32 class indices from 0, as int32 [N]. Raises UsageError for another size."""
     try:
         answers = np.fromfile(path, "<f4")
@@ -27,39 +92,3 @@ def answers_of(path: str, rows: int) -> NDArray[np.int32]:
     if len(answers) != rows or os.path.getsize(path) != 4 * rows:
         raise UsageError(f"{path} holds {os.path.getsize(path):,} bytes, {rows:,} answers take {4 * rows:,}")
     return np.where(np.isfinite(answers), answers, -1).astype(np.int32)
-
-
-def parse(file: InputFile, start: int, stop: int, symbols: int, length: int, selection: Selection) -> Chunk:
-    """Articles start to stop. A zero column is an unknown character, or padding where only zero columns follow.
-
-    Rows with a column that is neither one-hot nor zero go to the quarantine.
-    """
-    stride = 4 * symbols * length
-    total, _ = rows_in(file.location, symbols, length)
-    columns = np.memmap(file.location, "<f4", "r", shape=(total, symbols, length))
-    ids = np.full((stop - start, length), symbols + 1, np.uint8)
-    bad: list[BadRow] = []
-    good = np.ones(stop - start, np.bool_)
-    for i in range(stop - start):
-        article = columns[start + i]
-        set_here = article != 0
-        per_column = set_here.sum(axis=0)
-        wrong = (per_column > 1) | (set_here & (article != 1)).any(axis=0)
-        if wrong.any():
-            place = int(np.flatnonzero(wrong)[0])
-            head = article.reshape(-1)[: HEAD_BYTES // 4].tobytes()
-            reason = f"column {place} is neither one-hot nor zero"
-            bad.append(BadRow(start + i, (start + i) * stride, reason, head))
-            good[i] = False
-            continue
-        used = np.flatnonzero(per_column)
-        if len(used):
-            ids[i, : used[-1] + 1] = symbols
-            ids[i, used] = set_here.argmax(axis=0)[used]
-    numbers = np.arange(start, stop)[good]
-    truth = answers_of(selection.answers, total)[start:stop][good] if selection.answers else None
-    if truth is not None:
-        truth = np.where((truth >= 0) & (truth < len(selection.classes)), truth, -1).astype(np.int32)
-    rows = pa.table([pa.array([file.path] * len(numbers), pa.string()), pa.array(numbers)], selection.row_schema)
-    empty = pa.array([b""] * len(numbers), pa.large_binary())
-    return Chunk(empty, rows, bad_rows_table(file.path, bad), ids[good], truth)

@@ -3,28 +3,62 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import SourceError
-from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble
-from pipeline.source.files import InputFile, open_native
+from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, is_textual
+from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from pipeline.source.opening import open_at, open_native
+from pipeline.telemetry.spans import Span
 
 
-def parse(file: InputFile, group: int, start: int, stop: int, first_row: int, selection: Selection) -> Chunk:
-    """Rows start to stop of a row group, the first of which is row `first_row` of the file."""
-    with _looking_up:
-        found = _row_group(file, group, selection.columns)
-    table = found.table().slice(start, stop - start)
+class Parquet(Format):
+    name = "parquet"
+    suffixes = (".parquet", ".pq")
+    seeks = Seek.ROWS
+    magic = b"PAR1\x15"  # the last byte begins the first header of Thrift's, so that no text begins so
 
-    def raw(i: int) -> tuple[None, bytes]:
-        return None, (table.column(selection.text[0])[i].as_py() or b"")[:HEAD_BYTES]
+    def schema(self, file: InputFile, selection: Selection) -> Schema:
+        try:
+            with open_at(file) as stream:
+                schema = pq.ParquetFile(stream).schema_arrow
+        except (OSError, pa.ArrowException) as error:
+            raise SourceError(f"{file.path}: not a readable Parquet file ({error})") from error
+        # Strings of every layout count as one type.
+        types = {f.name: pa.string() if is_textual(f.type) else f.type for f in schema}
+        return Schema(tuple(schema.names), types)
 
-    return assemble(file.path, first_row + np.arange(len(table)), table, selection, raw)
+    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
+        with open_at(file) as stream:
+            footer = pq.ParquetFile(stream).metadata
+        fragments = []
+        row = 0
+        for group in range(footer.num_row_groups):
+            about = footer.row_group(group)
+            columns = (about.column(i) for i in range(about.num_columns))
+            size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema in selection.columns)
+            most = max(1, min(chunk_rows, self.limits.chunk_bytes * about.num_rows // max(size, 1)))
+            for at in range(0, about.num_rows, most):
+                count = min(most, about.num_rows - at)
+                fragments.append(Fragment(file, at, at + count, row + at, count, group))
+            row += about.num_rows
+        return FilePlan(fragments)
+
+    def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
+        with _looking_up:
+            found = _row_group(fragment.file, fragment.group, selection.columns)
+        table = found.table().slice(fragment.start, fragment.rows)
+
+        def raw(i: int) -> tuple[None, bytes]:
+            return None, (table.column(selection.text[0])[i].as_py() or b"")[:HEAD_BYTES]
+
+        numbers = fragment.first_row + np.arange(len(table))
+        yield assemble(fragment.file.path, numbers, table, selection, raw)
 
 
 _looking_up = threading.Lock()
@@ -60,9 +94,3 @@ class _RowGroup:
                 )
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"{path}: row group {self._group} cannot be read: {error}") from error
-
-
-def metadata(stream: BinaryIO) -> tuple[pa.Schema, pq.FileMetaData]:
-    """Schema and footer of an open Parquet file. Raises ArrowInvalid or OSError where it is none."""
-    file = pq.ParquetFile(stream)
-    return file.schema_arrow, file.metadata

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pyarrow as pa
-
-from pipeline.source.chunk import Chunk, Selection, assemble
-from pipeline.source.records import Records
-
-COLUMNS = ("text",)
+from pipeline.source.formats.record_format import RecordFormat
+from pipeline.source.records import Split, split_lines
 
 
-def parse(records: Records, file: str, first_row: int, selection: Selection) -> Chunk:
-    """A chunk of `records`, the first of which is line `first_row` of `file`."""
-    kept = [i for i in range(len(records)) if i not in records.problems]
-    lines = [records.data[records.starts[i] : records.ends[i]] for i in kept]
-    table = pa.table({COLUMNS[0]: pa.array(lines, pa.large_binary())})
-    numbers = first_row + np.array(kept, np.int64)
-    return assemble(file, numbers, table, selection, lambda i: records.raw(kept[i]), records.bad_rows(first_row))
+class Text(RecordFormat):
+    name = "text"
+    suffixes = (".txt",)
+
+    def split(self, buffer: bytes, final: bool) -> Split:
+        """Its lines."""
+        return split_lines(buffer, final, self.limits)

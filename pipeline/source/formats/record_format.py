@@ -1,0 +1,150 @@
+"""What formats have in common whose files are records one after another, separated by a scan.
+
+An uncompressed file is scanned for where its records begin, so that it can be read from the middle and rows have
+numbers. A compressed file has one reader: a small one is counted first, and read whole if it fits a chunk.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import SourceError
+from pipeline.source.chunk import Chunk, Selection, assemble, concat, empty_chunk
+from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek, Stream
+from pipeline.source.opening import open_at
+from pipeline.source.records import BOM, Records, Split, cut, read_records
+from pipeline.telemetry.spans import Span, span
+
+_COLUMN = "text"
+
+
+class Head(NamedTuple):
+    """A file's first bytes, at `start`, after a byte order mark. final: they are all of it. failure: what cuts a
+    damaged compressed file off after them.
+    """
+
+    data: bytes
+    start: int
+    final: bool
+    failure: SourceError | None = None
+
+
+@dataclass(frozen=True)
+class RecordFormat(Format):
+    """A format says where its records begin. Unless it says more, each is an article, in a column called "text"."""
+
+    seeks = Seek.RECORDS
+
+    @abstractmethod
+    def split(self, buffer: bytes, final: bool) -> Split:
+        """The records of `buffer`, which begins at a record; `final` where the stream ends with it."""
+
+    def schema(self, file: InputFile, selection: Selection) -> Schema:
+        return Schema((_COLUMN,), start=self.head(file).start, named=False)
+
+    def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
+        """A chunk of `records`, the first of which is record `first_row` of the file."""
+        kept = [i for i in range(len(records)) if i not in records.problems]
+        contents = [records.data[records.starts[i] : records.ends[i]] for i in kept]
+        table = pa.table({_COLUMN: pa.array(contents, pa.large_binary())})
+        numbers = first_row + np.array(kept, np.int64)
+        return assemble(path, numbers, table, selection, lambda i: records.raw(kept[i]), records.bad_rows(first_row))
+
+    def head(self, file: InputFile) -> Head:
+        """Raises SourceError where the file cannot be opened."""
+        block, final, failure = b"", False, None
+        with open_at(file) as stream:
+            try:
+                while len(block) < self.limits.block_bytes and not final:
+                    more = stream.read(self.limits.block_bytes - len(block))
+                    block, final = block + more, not more
+            except SourceError as error:
+                failure = error
+        start = len(BOM) if block.startswith(BOM) else 0
+        return Head(block[start:], start, final, failure)
+
+    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
+        if not file.compression:
+            return self._cut(file, schema.start, chunk_rows, scan(file, schema.start, self.split))
+        if file.size > self.limits.counted_bytes:
+            return FilePlan(streamed=True)
+        with open_at(file, schema.start) as stream:
+            records = read_records(stream, self.split, schema.start, limits=self.limits)
+            plan = self._cut(file, schema.start, chunk_rows, records)
+        return plan if len(plan.fragments) < 2 else FilePlan(streamed=True)
+
+    def _cut(self, file: InputFile, start: int, chunk_rows: int, blocks: Iterator[Records]) -> FilePlan:
+        """Cut a file at the beginnings of its records."""
+        fragments: list[Fragment] = []
+        problems: list[str] = []
+        begin, first_row, row, regular = start, 0, 0, True
+        try:
+            for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes):
+                if new and row:
+                    stop = int(records.offsets[0])
+                    fragments.append(Fragment(file, begin, stop, first_row, row - first_row, regular=regular))
+                    begin, first_row, regular = stop, row, True
+                row += len(records)
+                regular &= not records.problems
+        except SourceError as error:
+            if not file.compression:
+                raise
+            if not row:  # else the rows before the damage are read, and it is reported with them
+                problems.append(str(error))
+        if row > first_row:
+            whole = None if file.compression else file.size
+            fragments.append(Fragment(file, begin, whole, first_row, row - first_row, regular=regular))
+        return FilePlan(fragments, problems)
+
+    def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
+        file, row = fragment.file, fragment.first_row
+        size = None if file.compression else fragment.size
+        for chunk, count, _ in self._chunks(file, fragment.start, size, row, fragment.rows, selection, spans):
+            yield chunk
+            row += count
+        if row != fragment.first_row + fragment.rows:
+            found = row - fragment.first_row
+            raise SourceError(
+                f"{file.path}: {found} records at byte {fragment.start:,}, where {fragment.rows} were planned: "
+                "the file was changed while the job ran"
+            )
+
+    def stream(self, stream: Stream, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
+        held: list[Chunk] = []
+        for chunk, _, new in self._chunks(stream.file, stream.start, None, 0, chunk_rows, selection):
+            if new and held:
+                yield concat(held)
+                held = []
+            held.append(chunk)
+        if held:
+            yield concat(held)
+
+    def _chunks(
+        self,
+        file: InputFile,
+        start: int,
+        size: int | None,
+        row: int,
+        chunk_rows: int,
+        selection: Selection,
+        spans: list[Span] | None = None,
+    ) -> Iterator[tuple[Chunk, int, bool]]:
+        """Chunks, how many records each covers, and whether it begins a new chunk of the plan."""
+        with open_at(file, start) as source:
+            blocks = read_records(source, self.split, start, size, self.limits)
+            try:
+                for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes):
+                    with span("decode", spans, "read"):
+                        chunk = self.parse(records, file.path, row, selection)
+                    yield chunk, len(records), new
+                    row += len(records)
+            except SourceError as error:
+                if not file.compression:
+                    raise
+                yield empty_chunk(selection, (str(error),)), 0, False

@@ -1,0 +1,29 @@
+"""The sizes that reading and planning keep to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """In bytes.
+
+    field_bytes: of the longest field, or line, that is read; an unclosed quote makes a longer one. block_bytes: of a
+    stream, read at once. chunk_bytes: a chunk is cut here too, so that long articles do not make it large.
+    counted_bytes: up to which a compressed file is counted first. guess_bytes: searched for the first record of a
+    segment.
+    """
+
+    field_bytes: int = 16 << 20
+    block_bytes: int = 4 << 20
+    chunk_bytes: int = 64 << 20
+    counted_bytes: int = 8 << 20
+    guess_bytes: int = 1 << 20
+
+    @property
+    def long_line(self) -> str:
+        return f"a line is longer than {self.field_bytes >> 20} MiB"
+
+
+LIMITS = Limits()

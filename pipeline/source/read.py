@@ -1,0 +1,42 @@
+"""Reading what was planned: a unit, on a worker; or all of an input, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.errors import SourceError
+from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
+from pipeline.source.inputs import JobInput, Loaded, Partition
+from pipeline.source.plan import Unit
+from pipeline.source.tables import partition_chunk
+from pipeline.telemetry.spans import Span
+
+
+def read_unit(unit: Unit, selection: Selection, spans: list[Span] | None = None) -> Chunk:
+    """The rows of a unit, in input order. spans: where the time of parsing is noted, as "decode"; the rest is reading.
+
+    Raises SourceError where a file cannot be read any more, or is no longer what was planned.
+    """
+    if not unit.fragments:
+        return empty_chunk(selection)
+    return concat([piece for f in unit.fragments for piece in f.file.format.read(f, selection, spans)])
+
+
+def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
+    """Every chunk in input order, for what needs no cluster.
+
+    Raises SourceError for a file that is not wholly readable; rows that are not are in each chunk's quarantine.
+    """
+    if job_input.problems:
+        path, message = job_input.problems[0]
+        raise SourceError(f"{path}: {message}")
+    for source in job_input.chunks(()):
+        if isinstance(source, Loaded):
+            chunk = source.chunk
+        elif isinstance(source, Partition):
+            chunk = partition_chunk(source.frame.compute(), source.number, job_input.selection)
+        else:
+            chunk = read_unit(source, job_input.selection)
+        if chunk.problems:
+            raise SourceError(chunk.problems[0])
+        yield chunk
