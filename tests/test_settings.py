@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client
 
@@ -75,8 +76,8 @@ KINDS: dict[str, Callable[[Path], AbstractContextManager[Client]]] = {
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the stand-ins on the path, and an environment without any of our settings."""
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the stand-ins on the path, and a process without any of our settings: other tests' clusters run."""
     (tmp_path / "bin").mkdir()
     for name, lines in PROGRAMS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{lines}")
@@ -86,7 +87,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BROADSHEET_SITE", str(tmp_path / "site.yaml"))
     for key in SETTINGS:
         monkeypatch.delenv(variable(key), raising=False)
-    return tmp_path
+    with dask.config.set(dask.config.merge(*dask.config.defaults)):
+        yield tmp_path
 
 
 @pytest.mark.parametrize("kind", KINDS)
