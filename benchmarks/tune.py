@@ -22,18 +22,17 @@ from pipeline.errors import BroadsheetError
 from pipeline.kernels import catalog
 from pipeline.kernels.compile import compile_kernel, resources
 from pipeline.kernels.ops import Operations, Rows, operations
-from pipeline.kernels.tiles import SHARED_LIMIT, Sm80Tile, Sm90Tile, Tile, tile
+from pipeline.kernels.tiles import ProductTile, Sm80Tile, Sm90Tile, product_tile
 from pipeline.model.charcnn import Layer, layer_table
 
 LIMIT = {"fp16": 1e-3, "bf16": 8e-3}
 
 
-def candidates(generation: str, layer: Layer) -> Iterator[Tile]:
-    pooled = layer.pool > 1 and not layer.norm
+def candidates(generation: str, layer: Layer) -> Iterator[ProductTile]:
     if generation == "sm90":
-        for m_blocks, a_stages, b_stages, cluster in itertools.product((2, 3), (2, 3, 4), (2, 3, 4, 5), (1, 2, 4)):
-            if m_blocks == 3 or not pooled:
-                yield Sm90Tile(m_blocks, a_stages, b_stages, cluster)
+        for rows, a_stages, b_stages, cluster in itertools.product((128, 192), (2, 3, 4), (2, 3, 4, 5), (1, 2, 4)):
+            if layer.product_pool in (1, rows // 64):
+                yield Sm90Tile(rows, a_stages, b_stages, cluster)
     else:
         for a_stages, b_stages in itertools.product((2, 3), (2, 3, 4)):
             if (a_stages - 1) * layer.kernel >= b_stages - 1:
@@ -46,14 +45,12 @@ class Trial:
     def __init__(self, ops: Operations, layer: Layer, batch: int) -> None:
         self.ops, self.layer = ops, layer
         rng = cp.random.default_rng(0)
-        rows = layer.rows_in if layer.kind == "conv1d" else 1
-        behind = 1 if layer.kind == "linear" else layer.rows_out if layer.norm else layer.rows_pooled
         fan_in = layer.inputs * layer.kernel
-        self.rows = self._values(rng.standard_normal((batch, rows, layer.inputs), dtype=cp.float32))
+        self.rows = self._values(rng.standard_normal((batch, layer.rows_in, layer.inputs), dtype=cp.float32))
         weight = rng.standard_normal((layer.kernel, layer.outputs, layer.inputs), dtype=cp.float32)
         self.weight = self._values(weight / np.float32(np.sqrt(fan_in)))
         self.bias = rng.standard_normal(layer.outputs, dtype=cp.float32)
-        self.out = cp.empty((batch, behind, layer.outputs), self.rows.dtype)
+        self.out = cp.empty((batch, layer.rows_out // layer.product_pool, layer.outputs), self.rows.dtype)
 
     def _values(self, values: cp.ndarray) -> cp.ndarray:
         if self.ops.precision == "fp16":
@@ -66,8 +63,11 @@ class Trial:
         return (values.astype(cp.uint32) << 16).view(cp.float32)
 
     def run(self) -> None:
-        rows = Rows(self.rows, self.rows.shape[1])
-        self.ops._product(rows, self.layer, self.weight, self.bias, Rows(self.out, self.out.shape[1]))
+        if self.layer.kind == "linear":
+            self.ops.linear(self.rows[:, 0], self.layer, self.weight, self.bias, self.out[:, 0])
+        else:
+            rows, out = (Rows(values, values.shape[1]) for values in (self.rows, self.out))
+            self.ops.conv1d(rows, self.layer, self.weight, self.bias, None, out)
 
     def error(self, articles: int = 64) -> float:
         """Of the first and the last articles, against products in fp32."""
@@ -76,9 +76,8 @@ class Trial:
         layer, worst = self.layer, 0.0
         for part in (slice(0, articles), slice(len(self.rows) - articles, None)):
             x, weight = self._floats(self.rows[part]), self._floats(self.weight)
-            count = layer.rows_out if layer.kind == "conv1d" else 1
-            want = sum(x[:, tap : tap + count] @ weight[tap].T for tap in range(layer.kernel)) + self.bias
-            if not layer.norm:
+            want = sum(x[:, tap : tap + layer.rows_out] @ weight[tap].T for tap in range(layer.kernel)) + self.bias
+            if layer.product_relu:
                 want = cp.maximum(want, 0)
                 kept = self.out.shape[1]
                 want = want[:, : kept * layer.pool].reshape(articles, kept, layer.pool, -1).max(axis=2)
@@ -98,23 +97,21 @@ class Trial:
         return statistics.median(found)
 
 
-def fits(ops: Operations, layer: Layer, at: Tile) -> bool:
-    kernel = catalog.product_kernel(ops.generation, ops.precision, layer, at)
-    if kernel.shared_bytes > SHARED_LIMIT[ops.architecture]:
-        return False
+def fits(ops: Operations, layer: Layer, at: ProductTile) -> bool:
+    kernel = catalog.layer_kernel(ops.precision, layer, at)
     try:
         target = catalog.target(ops.generation, ops.architecture)
         report = resources(compile_kernel(kernel.file, kernel.expression, target).log)
-    except BroadsheetError:  # a static assertion: the configuration is no such thing
+    except BroadsheetError:  # a static assertion: there is no such tile, or its shared memory is more than a block has
         return False
     return not report.spill_bytes
 
 
-def search(ops: Operations, layer: Layer, batch: int) -> Tile:
+def search(ops: Operations, layer: Layer, batch: int) -> ProductTile:
     trial = Trial(ops, layer, batch)
-    current = tile(ops.generation, ops.architecture, layer.name)
+    current = product_tile(ops.generation, ops.architecture, layer)
 
-    def measure(at: Tile) -> float:
+    def measure(at: ProductTile) -> float:
         trial.ops = replace(ops, tiles={layer.name: at})
         error = trial.error()
         if not error <= LIMIT[ops.precision]:
@@ -149,7 +146,7 @@ def main() -> None:
     for name in options.layer:
         layer = layers[name]
         best = search(ops, layer, options.batch)
-        if best != tile(ops.generation, ops.architecture, name):
+        if best != product_tile(ops.generation, ops.architecture, layer):
             better[name] = best
     print("nothing better than the table" if not better else "better:")
     for name, at in better.items():

@@ -59,9 +59,7 @@ def test_mean_and_variance_follow_from_the_tables(weights: reference.Weights, se
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), characters=st.integers(0, LENGTH), scale=st.sampled_from([1e-6, 1.0, 1e4]))
-def test_whole_numbers_add_up_to_the_window(
-    weights: reference.Weights, seed: int, characters: int, scale: float
-) -> None:
+def test_integers_add_up_to_the_window(weights: reference.Weights, seed: int, characters: int, scale: float) -> None:
     table = weights.table * np.float32(scale)
     table[:, :, 5] = 0  # a channel that reads nothing
     entries, (unit, zero, _) = fixed_point(table, weights.bias["conv1"])
@@ -80,7 +78,7 @@ def test_the_memory_plan_covers_every_layer() -> None:
         first, second = activation_bytes(layers, 10, "fp16")
         assert first >= 10 * layers[0].rows_pooled * 256 * 2
         assert second >= 10 * layers[5].rows_out * 256 * 2  # block 6 before its norm
-        assert planned_bytes(plan(layers, length, 72, 10, "fp16")) > first + second
+        assert planned_bytes(plan(layers, 10, "fp16")) > first + second
 
 
 def test_the_report_of_ncu_is_read() -> None:

@@ -38,7 +38,7 @@ def kernels_for(architecture: str) -> set[tuple[Kernel, str]]:
         for precision in PRECISIONS[generation]:
             for symbols, classes in ((70, 4), (254, 1000)):
                 layers = layer_table(symbols, 1014, classes)
-                for kernel in network_kernels(generation, precision, architecture, layers, symbols + 2):
+                for kernel in network_kernels(generation, precision, architecture, layers):
                     found.add((kernel, target(generation, architecture)))
     return found
 
@@ -109,7 +109,8 @@ def test_a_change_in_an_included_file_compiles_anew(monkeypatch: pytest.MonkeyPa
 def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     script = (
         "from pipeline.kernels.compile import compile_kernel;"
-        "print(compile_kernel('simt/conv1d.cu', 'conv1d<7, 3, true>', 'sm_80').path.stat().st_ino)"
+        "print(compile_kernel('simt/conv1d.cu', 'conv1d<7, 3, true, 144, 128, Launch<256, 0>>', 'sm_80')"
+        ".path.stat().st_ino)"
     )
     environment = {**os.environ, "BROADSHEET_CACHE_DIR": str(tmp_path)}
     started = [
@@ -125,7 +126,7 @@ def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="set BROADSHEET_CACHE_DIR"):
-        compile_kernel("common/encode.cu", "encode", "sm_80", tmp_path / "file" / "cache")
+        compile_kernel("common/encode.cu", "encode<8>", "sm_80", tmp_path / "file" / "cache")
 
 
 def test_kernels_are_chosen_by_compute_capability() -> None:

@@ -5,15 +5,14 @@
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-constexpr int THREADS = 256;
-
 // This thread's number among all of the grid's.
+template <int THREADS>
 __device__ __forceinline__ int64 thread_number() { return (int64)blockIdx.x * THREADS + threadIdx.x; }
 
 // values [rows, channels], `vectors` pieces of eight channels; bias fp32 [channels].
-template <typename T>
+template <typename T, int THREADS>
 __global__ void __launch_bounds__(THREADS) add_bias(T* values, const float* bias, int64 vectors, int channels) {
-    const int64 i = thread_number();
+    const int64 i = thread_number<THREADS>();
     if (i >= vectors) return;
     float value[8], shift[8];
     load8(values + i * 8, value);
@@ -23,9 +22,9 @@ __global__ void __launch_bounds__(THREADS) add_bias(T* values, const float* bias
     store8(values + i * 8, value);
 }
 
-template <typename T>
+template <typename T, int THREADS>
 __global__ void __launch_bounds__(THREADS) relu(T* values, int64 vectors) {
-    const int64 i = thread_number();
+    const int64 i = thread_number<THREADS>();
     if (i >= vectors) return;
     float value[8];
     load8(values + i * 8, value);
@@ -36,10 +35,10 @@ __global__ void __launch_bounds__(THREADS) relu(T* values, int64 vectors) {
 
 // input [articles, rows_in, channels]; output [articles, pitch, channels], of which rows_out are written, `vectors`
 // pieces of eight channels in all.
-template <typename T, int POOL>
+template <typename T, int POOL, int THREADS>
 __global__ void __launch_bounds__(THREADS)
     max_pool(const T* input, T* output, int64 vectors, int rows_in, int rows_out, int pitch, int channels) {
-    const int64 i = thread_number();
+    const int64 i = thread_number<THREADS>();
     if (i >= vectors) return;
     const int pieces = channels / 8, channel = (int)(i % pieces) * 8;
     const int64 row = i / pieces;

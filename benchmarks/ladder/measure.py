@@ -168,7 +168,7 @@ def compile_all(steps: list[Step], name: str, architecture: str) -> float:
     model = load_model(name)
     wanted = set()
     for setting in {step.setting for step in steps}:
-        wanted |= needed(setting, model.layers, len(model.alphabet) + 2, architecture)
+        wanted |= needed(setting, model.layers, architecture)
     began = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for compiled in [pool.submit(compile_kernel, *kernel) for kernel in sorted(wanted)]:

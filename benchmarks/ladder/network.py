@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from benchmarks.ladder.operations import DENSE_CHANNELS, SlowOperations, kernels
 from benchmarks.ladder.switches import Setting
 from pipeline.kernels import memory_plan
-from pipeline.kernels.catalog import Kernel, layer_tile, network_kernels, norm_kernel, product_kernel, target
+from pipeline.kernels.catalog import Kernel, layer_kernel, network_kernels, norm_kernel, target
 from pipeline.kernels.network import Network, Slot
 from pipeline.kernels.ops import Rows, Scored
+from pipeline.kernels.tiles import tile
 from pipeline.kernels.weights import DeviceNorm
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Layer
@@ -27,21 +28,19 @@ def plain(layer: Layer) -> Layer:
 
 def dense(first: Layer) -> Layer:
     """Block 1 as a product like the others, its input filled up to whole slabs of channels."""
-    return replace(first, name="conv1 dense", inputs=DENSE_CHANNELS)
+    return replace(first, name="conv1 dense", inputs=DENSE_CHANNELS, is_lookup=False)
 
 
-def needed(setting: Setting, layers: tuple[Layer, ...], ids: int, architecture: str) -> set[tuple[str, str, str]]:
-    """Every (file, instance, target) that a variant launches, to be compiled ahead. `ids`: of the alphabet's table."""
+def needed(setting: Setting, layers: tuple[Layer, ...], architecture: str) -> set[tuple[str, str, str]]:
+    """Every (file, instance, target) that a variant launches, to be compiled ahead."""
     generation, precision = setting.generation, setting.precision
-    found: list[Kernel] = [*network_kernels(generation, precision, architecture, layers, ids)]
+    found: list[Kernel] = [*network_kernels(generation, precision, architecture, layers)]
     products = [dense(layers[0])] if not setting.table else []
     if not setting.table:
         found.append(norm_kernel(precision, layers[0]))
     if not setting.fused:
         products = [plain(layer) for layer in (*products, *layers[1:-1])]
-    for layer in products:
-        at = layer_tile(generation, architecture, layer, ids)
-        found.append(product_kernel(generation, precision, layer, at))
+    found += [layer_kernel(precision, layer, tile(generation, architecture, layer)) for layer in products]
     if not (setting.fused and setting.table and setting.channels_last and setting.text):
         found += kernels(precision).values()
     return {(kernel.file, kernel.expression, target(generation, architecture)) for kernel in found}
@@ -101,13 +100,12 @@ class LadderNetwork(Network):
         if setting.fused and setting.table and setting.channels_last:
             super().forward(ids, out)
             return
-        _, *rest, last = self.layers
-        rows = self._turned_around(self._first_block(ids))
-        x = rows.values
-        for layer, following in zip(rest, [*rest[1:], last], strict=True):
+        first, *rest = memory_plan.schedule(self.layers)
+        rows = self._turned_around(self._first_block(ids, first.out.pitch))
+        x, last = rows.values, self.layers[-1]
+        for layer, pitch in ((step.layer, step.out.pitch) for step in rest):
             weight, bias = weights.products[layer.name], weights.bias[layer.name]
             if layer.kind == "conv1d":
-                pitch = memory_plan.row_pitch(layer, following)
                 rows = self._block(rows, layer, weight, bias, weights.norm.get(layer.name), pitch)
                 rows = self._turned_around(rows)
                 x = rows.values.reshape(len(ids), -1)
@@ -115,9 +113,9 @@ class LadderNetwork(Network):
                 x = self._hidden(x, layer, weight, bias)
         self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out)
 
-    def _first_block(self, ids: cp.ndarray) -> Rows:
+    def _first_block(self, ids: cp.ndarray, pitch: int) -> Rows:
         weights, first, count = self._weights, self.layers[0], len(ids)
-        norm, pitch = weights.norm[first.name], memory_plan.row_pitch(first, self.layers[1])
+        norm = weights.norm[first.name]
         if self._setting.table:
             statistics, text_end = self._statistics[:count], self._text_end[:count]
             self.ops.norm_statistics(ids, self._length, first, weights.statistics, statistics, text_end)
@@ -132,7 +130,7 @@ class LadderNetwork(Network):
     def _block(
         self, rows: Rows, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, norm: DeviceNorm | None, pitch: int
     ) -> Rows:
-        """A convolution and what stands behind it: in the product's kernels, or in one for each step."""
+        """A convolution and what follows it: in the product's kernels, or in one for each step."""
         count = len(rows.values)
         if self._setting.fused:
             out = Rows(self._buffer(layer.name, count, pitch, layer.outputs), layer.rows_pooled)

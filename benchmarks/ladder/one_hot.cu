@@ -1,12 +1,10 @@
 // One-hot input: made of ids on the GPU for a dense block 1, and read back into ids where it comes over the bus.
 #include "common/types.cuh"
 
-constexpr int THREADS = 256;
-
 // ids [articles, pitch], of which `length` are read; output [articles, length, CHANNELS], channel c of a position 1 where
 // its id is c. An id from `symbols` on is no symbol: a position without one is all zeros, and so are the channels that
 // fill up to CHANNELS. vectors: pieces of eight channels of the output.
-template <typename T, int CHANNELS>
+template <typename T, int CHANNELS, int THREADS>
 __global__ void __launch_bounds__(THREADS)
     one_hot(const uint8* ids, int pitch, int length, int symbols, int64 vectors, T* output) {
     static_assert(CHANNELS % 8 == 0, "a thread writes eight channels");
@@ -23,6 +21,7 @@ __global__ void __launch_bounds__(THREADS)
 
 // columns fp32 [articles, symbols, length], one-hot or zero; ids [articles, pitch]. A zero column becomes padding, for
 // block 1's table has zeros for it as for a character outside the alphabet. Grid: (pitch / THREADS, articles).
+template <int THREADS>
 __global__ void __launch_bounds__(THREADS)
     columns_to_ids(const float* columns, int symbols, int length, int pitch, uint8* ids) {
     const int position = blockIdx.x * THREADS + threadIdx.x;

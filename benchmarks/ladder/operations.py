@@ -7,31 +7,31 @@ from pathlib import Path
 import cupy as cp
 import numpy as np
 
-from pipeline.kernels.catalog import WARPS, Kernel
+from pipeline.kernels.catalog import WARP, WARPS, Kernel
 from pipeline.kernels.ops import Operations
+from pipeline.kernels.tiles import SLAB
 from pipeline.kernels.weights import DeviceNorm
 from pipeline.model.charcnn import NORM_EPSILON
 
 FOLDER = Path(__file__).resolve().parent
-DENSE_CHANNELS = 128
-"""Of the one-hot input of a dense block 1: the products take whole slabs of 64 channels."""
+DENSE_CHANNELS = 2 * SLAB
+"""Of the one-hot input of a dense block 1: the products take whole slabs of channels."""
 
 _ELEMENT = {"fp32": "float", "fp16": "Half"}
-_THREADS = 256
-_SIDE = 32
+_THREADS = WARPS * WARP
 
 
 def kernels(precision: str, channels: int = 256, pool: int = 3) -> dict[str, Kernel]:
     """Every kernel of this folder by name, for one precision. `compile_kernel` takes a whole path as well."""
     element = _ELEMENT[precision]
     sources = {
-        "bias": ("elementwise.cu", f"add_bias<{element}>"),
-        "ReLU": ("elementwise.cu", f"relu<{element}>"),
-        "max pool": ("elementwise.cu", f"max_pool<{element}, {pool}>"),
+        "bias": ("elementwise.cu", f"add_bias<{element}, {_THREADS}>"),
+        "ReLU": ("elementwise.cu", f"relu<{element}, {_THREADS}>"),
+        "max pool": ("elementwise.cu", f"max_pool<{element}, {pool}, {_THREADS}>"),
         "layer norm": ("elementwise.cu", f"layer_norm<{element}, {channels}, {WARPS}>"),
-        "one-hot": ("one_hot.cu", f"one_hot<{element}, {DENSE_CHANNELS}>"),
-        "columns to ids": ("one_hot.cu", "columns_to_ids"),
-        "transpose": ("transpose.cu", f"transpose<{element}>"),
+        "one-hot": ("one_hot.cu", f"one_hot<{element}, {DENSE_CHANNELS}, {_THREADS}>"),
+        "columns to ids": ("one_hot.cu", f"columns_to_ids<{_THREADS}>"),
+        "transpose": ("transpose.cu", f"transpose<{element}, {WARP}, {WARPS}>"),
     }
     return {name: Kernel(name, str(FOLDER / file), instance) for name, (file, instance) in sources.items()}
 
@@ -80,7 +80,7 @@ class SlowOperations:
     def transpose(self, values: cp.ndarray, out: cp.ndarray) -> None:
         """values [N, rows, columns] to out [N, columns, rows]."""
         count, rows, columns = values.shape
-        grid = (-(-columns // _SIDE), -(-rows // _SIDE), count)
+        grid = (-(-columns // WARP), -(-rows // WARP), count)
         self._ops._launch(self._kernels["transpose"], grid, (values, out, np.int32(rows), np.int32(columns)))
 
     def _launch(self, name: str, vectors: int, *arguments: object) -> None:

@@ -1,12 +1,10 @@
 // The transposition of many matrices: from channels-last to channels-first and back.
 //
-// A block turns a tile of 32 x 32 around in shared memory, so that it reads and writes whole pieces of rows.
+// A block turns a tile of SIDE x SIDE around in shared memory, so that it reads and writes whole pieces of rows.
 #include "common/types.cuh"
 
-constexpr int SIDE = 32, ROWS = 8;
-
 // input [matrices, rows, columns]; output [matrices, columns, rows]. Grid: (columns / SIDE, rows / SIDE, matrices).
-template <typename T>
+template <typename T, int SIDE, int ROWS>
 __global__ void __launch_bounds__(SIDE* ROWS) transpose(const T* input, T* output, int rows, int columns) {
     __shared__ T tile[SIDE][SIDE + 1];
     const int lane = threadIdx.x % SIDE, line = threadIdx.x / SIDE;

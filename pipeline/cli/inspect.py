@@ -28,7 +28,7 @@ def command(
     loaded = load_model(model)
     if precision not in ("fp32", "fp16", "bf16"):
         raise UsageError(f"precision {precision!r}: choose fp32, fp16 or bf16")
-    buffers = plan(loaded.layers, loaded.length, len(loaded.alphabet) + 2, batch, precision) if memory else []
+    buffers = plan(loaded.layers, batch, precision) if memory else []
     if as_json:
         about = _about(loaded)
         if memory:

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import BroadsheetError, UsageError
+from pipeline.kernels.tiles import shared_limit
 
 FOLDER = Path(__file__).resolve().parent
-_OPTIONS = {"std": "c++17", "ptxas_options": ["-v"]}
 _importing = threading.Lock()
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
@@ -93,7 +94,7 @@ def _compile(file: str, expression: str, architecture: str) -> tuple[bytes, str,
             from cuda.core import Program, ProgramOptions
     except ImportError as error:
         raise UsageError(f"CUDA kernels are compiled with cuda-core: install broadsheet[cuda13] ({error})") from error
-    options = ProgramOptions(arch=architecture, name=file, include_path=[str(FOLDER)], **_OPTIONS)
+    options = ProgramOptions(arch=architecture, name=file, include_path=[str(FOLDER)], **_options(architecture))
     log = io.StringIO()
     try:
         program = Program((FOLDER / file).read_text(), "c++", options)
@@ -103,9 +104,15 @@ def _compile(file: str, expression: str, architecture: str) -> tuple[bytes, str,
     return bytes(built.code), built.symbol_mapping[expression].decode(), log.getvalue()
 
 
+def _options(architecture: str) -> dict[str, Any]:
+    """What decides the code beside the source. SHARED_LIMIT: for common/launch.cuh."""
+    limit = ("SHARED_LIMIT", str(shared_limit(architecture)))
+    return {"std": "c++17", "ptxas_options": ["-v"], "define_macro": [limit]}
+
+
 @lru_cache
 def _key(file: str, expression: str, architecture: str) -> str:
-    digest = hashlib.sha256(json.dumps([file, expression, architecture, _OPTIONS, _compiler()]).encode())
+    digest = hashlib.sha256(json.dumps([file, expression, architecture, _options(architecture), _compiler()]).encode())
     seen: set[str] = set()
     waiting = [file]
     while waiting:

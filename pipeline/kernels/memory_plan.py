@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pipeline.model.charcnn import Layer
 
@@ -32,10 +33,45 @@ def id_pitch(length: int) -> int:
     return -(-length // 16) * 16
 
 
-def row_pitch(layer: Layer, following: Layer) -> int:
-    """Rows from one article to the next behind `layer`: whole pool windows for the layer that reads them."""
-    pool = 1 if following.norm or following.kind == "linear" else following.pool
-    return -(-layer.rows_pooled // pool) * pool
+@dataclass(frozen=True)
+class Activation:
+    """Rows of every article of a batch in one of two buffers, in elements: [batch, pitch, channels].
+
+    valid: rows of an article that hold something; the pitch fills them up to whole pool windows for the layer that
+    reads them.
+    """
+
+    buffer: int
+    pitch: int
+    channels: int
+    valid: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A layer and what it writes; it reads what the step before it wrote. raw: a product before its norm."""
+
+    layer: Layer
+    raw: Activation | None
+    out: Activation
+
+
+def schedule(layers: Sequence[Layer]) -> tuple[Step, ...]:
+    """The layers but the last, in order, each writing the buffer that it does not read; block 1 writes the first.
+
+    A norm after a product is a kernel of its own, so such a layer writes both. (The head writes a slot's outputs.)
+    """
+    steps = []
+    buffer = 1
+    for layer, following in pairwise(layers):
+        raw = None
+        if layer.norm and not layer.is_lookup:
+            buffer ^= 1
+            raw = Activation(buffer, layer.rows_out, layer.outputs, layer.rows_out)
+        buffer ^= 1
+        pitch = -(-layer.rows_pooled // following.product_pool) * following.product_pool
+        steps.append(Step(layer, raw, Activation(buffer, pitch, layer.outputs, layer.rows_pooled)))
+    return tuple(steps)
 
 
 def text_bytes(length: int, batch: int) -> int:
@@ -44,45 +80,36 @@ def text_bytes(length: int, batch: int) -> int:
 
 
 def activation_bytes(layers: Sequence[Layer], batch: int, precision: str) -> tuple[int, int]:
-    """Sizes of the two buffers that layers write in turn, block 1 into the first.
-
-    A norm is a step of its own, so a block with one behind a product writes both.
-    """
+    """Sizes of the two buffers of the schedule."""
     sizes = [0, 0]
-    turn = 0
-    for layer, following in zip(layers, [*layers[1:], None], strict=True):
-        if following is None:
-            break  # the head writes to a slot's outputs
-        if layer.kind == "conv1d" and layer.norm and layer is not layers[0]:
-            sizes[turn] = max(sizes[turn], layer.rows_out * layer.outputs)
-            turn ^= 1
-        rows = row_pitch(layer, following) if layer.kind == "conv1d" else 1
-        sizes[turn] = max(sizes[turn], rows * layer.outputs)
-        turn ^= 1
+    for step in schedule(layers):
+        for written in (step.raw, step.out):
+            if written is not None:
+                sizes[written.buffer] = max(sizes[written.buffer], written.pitch * written.channels)
     element = _ELEMENT_BYTES[precision]
     return sizes[0] * batch * element, sizes[1] * batch * element
 
 
-def weight_bytes(layers: Sequence[Layer], ids: int, precision: str) -> int:
-    """Weights, norms and the tables of block 1's statistics. `ids`: of the alphabet, unknown and padding included."""
+def weight_bytes(layers: Sequence[Layer], precision: str) -> int:
+    """Weights, norms and the tables of block 1's statistics."""
     element = _ELEMENT_BYTES[precision]
     total = 256
     for layer in layers:
-        inputs = ids if layer.name == "conv1" else layer.inputs
+        inputs = layer.ids if layer.is_lookup else layer.inputs
         of_head = 4 if layer is layers[-1] else element
         total += layer.kernel * inputs * layer.outputs * of_head + 4 * layer.outputs
         if layer.norm:
             total += 2 * layer.rows_out * layer.outputs * element
-    kernel = layers[0].kernel
+    kernel, ids = layers[0].kernel, layers[0].ids
     return total + 4 * (2 * kernel * ids + kernel * (kernel - 1) * ids * ids)
 
 
-def plan(layers: Sequence[Layer], length: int, ids: int, batch: int, precision: str) -> list[Buffer]:
+def plan(layers: Sequence[Layer], batch: int, precision: str) -> list[Buffer]:
     """Every buffer that an engine keeps on the GPU for batches of up to `batch` articles."""
     wide, narrow = activation_bytes(layers, batch, precision)
-    classes = layers[-1].outputs
+    length, classes = layers[0].rows_in, layers[-1].outputs
     return [
-        Buffer("weights and tables", weight_bytes(layers, ids, precision)),
+        Buffer("weights and tables", weight_bytes(layers, precision)),
         Buffer("text", text_bytes(length, batch), SLOTS),
         Buffer("offsets", 8 * (batch + 1), SLOTS),
         Buffer("ids", id_pitch(length) * batch),

@@ -10,12 +10,12 @@ import numpy as np
 from cuda.bindings import driver
 from numpy.typing import NDArray
 
+from pipeline.errors import BroadsheetError
 from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import Kernel, network_kernels, target
 from pipeline.kernels.ops import Encoded, Launched, Rows, Scored, load, operations
 from pipeline.kernels.weights import upload
 from pipeline.model.alphabet import Alphabet
-from pipeline.model.charcnn import Layer
 from pipeline.model.reference import Weights
 
 
@@ -103,7 +103,6 @@ class Network:
         self, weights: Weights, alphabet: Alphabet, length: int, generation: str, precision: str, device: cp.cuda.Device
     ) -> None:
         self.layers = weights.layers
-        self._known = len(alphabet) + 2
         self._length = length
         self._padding = alphabet.padding
         self._trail = _Trail()
@@ -111,7 +110,7 @@ class Network:
         self.watcher: Launched | None = None
         self.ops = operations(generation, precision, device, self._mark)
         self._element = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[precision]
-        for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers, self._known):
+        for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers):
             load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
         self._weights = upload(weights, alphabet, generation, precision, self.ops.architecture)
         cp.cuda.get_current_stream().synchronize()  # the streams below wait for no other
@@ -119,7 +118,7 @@ class Network:
         self.slots: list[Slot] = []
 
     def plan(self, batch: int) -> list[memory_plan.Buffer]:
-        return memory_plan.plan(self.layers, self._length, self._known, batch, self.ops.precision)
+        return memory_plan.plan(self.layers, batch, self.ops.precision)
 
     def allocate(self, batch: int) -> None:
         """Take every buffer of the plan. Raises cupy's OutOfMemoryError; `release` gives back what was taken."""
@@ -218,34 +217,25 @@ class Network:
         """Ids on the GPU, uint8 [N, pitch], to scores, on the current stream."""
         count, weights = len(ids), self._weights
         statistics, text_end = self._statistics[:count], self._text_end[:count]
-        first, *rest, last = self.layers
-        self.ops.norm_statistics(ids, self._length, first, weights.statistics, statistics, text_end)
-        turn = 0
-        rows = self._rows(turn, count, memory_plan.row_pitch(first, rest[0]), first, first.rows_pooled)
-        self.ops.lookup_norm_pool(ids, first, weights.table, weights.norm[first.name], statistics, text_end, rows)
-        x: Any = None
-        for layer, following in zip(rest, [*rest[1:], last], strict=True):
-            weight, bias, norm = weights.products[layer.name], weights.bias[layer.name], weights.norm.get(layer.name)
-            if layer.kind == "conv1d":
-                raw = None
-                if norm is not None:
-                    turn ^= 1
-                    raw = self._rows(turn, count, layer.rows_out, layer, layer.rows_out)
-                turn ^= 1
-                target_rows = self._rows(turn, count, memory_plan.row_pitch(layer, following), layer, layer.rows_pooled)
-                self.ops.conv1d(rows, layer, weight, bias, norm, target_rows, raw)
-                rows = target_rows
-                x = rows.values.reshape(count, -1)
+        first, *rest = memory_plan.schedule(self.layers)
+        self.ops.norm_statistics(ids, self._length, first.layer, weights.statistics, statistics, text_end)
+        norm, rows = weights.norm[first.layer.name], self._rows(first.out, count)
+        self.ops.lookup_norm_pool(ids, first.layer, weights.table, norm, statistics, text_end, rows)
+        for step in rest:
+            name, written = step.layer.name, self._rows(step.out, count)
+            weight, bias = weights.products[name], weights.bias[name]
+            if step.layer.kind == "conv1d":
+                raw = None if step.raw is None else self._rows(step.raw, count)
+                self.ops.conv1d(rows, step.layer, weight, bias, weights.norm.get(name), written, raw)
             else:
-                turn ^= 1
-                hidden = self._activations[turn][: count * layer.outputs].reshape(count, layer.outputs)
-                self.ops.linear(x, layer, weight, bias, hidden)
-                x = hidden
-        self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out)
+                self.ops.linear(_flat(rows), step.layer, weight, bias, _flat(written))
+            rows = written
+        last = self.layers[-1]
+        self.ops.head(_flat(rows), last, weights.products[last.name], weights.bias[last.name], out)
 
-    def _rows(self, turn: int, count: int, pitch: int, layer: Layer, valid: int) -> Rows:
-        size = count * pitch * layer.outputs
-        return Rows(self._activations[turn][:size].reshape(count, pitch, layer.outputs), valid)
+    def _rows(self, at: memory_plan.Activation, count: int) -> Rows:
+        size = count * at.pitch * at.channels
+        return Rows(self._activations[at.buffer][:size].reshape(count, at.pitch, at.channels), at.valid)
 
     def _mark(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         stream = cp.cuda.get_current_stream()
@@ -262,8 +252,13 @@ class Network:
         return self._trail.last()
 
 
+def _flat(rows: Rows) -> cp.ndarray:
+    """[N, pitch * channels], as a linear layer reads an activation."""
+    return rows.values.reshape(len(rows.values), -1)
+
+
 class _Trail:
-    """Which kernel runs: the stream itself writes a number to page-locked memory ahead of each."""
+    """Which kernel runs: the stream itself writes a number to page-locked memory before each."""
 
     def __init__(self) -> None:
         self._names: list[str] = ["none"]
@@ -272,7 +267,10 @@ class _Trail:
     def mark(self, name: str, stream: int) -> None:
         if name not in self._names:
             self._names.append(name)
-        driver.cuStreamWriteValue32(stream, self._at.ctypes.data, self._names.index(name), 0)
+        (status,) = driver.cuStreamWriteValue32(stream, self._at.ctypes.data, self._names.index(name), 0)
+        # After a kernel has failed the stream itself answers so, and the launch that follows raises it with its batch.
+        if status != driver.CUresult.CUDA_SUCCESS and driver.cuStreamQuery(stream)[0] != status:
+            raise BroadsheetError(f"cuStreamWriteValue32 before kernel {name}: {status.name}")
 
     def last(self) -> str:
         return self._names[int(self._at[0])]

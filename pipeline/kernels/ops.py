@@ -15,16 +15,14 @@ import cupy as cp
 import numpy as np
 
 from pipeline.errors import BroadsheetError
-from pipeline.kernels import catalog
+from pipeline.kernels import catalog, tiles
 from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel
 from pipeline.kernels.tables import StatisticsTables
-from pipeline.kernels.tiles import LookupTile, Sm80Tile, Sm90Tile, Tile, shared_limit
+from pipeline.kernels.tensor_map import tensor_map
+from pipeline.kernels.tiles import SLAB, LookupTile, ProductTile, SimtLookupTile, Sm90Tile, product_tile
 from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, DeviceTable
 from pipeline.model.charcnn import NORM_EPSILON, Layer
-
-_SIMT_TILE = (144, 128)
-_SM80_TILE = (192, 128)
 
 
 class Rows(NamedTuple):
@@ -53,21 +51,21 @@ class Scored(NamedTuple):
 
 
 Launched = Callable[[Kernel, tuple[int, ...], tuple[Any, ...]], None]
-"""Told of a kernel, its grid and its arguments."""
+"""Called with a kernel, its grid and its arguments."""
 
 
 @dataclass(frozen=True)
 class Operations:
     """The operations in one kernel generation and precision, for one architecture ("sm_90").
 
-    tiles: a configuration by layer name in place of the table's. launched: called ahead of every launch.
+    sms: SMs of the GPU. tiles: by layer name, in place of the table's for products. launched: called before launches.
     """
 
     generation: str
     precision: str
     architecture: str
-    processors: int
-    tiles: dict[str, Tile]
+    sms: int
+    tiles: dict[str, ProductTile]
     launched: Launched
 
     def encode(
@@ -107,15 +105,15 @@ class Operations:
     ) -> None:  # fmt: skip
         """Block 1 from ids, uint8 [N, pitch], and their statistics."""
         count, pitch = ids.shape
-        known = table.entries.shape[-2]
-        at = self._tile(layer, known)
-        kernel = catalog.lookup_kernel(self.generation, self.precision, layer, at, known)  # type: ignore[arg-type]
+        at = tiles.tile(self.generation, self.architecture, layer)
+        kernel = catalog.layer_kernel(self.precision, layer, at)
+        size = []
         if isinstance(at, LookupTile):
-            grid: tuple[int, ...] = (self.processors * max(1, _blocks_a_processor(self.architecture, kernel)),)
-            size = []
+            grid: tuple[int, ...] = (self.sms * max(1, _blocks_an_sm(self.architecture, kernel)),)
         else:
-            grid = (-(-out.valid // catalog.SIMT_POSITIONS), -(-count // catalog.SIMT_ARTICLES))
-            size = [_int(known)]
+            assert isinstance(at, SimtLookupTile)
+            grid = (-(-out.valid // at.positions), -(-count // at.articles))
+            size = [_int(layer.ids)]
         self._launch(
             kernel,
             grid,
@@ -127,7 +125,7 @@ class Operations:
         self, rows: Rows, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, norm: DeviceNorm | None, out: Rows,
         raw: Rows | None = None,
     ) -> None:  # fmt: skip
-        """A convolution with ReLU and pool behind it; with a norm before them, by way of `raw`."""
+        """A convolution, then ReLU and pool; with a norm before them, by way of `raw`."""
         self._product(rows, layer, weight, bias, out if norm is None else raw)
         if norm is not None:
             assert raw is not None
@@ -138,8 +136,8 @@ class Operations:
             )
 
     def linear(self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: cp.ndarray) -> None:
-        """x weight + bias with ReLU: a convolution with one tap over articles of one row."""
-        self._product(Rows(x[:, None], 1), layer, weight, bias, Rows(out[:, None], 1))
+        """x weight + bias with ReLU: a convolution with one tap, over one article whose rows are all of x."""
+        self._product(Rows(x[None], len(x)), layer, weight, bias, Rows(out[None], len(x)))
 
     def head(self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored) -> None:
         """The last layer, softmax, and the k best classes."""
@@ -153,55 +151,39 @@ class Operations:
 
     def _product(self, rows: Rows, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Rows | None) -> None:
         assert out is not None
-        at = self._tile(layer, 0)
-        kernel = catalog.product_kernel(self.generation, self.precision, layer, at)
-        pool = 1 if layer.norm else layer.pool
+        at = self.tiles.get(layer.name) or product_tile(self.generation, self.architecture, layer)
+        kernel = catalog.layer_kernel(self.precision, layer, at)
         articles, pitch, channels = rows.values.shape
-        outputs = layer.outputs
+        units, rows_out = pitch // layer.product_pool, out.values.shape[1]
         if isinstance(at, Sm90Tile):
-            self._product_sm90(kernel, at, rows, layer, pool, weight, bias, out)
+            source, weights = self._tensor_maps(rows, layer, weight, at)
+            m_tiles, n_tiles = -(-articles * units // (at.rows // layer.product_pool)), layer.outputs // at.outputs
+            clusters = min(self.sms // at.cluster, -(-m_tiles // at.cluster) * n_tiles)
+            self._launch(
+                kernel,
+                (clusters * at.cluster,),
+                (source, weights, bias, out.values, _int(channels // SLAB), _int(units), _int(rows_out),
+                 _int(articles), _int(m_tiles), _int(n_tiles)),
+            )  # fmt: skip
             return
-        tile_m, tile_n = _SM80_TILE if isinstance(at, Sm80Tile) else _SIMT_TILE
         self._launch(
             kernel,
-            (outputs // tile_n, -(-articles * pitch // tile_m)),
-            (rows.values, weight, bias, out.values, _int(articles * pitch), _int(channels), _int(outputs),
-             _int(pitch // pool), _int(out.values.shape[1]), _int(articles)),
+            (layer.outputs // at.outputs, -(-articles * pitch // at.rows)),
+            (rows.values, weight, bias, out.values, _int(articles * pitch), _int(channels), _int(layer.outputs),
+             _int(units), _int(rows_out), _int(articles)),
         )  # fmt: skip
 
-    def _product_sm90(
-        self, kernel: Kernel, at: Sm90Tile, rows: Rows, layer: Layer, pool: int, weight: cp.ndarray, bias: cp.ndarray,
-        out: Rows,
-    ) -> None:  # fmt: skip
-        from pipeline.kernels.tensor_map import tensor_map
-
+    def _tensor_maps(self, rows: Rows, layer: Layer, weight: cp.ndarray, at: Sm90Tile) -> tuple[Any, Any]:
+        """Of the rows, by phases before a pool, and of the weights, of which a block fetches its share."""
         articles, pitch, channels = rows.values.shape
-        linear = layer.kind == "linear"
-        units = articles if linear else pitch // pool
-        box = catalog.phase_rows(layer.kernel, pool, at)
-        total = articles * pitch // pool
-        tile_units = 64 * at.m_blocks // pool
-        m_tiles, n_tiles = -(-total // tile_units), layer.outputs // 256
-        pointer, precision = rows.values.data.ptr, self.precision
-        if pool == 1:
-            source = tensor_map(pointer, precision, (total, channels), (box, 64))
-        else:
-            source = tensor_map(pointer, precision, (total, pool, channels), (box, 1, 64))
-        weights = tensor_map(
-            weight.data.ptr, precision, (layer.kernel * layer.outputs, channels), (256 // at.cluster, 64)
+        pool = layer.product_pool
+        phases = () if pool == 1 else (pool,)
+        shape, box = (articles * pitch // pool, *phases, channels), (at.box_rows(layer), *(1 for _ in phases), SLAB)
+        weight_shape, weight_box = (layer.kernel * layer.outputs, channels), (at.outputs // at.cluster, SLAB)
+        return (
+            tensor_map(rows.values.data.ptr, self.precision, shape, box),
+            tensor_map(weight.data.ptr, self.precision, weight_shape, weight_box),
         )
-        rows_out, count = (articles, 1) if linear else (out.values.shape[1], articles)
-        clusters = min(self.processors // at.cluster, -(-m_tiles // at.cluster) * n_tiles)
-        self._launch(
-            kernel,
-            (clusters * at.cluster,),
-            (source, weights, bias, out.values, _int(channels // 64), _int(units), _int(rows_out), _int(count),
-             _int(m_tiles), _int(n_tiles)),
-        )  # fmt: skip
-
-    def _tile(self, layer: Layer, ids: int) -> Tile | None:
-        found = self.tiles.get(layer.name)
-        return found or catalog.layer_tile(self.generation, self.architecture, layer, ids)
 
     def _launch(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         function = load(kernel.file, kernel.expression, catalog.target(self.generation, self.architecture))
@@ -218,37 +200,40 @@ def operations(
     generation: str, precision: str, device: cp.cuda.Device, launched: Launched = lambda *launch: None
 ) -> Operations:
     """The operations for a GPU, in the table's tile configurations."""
-    processors = device.attributes["MultiProcessorCount"]
-    return Operations(generation, precision, f"sm_{device.compute_capability}", processors, {}, launched)
+    sms = device.attributes["MultiProcessorCount"]
+    return Operations(generation, precision, f"sm_{device.compute_capability}", sms, {}, launched)
 
 
 def tile_shape(ops: Operations, layer: Layer) -> tuple[int, int] | None:
     """Input rows and outputs that one tile of a product covers; None where the layer is no tiled product."""
-    if layer.name == "conv1" or not layer.relu:
+    if layer.is_lookup or not layer.relu:
         return None
-    at = catalog.layer_tile(ops.generation, ops.architecture, layer, 0)
-    if isinstance(at, Sm90Tile):
-        return 64 * at.m_blocks, 256
-    return _SM80_TILE if isinstance(at, Sm80Tile) else _SIMT_TILE
+    at = product_tile(ops.generation, ops.architecture, layer)
+    return at.rows, at.outputs
+
+
+def load(file: str, expression: str, target: str) -> Any:
+    """The kernel as a CuPy function of the current device, compiled if the cache does not hold it."""
+    return _load(file, expression, target, cp.cuda.runtime.getDevice())
 
 
 @cache
-def load(file: str, expression: str, target: str) -> Any:
-    """The kernel as a CuPy function, compiled if the cache does not hold it; once a process.
+def _load(file: str, expression: str, target: str, device: int) -> Any:
+    """Once a process and device: a function belongs to the CUDA context that was current when it was loaded.
 
-    A function is one to all models of a process, which may need more or less shared memory: it may take all there is.
+    It is one to all models of a process, which may need more or less shared memory: it may take all there is.
     """
     cubin = compile_kernel(file, expression, target)
     function = cp.RawModule(path=str(cubin.path)).get_function(cubin.symbol)
-    most = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    most = cp.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"]
     function.max_dynamic_shared_size_bytes = most - function.shared_size_bytes
     return function
 
 
 @cache
-def _blocks_a_processor(architecture: str, kernel: Kernel) -> int:
-    """How many blocks of block 1 a multiprocessor holds, by shared memory: the grid is one wave of them."""
-    return shared_limit(architecture) // (kernel.shared_bytes + 1024)
+def _blocks_an_sm(architecture: str, kernel: Kernel) -> int:
+    """How many blocks of block 1 an SM holds, by shared memory: the grid is one wave of them."""
+    return tiles.shared_limit(architecture) // (kernel.shared_bytes + 1024)
 
 
 def _int(value: int) -> np.int32:

@@ -20,7 +20,7 @@ class StatisticsTables(NamedTuple):
 
 
 def fixed_point(table: Floats, bias: Floats) -> tuple[NDArray[np.uint16], Floats]:
-    """Block 1's table as whole numbers: a window is `zero + unit * (sum of its entries)`, and no sum reaches 65,536.
+    """Block 1's table as integers: a window is `zero + unit * (sum of its entries)`, and no sum reaches 65,536.
 
     table: [kernel, ids, channels], bias [channels]. Returns entries, uint16 of the table's shape, and fp32 [3,
     channels]: unit, zero, bias. An entry is off by at most half a unit, which is the channel's range over 65,535.

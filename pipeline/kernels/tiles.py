@@ -1,11 +1,20 @@
-"""Tile configurations: one table by kernel generation, architecture and layer; `benchmarks/tune.py` finds better ones.
+"""How blocks cut up a layer's work: a type of tile for each kernel, and a table of them by generation, architecture and
+layer; `benchmarks/tune.py` finds better ones.
 
-A configuration changes speed and shared memory, never the order of a sum over inputs, so never a bit of a score.
+A type holds what the host has to know of its kernel. It reaches the kernel as template arguments, where static
+assertions hold the two together. A tile changes speed and shared memory, never the order of a sum over inputs, so never
+a bit of a score.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+from pipeline.model.charcnn import Layer
+
+SLAB = 64
+"""Input channels of a stage of 16-bit products: 128 bytes, the widest that shared memory is swizzled by."""
 
 SHARED_LIMIT = {
     "sm_75": 64 << 10,
@@ -24,7 +33,32 @@ SHARED_LIMIT = {
 
 def shared_limit(architecture: str) -> int:
     """The same; of an architecture that the table does not know, the least that any since sm_80 has."""
-    return SHARED_LIMIT.get(architecture, 99 << 10)
+    return SHARED_LIMIT.get(architecture.removesuffix("a"), 99 << 10)
+
+
+class Launch(NamedTuple):
+    """Threads and dynamic shared memory of a block. Its text is the template argument by which kernels assert both."""
+
+    threads: int
+    shared_bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"Launch<{self.threads}, {self.shared_bytes}>"
+
+
+@dataclass(frozen=True)
+class SimtLookupTile:
+    """Block 1 of `simt/`. positions: pooled rows of a block. articles: that it goes through."""
+
+    positions: int
+    articles: int
+    folder: ClassVar[str] = "simt"
+
+    def arguments(self, layer: Layer) -> tuple[int, ...]:
+        return self.positions, self.articles
+
+    def launch(self, layer: Layer) -> Launch:
+        return Launch(layer.outputs // 4 * self.positions)
 
 
 @dataclass(frozen=True)
@@ -34,61 +68,136 @@ class LookupTile:
     channels: int
     positions: int
     articles: int
+    folder: ClassVar[str] = "sm80"
+
+    def arguments(self, layer: Layer) -> tuple[int, ...]:
+        return layer.ids, self.channels, self.positions, self.articles
+
+    def launch(self, layer: Layer) -> Launch:
+        """A thread for eight channels of a position; the table's slice and what a group of 32 articles needs."""
+        words = (self.positions * layer.pool + layer.kernel + layer.pool + 2) // 4
+        table = layer.kernel * layer.ids * self.channels * 2 + 12 * self.channels
+        return Launch(self.channels // 8 * self.positions, table + 2 * 32 * (self.channels + 12 + 4 * words))
+
+
+@dataclass(frozen=True)
+class SimtTile:
+    """A product of `simt/`."""
+
+    rows: ClassVar[int] = 144
+    outputs: ClassVar[int] = 128
+    folder: ClassVar[str] = "simt"
+
+    def arguments(self, layer: Layer) -> tuple[int, ...]:
+        return self.rows, self.outputs
+
+    def launch(self, layer: Layer) -> Launch:
+        return Launch(256)
 
 
 @dataclass(frozen=True)
 class Sm80Tile:
-    """A product of `sm80/`, 192 rows by 128 outputs. Stages: buffers of input slabs and of weight tiles."""
+    """A product of `sm80/`. Stages: buffers of input slabs and of weight tiles."""
 
     a_stages: int
     b_stages: int
+    rows: ClassVar[int] = 192
+    outputs: ClassVar[int] = 128
+    folder: ClassVar[str] = "sm80"
+
+    def arguments(self, layer: Layer) -> tuple[int, ...]:
+        return self.rows, self.outputs, self.a_stages, self.b_stages
+
+    def launch(self, layer: Layer) -> Launch:
+        rows = self.a_stages * (self.rows + _rows_below(layer)) + self.b_stages * self.outputs
+        return Launch(256, rows * 2 * SLAB)
 
 
 @dataclass(frozen=True)
 class Sm90Tile:
-    """A product of `sm90/`, m_blocks * 64 rows by 256 outputs. Stages: buffers of input slabs and of weight tiles.
-    cluster: blocks that share each weight tile.
+    """A product of `sm90/`. Stages: buffers of input slabs and of weight tiles. cluster: blocks that share each weight
+    tile.
     """
 
-    m_blocks: int
+    rows: int
     a_stages: int
     b_stages: int
     cluster: int
+    outputs: ClassVar[int] = 256
+    folder: ClassVar[str] = "sm90"
+
+    def arguments(self, layer: Layer) -> tuple[int, ...]:
+        return self.rows, self.outputs, self.a_stages, self.b_stages, self.cluster
+
+    def box_rows(self, layer: Layer) -> int:
+        """Rows of the input that the copy engine fetches at a time, of each phase of a pool."""
+        return self.rows // layer.product_pool + _rows_below(layer)
+
+    def launch(self, layer: Layer) -> Launch:
+        """Three warpgroups; the stages with two barriers each, and 16 rows of 128 outputs for each of eight warps."""
+        rows = self.a_stages * layer.product_pool * self.box_rows(layer) + self.b_stages * self.outputs
+        return Launch(384, rows * 2 * SLAB + 8 * 16 * 128 * 2 + 16 * (self.a_stages + self.b_stages))
 
 
-Tile = LookupTile | Sm80Tile | Sm90Tile
+def _rows_below(layer: Layer) -> int:
+    """Rows that are fetched below a tile's own, for the taps: whole groups of eight, by which memory is swizzled."""
+    return 8 if layer.kernel > 1 else 0
 
-# "" is any architecture, within the 99 KB of the smallest; the others are what benchmarks/tune.py found on an H200.
+
+ProductTile = SimtTile | Sm80Tile | Sm90Tile
+Tile = SimtLookupTile | LookupTile | ProductTile
+
+# By layer name or kind. "" is any architecture, within the 99 KB of the smallest; the others were found on an H200 by
+# benchmarks/tune.py.
 _TILES: dict[tuple[str, str], dict[str, Tile]] = {
+    ("simt", ""): {
+        "lookup": SimtLookupTile(4, 16),
+        "conv1d": SimtTile(),
+        "linear": SimtTile(),
+    },
     ("sm80", ""): {
-        "conv1": LookupTile(64, 28, 64),
-        "conv": Sm80Tile(2, 3),
+        "lookup": LookupTile(64, 28, 64),
+        "conv1d": Sm80Tile(2, 3),
         "linear": Sm80Tile(2, 2),
     },
     ("sm80", "sm_90"): {
-        "conv1": LookupTile(64, 28, 64),
+        "lookup": LookupTile(64, 28, 64),
         "conv2": Sm80Tile(2, 4),
-        "conv": Sm80Tile(3, 3),
+        "conv1d": Sm80Tile(3, 3),
         "linear": Sm80Tile(2, 2),
     },
     ("sm90", "sm_90"): {
-        "conv1": LookupTile(128, 28, 64),
-        "conv2": Sm90Tile(3, 2, 4, 2),
-        "conv": Sm90Tile(2, 2, 3, 2),
-        "linear": Sm90Tile(2, 4, 4, 2),
+        "lookup": LookupTile(128, 28, 64),
+        "conv2": Sm90Tile(192, 2, 4, 2),
+        "conv1d": Sm90Tile(128, 2, 3, 2),
+        "linear": Sm90Tile(128, 4, 4, 2),
     },
 }
 
 
-def tile(generation: str, architecture: str, layer: str) -> Tile:
-    """The configuration of a layer ("conv2", "fc1"): its own, or its kind's; the architecture's, or the generation's.
+def tile(generation: str, architecture: str, layer: Layer) -> Tile:
+    """The configuration of a layer: its own, or its kind's; the architecture's, or the generation's.
 
+    A look-up's slices are halved until one fits into a block's shared memory: alphabets differ in size.
     Raises KeyError where the generation has none.
     """
-    kind = "conv" if layer.startswith("conv") else "linear"
     for target in (architecture, ""):
         found = _TILES.get((generation, target), {})
-        for name in (layer, kind):
+        for name in (layer.name, "lookup" if layer.is_lookup else layer.kind):
             if name in found:
-                return found[name]
-    raise KeyError(f"no tile of {layer} for {generation} kernels on {architecture}")
+                return _fitting(found[name], layer, shared_limit(architecture))
+    raise KeyError(f"no tile of {layer.name} for {generation} kernels on {architecture}")
+
+
+def _fitting(at: Tile, layer: Layer, limit: int) -> Tile:
+    while isinstance(at, LookupTile) and at.launch(layer).shared_bytes > limit:
+        # The threads of a block stay as many: fewer channels, more positions.
+        at = replace(at, channels=at.channels // 2, positions=at.positions * 2)
+    return at
+
+
+def product_tile(generation: str, architecture: str, layer: Layer) -> ProductTile:
+    """`tile` of a layer that is no look-up."""
+    found = tile(generation, architecture, layer)
+    assert not isinstance(found, SimtLookupTile | LookupTile)
+    return found

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
-from pipeline.kernels.catalog import layer_tile
 from pipeline.kernels.tables import StatisticsTables, fixed_point, statistics_tables
-from pipeline.kernels.tiles import LookupTile
+from pipeline.kernels.tiles import LookupTile, tile
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.reference import Weights
 
@@ -64,7 +63,7 @@ class DeviceWeights:
 def upload(weights: Weights, alphabet: Alphabet, generation: str, precision: str, architecture: str) -> DeviceWeights:
     """Lay out and copy a model's tensors; about 30 ms for the shipped one."""
     first, *rest = weights.layers
-    at = layer_tile(generation, architecture, first, weights.table.shape[1])
+    at = tile(generation, architecture, first)
     bias = weights.bias[first.name]
     table = DeviceTable(cp.asarray(weights.table), cp.asarray(bias))
     if isinstance(at, LookupTile):

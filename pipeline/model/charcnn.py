@@ -41,10 +41,11 @@ _CONVOLUTIONS = (
 
 @dataclass(frozen=True)
 class Layer:
-    """One block: a valid stride-1 convolution or a linear layer, and what is fused behind it.
+    """One block: a valid stride-1 convolution or a linear layer, and what follows it.
 
-    `rows_in`, `rows_out` and `rows_pooled` are the lengths before the convolution, behind it and behind the pool; they
-    are 1 for a linear layer. Every block but the last ends with ReLU.
+    `rows_in`, `rows_out` and `rows_pooled` are the lengths before the convolution, after it and after the pool; they
+    are 1 for a linear layer. Every block but the last ends with ReLU. `is_lookup`: reads ids of characters, each of
+    `inputs` symbols or none, so that its product is a sum of table rows.
     """
 
     name: str
@@ -58,6 +59,22 @@ class Layer:
     rows_in: int
     rows_out: int
     rows_pooled: int
+    is_lookup: bool = False
+
+    @property
+    def product_pool(self) -> int:
+        """The pool that can be taken within the product: none where a norm comes first."""
+        return 1 if self.norm else self.pool
+
+    @property
+    def product_relu(self) -> bool:
+        """Whether ReLU can be taken within the product: not where a norm comes first."""
+        return self.relu and not self.norm
+
+    @property
+    def ids(self) -> int:
+        """Ids that a look-up knows: its symbols, the unknown character and padding."""
+        return self.inputs + 2
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -77,23 +94,24 @@ class Layer:
 def layer_table(symbols: int, length: int, classes: int) -> tuple[Layer, ...]:
     """The nine blocks for an alphabet of `symbols`, `length` characters and `classes` labels.
 
-    Raises ModelError where a number is out of the frame, or the length leaves no row behind the last pool.
+    Raises ModelError where a number is out of the frame, or the length leaves no row after the last pool.
     """
     if not LENGTHS[0] <= length <= LENGTHS[1]:
         raise ModelError(f"length {length} is outside {LENGTHS[0]} to {LENGTHS[1]} characters")
     if not CLASSES[0] <= classes <= CLASSES[1]:
         raise ModelError(f"{classes} classes: a model has {CLASSES[0]} to {CLASSES[1]}")
-    layers = []
+    layers: list[Layer] = []
     rows, inputs = length, symbols
     for name, kernel, norm, pool in _CONVOLUTIONS:
-        behind = rows - kernel + 1
+        out = rows - kernel + 1
+        pooled = max(out, 0) // pool
         layers.append(
-            Layer(name, "conv1d", inputs, CHANNELS, kernel, norm, pool, True, rows, behind, max(behind, 0) // pool)
+            Layer(name, "conv1d", inputs, CHANNELS, kernel, norm, pool, True, rows, out, pooled, is_lookup=not layers)
         )
-        rows, inputs = max(behind, 0) // pool, CHANNELS
+        rows, inputs = pooled, CHANNELS
     if not rows:
         least = next(n for n in range(*LENGTHS) if _pooled_rows(n))
-        raise ModelError(f"length {length} leaves no row behind block 6: the network needs at least {least} characters")
+        raise ModelError(f"length {length} leaves no row after block 6: the network needs at least {least} characters")
     for name, inputs, outputs, relu in (
         ("fc1", CHANNELS * rows, HIDDEN, True),
         ("fc2", HIDDEN, HIDDEN, True),

@@ -58,7 +58,7 @@ def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
         report = resources(compile_kernel(kernel.file, kernel.expression, target).log)
         resident, occupancy = _residency(kernel, target)
         tiles, waste, moved = _tiles(ops, layers.get(name), count, launch, work.least_bytes)
-        waves = tiles / (resident * ops.processors)
+        waves = tiles / (resident * ops.sms)
         found.append(
             KernelProfile(
                 name=name,
@@ -165,7 +165,7 @@ def _works(model: Model, count: int, text_bytes: int, precision: str) -> dict[st
 
 
 def _residency(kernel: Kernel, target: str) -> tuple[int, float]:
-    """Blocks that a multiprocessor holds at once, and their warps over the most it can hold."""
+    """Blocks that an SM holds at once, and their warps over the most it can hold."""
     function = load(kernel.file, kernel.expression, target)
     blocks = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
         function.kernel.ptr, kernel.threads, kernel.shared_bytes

@@ -7,7 +7,6 @@
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-constexpr int WARPS = 8;
 constexpr int LONGEST_SEQUENCE = 4;
 
 struct Article {
@@ -61,6 +60,7 @@ __device__ uint8 id_beyond_ascii(const Article& article, int64 at, const Points&
 
 // data: the articles' bytes, of which the first is article 0's; offsets [articles + 1], from any base. byte_ids [256]:
 // ids of single bytes. ids [articles, pitch]: filled to the pitch, which is a multiple of 16, with padding.
+template <int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
     encode(const uint8* data, const int64* offsets, int articles, int length, int pitch, const uint8* byte_ids,
            const uint32* points, const uint8* point_ids, int point_count, uint8 unknown, uint8* ids, int64* n_chars,

@@ -6,17 +6,15 @@
 //     pairs[k][d][u][v] = Σ_(t≤k) 2 w_t[u]·w_(t+d)[v]
 // the character at position s adds first[high][c_s] and pairs[high][d][c_s][c_(s+d)], d = 1…6, where `high` and `low` cut
 // off the taps that would start a window before the text or after the last one. Seven small look-ups a position stand
-// for 1,792 values. Characters outside the alphabet have zero rows, so nothing behind the text is visited.
+// for 1,792 values. Characters outside the alphabet have zero rows, so nothing after the text is visited.
 // (Worked out from the expansion of |Σ_t w_t|²; pipeline/kernels/weights.py builds the tables in float64.)
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-constexpr int WARPS = 8;
-
 // ids [articles, pitch]. first [KERNEL][id_count] and pairs [KERNEL][KERNEL - 1][id_count][id_count] as above.
 // sum_of_biases, sum_of_square_biases: over one window. statistics [articles]: mean and 1 / sqrt(variance + epsilon).
 // text_end [articles]: one past the last position that is not padding.
-template <int KERNEL, int CHANNELS>
+template <int KERNEL, int CHANNELS, int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
     norm_statistics(const uint8* ids, int articles, int length, int pitch, int id_count, const float2* first,
                     const float* pairs, double sum_of_biases, double sum_of_square_biases, double epsilon,
@@ -33,7 +31,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
 
     double sum = 0, squares = 0;
     for (int s = lane; s < end; s += WARP) {
-        const int id = text[s], low = s - windows;  // taps 0…low would begin behind the last window
+        const int id = text[s], low = s - windows;  // taps 0…low would begin after the last window
         float2 total = first[min(s, KERNEL - 1) * id_count + id];
         if (low >= 0) {
             const float2 cut = first[low * id_count + id];

@@ -4,23 +4,28 @@
 // runs over (tap, channel) and whose A rows for tap t are simply the rows t further down. A linear layer is the same
 // with one tap. Rows that would reach into the next article (the last KERNEL - 1 of each) are computed and not stored.
 //
-// A block computes 144 x 128 outputs, a thread 9 x 8; nine consecutive rows are three whole pool windows, so the pool is
+// A block computes TILE_M x TILE_N outputs, a thread 9 x 8; nine consecutive rows are three whole pool windows, so the pool is
 // a maximum within a thread. Operands go through two shared-memory buffers, the next step's loads in flight while one
 // computes. Sums run in partial sums of 64: over 8,704 inputs one long fp32 sum would be ten times further off.
+#include "common/launch.cuh"
+#include "common/output_row.cuh"
 #include "common/types.cuh"
 
-constexpr int TILE_M = 144, TILE_N = 128, STEP = 16, THREADS = 256;
+constexpr int STEP = 16;
 constexpr int ROWS = 9, COLUMNS = 8;       // of a thread; threads are 16 x 16
 constexpr int PARTIAL = 64;                // products in a partial sum
-constexpr int A_PITCH = TILE_M + 4;        // keeps the transposed stores off each other's banks
-constexpr int A_LOADS = (TILE_M * STEP / 4 + THREADS - 1) / THREADS, B_LOADS = STEP * TILE_N / 4 / THREADS;
 
 // input [rows_total, channels_in]; weight [KERNEL][channels_in][channels_out]; bias [channels_out]. An article is
 // `units` units of POOL rows in the input, and `rows_out` rows of output [articles, rows_out, channels_out].
-template <int KERNEL, int POOL, bool RELU>
-__global__ void __launch_bounds__(THREADS, 1)
+template <int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, typename Launch>
+__global__ void __launch_bounds__(Launch::THREADS, 1)
     conv1d(const float* input, const float* weight, const float* bias, float* output, int rows_total, int channels_in,
            int channels_out, int units, int rows_out, int articles) {
+    constexpr int THREADS = Launch::THREADS;
+    constexpr int A_PITCH = TILE_M + 4;  // keeps the transposed stores off each other's banks
+    constexpr int A_LOADS = (TILE_M * STEP / 4 + THREADS - 1) / THREADS, B_LOADS = STEP * TILE_N / 4 / THREADS;
+    static_assert(TILE_M == 16 * ROWS && TILE_N == 16 * COLUMNS && THREADS == 16 * 16, "a thread's share of a tile");
+    static_assert(Launch::SHARED_BYTES == 0, "shared memory is static here");
     static_assert(POOL == 1 || ROWS % POOL == 0, "a thread holds whole pool windows");
     __shared__ float a_tile[2][STEP][A_PITCH];
     __shared__ float b_tile[2][STEP][TILE_N];
@@ -79,7 +84,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int i = 0; i < ROWS; i++) a[i] = a_tile[buffer][k][group * ROWS + i];
             *reinterpret_cast<float4*>(b) = *reinterpret_cast<const float4*>(&b_tile[buffer][k][column * 4]);
-            *reinterpret_cast<float4*>(b + 4) = *reinterpret_cast<const float4*>(&b_tile[buffer][k][64 + column * 4]);
+            *reinterpret_cast<float4*>(b + 4) = *reinterpret_cast<const float4*>(&b_tile[buffer][k][TILE_N / 2 + column * 4]);
 #pragma unroll
             for (int i = 0; i < ROWS; i++)
 #pragma unroll
@@ -97,7 +102,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int at = first_column + half * 64 + column * 4;
+        const int at = first_column + half * (TILE_N / 2) + column * 4;
         const float4 b = *reinterpret_cast<const float4*>(bias + at);
 #pragma unroll
         for (int i = 0; i < ROWS; i += POOL) {
@@ -109,10 +114,9 @@ __global__ void __launch_bounds__(THREADS, 1)
             float4 value = make_float4(best[0] + b.x, best[1] + b.y, best[2] + b.z, best[3] + b.w);
             if (RELU)
                 value = make_float4(fmaxf(value.x, 0), fmaxf(value.y, 0), fmaxf(value.z, 0), fmaxf(value.w, 0));
-            const int64 unit = (first_row + group * ROWS + i) / POOL;
-            const int article = (int)(unit / units), row = (int)(unit % units);
-            if (article < articles && row < rows_out)
-                *reinterpret_cast<float4*>(output + ((int64)article * rows_out + row) * channels_out + at) = value;
+            const OutputRow row((first_row + group * ROWS + i) / POOL, units);
+            if (row.exists(articles, rows_out))
+                *reinterpret_cast<float4*>(output + row.number(rows_out) * channels_out + at) = value;
         }
     }
 }

@@ -2,19 +2,18 @@
 //
 // The statistics come from common/statistics.cu, so the [windows, CHANNELS] values before the norm are never stored. A
 // thread keeps gamma and beta of its four channels at one pooled position and goes through ARTICLES articles with them.
+#include "common/launch.cuh"
 #include "common/types.cuh"
-
-constexpr int LANES = 64;  // threads across the channels, four channels each
-constexpr int POSITIONS = 4;
 
 // ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); table [KERNEL][id_count][CHANNELS];
 // bias [CHANNELS]; gamma, beta [windows, CHANNELS]; output [articles, row_pitch, CHANNELS], of which `rows` are written.
-template <int KERNEL, int CHANNELS, int POOL, int ARTICLES>
-__global__ void __launch_bounds__(LANES* POSITIONS)
+template <int KERNEL, int CHANNELS, int POOL, int POSITIONS, int ARTICLES, typename Launch>
+__global__ void __launch_bounds__(Launch::THREADS)
     lookup_norm_pool(const uint8* ids, int pitch, int articles, int id_count, const int* text_end,
                      const float2* statistics, const float* table, const float* bias, const float* gamma,
                      const float* beta, float* output, int rows, int row_pitch) {
-    static_assert(CHANNELS == 4 * LANES, "a position takes LANES threads of four channels");
+    constexpr int LANES = CHANNELS / 4;  // threads across the channels, four channels each
+    static_assert(Launch::THREADS == LANES * POSITIONS && Launch::SHARED_BYTES == 0, "the tile's threads");
     const int channel = threadIdx.x % LANES * 4, row = blockIdx.x * POSITIONS + threadIdx.x / LANES;
     if (row >= rows) return;
     const float4 b = *reinterpret_cast<const float4*>(bias + channel);

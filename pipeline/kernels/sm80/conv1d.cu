@@ -6,34 +6,40 @@
 // every tap. A row is 128 bytes in shared memory, its 16-byte pieces permuted by the row number (an XOR), so that the
 // eight rows of a matrix lie in different banks.
 //
-// A block computes 192 rows by 128 outputs, a warp 48 by 64. Before a pool the warp's three m-blocks take rows 3i, 3i + 1
+// A block computes TILE_M rows by TILE_N outputs, a warp 48 by 64. Before a pool the warp's three m-blocks take rows 3i, 3i + 1
 // and 3i + 2 of its 16 windows, so that the maximum is taken in registers, ahead of bias and ReLU, which commute with it.
+#include "common/launch.cuh"
+#include "common/output_row.cuh"
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
 #include "sm80/mma.cuh"
 
-constexpr int TILE_M = 192, TILE_N = 128, THREADS = 256, SLAB = 64;
+constexpr int SLAB = 64;
 constexpr int WARP_M = 48, WARP_N = 64, M_BLOCKS = WARP_M / 16, N_BLOCKS = WARP_N / 8;
 constexpr int ROW_BYTES = SLAB * 2, PIECES = ROW_BYTES / 16;
-constexpr int C_PITCH = TILE_N + 8;  // of the staged output: rows start four banks apart
 
 // Byte offset of a 16-byte piece of a row of shared memory.
 __device__ __forceinline__ uint32 swizzled(int row, int piece) { return row * ROW_BYTES + ((piece ^ (row & 7)) << 4); }
 
 // input [rows_total, channels_in]; weight [KERNEL][channels_out][channels_in]; bias fp32 [channels_out]. An article is
 // `units` units of POOL rows in the input, and `rows_out` rows of output [articles, rows_out, channels_out].
-template <typename T, int KERNEL, int POOL, bool RELU, int A_STAGES, int B_STAGES>
-__global__ void __launch_bounds__(THREADS, 1)
+template <typename T, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES,
+          typename Launch>
+__global__ void __launch_bounds__(Launch::THREADS, 1)
     conv1d(const T* input, const T* weight, const float* bias, T* output, int rows_total, int channels_in,
            int channels_out, int units, int rows_out, int articles) {
+    constexpr int THREADS = Launch::THREADS;
+    constexpr int C_PITCH = TILE_N + 8;  // of the staged output: rows start four banks apart
     constexpr int A_ROWS = TILE_M + (KERNEL > 1 ? 8 : 0);
     constexpr int A_BYTES = A_ROWS * ROW_BYTES, B_BYTES = TILE_N * ROW_BYTES;
     constexpr int AHEAD = B_STAGES - 1;  // steps fetched before they are needed
     constexpr int UNITS = TILE_M / POOL, WARP_UNITS = WARP_M / POOL;
+    static_assert(TILE_M == 4 * WARP_M && TILE_N == 2 * WARP_N && THREADS == 8 * 32, "a warp's share of a tile");
+    static_assert(Launch::SHARED_BYTES == A_STAGES * A_BYTES + B_STAGES * B_BYTES, "the stages");
     static_assert(POOL == 1 || POOL == M_BLOCKS, "an m-block holds one row of each pool window");
     static_assert(KERNEL <= 9, "the rows below a slab");
     static_assert((A_STAGES - 1) * KERNEL >= AHEAD, "a slab is fetched while an older one computes");
-    static_assert(UNITS * C_PITCH * 2 <= A_STAGES * A_BYTES + B_STAGES * B_BYTES, "the output is staged in their place");
+    static_assert(UNITS * C_PITCH * 2 <= Launch::SHARED_BYTES, "the output is staged in their place");
     extern __shared__ __align__(128) char shared[];
     const uint32 a_base = shared_address(shared), b_base = a_base + A_STAGES * A_BYTES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_m = warp % 4, warp_n = warp / 4;
@@ -118,10 +124,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     for (int i = threadIdx.x; i < UNITS * TILE_N / 8; i += THREADS) {
         const int row = i / (TILE_N / 8), piece = i % (TILE_N / 8);
-        const int64 unit = (int64)blockIdx.y * UNITS + row;
-        const int article = (int)(unit / units), target = (int)(unit % units);
-        if (article < articles && target < rows_out)
-            *reinterpret_cast<uint4*>(output + ((int64)article * rows_out + target) * channels_out + first_column +
-                                      piece * 8) = *reinterpret_cast<uint4*>(staged + row * C_PITCH + piece * 8);
+        const OutputRow target((int64)blockIdx.y * UNITS + row, units);
+        if (target.exists(articles, rows_out))
+            *reinterpret_cast<uint4*>(output + target.number(rows_out) * channels_out + first_column + piece * 8) =
+                *reinterpret_cast<uint4*>(staged + row * C_PITCH + piece * 8);
     }
 }

@@ -5,19 +5,20 @@
 // POSITIONS positions: gamma and beta of its windows stay in 24 registers while it goes through ARTICLES articles, so
 // that the 1 MB of gamma and beta is read once for many articles, not once an article.
 //
-// Table entries are 16-bit whole numbers, scaled by channel so that a sum over the taps is below 65,536: one 32-bit
+// Table entries are 16-bit integers, scaled by channel so that a sum over the taps is below 65,536: one 32-bit
 // addition adds two channels, exactly and in any order, where fp16 entries would take four instructions to widen and
 // add. A sum becomes a float by way of the bits of 2^23 + sum. The scale costs less than fp16's rounding of each entry.
 //
-// Most of an article of usual length is padding. A window wholly behind the text is exactly the bias, so there the
+// Most of an article of usual length is padding. A window wholly after the text is exactly the bias, so there the
 // look-ups fall away: its normalised bias is made once an article and channel, and one packed multiply-add remains.
+#include "common/launch.cuh"
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
 
 constexpr int GROUP = 32;  // articles whose ids are fetched at a time, the next group while one computes
 
-// The two whole numbers of a pair as floats: the bits of 2^23 + n are 0x4b000000 + n.
-__device__ __forceinline__ float2 whole_numbers(uint32 pair) {
+// The two integers of a pair as floats: the bits of 2^23 + n are 0x4b000000 + n.
+__device__ __forceinline__ float2 integers_to_floats(uint32 pair) {
     constexpr uint32 two_to_23 = 0x4b000000;
     return make_float2(__uint_as_float(__byte_perm(pair, two_to_23, 0x7610)) - 8388608.f,
                        __uint_as_float(__byte_perm(pair, two_to_23, 0x7632)) - 8388608.f);
@@ -26,25 +27,28 @@ __device__ __forceinline__ float2 whole_numbers(uint32 pair) {
 // ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); table [slices][KERNEL][IDS][CHANNELS]
 // of uint16; affine fp32 [3][WIDTH]: a channel's unit, its sum of zero, and its bias; gamma, beta [windows,
 // WIDTH]; output [articles, row_pitch, WIDTH], of which `rows` are written. Dynamic shared memory: `Shared`, below.
-template <typename T, int IDS, int KERNEL, int WIDTH, int POOL, int CHANNELS, int POSITIONS, int ARTICLES>
-__global__ void __launch_bounds__(CHANNELS / 8 * POSITIONS, 1)
+template <typename T, int KERNEL, int WIDTH, int POOL, int IDS, int CHANNELS, int POSITIONS, int ARTICLES,
+          typename Launch>
+__global__ void __launch_bounds__(Launch::THREADS, 1)
     lookup_norm_pool(const uint8* ids, int pitch, int articles, const int* text_end, const float2* statistics,
                      const uint16* table, const float* affine, const T* gamma, const T* beta, T* output, int rows,
                      int row_pitch) {
-    constexpr int LANES = CHANNELS / 8, THREADS = LANES * POSITIONS, SLICES = WIDTH / CHANNELS;
+    constexpr int LANES = CHANNELS / 8, THREADS = Launch::THREADS, SLICES = WIDTH / CHANNELS;
     constexpr int WORDS = (POSITIONS * POOL + KERNEL + POOL + 2) / 4;  // of ids that a slab reads
     constexpr int TEXT = KERNEL + POOL - 1;                             // ids that a thread reads
     static_assert(POSITIONS * POOL % 4 == 0, "a slab's ids begin at a whole word");
     static_assert(ARTICLES % GROUP == 0 && WIDTH % CHANNELS == 0 && CHANNELS % 8 == 0, "whole groups and slices");
+    static_assert(THREADS == LANES * POSITIONS, "a thread takes eight channels at a position");
     static_assert(THREADS >= GROUP && THREADS % 32 == 0, "whole warps, and a thread for each article's statistics");
     struct Shared {
         uint16 table[KERNEL][IDS][CHANNELS];
-        float channel[3][CHANNELS];       // of `affine`
-        uint32 behind[GROUP][LANES][4];   // the normalised bias of each article, in T
+        float channel[3][CHANNELS];          // of `affine`
+        uint32 after_text[GROUP][LANES][4];  // the normalised bias of each article, in T
         float2 statistics[2][GROUP];
         int text_end[2][GROUP];
         uint32 words[2][GROUP][WORDS];
     };
+    static_assert(sizeof(Shared) == Launch::SHARED_BYTES, "the shared memory that the tile asks for");
     extern __shared__ __align__(16) char shared[];
     Shared& local = *reinterpret_cast<Shared*>(shared);
     uint16* entries = &local.table[0][0][0];
@@ -102,7 +106,7 @@ __global__ void __launch_bounds__(CHANNELS / 8 * POSITIONS, 1)
                 const float* bias = &local.channel[2][i % LANES * 8];
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    local.behind[i / LANES][i % LANES][j] =
+                    local.after_text[i / LANES][i % LANES][j] =
                         pack<T>((bias[2 * j] - norm.x) * norm.y, (bias[2 * j + 1] - norm.x) * norm.y);
             }
             __syncthreads();
@@ -113,7 +117,7 @@ __global__ void __launch_bounds__(CHANNELS / 8 * POSITIONS, 1)
             for (int a = 0; a < count; a++, target += row_pitch * (WIDTH / 8)) {
                 uint32 best[4] = {};  // ReLU: nothing below zero
                 if (row * POOL >= local.text_end[buffer][a]) {
-                    const uint4 value = *reinterpret_cast<const uint4*>(local.behind[a][lane]);
+                    const uint4 value = *reinterpret_cast<const uint4*>(local.after_text[a][lane]);
 #pragma unroll
                     for (int w = 0; w < POOL; w++) {
                         best[0] = max_pair<T>(best[0], fma_pair<T>(value.x, g[w][0], shift[w][0]));
@@ -146,7 +150,7 @@ __global__ void __launch_bounds__(CHANNELS / 8 * POSITIONS, 1)
                         unit.y *= norm.y, zero.y = (zero.y - norm.x) * norm.y;
 #pragma unroll
                         for (int w = 0; w < POOL; w++) {
-                            const float2 x = whole_numbers(sum[w][i]);
+                            const float2 x = integers_to_floats(sum[w][i]);
                             const uint32 value = pack<T>(fmaf(x.x, unit.x, zero.x), fmaf(x.y, unit.y, zero.y));
                             best[i] = max_pair<T>(best[i], fma_pair<T>(value, g[w][i], shift[w][i]));
                         }

@@ -2,7 +2,7 @@
 //
 // The product is that of simt/conv1d.cu: rows by (tap, channel) by outputs. Layout / load / compute / finish:
 //
-// Layout. A block computes M_BLOCKS * 64 rows by 256 outputs. Two warpgroups compute, each all of the rows and half of the
+// Layout. A block computes TILE_M rows by TILE_N outputs. Two warpgroups compute, each all of the rows and half of the
 //   outputs: M_BLOCKS products of 64 x 128 share every fetched weight. Before a pool the three m-blocks are rows 3i,
 //   3i + 1 and 3i + 2 of 64 windows: the input is seen as [windows, 3, channels] and fetched by phase, so tap t of block
 //   m reads phase (m + t) % 3 from window (m + t) / 3 on, and the maximum is taken in registers, ahead of bias and ReLU.
@@ -11,171 +11,198 @@
 //   the same weights, so each fetches its share of them and multicasts it to all.
 // Compute. wgmma reads tap t at t rows further down: 128-byte rows under the 128-byte swizzle may start at any row.
 // Finish. Bias, ReLU and rounding in registers; then each warp turns its 16 rows around in shared memory of its own
-//   (stmatrix, no barrier) and stores them 16 bytes a lane, whole 256-byte pieces of a row. Rows behind an article's end
-//   are left out, so articles stand without gaps behind every layer. The loads of the next tile run on throughout. (A TMA
+//   (stmatrix, no barrier) and stores them 16 bytes a lane, whole 256-byte pieces of a row. Rows after an article's end
+//   are left out, so articles stand without gaps after every layer. The loads of the next tile run on throughout. (A TMA
 //   store could clip those rows, but it traps where a box begins ahead of the article, at a negative coordinate.)
+#include "common/launch.cuh"
+#include "common/output_row.cuh"
 #include "common/types.cuh"
 #include "sm90/barrier.cuh"
 #include "sm90/tma.cuh"
 #include "sm90/wgmma.cuh"
 
-constexpr int SLAB = 64, ROW_BYTES = SLAB * 2, TILE_N = 256, GROUP = 128, COMPUTE_GROUPS = 2;
-constexpr int THREADS = GROUP * (COMPUTE_GROUPS + 1);
-constexpr int GROUP_N = TILE_N / COMPUTE_GROUPS;
+constexpr int SLAB = 64, ROW_BYTES = SLAB * 2, GROUP = 128, COMPUTE_GROUPS = 2;
 constexpr int LOAD_REGISTERS = 40, COMPUTE_REGISTERS = 232;
 
-template <int KERNEL, int POOL, int M_BLOCKS, int A_STAGES, int B_STAGES, int CLUSTER>
-struct Layout {
-    static constexpr int PHASES = POOL;
-    static constexpr int UNITS = 64 * M_BLOCKS / POOL;  // rows of the output before clipping
+template <typename T, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES, int CLUSTER>
+struct Product {
+    // Layout.
+    static constexpr int M_BLOCKS = TILE_M / 64, GROUP_N = TILE_N / COMPUTE_GROUPS;
+    static constexpr int UNITS = TILE_M / POOL;  // rows of the output before clipping
     static constexpr int PHASE_ROWS = UNITS + (KERNEL > 1 ? 8 : 0);
-    static constexpr int PHASE_BYTES = PHASE_ROWS * ROW_BYTES, A_BYTES = PHASES * PHASE_BYTES;
+    static constexpr int PHASE_BYTES = PHASE_ROWS * ROW_BYTES, A_BYTES = POOL * PHASE_BYTES;
     static constexpr int B_BYTES = TILE_N * ROW_BYTES;
     static constexpr int C_BYTES = 16 * GROUP_N * 2;  // what a warp stores at a time: 16 rows of its warpgroup's outputs
     static constexpr int A = 0, B = A + A_STAGES * A_BYTES, C = B + B_STAGES * B_BYTES;
-    static constexpr int BARRIERS = C + COMPUTE_GROUPS * 4 * C_BYTES;
-    static constexpr int A_FULL = BARRIERS, A_EMPTY = A_FULL + 8 * A_STAGES;
+    static constexpr int A_FULL = C + COMPUTE_GROUPS * 4 * C_BYTES, A_EMPTY = A_FULL + 8 * A_STAGES;
     static constexpr int B_FULL = A_EMPTY + 8 * A_STAGES, B_EMPTY = B_FULL + 8 * B_STAGES;
     static constexpr int BYTES = B_EMPTY + 8 * B_STAGES;
+    static_assert(TILE_M % 64 == 0 && GROUP_N == 128, "products of 64 x 128");
     static_assert(POOL == 1 || POOL == M_BLOCKS, "an m-block holds one row of each pool window");
     static_assert((POOL - 1 + KERNEL - 1) / POOL <= 8, "the rows below a slab");
     static_assert(PHASE_ROWS <= 256 && TILE_N / CLUSTER <= 256, "a box of the copy engine has at most 256 rows");
     static_assert(A_BYTES % 1024 == 0 && B_BYTES % (1024 * CLUSTER) == 0, "swizzled tiles begin at 1,024 bytes");
-    static_assert(BYTES <= 227 * 1024, "shared memory of a block on compute capability 9.0");
-};
 
-// input: rank 2 [rows, channels_in], or before a pool rank 3 [windows, POOL, channels_in]. weight: rank 2 [KERNEL *
-// channels_out, channels_in]. bias fp32 [channels_out]. output [articles, rows_out, channels_out]. `units`: rows of an
-// article in the input, or before a pool windows; m_tiles * n_tiles tiles of UNITS units by 256 outputs.
-template <typename T, int KERNEL, int POOL, bool RELU, int M_BLOCKS, int A_STAGES, int B_STAGES, int CLUSTER>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-    conv1d(const __grid_constant__ TensorMap input, const __grid_constant__ TensorMap weight,
-           const float* bias, T* output, int slabs, int units, int rows_out, int articles, int m_tiles, int n_tiles) {
-    using L = Layout<KERNEL, POOL, M_BLOCKS, A_STAGES, B_STAGES, CLUSTER>;
-    extern __shared__ __align__(1024) char shared[];
-    const uint32 base = (uint32)__cvta_generic_to_shared(shared);
-    const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
-    const int rank = blockIdx.x % CLUSTER, clusters = gridDim.x / CLUSTER;
-    const int tiles = (m_tiles + CLUSTER - 1) / CLUSTER * n_tiles;  // of a whole cluster
-    auto a_full = [&](int i) { return base + L::A_FULL + 8 * i; };
-    auto a_empty = [&](int i) { return base + L::A_EMPTY + 8 * i; };
-    auto b_full = [&](int i) { return base + L::B_FULL + 8 * i; };
-    auto b_empty = [&](int i) { return base + L::B_EMPTY + 8 * i; };
+    char* shared;
+    uint32 base;  // of `shared`
+    int rank, slabs, n_tiles;
+    Ring<A_STAGES> a;
+    Ring<B_STAGES> b;
 
-    if (threadIdx.x == 0) {
+    __device__ __forceinline__ uint32 a_full(int i) const { return base + A_FULL + 8 * i; }
+    __device__ __forceinline__ uint32 a_empty(int i) const { return base + A_EMPTY + 8 * i; }
+    __device__ __forceinline__ uint32 b_full(int i) const { return base + B_FULL + 8 * i; }
+    __device__ __forceinline__ uint32 b_empty(int i) const { return base + B_EMPTY + 8 * i; }
+    // The first unit and the first output of this block's part of a cluster's tile.
+    __device__ __forceinline__ int first_unit(int tile) const { return (tile / n_tiles * CLUSTER + rank) * UNITS; }
+    __device__ __forceinline__ int first_output(int tile) const { return tile % n_tiles * TILE_N; }
+
+    __device__ __forceinline__ void init_barriers() const {
         for (int i = 0; i < A_STAGES; i++) init_barrier(a_full(i), 1), init_barrier(a_empty(i), COMPUTE_GROUPS);
         for (int i = 0; i < B_STAGES; i++) init_barrier(b_full(i), 1), init_barrier(b_empty(i), COMPUTE_GROUPS * CLUSTER);
         publish_barriers();
     }
-    sync_cluster();
 
-    Ring<A_STAGES> a;
-    Ring<B_STAGES> b;
-    if (group == COMPUTE_GROUPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOAD_REGISTERS));
-        if (thread == 0) {
-            for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += clusters) {
-                const int first_unit = (tile / n_tiles * CLUSTER + rank) * L::UNITS;
-                const int first_output = tile % n_tiles * TILE_N + rank * (TILE_N / CLUSTER);
-                for (int slab = 0; slab < slabs; slab++) {
-                    wait_barrier(a_empty(a.stage), a.parity ^ 1);
-                    arrive_expecting(a_full(a.stage), L::A_BYTES);
-                    const uint32 to = base + L::A + a.stage * L::A_BYTES;
-                    if (POOL == 1) load_box(to, input, a_full(a.stage), slab * SLAB, first_unit);
-                    else
-                        for (int phase = 0; phase < POOL; phase++)
-                            load_box(to + phase * L::PHASE_BYTES, input, a_full(a.stage), slab * SLAB, phase, first_unit);
-                    a.advance();
-                    for (int tap = 0; tap < KERNEL; tap++) {
-                        wait_barrier(b_empty(b.stage), b.parity ^ 1);
-                        arrive_expecting(b_full(b.stage), L::B_BYTES);
-                        const uint32 share = base + L::B + b.stage * L::B_BYTES + rank * (L::B_BYTES / CLUSTER);
-                        const int row = tap * n_tiles * TILE_N + first_output;
-                        if (CLUSTER == 1) load_box(share, weight, b_full(b.stage), slab * SLAB, row);
-                        else load_box_to_all(share, weight, b_full(b.stage), (1 << CLUSTER) - 1, slab * SLAB, row);
-                        b.advance();
-                    }
-                }
+    // Load: by one thread, the rows of a tile and this block's share of the weights.
+    __device__ __forceinline__ void produce(const TensorMap& input, const TensorMap& weight, int tile) {
+        const int unit = first_unit(tile), output = first_output(tile) + rank * (TILE_N / CLUSTER);
+        for (int slab = 0; slab < slabs; slab++) {
+            wait_barrier(a_empty(a.stage), a.parity ^ 1);
+            arrive_expecting(a_full(a.stage), A_BYTES);
+            const uint32 to = base + A + a.stage * A_BYTES;
+            if (POOL == 1) load_box(to, input, a_full(a.stage), slab * SLAB, unit);
+            else
+                for (int phase = 0; phase < POOL; phase++)
+                    load_box(to + phase * PHASE_BYTES, input, a_full(a.stage), slab * SLAB, phase, unit);
+            a.advance();
+            for (int tap = 0; tap < KERNEL; tap++) {
+                wait_barrier(b_empty(b.stage), b.parity ^ 1);
+                arrive_expecting(b_full(b.stage), B_BYTES);
+                const uint32 share = base + B + b.stage * B_BYTES + rank * (B_BYTES / CLUSTER);
+                const int row = tap * n_tiles * TILE_N + output;
+                if (CLUSTER == 1) load_box(share, weight, b_full(b.stage), slab * SLAB, row);
+                else load_box_to_all(share, weight, b_full(b.stage), (1 << CLUSTER) - 1, slab * SLAB, row);
+                b.advance();
             }
         }
+    }
+
+    // Compute: by a warpgroup, all rows of a tile and its half of the outputs; stages are released once they are read.
+    __device__ __forceinline__ void multiply(float (&sum)[M_BLOCKS][GROUP_N / 2], int group, int thread) {
+        int a_used = -1, b_used = -1;  // stages that the group before the last has read
+        for (int slab = 0; slab < slabs; slab++) {
+            wait_barrier(a_full(a.stage), a.parity);
+#pragma unroll 1
+            for (int tap = 0; tap < KERNEL; tap++) {
+                wait_barrier(b_full(b.stage), b.parity);
+                const uint32 a_tile = base + A + a.stage * A_BYTES;
+                const uint32 b_tile = base + B + b.stage * B_BYTES + group * (B_BYTES / COMPUTE_GROUPS);
+                warpgroup_arrive();
+#pragma unroll
+                for (int k = 0; k < SLAB / 16; k++)
+#pragma unroll
+                    for (int m = 0; m < M_BLOCKS; m++) {
+                        const int row = POOL == 1 ? m * 64 + tap : (m + tap) % POOL * PHASE_ROWS + (m + tap) / POOL;
+                        multiply_async<T>(sum[m], descriptor(a_tile + row * ROW_BYTES + k * 32),
+                                          descriptor(b_tile + k * 32), slab + tap + k > 0);
+                    }
+                warpgroup_commit();
+                warpgroup_wait<1>();
+                if (b_used >= 0) release_weights(b_used, thread);
+                if (a_used >= 0) release_rows(a_used, thread);
+                __syncwarp();
+                b_used = b.stage;
+                a_used = tap == KERNEL - 1 ? a.stage : -1;
+                b.advance();
+            }
+            a.advance();
+        }
+        warpgroup_wait<0>();
+        release_weights(b_used, thread);
+        release_rows(a_used, thread);
+        __syncwarp();
+    }
+    __device__ __forceinline__ void release_weights(int stage, int thread) const {
+        if (thread < CLUSTER) arrive_at(b_empty(stage), thread);
+    }
+    __device__ __forceinline__ void release_rows(int stage, int thread) const {
+        if (thread == 0) arrive_at(a_empty(stage), rank);
+    }
+
+    // Finish: by each warp, its 16 rows of every m-block.
+    __device__ __forceinline__ void finish(float (&sum)[M_BLOCKS][GROUP_N / 2], int tile, int group, int thread,
+                                           const float* bias, T* output, int units, int rows_out, int articles) const {
+        const int lane = thread % 32, warp = thread / 32;
+        char* staged = shared + C + (threadIdx.x / 32) * C_BYTES;
+        const uint32 staged_row = base + C + (threadIdx.x / 32) * C_BYTES + lane % 16 * (GROUP_N * 2);
+        const int unit = first_unit(tile) + warp * 16, column = first_output(tile) + group * GROUP_N;
+#pragma unroll
+        for (int m = 0; m < M_BLOCKS / POOL; m++) {
+#pragma unroll
+            for (int j = 0; j < GROUP_N / 8; j += 2) {
+                uint32 piece[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int at = (j + i / 2) * 4 + i % 2 * 2;
+                    const float2 shift =
+                        __ldg(reinterpret_cast<const float2*>(bias + column + (j + i / 2) * 8 + lane % 4 * 2));
+                    float low = sum[m][at], high = sum[m][at + 1];
+#pragma unroll
+                    for (int w = 1; w < POOL; w++)
+                        low = fmaxf(low, sum[m + w][at]), high = fmaxf(high, sum[m + w][at + 1]);
+                    low += shift.x, high += shift.y;
+                    if (RELU) low = fmaxf(low, 0), high = fmaxf(high, 0);
+                    piece[i] = pack<T>(low, high);
+                }
+                // Of a 16 x 16 piece, lanes 0 to 15 name the rows of its left half, the others those of its right.
+                store_matrices(staged_row + (((j + lane / 16) ^ (lane & 7)) << 4), piece[0], piece[1], piece[2],
+                               piece[3]);
+            }
+            __syncwarp();
+            OutputRow target(unit + m * 64, units);
+            target.row += lane / 16;
+#pragma unroll
+            for (int i = 0; i < 16; i += 2, target.row += 2) {
+                target.carry(units);
+                const int from = (i + lane / 16) * (GROUP_N * 2) + ((lane % 16 ^ ((i + lane / 16) & 7)) << 4);
+                if (target.exists(articles, rows_out))
+                    *reinterpret_cast<uint4*>(output + target.number(rows_out) * (n_tiles * TILE_N) + column +
+                                              lane % 16 * 8) = *reinterpret_cast<const uint4*>(staged + from);
+            }
+            __syncwarp();
+        }
+    }
+};
+
+// input: rank 2 [rows, channels_in], or before a pool rank 3 [windows, POOL, channels_in]. weight: rank 2 [KERNEL *
+// channels_out, channels_in]. bias fp32 [channels_out]. output [articles, rows_out, channels_out]. `units`: rows of an
+// article in the input, or before a pool windows; m_tiles * n_tiles tiles of TILE_M / POOL units by TILE_N outputs.
+template <typename T, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES, int CLUSTER,
+          typename Launch>
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREADS, 1)
+    conv1d(const __grid_constant__ TensorMap input, const __grid_constant__ TensorMap weight,
+           const float* bias, T* output, int slabs, int units, int rows_out, int articles, int m_tiles, int n_tiles) {
+    using P = Product<T, KERNEL, POOL, RELU, TILE_M, TILE_N, A_STAGES, B_STAGES, CLUSTER>;
+    static_assert(Launch::THREADS == GROUP * (COMPUTE_GROUPS + 1), "two warpgroups compute, one loads");
+    static_assert(Launch::SHARED_BYTES == P::BYTES, "the shared memory that the tile asks for");
+    extern __shared__ __align__(1024) char shared[];
+    const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
+    const int clusters = gridDim.x / CLUSTER;
+    const int tiles = (m_tiles + CLUSTER - 1) / CLUSTER * n_tiles;  // of a whole cluster
+    P product{shared, (uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles};
+    if (threadIdx.x == 0) product.init_barriers();
+    sync_cluster();
+
+    if (group == COMPUTE_GROUPS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOAD_REGISTERS));
+        if (thread == 0)
+            for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += clusters) product.produce(input, weight, tile);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
-        const int lane = thread % 32, warp = thread / 32;
-        char* staged = shared + L::C + (threadIdx.x / 32) * L::C_BYTES;
-        const uint32 staged_row = base + L::C + (threadIdx.x / 32) * L::C_BYTES + lane % 16 * (GROUP_N * 2);
-        float sum[M_BLOCKS][GROUP_N / 2];
+        float sum[P::M_BLOCKS][P::GROUP_N / 2];
         for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += clusters) {
-            int a_used = -1, b_used = -1;  // stages that the group before the last has read
-            for (int slab = 0; slab < slabs; slab++) {
-                wait_barrier(a_full(a.stage), a.parity);
-#pragma unroll 1
-                for (int tap = 0; tap < KERNEL; tap++) {
-                    wait_barrier(b_full(b.stage), b.parity);
-                    const uint32 a_tile = base + L::A + a.stage * L::A_BYTES;
-                    const uint32 b_tile = base + L::B + b.stage * L::B_BYTES + group * (L::B_BYTES / COMPUTE_GROUPS);
-                    begin_products();
-#pragma unroll
-                    for (int k = 0; k < SLAB / 16; k++)
-#pragma unroll
-                        for (int m = 0; m < M_BLOCKS; m++) {
-                            const int row = POOL == 1 ? m * 64 + tap
-                                                      : (m + tap) % POOL * L::PHASE_ROWS + (m + tap) / POOL;
-                            multiply_async<T>(sum[m], operand(a_tile + row * ROW_BYTES + k * 32),
-                                              operand(b_tile + k * 32), slab + tap + k > 0);
-                        }
-                    commit_products();
-                    wait_for_products<1>();
-                    if (b_used >= 0 && thread < CLUSTER) arrive_at(b_empty(b_used), thread);
-                    if (a_used >= 0 && thread == 0) arrive_at(a_empty(a_used), rank);
-                    __syncwarp();
-                    b_used = b.stage;
-                    a_used = tap == KERNEL - 1 ? a.stage : -1;
-                    b.advance();
-                }
-                a.advance();
-            }
-            wait_for_products<0>();
-            if (thread < CLUSTER) arrive_at(b_empty(b_used), thread);
-            if (thread == 0) arrive_at(a_empty(a_used), rank);
-            __syncwarp();
-
-            const int first_unit = (tile / n_tiles * CLUSTER + rank) * L::UNITS + warp * 16;
-            const int first_output = tile % n_tiles * TILE_N + group * GROUP_N;
-#pragma unroll
-            for (int m = 0; m < M_BLOCKS / POOL; m++) {
-#pragma unroll
-                for (int j = 0; j < GROUP_N / 8; j += 2) {
-                    uint32 piece[4];
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const int at = (j + i / 2) * 4 + i % 2 * 2;
-                        const float2 shift = __ldg(reinterpret_cast<const float2*>(
-                            bias + first_output + (j + i / 2) * 8 + lane % 4 * 2));
-                        float low = sum[m][at], high = sum[m][at + 1];
-#pragma unroll
-                        for (int w = 1; w < POOL; w++)
-                            low = fmaxf(low, sum[m + w][at]), high = fmaxf(high, sum[m + w][at + 1]);
-                        low += shift.x, high += shift.y;
-                        if (RELU) low = fmaxf(low, 0), high = fmaxf(high, 0);
-                        piece[i] = pack<T>(low, high);
-                    }
-                    // Of a 16 x 16 piece, lanes 0 to 15 name the rows of its left half, the others those of its right.
-                    store_matrices(staged_row + (((j + lane / 16) ^ (lane & 7)) << 4), piece[0], piece[1], piece[2],
-                                   piece[3]);
-                }
-                __syncwarp();
-                int article = (first_unit + m * 64) / units, row = (first_unit + m * 64) % units + lane / 16;
-#pragma unroll
-                for (int i = 0; i < 16; i += 2, row += 2) {
-                    while (row >= units) row -= units, article++;
-                    const int from = (i + lane / 16) * (GROUP_N * 2) + ((lane % 16 ^ ((i + lane / 16) & 7)) << 4);
-                    if (article < articles && row < rows_out)
-                        *reinterpret_cast<uint4*>(output + ((int64)article * rows_out + row) * (n_tiles * TILE_N) +
-                                                  first_output + lane % 16 * 8) =
-                            *reinterpret_cast<const uint4*>(staged + from);
-                }
-                __syncwarp();
-            }
+            product.multiply(sum, group, thread);
+            product.finish(sum, tile, group, thread, bias, output, units, rows_out, articles);
         }
     }
     __syncwarp();

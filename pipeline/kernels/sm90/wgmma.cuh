@@ -2,20 +2,21 @@
 #pragma once
 #include "common/types.cuh"
 
-// Describes an operand whose rows are 64 elements (128 bytes) under TMA's 128-byte swizzle, 1,024 bytes from one group of
+// The descriptor of an operand whose rows are 64 elements (128 bytes) under TMA's 128-byte swizzle, 1,024 bytes from one group of
 // eight rows to the next. `address`: of its first row, at any multiple of 128 bytes of a tile aligned to 1,024, since the
 // swizzle is a function of the address; further along K, at 32 bytes for each 16 elements.
-__device__ __forceinline__ uint64 operand(uint32 address) {
+__device__ __forceinline__ uint64 descriptor(uint32 address) {
     constexpr uint64 swizzle_128 = 1ull << 62, eight_rows = (uint64)(1024 >> 4) << 32, unused = 1ull << 16;
     return (uint64)((address & 0x3ffff) >> 4) | unused | eight_rows | swizzle_128;
 }
 
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Orders accesses to registers before the products that follow (wgmma.fence).
+__device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Returns once all but the last PENDING groups are through.
 template <int PENDING>
-__device__ __forceinline__ void wait_for_products() {
+__device__ __forceinline__ void warpgroup_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
