@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -67,3 +68,16 @@ def _resident(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
     except psutil.NoSuchProcess:
         return 0
+
+
+def of_command(process: subprocess.Popen[str], client: str = "client", interval: float = 0.25) -> Sampler:
+    """Of a command that is running and the processes that it starts: roles `client` and "worker"."""
+    parent = psutil.Process(process.pid)
+
+    def children() -> list[psutil.Process]:
+        try:
+            return parent.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    return Sampler(lambda: {client: [parent], "worker": children()}, interval)

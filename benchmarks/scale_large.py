@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import multiprocessing
 import os
@@ -18,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.articles import ag_news
-from benchmarks.sampling import Sampler
+from benchmarks.articles import ag_news, ag_news_texts
+from benchmarks.record import ROOT, seconds_of
+from benchmarks.sampling import of_command
 from cluster import connect
 from pipeline import classify
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import load_model
 
-ROOT = Path(__file__).resolve().parent.parent
 GROUPS_A_FILE = 8
 _OWN_REPEATS = 10
 
@@ -45,15 +43,14 @@ def write_articles(articles_csv: Path, folder: Path, count: int, group_rows: int
     stamp.unlink(missing_ok=True)
     shutil.rmtree(inputs, ignore_errors=True)
     inputs.mkdir(parents=True)
-    with open(articles_csv, newline="", encoding="utf-8") as rows:
-        texts = pa.array([f"{title} {text}".strip() for _, title, text in csv.reader(rows)], pa.large_string())
+    texts = pa.array(ag_news_texts(articles_csv), pa.large_string())
     size = GROUPS_A_FILE * group_rows
 
     def write(number: int) -> None:
         first, last = number * size, min((number + 1) * size, count)
         order = np.random.default_rng([0, number]).permutation(np.arange(first, last) % len(texts))
         schema = pa.schema([("id", pa.int64()), ("text", pa.large_string())])
-        # Without a dictionary: 7,600 texts that repeat would be stored as numbers, which no real input is.
+        # Without a dictionary: 7,600 texts that repeat would be stored as integers, which no real input is.
         with pq.ParquetWriter(inputs / f"articles-{number:05d}.parquet", schema, use_dictionary=False) as writer:
             for at in range(first, last, group_rows):
                 stop = min(at + group_rows, last)
@@ -69,17 +66,11 @@ def write_articles(articles_csv: Path, folder: Path, count: int, group_rows: int
 def engine_rate(articles_csv: Path, model: str, articles: int, chunk_rows: int) -> dict[str, Any]:
     """The engine alone, from Arrow buffers in host memory to labels there, on one GPU."""
     engine = open_engine(load_model(model))
-    whole = ag_news(articles_csv, articles)
-    chunks = [whole.part(i, min(i + chunk_rows, articles)) for i in range(0, articles, chunk_rows)]
-    found = []
-    for _ in range(_OWN_REPEATS + 1):
-        began = time.perf_counter()
-        for chunk in chunks:
-            engine.classify(chunk)
-        found.append(time.perf_counter() - began)
-    rate, backend = articles / statistics.median(found[1:]), str(engine.backend)
+    chunks = list(ag_news(articles_csv, articles).chunks(chunk_rows))
+    seconds = seconds_of(lambda: [engine.classify(chunk) for chunk in chunks], _OWN_REPEATS + 1)[1:]
+    rate, backend = articles / statistics.median(seconds), str(engine.backend)
     engine.close()
-    return {"backend": backend, "articles": articles, "seconds": found[1:], "articles_per_second": rate}
+    return {"backend": backend, "articles": articles, "seconds": seconds, "articles_per_second": rate}
 
 
 @dataclass(frozen=True)
@@ -103,8 +94,7 @@ class Job:
         process = subprocess.Popen(
             [str(word) for word in command], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
         )
-        client = psutil.Process(process.pid)
-        with Sampler(lambda: {"client and scheduler": [client], "worker": _children(client)}) as sampler:
+        with of_command(process, "client and scheduler") as sampler:
             answer, _ = process.communicate()
         if process.returncode:
             raise RuntimeError(f"the job on {workers} workers ended with exit code {process.returncode}")
@@ -136,13 +126,6 @@ def _found(report: dict[str, Any], seconds: float) -> dict[str, Any]:
         "backend": report["backend"],
         "breakdown": report["breakdown"],
     }
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _elsewhere(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:

@@ -17,12 +17,12 @@ import psutil
 from distributed import Client
 
 from benchmarks import sleeper
+from benchmarks.record import ROOT
 from benchmarks.sampling import Sampler
 from cluster import connect
 from pipeline import classify
 from pipeline.report.job import JobReport, Progress
 
-ROOT = Path(__file__).resolve().parent.parent
 ARTICLES_PER_SECOND = 1.2e6
 """Of one GPU; a chunk's sleep is its rows over this."""
 

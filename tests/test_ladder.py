@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.ladder.page import page
 from benchmarks.ladder.switches import NOTHING, PRODUCT, SWITCHES, steps
+from benchmarks.pages.ladder import page
 from pipeline.kernels.compile import compile_kernel, resources
 from pipeline.model.charcnn import layer_table
 
@@ -46,7 +46,7 @@ def test_everything_off_turned_on_step_by_step_is_the_product() -> None:
 
 def test_page_and_picture_of_a_run_with_a_step_that_failed(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from benchmarks.ladder.plot import draw
+    from benchmarks.pages import plots
 
     found = result("+ fusion")
     text = page(found)
@@ -54,7 +54,7 @@ def test_page_and_picture_of_a_run_with_a_step_that_failed(tmp_path: Path) -> No
     assert "there is one GPU here" in text
     rows = [line for line in text.splitlines() if line.startswith("|") and line.count("|") > 3]
     assert {line.count("|") for line in rows} == {9}
-    draw(found, tmp_path / "ladder.png")
+    plots.ladder(found, tmp_path)
     assert (tmp_path / "ladder.png").stat().st_size > 10_000
 
 
