@@ -93,7 +93,7 @@ def main() -> None:
     large.add_argument("--count", type=int, default=64_000_000, help="articles")
     large.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4])
     large.add_argument("--chunk-rows", type=int, default=131_072)
-    large.add_argument("--own-articles", type=int, default=262_144, help="that the engine alone is given")
+    large.add_argument("--own-articles", type=int, default=262_144, help="that the engine alone labels")
     planning = command.add_argument_group("planning")
     planning.add_argument("--csv-bytes", type=int, default=7_400_000_000)
     planning.add_argument("--planning-workers", type=int, nargs="+", default=[4, 16], help="three or more each")

@@ -44,7 +44,7 @@ def planning_part(
             found, _ = identify(Paths([str(path)]), False, True)
             with workers_scanner(client) if client else nullcontext() as scanner:
                 if client and scanner is None:
-                    raise RuntimeError(f"{count} workers are fewer than planning is given to")
+                    raise RuntimeError(f"{count} workers are too few to plan with")
                 plans[f"{by} {count}"] = open_input(found, _SELECTION, _CHUNK_ROWS, 70, 1014, workers=scanner)
 
         seconds = seconds_of(plan, _REPEATS + 1)[1:]

@@ -70,13 +70,13 @@ def measure(options: argparse.Namespace) -> None:
         record = bench.measure(step)
         result["steps"].append(record)
         write(result, options.output)
-        told = record.get("error") or record.get("skipped") or (
+        said = record.get("error") or record.get("skipped") or (
             f"{record['articles_per_second']:,.0f} articles/s ({record['articles']:,} articles, "
             f"{record['labels_unlike_product']} labels unlike the product's)"
         )  # fmt: skip
-        print(f"{step.kind}: {step.name}: {told}", flush=True)
+        print(f"{step.kind}: {step.name}: {said}", flush=True)
         if not answers():
-            print("the GPU answers nothing any more in this process: a new one goes on", flush=True)
+            print("the GPU no longer answers in this process: a new one goes on", flush=True)
             again = [a for a in sys.argv[1:] if a != "--resume"]
             os.execv(sys.executable, [sys.executable, "-m", "benchmarks.ladder", *again, "--resume"])
     reading = reading_alone(result["steps"])

@@ -100,8 +100,8 @@ class Bench:
         gpus = cp.cuda.runtime.getDeviceCount()
         if gpus < 2:
             return {"skipped": "there is one GPU here"}
-        told = Shared(self._name, self._csv, len(self.articles), LARGE_CHUNK, self._repeats)
-        seconds, labels = seconds_on(gpus, told)
+        shared = Shared(self._name, self._csv, len(self.articles), LARGE_CHUNK, self._repeats)
+        seconds, labels = seconds_on(gpus, shared)
         return {"gpus": gpus, **self._figures(seconds, labels, np.tile(self.expected, gpus))}
 
     def _passes(self, work: Callable[[], NDArray[np.int32]], expected: NDArray[np.int32]) -> dict[str, Any]:

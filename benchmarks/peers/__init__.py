@@ -1,4 +1,4 @@
-"""What users would pick instead of our kernels, each behind one face, to be timed on the same GPU in the same run.
+"""What users would pick instead of our kernels, to be timed on the same GPU in the same run.
 
 A pass starts from ids on the GPU, so a peer need not read UTF-8. It ends with a label and a probability for each
 article.
@@ -17,7 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipeline.model import reference
 from pipeline.model.charcnn import Model
+
+_CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,19 @@ def build(kind: str, model: Model, ids: torch.Tensor, batch: int | None = None) 
 
     forward = torch_peer.network(kind, model, ids.device)
     return torch_peer.peer(name, forward, ids, batch, len(model.classes))
+
+
+def channels_last(model: Model, dtype: type[np.floating]) -> dict[str, tuple[NDArray[np.floating], ...]]:
+    """By layer: weight, bias, and gamma and beta where a norm follows, in the reference's channels-last orders.
+
+    Convolutions [kernel, inputs, outputs], linear layers [inputs, outputs], norms [rows, channels]. conv1's inputs, one
+    an id, are zero for unknown and padding and up to a multiple of eight: a table, and the weight of a dense product.
+    """
+    laid = reference.prepare(model)
+    table = np.pad(laid.table, ((0, 0), (0, -laid.table.shape[1] % _CHANNELS_MULTIPLE), (0, 0)))
+    weights = {model.layers[0].name: table, **laid.conv, **laid.linear}
+    found = {name: (weight, laid.bias[name], *laid.norm.get(name, ())) for name, weight in weights.items()}
+    return {name: tuple(tensor.astype(dtype) for tensor in tensors) for name, tensors in found.items()}
 
 
 def event_seconds(work: Callable[[], object], repeats: int = 10) -> list[float]:
