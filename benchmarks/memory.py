@@ -7,20 +7,16 @@ Articles are about 250 bytes. The stand-in answers at once, so reading and writi
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.processes import run_job
 from benchmarks.record import about, parser, write
-from benchmarks.sampling import of_command
 
-STAND_IN = Path(__file__).with_name("stand_in.py")
+STAND_IN = str(Path(__file__).with_name("stand_in.py"))
 _BLOCK = 1 << 20
 
 
@@ -40,15 +36,9 @@ def measure(megabytes: int, model: str, chunk_size: int | None) -> dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "in.csv"
         write_csv(path, megabytes)
-        command = [sys.executable, "-m", "pipeline", "classify", str(path), "-o", f"{folder}/out", "--model", model]
-        command += ["--json", *(["--chunk-size", str(chunk_size)] if chunk_size else [])]
-        env = {**os.environ, "DASK_DISTRIBUTED__WORKER__PRELOAD": str(STAND_IN)}
-        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-        with of_command(process, interval=0.1) as sampler:
-            answer, _ = process.communicate()
-        if process.returncode:
-            raise SystemExit(f"the job failed with exit code {process.returncode}")
-        report = json.loads(answer)
+        rows = ["--chunk-size", chunk_size] if chunk_size else []
+        out = Path(folder) / "out"
+        report, sampler = run_job(path, "-o", out, "--model", model, *rows, DASK_DISTRIBUTED__WORKER__PRELOAD=STAND_IN)
         return {
             "input_bytes": path.stat().st_size,
             "rows": report["rows_written"],

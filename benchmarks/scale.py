@@ -48,10 +48,7 @@ def measure(part: str, options: argparse.Namespace) -> None:
     elif part == "large":
         from benchmarks.scale_large import large_part
 
-        result = large_part(
-            options.articles_csv, options.folder, options.count, options.gpus, options.chunk_rows, options.where,
-            options.model, options.own_articles, keep,
-        )  # fmt: skip
+        result = large_part(options, keep)
     elif part == "planning":
         from benchmarks.scale_planning import planning_part
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -21,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.articles import ag_news, ag_news_texts
-from benchmarks.record import ROOT, seconds_of
-from benchmarks.sampling import of_command
+from benchmarks.processes import run_job
+from benchmarks.record import seconds_of
 from cluster import connect
 from pipeline import classify
 from pipeline.engine.open import open_engine
@@ -85,26 +84,20 @@ class Job:
 
     def command(self, workers: int) -> dict[str, Any]:
         """As a user calls it, from the start of the command to the last file of its commit."""
-        command = [sys.executable, "-m", "pipeline", "classify", self.inputs, "-o", self.out, "--id-column", "id"]
-        command += ["--cluster", self.where, "--workers", workers, "--chunk-size", self.chunk_rows]
-        command += ["--model", self.model, "--json", "--quiet"]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         shutil.rmtree(self.out, ignore_errors=True)
         started = time.time()
-        process = subprocess.Popen(
-            [str(word) for word in command], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
-        )
-        with of_command(process, "client and scheduler") as sampler:
-            answer, _ = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"the job on {workers} workers ended with exit code {process.returncode}")
-        report = json.loads(answer)
+        report, sampler = run_job(
+            self.inputs, "-o", self.out, "--id-column", "id", "--cluster", self.where, "--workers", workers,
+            "--chunk-size", self.chunk_rows, "--model", self.model, "--quiet", client="client and scheduler",
+        )  # fmt: skip
         seconds = (self.out / "_SUCCESS").stat().st_mtime - started
         written = sum(file.stat().st_size for file in (self.out / "parts").iterdir())
         shutil.rmtree(self.out)
-        before = seconds - report["seconds"]
-        memory = sampler.to_dict(report["chunks"])
-        return _found(report, seconds) | {"before_the_call_seconds": before, "output_bytes": written, "memory": memory}
+        return _found(report, seconds) | {
+            "before_the_call_seconds": seconds - report["seconds"],
+            "output_bytes": written,
+            "memory": sampler.to_dict(report["chunks"]),
+        }
 
     def standing(self, workers: int, first: Path) -> dict[str, Any]:
         """The call of `classify` on a cluster that has done a job before, over the file `first`."""
@@ -134,43 +127,35 @@ def _elsewhere(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict
         return pool.submit(function, *arguments).result()
 
 
-def large_part(
-    articles_csv: Path,
-    folder: Path,
-    count: int,
-    gpus: list[int],
-    chunk_rows: int,
-    where: str,
-    model: str,
-    own_articles: int,
-    keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
+def large_part(options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Parquet to Parquet on each number of GPUs, beside the engine alone on one."""
     began = time.perf_counter()
-    inputs = write_articles(articles_csv, folder, count, chunk_rows)
+    inputs = write_articles(options.articles_csv, options.folder, options.count, options.chunk_rows)
     files = sorted(inputs.iterdir())
     result: dict[str, Any] = {
-        "articles": count,
-        "chunk_rows": chunk_rows,
+        "articles": options.count,
+        "chunk_rows": options.chunk_rows,
         "files": len(files),
         "input_bytes": sum(file.stat().st_size for file in files),
         "input_seconds": time.perf_counter() - began,
-        "where": where,
+        "where": options.where,
         "runs": [],
     }
     print(f"{len(files)} files, {result['input_bytes'] / 1e9:.1f} GB, in {result['input_seconds']:.0f} s", flush=True)
-    job = Job(inputs, folder / "labels", where, chunk_rows, model)
+    job = Job(inputs, options.folder / "labels", options.where, options.chunk_rows, options.model)
     # Kernels are compiled, or found, here: once for a machine.
     result["first_job_seconds"] = replace(job, inputs=files[0]).command(1)["seconds"]
-    own = result["engine"] = _elsewhere(engine_rate, articles_csv, model, own_articles, min(chunk_rows, own_articles))
+    own = result["engine"] = _elsewhere(
+        engine_rate, options.articles_csv, options.model, options.own_articles, options.chunk_rows
+    )
     print(f"the engine alone: {own['articles_per_second']:,.0f} articles/s", flush=True)
-    for number in gpus:
+    for number in options.gpus:
         run = {"gpus": number, "standing": _elsewhere(job.standing, number, files[0]), "command": job.command(number)}
         result["runs"].append(run)
         for way in ("standing", "command"):
             found, base = run[way], result["runs"][0][way]
-            if found["rows"] != count:
-                raise RuntimeError(f"{found['rows']:,} rows were written, of {count:,}")
+            if found["rows"] != options.count:
+                raise RuntimeError(f"{found['rows']:,} rows were written, of {options.count:,}")
             found["share_of_engine"] = found["articles_per_second"] / (number * own["articles_per_second"])
             found["speed_up"] = found["articles_per_second"] / base["articles_per_second"]
             print(f"{number} GPUs, {way}: {found['seconds']:.1f} s, {found['articles_per_second']:,.0f} articles/s, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,7 @@ import psutil
 from distributed import Client
 
 from benchmarks import sleeper
-from benchmarks.record import ROOT
-from benchmarks.sampling import Sampler
+from benchmarks.processes import Sampler, environment
 from cluster import connect
 from pipeline import classify
 from pipeline.report.job import JobReport, Progress
@@ -59,8 +57,7 @@ def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
     """`gpus` sleeping engines in `processes` workers at most, each with as many."""
     count = next(n for n in range(min(processes, gpus), 0, -1) if gpus % n == 0)
     slots = gpus // count
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    env = {**os.environ, **_SETTINGS, "PYTHONPATH": path, sleeper.SLOTS: str(slots)}
+    env = environment(**_SETTINGS, **{sleeper.SLOTS: str(slots)})
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-scale-"))
         log = stack.enter_context(open(f"{folder}/log", "w"))
