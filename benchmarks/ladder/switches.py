@@ -1,6 +1,6 @@
 """What can be turned off, in which order it is turned on, and what was predicted before anything was measured.
 
-The parent program was built in 29 measured steps. Here about a dozen switches take their place, each of which can
+The parent program documents 29 measured steps. Here about a dozen switches take their place, each of which can
 really be turned off. Predictions are for an NVIDIA H200; a prediction that misses stays as it is.
 """
 

@@ -8,18 +8,18 @@ from benchmarks.pages.markdown import machine, one_cell, table
 
 PAGE = """# The ladder
 
-What each thing that the product does is worth, measured by really turning it off: the parent program's 29 measured
-steps as a dozen switches. Every slow variant runs and gives the product's labels; they live in `benchmarks/ladder/` and
-are no options of the product. `python -m benchmarks.pages` makes this page from `benchmarks/results/ladder.json`, which
-this command wrote:
+What each thing that the product does is worth, measured by really turning it off. The MPI program that this project
+descends from, "the parent program" below, documents 29 measured steps; a dozen switches take their place here. Every
+slow variant runs and gives the product's labels; the variants live in `benchmarks/ladder/` and are not options of the
+product. `python -m benchmarks.pages` makes this page from `benchmarks/results/ladder.json`, which this command wrote:
 
     python -m benchmarks.ladder --articles-csv ag_news/test.csv
 
 {about}.
 AG News text, repeated and shuffled, the shipped model; from text in host memory to labels there, medians of {repeats}
 warm passes in one run{wall}. Predictions were written into `benchmarks/ladder/switches.py` before the first
-run and are not changed since. "Labels" counts how many differ from the product's. Where no figure of the parent program
-is on record, the cell says so.
+run and have not been changed since. "Labels" counts how many differ from the product's. Where no figure of the parent
+program is on record, the cell says so.
 
 ![The ladder](ladder.png)
 

@@ -34,7 +34,7 @@ def _gpu(gpu: dict[str, Any]) -> str:
         ),
     )
     peers = table(
-        "peer | batch | articles/s | ours, same precision | labels unlike our fp32",
+        "peer | batch | articles/s | ours, same precision | labels that differ from our fp32",
         (_peer(row, best["fp32" if "fp32" in row["kind"] else "fp16"]) for row in gpu["peers"]),
     )
     kernels = table(

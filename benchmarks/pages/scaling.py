@@ -14,8 +14,8 @@ part was run on the machine named with it, all by `python -m benchmarks.scale`.
 
 RULE = """## Choosing a chunk size
 
-One scheduler, with the client beside it, finished {limit:,.0f} to {most:,.0f} chunks a second at most, by the number of
-GPUs. With the least of these, and {rate:,.0f} articles a second for a GPU,
+One scheduler, with the client beside it, finished {limit:,.0f} to {most:,.0f} chunks a second at most, depending on the
+number of GPUs. With the least of these, and {rate:,.0f} articles a second for a GPU,
 
     rows in a chunk  >=  GPUs x {rate:,.0f} / {limit:,.0f}  =  GPUs x {rows:,.0f}
 
@@ -57,11 +57,13 @@ def _small(part: dict[str, Any]) -> str:
 {part["articles"]:,} AG News articles as a list of strings in the client, a warm cluster of {part["workers"]} workers
 ({part["backend"]}), chunks of {part["chunk_rows"]:,}; from the call of `classify` to the labels as a list in the
 client: **{part["median_seconds"] * 1e3:.1f} ms**, the median of {len(seconds)} ({seconds[0] * 1e3:.1f} to
-{seconds[-1] * 1e3:.1f} ms). The aim was 30 ms; the parent program took 367 ms on 16 older GPUs, and 2.53 s on one H200.
+{seconds[-1] * 1e3:.1f} ms). The aim was 30 ms; the MPI program that this project descends from took 367 ms on 16 older
+GPUs, and 2.53 s on one H200.
 
 {table("where the time goes | median ms", phases)}
 
-Rows "of it" are parts of the computing; the last ones are by the workers' own clocks and overlap with them.
+Rows that begin with "of it" are parts of the computing. The four rows after it are by the workers' own clocks and cover
+the same time.
 """
 
 
@@ -161,7 +163,7 @@ def _scheduler(part: dict[str, Any]) -> str:
     rule = RULE.format(
         limit=limit, most=part["most_chunks_per_second"], rate=rate, rows=rate / limit, default=131_072 * limit / rate
     )
-    return f"""## What one scheduler feeds
+    return f"""## How many GPUs one scheduler keeps busy
 
 {_machine(part)}.
 
@@ -213,8 +215,8 @@ memory, of the workers the largest's:
 
 {table(f" | {head}", rows)}
 
-Nothing grows with the rows. What grows with the chunks is names: Dask keeps those of the last 100,000 tasks of each
-process, three a chunk, so the scheduler is full after 33,000 chunks and a worker after as many of its own. The client
+Memory does not grow with the rows. It grows with the chunks, for Dask keeps the names of each process's last 100,000
+tasks, three a chunk, so the scheduler is full after 33,000 chunks and a worker after as many of its own. The client
 keeps 24 bytes of each span and the chunk's rows, for the report. With the chunks of a GPU, 131,072 rows, a billion
 articles are 7,630 chunks.
 """
