@@ -1,22 +1,27 @@
-"""AG News text as a benchmark's input: repeated to any number of articles, in a shuffled order."""
+"""Articles as a benchmark's input: AG News text, repeated and shuffled, or random ones of such lengths."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.model.charcnn import Model
+
 
 @dataclass(frozen=True)
 class Articles:
-    """data: uint8, UTF-8. offsets: int64 [N + 1]. As the two buffers of an Arrow string column."""
+    """data: uint8, UTF-8. offsets: int64 [N + 1]. As the two buffers of an Arrow string column. ids: uint8 [N, length]
+    in place of text, or None.
+    """
 
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
-    ids: None = None
+    ids: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -24,12 +29,35 @@ class Articles:
     def part(self, first: int, last: int) -> Articles:
         return Articles(self.data, self.offsets[first : last + 1])
 
+    def chunks(self, rows: int) -> Iterator[Articles]:
+        """Parts of `rows` articles, the last one of fewer."""
+        return (self.part(first, min(first + rows, len(self))) for first in range(0, len(self), rows))
+
+
+def ag_news_texts(file: Path) -> list[str]:
+    """The articles of an AG News CSV (class, title, description), each as title and description with a space."""
+    with open(file, newline="", encoding="utf-8") as rows:
+        return [f"{title} {text}".strip() for _, title, text in csv.reader(rows)]
+
 
 def ag_news(file: Path, count: int, seed: int = 0) -> Articles:
-    """`count` articles of an AG News CSV (class, title, description), each as title and description with a space."""
-    with open(file, newline="", encoding="utf-8") as rows:
-        texts = [f"{title} {text}".strip().encode() for _, title, text in csv.reader(rows)]
+    """`count` articles of an AG News CSV, repeated and shuffled."""
+    texts = [text.encode() for text in ag_news_texts(file)]
     order = np.random.default_rng(seed).permutation(np.resize(np.arange(len(texts)), count))
     offsets = np.zeros(count + 1, np.int64)
     np.cumsum([len(texts[i]) for i in order], out=offsets[1:])
     return Articles(np.frombuffer(b"".join(texts[i] for i in order), np.uint8), offsets)
+
+
+def random_ids(model: Model, count: int) -> NDArray[np.uint8]:
+    """Random encoded articles, uint8 [count, length], with lengths spread like AG News's."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, len(model.alphabet) + 1, (count, model.length)).astype(np.uint8)
+    lengths = np.clip(rng.normal(236, 67, count), 20, model.length).astype(int)
+    ids[np.arange(model.length) >= lengths[:, None]] = model.alphabet.padding
+    return ids
+
+
+def encoded(ids: NDArray[np.uint8]) -> Articles:
+    """Encoded articles, uint8 [N, length], as an engine takes them."""
+    return Articles(np.empty(0, np.uint8), np.zeros(len(ids) + 1, np.int64), ids)

@@ -1,32 +1,26 @@
 """Our kernels beside what users would pick instead, in one run on one GPU.
 
-    python -m benchmarks.gpu --articles-csv test.csv --commit $(git rev-parse --short HEAD) --output out.json
+    python -m benchmarks.gpu --articles-csv test.csv --output out.json
 
 Ours: from UTF-8 text that lies on the GPU to labels there, and end to end from Arrow buffers in host memory, for each
-kernel generation and precision. Peers: from ids that lie on the GPU (they are spared the reading of UTF-8) to labels
+kernel generation and precision. Peers: from ids that lie on the GPU (they need not read UTF-8) to labels
 there; see benchmarks/peers. Every figure is the median of ten passes over all articles, warm. Beside them stand the
 machine's own ceilings, and the time of each kernel of ours.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import cupy as cp
-import numpy as np
+import torch
 
 from benchmarks.articles import Articles, ag_news
-from benchmarks.peers import KINDS, build, event_seconds, release
+from benchmarks.peers import KINDS, measure
 from benchmarks.peers.ceilings import ceilings
+from benchmarks.record import about, parser, seconds_of, write
 from pipeline.engine.cuda import CudaEngine
 from pipeline.kernels import memory_plan
 from pipeline.model.alphabet import encode
@@ -36,16 +30,6 @@ from pipeline.telemetry.spans import Span
 OURS = (("sm90", "fp16"), ("sm90", "bf16"), ("sm80", "fp16"), ("sm80", "bf16"), ("simt", "fp32"))
 CHUNK = 131_072  # the product's own on a GPU
 REPEATS = 10
-
-
-def seconds_of(action: Callable[[], None], repeats: int) -> list[float]:
-    """Host seconds of an action that waits for the GPU."""
-    found = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        action()
-        found.append(time.perf_counter() - began)
-    return found
 
 
 class OnDevice:
@@ -106,9 +90,9 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
     on_device = seconds_of(device.run, repeats)
     labels = device.labels.get()
     del device
-    chunks = [articles.part(i, min(i + CHUNK, len(articles))) for i in range(0, len(articles), CHUNK)]
+    chunks = list(articles.chunks(CHUNK))
     engine.classify(chunks[0])
-    end_to_end = seconds_of(lambda: [engine.classify(chunk) for chunk in chunks] and None, repeats)
+    end_to_end = seconds_of(lambda: [engine.classify(chunk) for chunk in chunks], repeats)
     table = kernel_table(engine, articles)
     batch, backend = engine.batch, str(engine.backend)
     engine.close()
@@ -130,65 +114,16 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
     }
 
 
-def peers(model: Model, articles: Articles, names: list[str], repeats: int) -> Iterator[dict[str, Any]]:
-    import torch
-
-    encoded = encode(articles.data, articles.offsets, model.alphabet, model.length)
-    ids = torch.from_numpy(encoded.ids).cuda()
-    for name in names:
-        record: dict[str, Any] = {"name": KINDS[name].name, "kind": name, "batch": KINDS[name].batch}
-        peer = None
-        try:
-            began = time.perf_counter()
-            peer = build(name, model, ids)
-            peer.run()
-            record["first_pass_seconds"] = time.perf_counter() - began
-            peer.run()
-            record["seconds"] = event_seconds(peer.run, repeats)
-            record["articles_per_second"] = len(articles) / statistics.median(record["seconds"])
-            record["labels"] = peer.logits().argmax(axis=1)
-        except Exception as error:  # one peer that fails leaves the others' figures
-            record["error"] = f"{type(error).__name__}: {error}"[:500]
-        print(name, record.get("articles_per_second", record.get("error")), flush=True)
-        del peer
-        release()
-        yield record
-
-
-def about(commit: str) -> dict[str, Any]:
-    import torch
-
-    name = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"],
-        capture_output=True, text=True, check=False,
-    ).stdout.strip()  # fmt: skip
-    return {
-        "gpu": name,
-        "driver": driver,
-        "cuda": cp.cuda.runtime.runtimeGetVersion(),
-        "cupy": cp.__version__,
-        "numpy": np.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": commit,
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--articles-csv", type=Path, required=True)
-    parser.add_argument("--model", default="ag-news")
-    parser.add_argument("--articles", type=int, default=262_144)
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--peers", nargs="*", default=list(KINDS))
-    parser.add_argument("--commit", default="")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
+    command.add_argument("--articles", type=int, default=262_144)
+    command.add_argument("--repeats", type=int, default=REPEATS)
+    command.add_argument("--peers", nargs="*", default=list(KINDS))
+    options = command.parse_args()
     model, articles = load_model(options.model), ag_news(options.articles_csv, options.articles)
     result: dict[str, Any] = {
-        "about": about(options.commit),
+        "about": about(options, cuda=cp.cuda.runtime.runtimeGetVersion()),
         "articles": len(articles),
         "mean_bytes": len(articles.data) / len(articles),
         "product_mflop": product_flop(model) / 1e6,
@@ -204,12 +139,14 @@ def main() -> None:
     cp.get_default_memory_pool().free_all_blocks()
     result["ceilings"] = ceilings()
     result["peers"] = []
-    for row in peers(model, articles, options.peers, options.repeats):
-        if "labels" in row:
-            row["labels_unlike_fp32"] = int((row.pop("labels") != exact).sum())
+    ids = torch.from_numpy(encode(articles.data, articles.offsets, model.alphabet, model.length).ids).cuda()
+    for row, logits in measure(options.peers, model, ids, options.repeats):
+        if logits is not None:
+            row["labels_unlike_fp32"] = int((logits.argmax(axis=1) != exact).sum())
         result["peers"].append(row)
         if options.output:  # after each, so that a peer that ends the process takes nothing with it
-            options.output.write_text(json.dumps(result, indent=1, default=float) + "\n")
+            write(result, options.output)
+    write(result, options.output)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,22 @@
 """Peak memory of every process of a job, over CSV files of growing size, with a stand-in for the network.
 
-    python benchmarks/memory.py --megabytes 400 --megabytes 4096 --output benchmarks/results/memory.json
+    python -m benchmarks.memory --megabytes 400 --megabytes 4096 --output benchmarks/results/memory.json
 
 Articles are about 250 bytes. The stand-in answers at once, so reading and writing run as fast as they ever do.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import psutil
-import typer
 
-STAND_IN = Path(__file__).with_name("stand_in.py")
+from benchmarks.processes import run_job
+from benchmarks.record import about, parser, write
+
+STAND_IN = str(Path(__file__).with_name("stand_in.py"))
 _BLOCK = 1 << 20
 
 
@@ -37,59 +32,31 @@ def write_csv(path: Path, megabytes: int) -> None:
             file.write(block)
 
 
-def peaks_of(process: subprocess.Popen[str]) -> dict[str, int]:
-    """The largest resident memory in bytes of the client and of any worker, until the job ends."""
-    peaks = {"client": 0, "worker": 0}
-    client = psutil.Process(process.pid)
-    while process.poll() is None:
-        for role, members in (("client", [client]), ("worker", client.children(recursive=True))):
-            for member in members:
-                try:
-                    peaks[role] = max(peaks[role], member.memory_info().rss)
-                except psutil.NoSuchProcess:
-                    continue
-        time.sleep(0.1)
-    return peaks
-
-
 def measure(megabytes: int, model: str, chunk_size: int | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "in.csv"
         write_csv(path, megabytes)
-        command = [sys.executable, "-m", "pipeline", "classify", str(path), "-o", f"{folder}/out", "--model", model]
-        command += ["--json", *(["--chunk-size", str(chunk_size)] if chunk_size else [])]
-        env = {**os.environ, "DASK_DISTRIBUTED__WORKER__PRELOAD": str(STAND_IN)}
-        with open(f"{folder}/stdout", "w+") as output:
-            process = subprocess.Popen(command, env=env, stdout=output, text=True)
-            peaks = peaks_of(process)
-            output.seek(0)
-            report = json.loads(output.read())
-        if process.returncode:
-            raise SystemExit(f"the job failed with exit code {process.returncode}")
+        rows = ["--chunk-size", chunk_size] if chunk_size else []
+        out = Path(folder) / "out"
+        report, sampler = run_job(path, "-o", out, "--model", model, *rows, DASK_DISTRIBUTED__WORKER__PRELOAD=STAND_IN)
         return {
             "input_bytes": path.stat().st_size,
             "rows": report["rows_written"],
             "chunk_rows": report["chunk_rows"],
             "seconds": report["seconds"],
             "timings": report["timings"],
-            "peak_bytes": peaks,
+            "peak_bytes": {role: max(values) for role, values in sampler.bytes.items()},
         }
 
 
-def main(
-    megabytes: Annotated[list[int], typer.Option(help="Sizes of the CSV.")],
-    model: Annotated[str, typer.Option(help="Any model file: only its frame is used.")] = "ag-news",
-    chunk_size: Annotated[int | None, typer.Option(help="Rows in a chunk.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
-) -> None:
-    """Measure each size in turn and print the result as JSON."""
-    runs = [measure(size, model, chunk_size) for size in megabytes]
-    about = {"python": platform.python_version(), "cores": os.cpu_count(), "date": time.strftime("%Y-%m-%d")}
-    text = json.dumps({"about": about, "runs": runs}, indent=1)
-    print(text)
-    if output:
-        output.write_text(text + "\n")
+def main() -> None:
+    command = parser(__doc__)
+    command.add_argument("--megabytes", type=int, action="append", required=True, help="size of a CSV; may be repeated")
+    command.add_argument("--chunk-size", type=int, help="rows in a chunk")
+    options = command.parse_args()
+    runs = [measure(size, options.model, options.chunk_size) for size in options.megabytes]
+    write({"about": about(options), "runs": runs}, options.output)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

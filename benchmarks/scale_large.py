@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
+import argparse
 import json
 import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -18,18 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.articles import ag_news
-from benchmarks.sampling import Sampler
+from benchmarks.articles import ag_news, ag_news_texts
+from benchmarks.processes import run_job
+from benchmarks.record import seconds_of
 from cluster import connect
 from pipeline import classify
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import load_model
 
-ROOT = Path(__file__).resolve().parent.parent
 GROUPS_A_FILE = 8
 _OWN_REPEATS = 10
 
@@ -45,15 +42,14 @@ def write_articles(articles_csv: Path, folder: Path, count: int, group_rows: int
     stamp.unlink(missing_ok=True)
     shutil.rmtree(inputs, ignore_errors=True)
     inputs.mkdir(parents=True)
-    with open(articles_csv, newline="", encoding="utf-8") as rows:
-        texts = pa.array([f"{title} {text}".strip() for _, title, text in csv.reader(rows)], pa.large_string())
+    texts = pa.array(ag_news_texts(articles_csv), pa.large_string())
     size = GROUPS_A_FILE * group_rows
 
     def write(number: int) -> None:
         first, last = number * size, min((number + 1) * size, count)
         order = np.random.default_rng([0, number]).permutation(np.arange(first, last) % len(texts))
         schema = pa.schema([("id", pa.int64()), ("text", pa.large_string())])
-        # Without a dictionary: 7,600 texts that repeat would be stored as numbers, which no real input is.
+        # Without a dictionary: 7,600 texts that repeat would be stored as integers, which no real input is.
         with pq.ParquetWriter(inputs / f"articles-{number:05d}.parquet", schema, use_dictionary=False) as writer:
             for at in range(first, last, group_rows):
                 stop = min(at + group_rows, last)
@@ -69,17 +65,11 @@ def write_articles(articles_csv: Path, folder: Path, count: int, group_rows: int
 def engine_rate(articles_csv: Path, model: str, articles: int, chunk_rows: int) -> dict[str, Any]:
     """The engine alone, from Arrow buffers in host memory to labels there, on one GPU."""
     engine = open_engine(load_model(model))
-    whole = ag_news(articles_csv, articles)
-    chunks = [whole.part(i, min(i + chunk_rows, articles)) for i in range(0, articles, chunk_rows)]
-    found = []
-    for _ in range(_OWN_REPEATS + 1):
-        began = time.perf_counter()
-        for chunk in chunks:
-            engine.classify(chunk)
-        found.append(time.perf_counter() - began)
-    rate, backend = articles / statistics.median(found[1:]), str(engine.backend)
+    chunks = list(ag_news(articles_csv, articles).chunks(chunk_rows))
+    seconds = seconds_of(lambda: [engine.classify(chunk) for chunk in chunks], _OWN_REPEATS + 1)[1:]
+    rate, backend = articles / statistics.median(seconds), str(engine.backend)
     engine.close()
-    return {"backend": backend, "articles": articles, "seconds": found[1:], "articles_per_second": rate}
+    return {"backend": backend, "articles": articles, "seconds": seconds, "articles_per_second": rate}
 
 
 @dataclass(frozen=True)
@@ -94,27 +84,20 @@ class Job:
 
     def command(self, workers: int) -> dict[str, Any]:
         """As a user calls it, from the start of the command to the last file of its commit."""
-        command = [sys.executable, "-m", "pipeline", "classify", self.inputs, "-o", self.out, "--id-column", "id"]
-        command += ["--cluster", self.where, "--workers", workers, "--chunk-size", self.chunk_rows]
-        command += ["--model", self.model, "--json", "--quiet"]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         shutil.rmtree(self.out, ignore_errors=True)
         started = time.time()
-        process = subprocess.Popen(
-            [str(word) for word in command], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
-        )
-        client = psutil.Process(process.pid)
-        with Sampler(lambda: {"client and scheduler": [client], "worker": _children(client)}) as sampler:
-            answer, _ = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"the job on {workers} workers ended with exit code {process.returncode}")
-        report = json.loads(answer)
+        report, sampler = run_job(
+            self.inputs, "-o", self.out, "--id-column", "id", "--cluster", self.where, "--workers", workers,
+            "--chunk-size", self.chunk_rows, "--model", self.model, "--quiet", client="client and scheduler",
+        )  # fmt: skip
         seconds = (self.out / "_SUCCESS").stat().st_mtime - started
         written = sum(file.stat().st_size for file in (self.out / "parts").iterdir())
         shutil.rmtree(self.out)
-        before = seconds - report["seconds"]
-        memory = sampler.to_dict(report["chunks"])
-        return _found(report, seconds) | {"before_the_call_seconds": before, "output_bytes": written, "memory": memory}
+        return _found(report, seconds) | {
+            "before_the_call_seconds": seconds - report["seconds"],
+            "output_bytes": written,
+            "memory": sampler.to_dict(report["chunks"]),
+        }
 
     def standing(self, workers: int, first: Path) -> dict[str, Any]:
         """The call of `classify` on a cluster that has done a job before, over the file `first`."""
@@ -138,56 +121,41 @@ def _found(report: dict[str, Any], seconds: float) -> dict[str, Any]:
     }
 
 
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
 def _elsewhere(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """In a process of its own, so that this one holds no memory of a GPU."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
-def large_part(
-    articles_csv: Path,
-    folder: Path,
-    count: int,
-    gpus: list[int],
-    chunk_rows: int,
-    where: str,
-    model: str,
-    own_articles: int,
-    keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
+def large_part(options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Parquet to Parquet on each number of GPUs, beside the engine alone on one."""
     began = time.perf_counter()
-    inputs = write_articles(articles_csv, folder, count, chunk_rows)
+    inputs = write_articles(options.articles_csv, options.folder, options.count, options.chunk_rows)
     files = sorted(inputs.iterdir())
     result: dict[str, Any] = {
-        "articles": count,
-        "chunk_rows": chunk_rows,
+        "articles": options.count,
+        "chunk_rows": options.chunk_rows,
         "files": len(files),
         "input_bytes": sum(file.stat().st_size for file in files),
         "input_seconds": time.perf_counter() - began,
-        "where": where,
+        "where": options.where,
         "runs": [],
     }
     print(f"{len(files)} files, {result['input_bytes'] / 1e9:.1f} GB, in {result['input_seconds']:.0f} s", flush=True)
-    job = Job(inputs, folder / "labels", where, chunk_rows, model)
+    job = Job(inputs, options.folder / "labels", options.where, options.chunk_rows, options.model)
     # Kernels are compiled, or found, here: once for a machine.
     result["first_job_seconds"] = replace(job, inputs=files[0]).command(1)["seconds"]
-    own = result["engine"] = _elsewhere(engine_rate, articles_csv, model, own_articles, min(chunk_rows, own_articles))
+    own = result["engine"] = _elsewhere(
+        engine_rate, options.articles_csv, options.model, options.own_articles, options.chunk_rows
+    )
     print(f"the engine alone: {own['articles_per_second']:,.0f} articles/s", flush=True)
-    for number in gpus:
+    for number in options.gpus:
         run = {"gpus": number, "standing": _elsewhere(job.standing, number, files[0]), "command": job.command(number)}
         result["runs"].append(run)
         for way in ("standing", "command"):
             found, base = run[way], result["runs"][0][way]
-            if found["rows"] != count:
-                raise RuntimeError(f"{found['rows']:,} rows were written, of {count:,}")
+            if found["rows"] != options.count:
+                raise RuntimeError(f"{found['rows']:,} rows were written, of {options.count:,}")
             found["share_of_engine"] = found["articles_per_second"] / (number * own["articles_per_second"])
             found["speed_up"] = found["articles_per_second"] / base["articles_per_second"]
             print(f"{number} GPUs, {way}: {found['seconds']:.1f} s, {found['articles_per_second']:,.0f} articles/s, "

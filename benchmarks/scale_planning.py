@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from benchmarks.record import seconds_of
 from cluster import connect
 from cluster.scanner import workers_scanner
 from pipeline.source.chunk import Selection
@@ -27,7 +27,7 @@ def planning_part(
 ) -> dict[str, Any]:
     """Plan one CSV of about `size` bytes, whole repeats of `articles_csv`, a few times in each way.
 
-    Workers are processes of four threads on this host; they scan the file only, so no GPU is used. Raises
+    Workers are processes of four threads on this host; they only scan the file, so no GPU is used. Raises
     RuntimeError where two ways make different plans.
     """
     path = folder / "articles.csv"
@@ -37,26 +37,24 @@ def planning_part(
         for _ in range(-(-size // len(content))):
             file.write(content)
     result: dict[str, Any] = {"bytes": path.stat().st_size, "chunk_rows": _CHUNK_ROWS, "runs": []}
-    plans = []
+    plans: dict[str, Any] = {}
 
     def measure(by: str, count: int, client: Any) -> None:
-        seconds = []
-        for _ in range(_REPEATS + 1):
-            began = time.perf_counter()
+        def plan() -> None:
             found = identify(Paths([str(path)]), 70, 1014, whole_hash=False, by_content=True)
             with workers_scanner(client) if client else nullcontext() as scanner:
-                planned = open_input(found, _SELECTION, _CHUNK_ROWS, scanner=scanner)
-            seconds.append(time.perf_counter() - began)
-            if client and scanner is None:
-                raise RuntimeError(f"{count} workers are fewer than planning is given to")
-        result["rows"] = planned.rows
-        result["runs"].append(
-            {"by": by, "count": count, "seconds": seconds[1:], "median_seconds": statistics.median(seconds[1:])}
-        )
-        print(f"{by} {count}: {result['bytes'] / statistics.median(seconds[1:]) / 1e9:.2f} GB/s", flush=True)
+                if client and scanner is None:
+                    raise RuntimeError(f"{count} workers are too few to plan with")
+                plans[f"{by} {count}"] = open_input(found, _SELECTION, _CHUNK_ROWS, scanner=scanner)
+
+        seconds = seconds_of(plan, _REPEATS + 1)[1:]
+        median = statistics.median(seconds)
+        first, last = plans[next(iter(plans))], plans[f"{by} {count}"]
+        result["rows"] = last.rows
+        result["runs"].append({"by": by, "count": count, "seconds": seconds, "median_seconds": median})
+        print(f"{by} {count}: {result['bytes'] / median / 1e9:.2f} GB/s", flush=True)
         keep(result)
-        plans.append(planned.plan)
-        if plans[-1] != plans[0]:
+        if last.plan != first.plan:
             raise RuntimeError(f"{count} {by} planned otherwise than {result['runs'][0]['count']} threads")
 
     measure("threads", min(MOST_THREADS, available_cores()), None)

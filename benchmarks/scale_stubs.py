@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,13 +16,13 @@ import psutil
 from distributed import Client
 
 from benchmarks import sleeper
-from benchmarks.sampling import Sampler
+from benchmarks.processes import Sampler, environment
 from cluster import connect
-from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, environment
+from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER
+from cluster.settings import environment as cluster_environment
 from pipeline import classify
 from pipeline.report.job import JobReport, Progress
 
-ROOT = Path(__file__).resolve().parent.parent
 ARTICLES_PER_SECOND = 1.2e6
 """Of one GPU; a chunk's sleep is its rows over this."""
 
@@ -54,8 +53,7 @@ def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
     """`gpus` sleeping engines in `processes` workers at most, each with as many."""
     count = next(n for n in range(min(processes, gpus), 0, -1) if gpus % n == 0)
     slots = gpus // count
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    env = {**os.environ, **environment(), "PYTHONPATH": path, sleeper.SLOTS: str(slots)}
+    env = environment(**cluster_environment(), **{sleeper.SLOTS: str(slots)})
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-scale-"))
         log = stack.enter_context(open(f"{folder}/log", "w"))

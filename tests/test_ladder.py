@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.ladder.page import page
 from benchmarks.ladder.switches import NOTHING, PRODUCT, SWITCHES, steps
+from benchmarks.pages.ladder import page
 from pipeline.kernels.compile import compile_kernel, resources
 from pipeline.model.charcnn import layer_table
 
@@ -37,16 +37,16 @@ def result(broken: str) -> dict[str, Any]:
 def test_everything_off_turned_on_step_by_step_is_the_product() -> None:
     at = NOTHING
     for switch in SWITCHES:
-        assert replace(at, **switch.on) != at
-        assert replace(PRODUCT, **switch.off) != PRODUCT
-        at = replace(at, **switch.on)
+        assert switch.on(at) != at
+        assert switch.off(PRODUCT) != PRODUCT
+        at = switch.on(at)
     assert at == PRODUCT
     assert all(step.setting.generation != "sm90" for step in steps("sm80", 1))
 
 
 def test_page_and_picture_of_a_run_with_a_step_that_failed(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from benchmarks.ladder.plot import draw
+    from benchmarks.pages import plots
 
     found = result("+ fusion")
     text = page(found)
@@ -54,7 +54,7 @@ def test_page_and_picture_of_a_run_with_a_step_that_failed(tmp_path: Path) -> No
     assert "there is one GPU here" in text
     rows = [line for line in text.splitlines() if line.startswith("|") and line.count("|") > 3]
     assert {line.count("|") for line in rows} == {9}
-    draw(found, tmp_path / "ladder.png")
+    plots.ladder(found, tmp_path)
     assert (tmp_path / "ladder.png").stat().st_size > 10_000
 
 

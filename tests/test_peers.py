@@ -59,7 +59,7 @@ def test_the_jax_network_agrees_with_the_reference(
     jax = pytest.importorskip("jax")
     from benchmarks.peers import jax_peer
 
-    weights = jax_peer.parameters(small_model, block1, np.float32)
+    weights = peers.channels_last(small_model, np.float32)
     with jax.default_matmul_precision("highest"):
         logits = jax.jit(jax_peer.network(small_model, block1))(weights, ids)
     assert relative_error(np.asarray(logits), truth) < TOLERANCE

@@ -1,4 +1,4 @@
-"""The scale benchmark: its page, its record, and a short job on engines that sleep."""
+"""The scale benchmark: its record, and a short job on engines that sleep."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
-from benchmarks import scale, scale_page, scale_stubs
-
-
-def test_the_page_is_made_from_the_record() -> None:
-    result = scale.read(scale.RESULT)
-    assert (ROOT / "docs" / "scaling.md").read_text() == scale_page.page(result)
-
-
-def test_the_page_names_what_was_not_measured() -> None:
-    assert "benchmarks.scale small large planning scheduler memory" in scale_page.page({})
+from benchmarks import scale, scale_stubs
 
 
 def test_a_part_leaves_the_others_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "scale.json"
-    scale.write(path, "memory", {"chunks": 1})
-    scale.write(path, "small", {"chunks": 2})
-    scale.write(path, "memory", {"chunks": 3})
+    scale.replace_part(path, "memory", {"chunks": 1})
+    scale.replace_part(path, "small", {"chunks": 2})
+    scale.replace_part(path, "memory", {"chunks": 3})
     assert json.loads(path.read_text()) == {"small": {"chunks": 2}, "memory": {"chunks": 3}}
 
 

@@ -1,8 +1,7 @@
-"""Measure the ladder, or draw it.
+"""Measure the ladder.
 
-    python -m benchmarks.ladder --articles-csv ag_news/test.csv --commit $(git rev-parse --short HEAD)
+    python -m benchmarks.ladder --articles-csv ag_news/test.csv
     python -m benchmarks.ladder --articles-csv ag_news/test.csv --quick --output /tmp/ladder.json
-    python -m benchmarks.ladder --plot docs/ladder.png
 
 Everything is measured from text in host memory to labels there, but for the steps that begin with a CSV file. The
 result is written after each step. A step that fails is recorded with its error; where it leaves the GPU unusable for
@@ -14,67 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import re
-import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-RESULT = Path(__file__).resolve().parent.parent / "results" / "ladder.json"
+from benchmarks.record import RESULTS, about, parser, write
+
 ARTICLES, REPEATS = 262_144, 5
 QUICK_ARTICLES, QUICK_REPEATS = 2_048, 1
 FROM_FILE = ("from a CSV file, read first", "+ reading ahead")
-
-
-def driver() -> str:
-    """The driver's version by nvidia-smi, or by the kernel module where that is not there."""
-    number = re.compile(r"\b\d{3}\.\d+(?:\.\d+)?\b")
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    for ask in (
-        lambda: subprocess.run(query, capture_output=True, text=True, check=False).stdout,
-        lambda: subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False).stdout,
-        lambda: Path("/proc/driver/nvidia/version").read_text(),
-    ):
-        try:
-            found = number.search(ask())
-        except OSError:
-            continue
-        if found:
-            return found.group()
-    return "unknown"
-
-
-def about(commit: str) -> dict[str, Any]:
-    import cupy as cp
-    import numpy as np
-    import pyarrow as pa
-    from cuda.bindings import nvrtc
-
-    return {
-        "gpu": cp.cuda.runtime.getDeviceProperties(0)["name"].decode(),
-        "gpus": cp.cuda.runtime.getDeviceCount(),
-        "driver": driver(),
-        "cuda": cp.cuda.runtime.runtimeGetVersion(),
-        "nvrtc": ".".join(str(part) for part in nvrtc.nvrtcVersion()[1:]),
-        "cupy": cp.__version__,
-        "numpy": np.__version__,
-        "pyarrow": pa.__version__,
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "commit": commit,
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-
-
-def write(result: dict[str, Any], path: Path) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(result, indent=1, default=float) + "\n")
-    os.replace(beside, path)
 
 
 def reading_alone(found: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -96,6 +44,7 @@ def reading_alone(found: list[dict[str, Any]]) -> dict[str, Any] | None:
 def measure(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     import cupy as cp
+    from cuda.bindings import nvrtc
 
     from benchmarks.ladder.measure import Bench, answers, compile_all
     from benchmarks.ladder.switches import steps
@@ -109,7 +58,8 @@ def measure(options: argparse.Namespace) -> None:
     if options.resume and options.output.exists():
         result = json.loads(options.output.read_text())
     else:
-        result = {"about": about(options.commit), "articles": most, "repeats": repeats, "steps": []}
+        versions = {"cuda": cp.cuda.runtime.runtimeGetVersion(), "nvrtc": ".".join(map(str, nvrtc.nvrtcVersion()[1:]))}
+        result = {"about": about(options, **versions), "articles": most, "repeats": repeats, "steps": []}
         result["compile_seconds"] = compile_all(planned, options.model, f"sm_{digits}")
         print(f"kernels compiled in {result['compile_seconds']:.1f} s", flush=True)
     done = {(record["kind"], record["name"]) for record in result["steps"]}
@@ -120,13 +70,13 @@ def measure(options: argparse.Namespace) -> None:
         record = bench.measure(step)
         result["steps"].append(record)
         write(result, options.output)
-        told = record.get("error") or record.get("skipped") or (
+        said = record.get("error") or record.get("skipped") or (
             f"{record['articles_per_second']:,.0f} articles/s ({record['articles']:,} articles, "
             f"{record['labels_unlike_product']} labels unlike the product's)"
         )  # fmt: skip
-        print(f"{step.kind}: {step.name}: {told}", flush=True)
+        print(f"{step.kind}: {step.name}: {said}", flush=True)
         if not answers():
-            print("the GPU answers nothing any more in this process: a new one goes on", flush=True)
+            print("the GPU no longer answers in this process: a new one goes on", flush=True)
             again = [a for a in sys.argv[1:] if a != "--resume"]
             os.execv(sys.executable, [sys.executable, "-m", "benchmarks.ladder", *again, "--resume"])
     reading = reading_alone(result["steps"])
@@ -138,25 +88,13 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--articles-csv", type=Path, help="an AG News CSV: class, title, description")
-    parser.add_argument("--model", default="ag-news")
-    parser.add_argument("--articles", type=int, default=ARTICLES, help="of a fast variant; slow ones take fewer")
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--quick", action="store_true", help="2,048 articles and one pass: does every variant run?")
-    parser.add_argument("--resume", action="store_true", help="go on behind the steps that --output holds")
-    parser.add_argument("--commit", default="")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    parser.add_argument("--plot", type=Path, help="draw the result of --output as PNG and measure nothing")
-    options = parser.parse_args()
-    if options.plot:
-        from benchmarks.ladder.plot import draw
-
-        draw(json.loads(options.output.read_text()), options.plot)
-    elif options.articles_csv:
-        measure(options)
-    else:
-        parser.error("--articles-csv or --plot is needed")
+    command = parser(__doc__, RESULTS / "ladder.json")
+    command.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
+    command.add_argument("--articles", type=int, default=ARTICLES, help="of a fast variant; slow ones take fewer")
+    command.add_argument("--repeats", type=int, default=REPEATS)
+    command.add_argument("--quick", action="store_true", help="2,048 articles and one pass: does every variant run?")
+    command.add_argument("--resume", action="store_true", help="go on after the steps that --output holds")
+    measure(command.parse_args())
 
 
 if __name__ == "__main__":

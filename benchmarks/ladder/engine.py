@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import cupy as cp
 import cupyx
@@ -24,26 +24,13 @@ _BUILT_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
-class Columns:
+class Columns(Articles):
     """Articles with their one-hot columns, fp32 [N, symbols, length], which are what is sent."""
 
-    articles: Articles
-    columns: NDArray[np.float32]
-    ids: None = None
-
-    @property
-    def data(self) -> NDArray[np.uint8]:
-        return self.articles.data
-
-    @property
-    def offsets(self) -> NDArray[np.int64]:
-        return self.articles.offsets
-
-    def __len__(self) -> int:
-        return len(self.columns)
+    columns: NDArray[np.float32] = field(kw_only=True)
 
     def part(self, first: int, last: int) -> Columns:
-        return Columns(self.articles.part(first, last), self.columns[first:last])
+        return Columns(self.data, self.offsets[first : last + 1], columns=self.columns[first:last])
 
 
 def one_hot(articles: Articles, model: Model, page_locked: bool) -> Columns:
@@ -55,7 +42,7 @@ def one_hot(articles: Articles, model: Model, page_locked: bool) -> Columns:
         ids = encode(articles.data, articles.offsets[first : last + 1], model.alphabet, model.length).ids
         article, position = np.nonzero(ids < len(model.alphabet))
         columns[first + article, ids[article, position], position] = 1
-    return Columns(articles, columns)
+    return Columns(articles.data, articles.offsets, columns=columns)
 
 
 class LadderEngine(CudaEngine):

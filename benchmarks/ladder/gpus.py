@@ -14,7 +14,7 @@ _PATIENCE = 180.0
 
 
 class Shared(NamedTuple):
-    """What a process is told. articles: of each GPU."""
+    """What every process measures. articles: of each GPU."""
 
     model: str
     csv: Path
@@ -23,7 +23,7 @@ class Shared(NamedTuple):
     repeats: int
 
 
-def _share(device: int, told: Shared, barrier: Any, answers: Any) -> None:
+def _share(device: int, shared: Shared, barrier: Any, answers: Any) -> None:
     """One GPU's passes: when each began and ended on the clock that all processes share, and the last one's labels."""
     try:
         from benchmarks.articles import ag_news
@@ -31,14 +31,14 @@ def _share(device: int, told: Shared, barrier: Any, answers: Any) -> None:
         from pipeline.engine.cuda import CudaEngine
         from pipeline.model.charcnn import load_model
 
-        articles = ag_news(told.csv, told.articles)
-        engine = CudaEngine(load_model(told.model), device=device)
-        labels = labels_of(engine, articles, told.chunk)
+        articles = ag_news(shared.csv, shared.articles)
+        engine = CudaEngine(load_model(shared.model), device=device)
+        labels = labels_of(engine, articles, shared.chunk)
         times = []
-        for _ in range(told.repeats):
+        for _ in range(shared.repeats):
             barrier.wait(_PATIENCE)
             began = time.monotonic()
-            labels = labels_of(engine, articles, told.chunk)
+            labels = labels_of(engine, articles, shared.chunk)
             times.append((began, time.monotonic()))
         answers.put((times, labels))
     except BaseException as error:
@@ -46,14 +46,14 @@ def _share(device: int, told: Shared, barrier: Any, answers: Any) -> None:
         answers.put((f"GPU {device}: {type(error).__name__}: {error}", None))
 
 
-def seconds_on(gpus: int, told: Shared) -> tuple[list[float], NDArray[np.int32]]:
+def seconds_on(gpus: int, shared: Shared) -> tuple[list[float], NDArray[np.int32]]:
     """Seconds of each pass, from the first GPU's beginning to the last one's end, and the labels of all.
 
     Raises RuntimeError where a process fails.
     """
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(gpus), context.Queue()
-    processes = [context.Process(target=_share, args=(i, told, barrier, answers), daemon=True) for i in range(gpus)]
+    processes = [context.Process(target=_share, args=(i, shared, barrier, answers), daemon=True) for i in range(gpus)]
     for process in processes:
         process.start()
     found = [answers.get(timeout=_PATIENCE) for _ in processes]

@@ -25,6 +25,7 @@ from benchmarks.ladder.gpus import Shared, seconds_on
 from benchmarks.ladder.network import needed
 from benchmarks.ladder.reading import FromFile
 from benchmarks.ladder.switches import Setting, Step
+from benchmarks.record import seconds_of
 from pipeline.engine.cuda import CudaEngine
 from pipeline.kernels.compile import compile_kernel
 from pipeline.model.charcnn import load_model
@@ -36,11 +37,9 @@ _ONE_HOT_BATCH = 2_048
 _ARTICLES_ALONE, _ARTICLES_ONE_HOT, _ARTICLES_FP32 = 512, 8_192, 32_768
 
 
-def labels_of(engine: CudaEngine, articles: Articles | Columns, chunk: int) -> NDArray[np.int32]:
+def labels_of(engine: CudaEngine, articles: Articles, chunk: int) -> NDArray[np.int32]:
     """Best labels, the articles handed to the engine `chunk` at a time."""
-    count = len(articles)
-    parts = (articles.part(first, min(first + chunk, count)) for first in range(0, count, chunk))
-    return np.concatenate([engine.classify(part).labels[:, 0] for part in parts])
+    return np.concatenate([engine.classify(part).labels[:, 0] for part in articles.chunks(chunk)])
 
 
 class Bench:
@@ -80,10 +79,7 @@ class Bench:
 
     def _from_memory(self, step: Step) -> dict[str, Any]:
         setting, count = step.setting, self._count(step.setting)
-        articles: Articles | Columns = self.articles.part(0, count)
-        if not setting.text:
-            columns = self._one_hot(setting.page_locked)
-            articles = columns.part(0, min(count, len(columns)))
+        articles = (self.articles if setting.text else self._one_hot(setting.page_locked)).part(0, count)
         chunk = LARGE_CHUNK if setting.large_chunks else SMALL_CHUNK
         with self._opened(step) as engine:
             found = self._passes(lambda: labels_of(engine, articles, chunk), self.expected[: len(articles)])
@@ -104,18 +100,13 @@ class Bench:
         gpus = cp.cuda.runtime.getDeviceCount()
         if gpus < 2:
             return {"skipped": "there is one GPU here"}
-        told = Shared(self._name, self._csv, len(self.articles), LARGE_CHUNK, self._repeats)
-        seconds, labels = seconds_on(gpus, told)
+        shared = Shared(self._name, self._csv, len(self.articles), LARGE_CHUNK, self._repeats)
+        seconds, labels = seconds_on(gpus, shared)
         return {"gpus": gpus, **self._figures(seconds, labels, np.tile(self.expected, gpus))}
 
     def _passes(self, work: Callable[[], NDArray[np.int32]], expected: NDArray[np.int32]) -> dict[str, Any]:
         labels = work()
-        seconds = []
-        for _ in range(self._repeats):
-            began = time.perf_counter()
-            work()
-            seconds.append(time.perf_counter() - began)
-        return self._figures(seconds, labels, expected)
+        return self._figures(seconds_of(work, self._repeats), labels, expected)
 
     @staticmethod
     def _figures(seconds: list[float], labels: NDArray[np.int32], expected: NDArray[np.int32]) -> dict[str, Any]:

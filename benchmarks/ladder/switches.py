@@ -1,6 +1,6 @@
 """What can be turned off, in which order it is turned on, and what was predicted before anything was measured.
 
-The parent program told its story in 29 measured steps. Here about a dozen switches stand for them, each of which can
+The parent program documents 29 measured steps. Here about a dozen switches take their place, each of which can
 really be turned off. Predictions are for an NVIDIA H200; a prediction that misses stays as it is.
 """
 
@@ -50,17 +50,23 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Switch:
-    """off, on: what it changes in a setting. alone: the product with only this turned off. rung: the ladder once it is
-    turned on. parent: the parent program's figure for the same thing, where one is on record.
+    """field: of a setting, with its values turned off and on. alone: the product with only this turned off. rung: the
+    ladder once it is turned on. parent: the parent program's figure for the same thing, where one is on record.
     """
 
     name: str
     without: str
-    off: dict[str, bool | str]
-    on: dict[str, bool | str]
+    field: str
     alone: Predicted
     rung: Predicted
+    values: tuple[bool, bool] | tuple[str, str] = (False, True)
     parent: str | None = None
+
+    def off(self, setting: Setting) -> Setting:
+        return replace(setting, **{self.field: self.values[0]})
+
+    def on(self, setting: Setting) -> Setting:
+        return replace(setting, **{self.field: self.values[1]})
 
 
 PARENT_ONE_GPU = "3,235 articles/s: the whole parent program on one H200, 8,192 articles in 2.53 s"
@@ -70,88 +76,40 @@ PARENT_INPUT = "2.3 GB of one-hot input for 8,192 articles; on 16 GPUs it was bo
 BOTTOM = Predicted(700, "about 25 launches an article, most on a few of 132 processors: 1.4 ms, fc1 half of it")
 
 SWITCHES = (
-    Switch(
-        "full batches",
-        "one article a launch",
-        {"batches": False},
-        {"batches": True},
-        Predicted(420, "12 launches and 8 copies from Python an article take 350 µs, against 0.84 µs in a batch"),
-        Predicted(17_000, "27 µs of fp32 products, 4 µs of element-wise traffic, 28 µs of one-hot over the bus"),
-    ),
-    Switch(
-        "text is shipped",
-        "one-hot fp32 shipped instead of text",
-        {"text": False},
-        {"text": True},
-        Predicted(6.2, "284 KB an article at 55 GB/s is 5.2 µs, and the bus is never idle"),
-        Predicted(32_000, "the 28 µs of one-hot fall away, text is a thousandth of it"),
-        PARENT_INPUT,
-    ),
-    Switch(
-        "channels last",
-        "activations channels-first",
-        {"channels_last": False},
-        {"channels_last": True},
-        Predicted(1.7, "1.6 MB more an article through device memory, at 2.5 TB/s for a plain transposition"),
-        Predicted(34_000, "3.3 MB of transpositions in fp32 are 1.3 of 31 µs"),
-    ),
-    Switch(
-        "fusion",
-        "bias, ReLU and pool as kernels of their own",
-        {"fused": False},
-        {"fused": True},
-        Predicted(1.7, "2.3 MB more an article through device memory, at 4 TB/s"),
-        Predicted(36_000, "10 MB of element-wise traffic in fp32, mostly block 1's, are 2.5 of 29 µs"),
-    ),
-    Switch(
-        "block 1 as a look-up",
-        "block 1 as a dense product",
-        {"table": False},
-        {"table": True},
-        Predicted(2.7, "462 MFLOP at 650 TFLOP/s, and 516 KB an article written once and read three times"),
-        Predicted(64_000, "half of the multiplications fall away (128 of 950 MFLOP were padding)"),
-    ),
-    Switch(
-        "tensor cores (sm80)",
-        "simt: fp32 on CUDA cores",
-        {"generation": "simt"},
-        {"generation": "sm80"},
-        Predicted(16, "an earlier run had 72.5 k articles/s for simt and 1.19 M for sm90"),
-        Predicted(370_000, "1.9 µs of kernels and 0.4 ms of waiting a chunk of 512"),
-    ),
-    Switch(
-        "wgmma and TMA (sm90)",
-        "sm80: mma.sync and cp.async",
-        {"generation": "sm80"},
-        {"generation": "sm90"},
-        Predicted(2.2, "an earlier run had 552 k articles/s for sm80 and 1.19 M for sm90"),
-        Predicted(550_000, "the kernels are twice as fast, the waiting stays"),
-    ),
-    Switch(
-        "large chunks",
-        "chunks of 512",
-        {"large_chunks": False},
-        {"large_chunks": True},
-        Predicted(2.2, "0.4 ms of launches and waiting beside 0.43 ms of kernels, and tiles that fill no wave"),
-        Predicted(1_000_000, "full batches, but each waits for the host's copies: 1 ms beside 7.2 ms"),
-    ),
-    Switch(
-        "page-locked memory",
-        "pageable staging memory",
-        {"page_locked": False},
-        {"page_locked": True},
-        Predicted(1.1, "a copy out waits for its batch, so the host prepares nothing meanwhile"),
-        Predicted(1_170_000, "the host runs ahead again; 90 µs of copies a batch of 7.2 ms are not hidden yet"),
-    ),
-    Switch(
-        "three streams",
-        "one stream",
-        {"streams": False},
-        {"streams": True},
-        Predicted(1.015, "70 µs in and 19 µs out a batch of 7.2 ms stand between the kernels"),
-        Predicted(1_190_000, "an earlier run's figure end to end"),
-    ),
-)
+    Switch("full batches", "one article a launch", "batches",
+           Predicted(420, "12 launches and 8 copies from Python an article take 350 µs, against 0.84 µs in a batch"),
+           Predicted(17_000, "27 µs of fp32 products, 4 µs of element-wise traffic, 28 µs of one-hot over the bus")),
+    Switch("text is shipped", "one-hot fp32 shipped instead of text", "text",
+           Predicted(6.2, "284 KB an article at 55 GB/s is 5.2 µs, and the bus is never idle"),
+           Predicted(32_000, "the 28 µs of one-hot fall away, text is a thousandth of it"),
+           parent=PARENT_INPUT),
+    Switch("channels last", "activations channels-first", "channels_last",
+           Predicted(1.7, "1.6 MB more an article through device memory, at 2.5 TB/s for a plain transposition"),
+           Predicted(34_000, "3.3 MB of transpositions in fp32 are 1.3 of 31 µs")),
+    Switch("fusion", "bias, ReLU and pool as kernels of their own", "fused",
+           Predicted(1.7, "2.3 MB more an article through device memory, at 4 TB/s"),
+           Predicted(36_000, "10 MB of element-wise traffic in fp32, mostly block 1's, are 2.5 of 29 µs")),
+    Switch("block 1 as a look-up", "block 1 as a dense product", "table",
+           Predicted(2.7, "462 MFLOP at 650 TFLOP/s, and 516 KB an article written once and read three times"),
+           Predicted(64_000, "half of the multiplications fall away (128 of 950 MFLOP were padding)")),
+    Switch("tensor cores (sm80)", "simt: fp32 on CUDA cores", "generation",
+           Predicted(16, "an earlier run had 72.5 k articles/s for simt and 1.19 M for sm90"),
+           Predicted(370_000, "1.9 µs of kernels and 0.4 ms of waiting a chunk of 512"),
+           values=("simt", "sm80")),
+    Switch("wgmma and TMA (sm90)", "sm80: mma.sync and cp.async", "generation",
+           Predicted(2.2, "an earlier run had 552 k articles/s for sm80 and 1.19 M for sm90"),
+           Predicted(550_000, "the kernels are twice as fast, the waiting stays"),
+           values=("sm80", "sm90")),
+    Switch("large chunks", "chunks of 512", "large_chunks",
+           Predicted(2.2, "0.4 ms of launches and waiting beside 0.43 ms of kernels, and tiles that fill no wave"),
+           Predicted(1_000_000, "full batches, but each waits for the host's copies: 1 ms beside 7.2 ms")),
+    Switch("page-locked memory", "pageable staging memory", "page_locked",
+           Predicted(1.1, "a copy out waits for its batch, so the host prepares nothing meanwhile"),
+           Predicted(1_170_000, "the host runs ahead again; 90 µs of copies a batch of 7.2 ms are not hidden yet")),
+    Switch("three streams", "one stream", "streams",
+           Predicted(1.015, "70 µs in and 19 µs out a batch of 7.2 ms stand between the kernels"),
+           Predicted(1_190_000, "an earlier run's figure end to end")),
+)  # fmt: skip
 
 READ_FIRST = Predicted(440_000, "one thread parses 0.7 M rows a second, then the GPU labels them")
 READ_AHEAD = Predicted(1_000_000, "four threads parse more than the GPU takes; the first chunk is not hidden")
@@ -173,23 +131,19 @@ class Step:
     parent: str | None = None
     way: str = "memory"
 
-    @property
-    def key(self) -> str:
-        return f"{self.kind}: {self.name}"
-
 
 def steps(best: str, gpus: int) -> list[Step]:
     """Every step in the order of measuring, for a GPU whose best kernel generation is `best`."""
     usable = GENERATIONS[: GENERATIONS.index(best) + 1]
     product = replace(PRODUCT, generation=best)
-    switches = [s for s in SWITCHES if s.on.get("generation", best) in usable]
+    switches = [s for s in SWITCHES if s.on(product).generation in usable]
     found = [Step("product", "the product", product, None)]
     at = NOTHING
     found.append(Step("cumulative", "everything off", at, BOTTOM, PARENT_ONE_GPU))
     for switch in switches:
-        at = replace(at, **switch.on)
+        at = switch.on(at)
         found.append(Step("cumulative", f"+ {switch.name}", at, switch.rung))
-    found += [Step("alone", s.without, replace(product, **s.off), s.alone, s.parent) for s in switches]
+    found += [Step("alone", s.without, s.off(product), s.alone, s.parent) for s in switches]
     found.append(Step("cumulative", "from a CSV file, read first", product, READ_FIRST, way="file first"))
     found.append(Step("cumulative", "+ reading ahead", product, READ_AHEAD, way="file ahead"))
     predicted = Predicted(gpus * SEVERAL * 1_190_000, "nothing is shared but the host's memory")

@@ -1,29 +1,26 @@
-"""What users would pick instead of our kernels, each behind one face, to be timed on the same GPU in the same run.
+"""What users would pick instead of our kernels, to be timed on the same GPU in the same run.
 
-    ids = torch.from_numpy(encoded.ids).cuda()  # uint8 [N, length]; torch.from_dlpack takes a CuPy array
-    peer = build("compiled-table", load_model("ag-news"), ids)
-    peer.run()                                  # the first pass compiles and tunes
-    rate = len(ids) / statistics.median(event_seconds(peer.run))
-    logits = peer.logits()                      # float32 [N, classes] of the last pass
-    del peer
-    release()                                   # before the next one is built
-
-A pass starts from ids on the GPU, so a peer is spared the reading of UTF-8. It ends with a label and a probability
-for each article.
+A pass starts from ids on the GPU, so a peer need not read UTF-8. It ends with a label and a probability for each
+article.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipeline.model import reference
 from pipeline.model.charcnn import Model
+
+_CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 
 
 @dataclass(frozen=True)
@@ -78,6 +75,19 @@ def build(kind: str, model: Model, ids: torch.Tensor, batch: int | None = None) 
     return torch_peer.peer(name, forward, ids, batch, len(model.classes))
 
 
+def channels_last(model: Model, dtype: type[np.floating]) -> dict[str, tuple[NDArray[np.floating], ...]]:
+    """By layer: weight, bias, and gamma and beta where a norm follows, in the reference's channels-last orders.
+
+    Convolutions [kernel, inputs, outputs], linear layers [inputs, outputs], norms [rows, channels]. conv1's inputs, one
+    an id, are zero for unknown and padding and up to a multiple of eight: a table, and the weight of a dense product.
+    """
+    laid = reference.prepare(model)
+    table = np.pad(laid.table, ((0, 0), (0, -laid.table.shape[1] % _CHANNELS_MULTIPLE), (0, 0)))
+    weights = {model.layers[0].name: table, **laid.conv, **laid.linear}
+    found = {name: (weight, laid.bias[name], *laid.norm.get(name, ())) for name, weight in weights.items()}
+    return {name: tuple(tensor.astype(dtype) for tensor in tensors) for name, tensors in found.items()}
+
+
 def event_seconds(work: Callable[[], object], repeats: int = 10) -> list[float]:
     """Seconds of each of `repeats` calls, by CUDA events on the current stream; nothing is warmed up here."""
     times = []
@@ -89,6 +99,31 @@ def event_seconds(work: Callable[[], object], repeats: int = 10) -> list[float]:
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1000)
     return times
+
+
+def measure(
+    kinds: Iterable[str], model: Model, ids: torch.Tensor, repeats: int, batch: int | None = None
+) -> Iterator[tuple[dict[str, Any], NDArray[np.float32] | None]]:
+    """A record of each peer, and its logits, float32 [N, classes]; with its error, and None, where it fails."""
+    for kind in kinds:
+        name, usual = KINDS[kind]
+        record: dict[str, Any] = {"name": name, "kind": kind, "batch": batch or usual}
+        logits = peer = None
+        try:
+            began = time.perf_counter()
+            peer = build(kind, model, ids, batch)
+            peer.run()  # compiles and tunes
+            record["first_pass_seconds"] = time.perf_counter() - began
+            peer.run()
+            record["seconds"] = event_seconds(peer.run, repeats)
+            record["articles_per_second"] = len(ids) / statistics.median(record["seconds"])
+            logits = peer.logits()
+        except Exception as error:  # one peer that fails leaves the others' figures
+            record["error"] = f"{type(error).__name__}: {error}"[:2000]
+        print(kind, record.get("error") or f"{record['articles_per_second']:,.0f} articles/s", flush=True)
+        del peer
+        release()
+        yield record, logits
 
 
 def release() -> None:

@@ -15,18 +15,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from benchmarks.peers import Peer
+from benchmarks.peers import Peer, channels_last
 from pipeline.model.charcnn import NORM_EPSILON, Model
 
-Parameters = dict[str, Array]
-
-_CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
+Parameters = dict[str, tuple[Array, ...]]
+"""By layer: weight, bias, and gamma and beta where a norm follows."""
 
 
 def peer(name: str, model: Model, ids: torch.Tensor, batch: int, block1: str) -> Peer:
     """A pass over ids, uint8 [N, length], in fp16 and batches. block1: "dense" or "table"."""
     articles = jax.dlpack.from_dlpack(ids)
-    weights = jax.device_put(parameters(model, block1, np.float16), articles.sharding)
+    weights = jax.device_put(channels_last(model, np.float16), articles.sharding)
     forward = jax.jit(network(model, block1))
     parts = jax.block_until_ready([articles[first : first + batch] for first in range(0, len(ids), batch)])
     label = jax.jit(lambda logits: (logits.argmax(1), jax.nn.softmax(logits).max(1)))
@@ -42,45 +41,22 @@ def peer(name: str, model: Model, ids: torch.Tensor, batch: int, block1: str) ->
     return Peer(name, batch, run, answer)
 
 
-def parameters(model: Model, block1: str, dtype: type[np.floating]) -> dict[str, NDArray[np.floating]]:
-    """The model's tensors in channels-last orders, by the model file's names.
-
-    Convolutions [kernel, inputs, outputs], conv1's inputs a multiple of eight, or as a table [kernel, symbols + 2,
-    outputs] that is zero for unknown and padding. Linear layers [inputs, outputs]. Norms [rows, channels].
-    """
-    found = {name: np.asarray(tensor, dtype) for name, tensor in model.tensors.items()}
-    for layer in model.layers:
-        name = f"{layer.name}.weight"
-        if layer.name == "fc1":
-            by_channel = found[name].reshape(layer.outputs, model.layers[5].outputs, -1)
-            found[name] = by_channel.transpose(2, 1, 0).reshape(layer.inputs, layer.outputs)
-        else:
-            found[name] = found[name].T
-        if layer.name == "conv1":
-            more = 2 if block1 == "table" else -layer.inputs % _CHANNELS_MULTIPLE
-            found[name] = np.pad(found[name], ((0, 0), (0, more), (0, 0)))
-        if layer.norm:
-            for part in ("weight", "bias"):
-                found[f"{layer.norm}.{part}"] = found[f"{layer.norm}.{part}"].T
-    return found
-
-
 def network(model: Model, block1: str) -> Callable[[Parameters, Array], Array]:
-    """A function of `parameters` and ids, uint8 [N, length], to logits float32 [N, classes]."""
+    """A function of `channels_last`'s tensors and ids, uint8 [N, length], to logits float32 [N, classes]."""
     first_block = {"dense": dense_block1, "table": table_block1}[block1]
 
     def forward(weights: Parameters, ids: Array) -> Array:
         x = ids
         for layer in model.layers:
-            weight, bias = weights[f"{layer.name}.weight"], weights[f"{layer.name}.bias"]
+            weight, bias, *norm = weights[layer.name]
             if layer.name == "conv1":
                 x = first_block(x, weight) + bias
             elif layer.kind == "conv1d":
                 x = convolve(x, weight) + bias
             else:
                 x = x.reshape(len(x), -1) @ weight + bias
-            if layer.norm:
-                x = normalise(x, weights[f"{layer.norm}.weight"], weights[f"{layer.norm}.bias"])
+            if norm:
+                x = normalise(x, *norm)
             if layer.relu:
                 x = jax.nn.relu(x)
             if layer.pool > 1:
@@ -94,7 +70,7 @@ def network(model: Model, block1: str) -> Callable[[Parameters, Array], Array]:
 def dense_block1(ids: Array, weight: Array) -> Array:
     """Ids, uint8 [N, length], as one-hot rows through a convolution: [N, rows, outputs].
 
-    An id beyond the columns is a zero row; the columns behind the symbols meet weights that are zero.
+    An id beyond the columns is a zero row; the columns after the symbols meet weights that are zero.
     """
     return convolve(jax.nn.one_hot(ids, weight.shape[1], dtype=weight.dtype), weight)
 

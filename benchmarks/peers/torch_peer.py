@@ -11,13 +11,11 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.peers import Peer
-from pipeline.model.charcnn import NORM_EPSILON, Layer, Model
+from benchmarks.peers import Peer, channels_last
+from pipeline.model.charcnn import NORM_EPSILON, Model
 
 Network = Callable[[Tensor], Tensor]
 """Encoded articles, uint8 [N, length], to logits [N, classes]."""
-
-_CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 
 
 def network(kind: str, model: Model, device: torch.device) -> Network:
@@ -57,10 +55,6 @@ def _ready(module: nn.Module, device: torch.device) -> nn.Module:
     return module.to(device).eval().requires_grad_(False)
 
 
-def _tensors(model: Model) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in model.tensors.items()}
-
-
 class OneHot(nn.Module):
     """Ids, uint8 [N, length], to [N, symbols, length]: unknown and padding are no symbol, so their columns are zero."""
 
@@ -93,19 +87,20 @@ def eager(model: Model, dtype: torch.dtype) -> nn.Sequential:
         if layer.pool > 1:
             modules[f"{layer.name}_pool"] = nn.MaxPool1d(layer.pool)
     built = nn.Sequential(modules)
-    built.load_state_dict(_tensors(model))
+    built.load_state_dict({name: torch.from_numpy(np.array(t, np.float32)) for name, t in model.tensors.items()})
     return built.to(dtype)
 
 
 class RowsConv(nn.Module):
     """A valid convolution over rows, [N, rows, inputs] to [N, rows - kernel + 1, outputs].
 
-    It is a conv2d of height 1, whose channels-last memory format is just that order. weight: [outputs, inputs, kernel].
+    It is a conv2d of height 1, whose channels-last memory format is just that order. weight: [kernel, inputs, outputs].
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight[:, :, None].contiguous(memory_format=torch.channels_last))
+        by_output = weight.permute(2, 1, 0)[:, :, None]
+        self.weight = nn.Parameter(by_output.contiguous(memory_format=torch.channels_last))
         self.bias = nn.Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -115,69 +110,58 @@ class RowsConv(nn.Module):
 class DenseBlock1(nn.Module):
     """Block 1's convolution from one-hot rows built on the GPU: ids, uint8 [N, length], to [N, rows, outputs].
 
-    The one-hot is widened to a multiple of eight columns; the added ones, where unknown and padding fall with the
-    published alphabet, meet weights that are zero.
+    table: of `channels_last`; a one-hot row has a column for each of its rows.
     """
 
-    def __init__(self, layer: Layer, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, table: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        widened = F.pad(weight, (0, 0, 0, -layer.inputs % _CHANNELS_MULTIPLE))
         self.dtype = dtype
-        self.conv = RowsConv(widened, bias)
-        self.register_buffer("columns", torch.arange(widened.shape[1], dtype=torch.uint8))
+        self.conv = RowsConv(table, bias)
+        self.register_buffer("columns", torch.arange(table.shape[1], dtype=torch.uint8))
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.conv((ids[:, :, None] == self.columns).to(self.dtype))
 
 
 class TableBlock1(nn.Module):
-    """The same convolution as the bias plus one gathered row a tap: ids, uint8 [N, length], to [N, rows, outputs].
+    """The same convolution as the bias plus one gathered row a tap: ids, uint8 [N, length], to [N, rows, outputs]."""
 
-    table: [kernel, symbols + 2, outputs], zero for unknown and padding.
-    """
-
-    def __init__(self, layer: Layer, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, table: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        self.rows = layer.rows_out
-        self.table = nn.Parameter(F.pad(weight.permute(2, 1, 0), (0, 0, 0, 2)).contiguous())
+        self.table = nn.Parameter(table)
         self.bias = nn.Parameter(bias)
 
     def forward(self, ids: Tensor) -> Tensor:
         ids = ids.int()
-        total = self.bias
+        total, rows = self.bias, ids.shape[1] - len(self.table) + 1
         for tap in range(len(self.table)):
-            total = total + F.embedding(ids[:, tap : tap + self.rows], self.table[tap])
+            total = total + F.embedding(ids[:, tap : tap + rows], self.table[tap])
         return total
 
 
 class ChannelsLast(nn.Module):
     """The network over rows, [N, rows, channels], written so that a compiler can fuse all between two products.
 
-    Logits leave as float32. fc1's inputs and the norms' parameters are put in channels-last order once, here.
+    Logits leave as float32.
     """
 
     def __init__(self, model: Model, block1: type[DenseBlock1 | TableBlock1], dtype: torch.dtype) -> None:
         super().__init__()
         self.layers = model.layers
-        tensors = _tensors(model)
-        for layer in model.layers:
-            weight, bias = tensors[f"{layer.name}.weight"], tensors[f"{layer.name}.bias"]
+        for layer, tensors in zip(model.layers, channels_last(model, np.float32).values(), strict=True):
+            weight, bias, *norm = map(torch.from_numpy, tensors)
             if layer.name == "conv1":
-                module = block1(layer, weight, bias, dtype)
+                module = block1(weight, bias, dtype)
             elif layer.kind == "conv1d":
                 module = RowsConv(weight, bias)
             else:
-                if layer.name == "fc1":
-                    channels = model.layers[5].outputs
-                    weight = weight.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1)
                 module = nn.Linear(layer.inputs, layer.outputs)
-                module.load_state_dict({"weight": weight, "bias": bias})
+                module.load_state_dict({"weight": weight.t(), "bias": bias})
             self.add_module(layer.name, module)
-            if layer.norm:
-                norm = nn.LayerNorm((layer.rows_out, layer.outputs), NORM_EPSILON)
-                gamma, beta = tensors[f"{layer.norm}.weight"], tensors[f"{layer.norm}.bias"]
-                norm.load_state_dict({"weight": gamma.t(), "bias": beta.t()})
-                self.add_module(layer.norm, norm)
+            if norm:
+                module = nn.LayerNorm((layer.rows_out, layer.outputs), NORM_EPSILON)
+                module.load_state_dict(dict(zip(("weight", "bias"), norm, strict=True)))
+                self.add_module(layer.norm, module)
         self.to(dtype)
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -1,20 +1,21 @@
-"""docs/scaling.md and its plot from benchmarks/results/scale.json; benchmarks/tables.py calls `page`."""
+"""docs/scaling.md: a section for each part of the scale benchmark."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
+
+from benchmarks.pages.markdown import machine, table
 
 HEAD = """# Speed and scale
 
-Every figure comes from `benchmarks/results/scale.json`; `python benchmarks/tables.py` makes this page from it. Each
+Every figure comes from `benchmarks/results/scale.json`; `python -m benchmarks.pages` makes this page from it. Each
 part was run on the machine named with it, all by `python -m benchmarks.scale`.
 """
 
 RULE = """## Choosing a chunk size
 
-One scheduler, with the client beside it, finished {limit:,.0f} to {most:,.0f} chunks a second at most, by the number of
-GPUs. With the least of these, and {rate:,.0f} articles a second for a GPU,
+One scheduler, with the client beside it, finished {limit:,.0f} to {most:,.0f} chunks a second at most, depending on the
+number of GPUs. With the least of these, and {rate:,.0f} articles a second for a GPU,
 
     rows in a chunk  >=  GPUs x {rate:,.0f} / {limit:,.0f}  =  GPUs x {rows:,.0f}
 
@@ -34,9 +35,7 @@ the whole group (half a microsecond a row on one core): write row groups no larg
 
 def page(result: dict[str, Any]) -> str:
     """The page, with the parts that were measured; those that were not are named."""
-    makers = {
-        "small": _small, "large": _large, "planning": _planning, "scheduler": _scheduler, "memory": _memory
-    }  # fmt: skip
+    makers = {"small": _small, "large": _large, "planning": _planning, "scheduler": _scheduler, "memory": _memory}
     parts = [HEAD, *(make(result[name]) for name, make in makers.items() if name in result)]
     absent = [name for name in makers if name not in result]
     if absent:
@@ -45,20 +44,12 @@ def page(result: dict[str, Any]) -> str:
 
 
 def _machine(part: dict[str, Any]) -> str:
-    about = part["about"]
-    gpus = about["gpus"]
-    names = [f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)]
-    versions = about["versions"]
-    said = [*names, *([f"driver {about['driver']}"] if gpus else []), f"{about['processor']}, {about['cores']} cores"]
-    said += [f"{name} {versions[name]}" for name in ("python", "dask", "distributed", "dask-cuda") if name in versions]
-    said += [f"commit {about['commit']}"] if about["commit"] else []
-    said += [about["note"]] if "note" in about else []
-    return "; ".join([*said, about["date"]])
+    return machine(part["about"], "python", "dask", "distributed", "dask-cuda")
 
 
 def _small(part: dict[str, Any]) -> str:
     seconds = sorted(part["seconds"])
-    rows = [f"| {name} | {value * 1e3:.2f} |" for name, value in part["median_phase_seconds"].items()]
+    phases = (f"{name} | {value * 1e3:.2f}" for name, value in part["median_phase_seconds"].items())
     return f"""## A small job from memory
 
 {_machine(part)}.
@@ -66,25 +57,25 @@ def _small(part: dict[str, Any]) -> str:
 {part["articles"]:,} AG News articles as a list of strings in the client, a warm cluster of {part["workers"]} workers
 ({part["backend"]}), chunks of {part["chunk_rows"]:,}; from the call of `classify` to the labels as a list in the
 client: **{part["median_seconds"] * 1e3:.1f} ms**, the median of {len(seconds)} ({seconds[0] * 1e3:.1f} to
-{seconds[-1] * 1e3:.1f} ms). The aim was 30 ms; the parent program took 367 ms on 16 older GPUs, and 2.53 s on one H200.
+{seconds[-1] * 1e3:.1f} ms). The aim was 30 ms; the MPI program that this project descends from took 367 ms on 16 older
+GPUs, and 2.53 s on one H200.
 
-| where the time goes | median ms |
-|---|---|
-{chr(10).join(rows)}
+{table("where the time goes | median ms", phases)}
 
-Rows "of it" are parts of the computing; the last ones are by the workers' own clocks and overlap with them.
+Rows that begin with "of it" are parts of the computing. The four rows after it are by the workers' own clocks and cover
+the same time.
 """
 
 
 def _large(part: dict[str, Any]) -> str:
-    rows, shares = [], []
+    rows, shares, head = [], [], "s | articles/s | speed-up | of the engine's"
     for run in part["runs"]:
         cells = [
             f"{found['seconds']:.1f} | {found['articles_per_second']:,.0f} | {found['speed_up']:.2f} "
             f"| {found['share_of_engine']:.0%}"
             for found in (run["standing"], run["command"])
         ]
-        rows.append(f"| {run['gpus']} | {' | '.join(cells)} |")
+        rows.append(f"{run['gpus']} | {' | '.join(cells)}")
         shares += [f"- {run['gpus']}, {way}: {_spent(run[way])}" for way in ("standing", "command")]
     return f"""## A large job, Parquet to Parquet
 
@@ -98,9 +89,7 @@ start of the cluster and of the engines count too. The engine alone, on one of t
 memory to labels there: {part["engine"]["articles_per_second"]:,.0f} articles/s ({part["engine"]["backend"]}). The aims:
 3.8 times from 1 to 4, and 85 % of the engine's rate.
 
-| GPUs | standing: s | articles/s | speed-up | of the engine's | command: s | articles/s | speed-up | of the engine's |
-|---|---|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
+{table(f"GPUs | standing: {head} | command: {head}", rows)}
 
 {_start_up(part)}
 Where the rest goes, by the job's own report:
@@ -123,12 +112,8 @@ def _start_up(part: dict[str, Any]) -> str:
     allowed = (chunks[0] - aim * chunks[-1]) / (aim - 1)
     wanted = 0.85 * gpus * part["engine"]["articles_per_second"]
     spare = 1 - wanted * chunks[-1] / part["articles"]
-    enough = ""
-    if spare > 0:
-        articles = wanted * starts[-1] / spare / 1e6
-        enough = (
-            f"By these figures {gpus} GPUs reach 85 % of the engine's rate from {articles:,.0f} million articles on."
-        )
+    reach = f"By these figures {gpus} GPUs reach 85 % of the engine's rate from"
+    enough = f"{reach} {wanted * starts[-1] / spare / 1e6:,.0f} million articles on." if spare > 0 else ""
     return f"""A command's start (Python's imports, the cluster, CUDA and the engines, the plan) takes {told},
 beside {chunks[0]:.1f} s of chunks on {one["gpus"]} and {chunks[-1]:.1f} s on {gpus}, {chunks[0] / chunks[-1]:.2f} times
 less. With a start of {max(allowed, 0):.1f} s on each it would be {aim:.1f} times. {enough}
@@ -148,10 +133,8 @@ def _planning(part: dict[str, Any]) -> str:
     rows = []
     for run in part["runs"]:
         seconds, by = run["median_seconds"], {"threads": "threads of the client", "workers": "workers"}[run["by"]]
-        rows.append(
-            f"| {run['count']} {by} | {seconds:.2f} | {part['bytes'] / seconds / 1e9:.2f} "
-            f"| {part['rows'] / seconds / 1e6:.1f} |"
-        )
+        speed = f"{part['bytes'] / seconds / 1e9:.2f} | {part['rows'] / seconds / 1e6:.1f}"
+        rows.append(f"{run['count']} {by} | {seconds:.2f} | {speed}")
     return f"""## Planning a large CSV
 
 {_machine(part)}.
@@ -159,41 +142,37 @@ def _planning(part: dict[str, Any]) -> str:
 A CSV, JSON Lines or text file is read once before the job, to find where its records begin, so that rows have numbers
 and a chunk can be read from the middle of a file (of Parquet only the footers are read). One file of
 {part["bytes"] / 1e9:.1f} GB, {part["rows"]:,} AG News articles, in the page cache; medians of
-{len(part["runs"][0]["seconds"])}, all in one run; worker processes of four threads. The client does it where it has
-less than 1 GB to look through, or fewer than three workers that run already.
+{len(part["runs"][0]["seconds"])}, all in one run; worker processes of four threads. The client scans by itself where
+there is less than 1 GB to scan, or where fewer than three workers are running already.
 
-| by | seconds | GB/s | million articles/s |
-|---|---|---|---|
-{chr(10).join(rows)}
+{table("by | seconds | GB/s | million articles/s", rows)}
 """
 
 
 def _scheduler(part: dict[str, Any]) -> str:
-    rate, limit = part["articles_per_second_a_gpu"], _limit(part)
+    rate, limit = part["articles_per_second_a_gpu"], limit_of(part)
     sizes = sorted({run["chunk_rows"] for run in part["runs"]})
     lines = []
     for gpus in sorted({run["gpus"] for run in part["runs"]}):
         of_size = {run["chunk_rows"]: run for run in part["runs"] if run["gpus"] == gpus}
         cells = [_cell(of_size[size]) if size in of_size else "" for size in sizes]
-        lines.append(f"| {gpus:,} | {' | '.join(cells)} |")
+        lines.append(f"{gpus:,} | {' | '.join(cells)}")
     fastest = max(part["runs"], key=lambda run: run["chunks_per_second"])
     used = fastest["processor_seconds"].items()
     busy = ", ".join(f"{role} {seconds / fastest['seconds']:.2f}" for role, seconds in used)
     rule = RULE.format(
         limit=limit, most=part["most_chunks_per_second"], rate=rate, rows=rate / limit, default=131_072 * limit / rate
     )
-    return f"""## What one scheduler feeds
+    return f"""## How many GPUs one scheduler keeps busy
 
 {_machine(part)}.
 
-Engines that only sleep, so long as a GPU of {rate:,.0f} articles/s takes for a chunk; thread slots in
+Engines that only sleep, for as long as a GPU of {rate:,.0f} articles/s takes for a chunk; thread slots in
 {max(run["worker_processes"] for run in part["runs"])} worker processes or fewer stand in for the GPUs. Nothing is read
 or written for a chunk; the graph, the scheduler and the client are the product's own. In each cell: the share of their
 time that the GPUs were busy, and chunks a second; start and end of the job count.
 
-| GPUs | {" | ".join(f"{size:,} rows" for size in sizes)} |
-|---|{"---|" * len(sizes)}
-{chr(10).join(lines)}
+{table(" | ".join(["GPUs", *(f"{size:,} rows" for size in sizes)]), lines)}
 
 Processor cores kept busy in the fastest run: {busy} (of the workers, all together), of {part["about"]["cores"]} there
 are. Scheduler and client can use about one each: where neither comes near that, the machine or the workers were the
@@ -204,7 +183,7 @@ limit, and the scheduler's own is higher. Runs of a few seconds weigh the job's 
 {rule}"""
 
 
-def _limit(part: dict[str, Any]) -> float:
+def limit_of(part: dict[str, Any]) -> float:
     """Chunks a second that the scheduler reaches with any number of GPUs: the least of their best rates."""
     best: dict[int, float] = {}
     for run in part["runs"]:
@@ -213,20 +192,19 @@ def _limit(part: dict[str, Any]) -> float:
 
 
 def _cell(run: dict[str, Any]) -> str:
-    share = f"{min(run['busy'], 1):.0%}"
-    return f"{share}, {run['chunks_per_second']:,.0f}/s"
+    return f"{min(run['busy'], 1):.0%}, {run['chunks_per_second']:,.0f}/s"
 
 
 def _memory(part: dict[str, Any]) -> str:
     rows = []
     for role in ("scheduler", "client", "worker"):
         found = part["memory"][role]
-        curve = found["bytes"]
-        last = curve[-1] - curve[len(curve) * 4 // 5]
+        last = found["bytes"][-1] - found["bytes"][len(found["bytes"]) * 4 // 5]
         rows.append(
-            f"| {role} | {found['peak_bytes'] / 1e6:.0f} | {found['growth_bytes'] / 1e6:+.1f} "
-            f"| {found['growth_bytes_a_chunk']:+,.0f} | {last / 1e6:+.1f} |"
+            f"{role} | {found['peak_bytes'] / 1e6:.0f} | {found['growth_bytes'] / 1e6:+.1f} "
+            f"| {found['growth_bytes_a_chunk']:+,.0f} | {last / 1e6:+.1f}"
         )
+    head = "peak MB | growth from 30 % of the job to 95 %, MB | a chunk, bytes | growth in the last fifth, MB"
     return f"""## Memory over a long job
 
 {_machine(part)}.
@@ -235,45 +213,10 @@ def _memory(part: dict[str, Any]) -> str:
 {part["gpus"]} sleeping engines in {part["worker_processes"]} worker processes, in {part["seconds"]:.0f} s. Resident
 memory, of the workers the largest's:
 
-| | peak MB | growth from 30 % of the job to 95 %, MB | a chunk, bytes | growth in the last fifth, MB |
-|---|---|---|---|---|
-{chr(10).join(rows)}
+{table(f" | {head}", rows)}
 
-Nothing grows with the rows. What grows with the chunks is names: Dask keeps those of the last 100,000 tasks of each
-process, three a chunk, so the scheduler is full after 33,000 chunks and a worker after as many of its own. The client
+Memory does not grow with the rows. It grows with the chunks, for Dask keeps the names of each process's last 100,000
+tasks, three a chunk, so the scheduler is full after 33,000 chunks and a worker after as many of its own. The client
 keeps 24 bytes of each span and the chunk's rows, for the report. With the chunks of a GPU, 131,072 rows, a billion
 articles are 7,630 chunks.
 """
-
-
-def draw(result: dict[str, Any], path: Path) -> None:
-    """PNG: how busy stub engines were kept, over the chunk size."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    part = result["scheduler"]
-    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#8a8f98"}
-    with mpl.rc_context(style):
-        figure = Figure(figsize=(9.6, 4.0), layout="constrained")
-        busy, fed = figure.subplots(1, 2)
-        for gpus in sorted({run["gpus"] for run in part["runs"]}):
-            runs = sorted((r for r in part["runs"] if r["gpus"] == gpus), key=lambda r: r["chunk_rows"])
-            sizes = [r["chunk_rows"] for r in runs]
-            busy.plot(sizes, [100 * min(r["busy"], 1) for r in runs], marker="o", label=f"{gpus:,} GPUs")
-            fed.plot(sizes, [min(r["busy"], 1) * gpus for r in runs], marker="o", label=f"{gpus:,} GPUs")
-        every = sorted({run["chunk_rows"] for run in part["runs"]})
-        most = [_limit(part) * size / part["articles_per_second_a_gpu"] for size in every]
-        fed.plot(every, most, color="#8a8f98", linestyle=":", label="the rule's limit")
-        busy.set(title="How busy they are kept", ylabel="% of the time", ylim=(0, 105))
-        fed.set(title="How many GPUs' worth are fed", ylabel="GPUs (logarithmic)", yscale="log")
-        for axes in (busy, fed):
-            axes.set(xscale="log", xlabel="rows in a chunk (logarithmic)", xticks=every)
-            axes.set_xticklabels([f"{size:,}" for size in every], rotation=20)
-            axes.minorticks_off()
-        fed.yaxis.set_major_formatter(lambda gpus, _: f"{gpus:,.0f}")
-        figure.legend(*fed.get_legend_handles_labels(), frameon=False, loc="outside right center")
-        figure.suptitle(
-            f"One scheduler, engines that sleep; {part['about']['cores']} cores for everything", fontsize=11
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=200)

@@ -1,4 +1,4 @@
-"""The ladder as a picture: rung after rung, and each thing turned off alone."""
+"""The pages' plots: the ladder, and how many GPUs one scheduler keeps busy."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.pages.scaling import limit_of
+
 WIDTH = 9.0
 DOTS_AN_INCH = 200
 """So 1,800 pixels wide, of which a page shows 900: text of 9 points is then 12 pixels high."""
 
+_GREY = "#8a8f98"
 _MEASURED, _PRODUCT, _PREDICTED = "#4c78a8", "#2a9d5c", "#e45756"
-_STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#8a8f98"}
+_STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": _GREY}
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """PNG of a measured result."""
+def ladder(result: dict[str, Any], folder: Path) -> None:
+    """ladder.png: rung after rung, and each thing turned off alone."""
     steps = [r for r in result["steps"] if "articles_per_second" in r]
     product = next(r["articles_per_second"] for r in steps if r["kind"] == "product")
     rungs = [r for r in steps if r["kind"] == "cumulative"]
@@ -33,13 +36,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
         for axes in (above, below):
             axes.axvline(product, color=_PRODUCT, linewidth=0.8, linestyle=":")
         below.set_xlabel("articles a second (logarithmic)")
-        figure.suptitle(f"The ladder on {_article(about['gpu'])}, AG News text, commit {about['commit']}", fontsize=11)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=DOTS_AN_INCH)
-
-
-def _article(gpu: str) -> str:
-    return f"an {gpu}" if gpu.startswith("NVIDIA") else gpu
+        gpu = about["gpu"] if "gpu" in about else about["gpus"][0]
+        figure.suptitle(f"The ladder on one {gpu}, AG News text, commit {about['commit']}", fontsize=11)
+        figure.savefig(folder / "ladder.png", dpi=DOTS_AN_INCH)
 
 
 def _bars(axes: Axes, records: list[dict[str, Any]], title: str) -> None:
@@ -49,11 +48,11 @@ def _bars(axes: Axes, records: list[dict[str, Any]], title: str) -> None:
     axes.barh(places, rates, color=colors, height=0.7)
     marks = []
     for place, (record, rate) in enumerate(zip(records, rates, strict=True)):
-        predicted = expected(record, records)
+        predicted = _expected(record, records)
         if predicted is not None:
             marks.append((predicted, place))
-        behind = max(rate, predicted or 0)  # whichever ends further right
-        axes.annotate(f"{rate:,.0f}", (behind, place), (5, 0), textcoords="offset points", va="center", fontsize=8)
+        right = max(rate, predicted or 0)
+        axes.annotate(f"{rate:,.0f}", (right, place), (5, 0), textcoords="offset points", va="center", fontsize=8)
     if marks:
         xs, ys = zip(*marks, strict=True)
         axes.scatter(xs, ys, marker="|", s=90, linewidths=1.8, color=_PREDICTED, zorder=3, label="predicted")
@@ -65,7 +64,7 @@ def _bars(axes: Axes, records: list[dict[str, Any]], title: str) -> None:
     axes.set_title(title, loc="left", fontsize=10)
 
 
-def expected(record: dict[str, Any], beside: list[dict[str, Any]]) -> float | None:
+def _expected(record: dict[str, Any], beside: list[dict[str, Any]]) -> float | None:
     """The predicted articles a second; for something turned off alone, from the product's measured rate."""
     if "predicted_articles_per_second" in record:
         return float(record["predicted_articles_per_second"])
@@ -73,3 +72,30 @@ def expected(record: dict[str, Any], beside: list[dict[str, Any]]) -> float | No
         return None
     product = next((r["articles_per_second"] for r in beside if r["kind"] == "product"), 0.0)
     return float(record.get("of_articles_per_second", product) / record["predicted_factor"])
+
+
+def scaling(result: dict[str, Any], folder: Path) -> None:
+    """scaling.png: how busy sleeping engines were kept, over the chunk size."""
+    part = result["scheduler"]
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(9.6, 4.0), layout="constrained")
+        busy, fed = figure.subplots(1, 2)
+        for gpus in sorted({run["gpus"] for run in part["runs"]}):
+            runs = sorted((r for r in part["runs"] if r["gpus"] == gpus), key=lambda r: r["chunk_rows"])
+            sizes = [r["chunk_rows"] for r in runs]
+            busy.plot(sizes, [100 * min(r["busy"], 1) for r in runs], marker="o", label=f"{gpus:,} GPUs")
+            fed.plot(sizes, [min(r["busy"], 1) * gpus for r in runs], marker="o", label=f"{gpus:,} GPUs")
+        every = sorted({run["chunk_rows"] for run in part["runs"]})
+        most = [limit_of(part) * size / part["articles_per_second_a_gpu"] for size in every]
+        fed.plot(every, most, color=_GREY, linestyle=":", label="the rule's limit")
+        busy.set(title="How busy they are kept", ylabel="% of the time", ylim=(0, 105))
+        fed.set(title="How many GPUs' worth are fed", ylabel="GPUs (logarithmic)", yscale="log")
+        for axes in (busy, fed):
+            axes.set(xscale="log", xlabel="rows in a chunk (logarithmic)", xticks=every)
+            axes.set_xticklabels([f"{size:,}" for size in every], rotation=20)
+            axes.minorticks_off()
+        fed.yaxis.set_major_formatter(lambda gpus, _: f"{gpus:,.0f}")
+        figure.legend(*fed.get_legend_handles_labels(), frameon=False, loc="outside right center")
+        cores = part["about"]["cores"]
+        figure.suptitle(f"One scheduler, engines that sleep; {cores} cores for everything", fontsize=11)
+        figure.savefig(folder / "scaling.png", dpi=DOTS_AN_INCH)

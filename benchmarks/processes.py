@@ -1,14 +1,20 @@
-"""Resident memory of processes by role, sampled while a job runs, and whether it stays flat."""
+"""Jobs in processes of their own, and resident memory by role, sampled while a job runs: whether it stays flat."""
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import psutil
+
+from benchmarks.record import ROOT
 
 FLAT = 0.05
 """Memory that grows by less than this share from 30 % of a job to 95 % is called flat."""
@@ -67,3 +73,31 @@ def _resident(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
     except psutil.NoSuchProcess:
         return 0
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For processes that import this checkout, wherever they run."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def run_job(*arguments: object, client: str = "client", **variables: str) -> tuple[dict[str, Any], Sampler]:
+    """`broadsheet classify` as a user calls it: its report, and the memory of `client` and of its workers.
+
+    Raises RuntimeError where it fails.
+    """
+    command = [sys.executable, "-m", "pipeline", "classify", *map(str, arguments), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(**variables))
+    parent = psutil.Process(process.pid)
+
+    def children() -> list[psutil.Process]:
+        try:
+            return parent.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    with Sampler(lambda: {client: [parent], "worker": children()}) as sampler:
+        answer, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit code {process.returncode}")
+    return json.loads(answer), sampler

@@ -1,0 +1,49 @@
+"""Write docs/performance.md, ladder.md and scaling.md from the recorded results.
+
+python -m benchmarks.pages
+python -m benchmarks.pages --plots                             # ladder.png and scaling.png too
+python -m benchmarks.pages --results /tmp/new --docs /tmp/new  # from files elsewhere, as far as they are there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.pages import ladder, performance, scaling
+from benchmarks.record import RESULTS, ROOT
+
+PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
+    "performance.md": (performance.page, ("gpu", "cpu", "memory")),
+    "ladder.md": (ladder.page, ("ladder",)),
+    "scaling.md": (scaling.page, ("scale",)),
+}
+"""What makes each page, and from which files."""
+
+
+def pages(results: Path) -> dict[str, str]:
+    """Each page by name, of those for which the folder holds all results."""
+    found = {file.stem: json.loads(file.read_text()) for file in results.glob("*.json")}
+    return {name: make(*map(found.get, of)) for name, (make, of) in PAGES.items() if found.keys() >= set(of)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of recorded results")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder to write to")
+    parser.add_argument("--plots", action="store_true", help="draw the plots too (needs Matplotlib)")
+    options = parser.parse_args()
+    for name, text in pages(options.results).items():
+        (options.docs / name).write_text(text)
+    if options.plots:
+        from benchmarks.pages import plots
+
+        for name, draw in {"ladder": plots.ladder, "scale": plots.scaling}.items():
+            if (file := options.results / f"{name}.json").exists():
+                draw(json.loads(file.read_text()), options.docs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""docs/performance.md: one GPU and its peers, the CPU and its peer, memory over large files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.pages.markdown import machine, one_cell, table
+
+
+def page(gpu: dict[str, Any], cpu: dict[str, Any], memory: dict[str, Any]) -> str:
+    """The page, from the results of benchmarks.gpu, benchmarks.cpu and benchmarks.memory."""
+    return f"""# Performance
+
+Every figure comes from a file under `benchmarks/results/`; `python -m benchmarks.pages` makes this page from them.
+
+{_gpu(gpu)}
+{_cpu(cpu)}
+{_memory(memory)}"""
+
+
+def _gpu(gpu: dict[str, Any]) -> str:
+    first, ceilings = gpu["ours"][0], gpu["ceilings"]
+    peak, articles = ceilings["product_8192_tflop_per_second"], f"{gpu['articles']:,}"
+    size, mflop = f"{gpu['mean_bytes']:.0f}", f"{gpu['product_mflop']:.0f}"
+    best = {row["precision"]: row["articles_per_second"] for row in reversed(gpu["ours"])}  # of the newest kernels
+    ours = table(
+        "ours | batch | articles/s, text on the GPU | TFLOP/s | of cuBLAS fp16 8192³ "
+        "| end to end from the host | share",
+        (
+            f"{row['name']} | {row['batch']:,} | **{row['articles_per_second']:,.0f}** | {row['tflops']:.0f} "
+            f"| {row['tflops'] / peak['fp16']:.0%} | {row['end_to_end_articles_per_second']:,.0f} "
+            f"| {row['end_to_end_articles_per_second'] / row['articles_per_second']:.1%}"
+            for row in gpu["ours"]
+        ),
+    )
+    peers = table(
+        "peer | batch | articles/s | ours, same precision | labels that differ from our fp32",
+        (_peer(row, best["fp32" if "fp32" in row["kind"] else "fp16"]) for row in gpu["peers"]),
+    )
+    kernels = table(
+        "step | µs | ns an article | TFLOP/s",
+        (
+            f"{row['kernel']} | {row['seconds'] * 1e6:,.0f} | {row['nanoseconds_an_article']:.1f} "
+            f"| {format(row['tflops'], '.0f') if 'tflops' in row and row['kernel'] != 'fc3' else ''}"
+            for row in first["kernels_of_a_batch"]
+        ),
+    )
+    rates = "; ".join(
+        [
+            f"copy {ceilings['device_copy_tb_per_second']:.2f} TB/s",
+            *(f"{name} product 8192³ {rate:,.0f} TFLOP/s" for name, rate in peak.items()),
+            *(
+                f"cuBLAS fp16 at {name}'s shape {rate:,.0f}"
+                for name, rate in ceilings["network_shapes_fp16_tflop_per_second"].items()
+            ),
+            f"host to GPU {ceilings['host_to_device_gb_per_second']:.0f} GB/s",
+        ]
+    )
+    labels = ", ".join(f"{row['kernels']} {row['precision']} {row['labels_unlike_fp32']}" for row in gpu["ours"])
+    return f"""## One GPU beside what users would pick instead
+
+{machine(gpu["about"], "cupy", "torch")}.
+{articles} AG News articles (mean {size} bytes), repeated and shuffled, the shipped model. Ours go from UTF-8
+text to labels, peers from encoded ids; medians of {gpu["repeats"]} warm passes, all in one run.
+`python -m benchmarks.gpu --articles-csv ag_news/test.csv --output benchmarks/results/gpu.json`
+
+{ours}
+
+{peers}
+
+TFLOP/s count {mflop} MFLOP an article: block 1 is a look-up for us and counts nothing, but takes time.
+Labels: of {articles}, how many differ from those of our fp32 kernels; ours: {labels}.
+
+The machine's own ceilings in that run: {rates}.
+
+### Where a batch's time goes
+
+{first["name"]}, one batch of {first["batch"]:,}, medians from events between the kernels:
+
+{kernels}
+
+The copies run beside the kernels of other batches. What each kernel does, and why it looks as it does:
+[kernels.md](kernels.md).
+"""
+
+
+def _peer(row: dict[str, Any], ours: float) -> str:
+    if "error" in row:
+        return f"{row['name']} | {row['batch']:,} | failed: {one_cell(row['error'])} | | "
+    rate = row["articles_per_second"]
+    return f"{row['name']} | {row['batch']:,} | {rate:,.0f} | {ours / rate:.2f} × | {row['labels_unlike_fp32']}"
+
+
+def _cpu(cpu: dict[str, Any]) -> str:
+    rows = (
+        f"{run['threads']} | {run['articles_per_second']['broadsheet']:.0f} "
+        f"| {run['articles_per_second']['pytorch']:.0f} | {run['ratio']:.2f}"
+        for run in cpu["runs"]
+    )
+    return f"""## The CPU backend beside PyTorch
+
+{machine(cpu["about"], "python", "numpy", "torch")}.
+Articles a second, fp32, medians of {cpu["runs"][0]["repeats"]} warm runs that take turns; PyTorch is eager, its input
+one-hot and ready, its batch the best of 8, 32 and 128. Articles as long as AG News's.
+`python -m benchmarks.cpu --output benchmarks/results/cpu.json`
+
+{table("threads | Broadsheet | PyTorch | ratio", rows)}
+
+Block 1 as a look-up saves a third of the multiplications; the other convolutions are shifted products on one BLAS
+thread an article, so cores are kept busy by articles, not by slices of a small product.
+"""
+
+
+def _memory(memory: dict[str, Any]) -> str:
+    first, largest = memory["runs"][0], memory["runs"][-1]
+    growth = (largest["peak_bytes"]["worker"] - first["peak_bytes"]["worker"]) / 1e6
+    rows = (
+        f"{run['input_bytes'] / 1e9:.1f} GB | {run['rows']:,} | {run['peak_bytes']['client'] / 1e6:.0f} MB "
+        f"| {run['peak_bytes']['worker'] / 1e6:.0f} MB | {run['timings']['plan']:.1f} s "
+        f"| {run['rows'] / run['timings']['classify']:,.0f}"
+        for run in memory["runs"]
+    )
+    return f"""## Memory over large files
+
+Peak resident memory, with a stand-in for the network that answers at once, so that reading and writing run as fast as
+they ever do; {machine(memory["about"])}, chunks of {first["chunk_rows"]} rows.
+`python -m benchmarks.memory --megabytes 400 --megabytes 4096 --output benchmarks/results/memory.json`
+
+{table("CSV | rows | client | largest worker | plan | rows a second", rows)}
+
+The client grows by what it keeps of each chunk: its place in the file and its timings. The worker grew too, by
+{growth:.0f} MB over {largest["rows"] / largest["chunk_rows"]:,.0f} chunks; [scaling.md](scaling.md) follows a longer
+job to where that ends.
+"""

@@ -1,0 +1,108 @@
+"""How a figure is taken and kept: what every benchmark can be asked, what a figure is from, and the file it goes to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pipeline.threads import available_cores
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+_PACKAGES = (
+    "numpy", "pyarrow", "dask", "distributed", "dask-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch", "triton", "jax",
+    "jaxlib", "nvidia-cudnn-cu13", "nvidia-cublas",
+)  # fmt: skip
+
+
+def parser(doc: str | None, output: Path | None = None) -> argparse.ArgumentParser:
+    """For a command line that takes what every benchmark takes; `output` is the default file."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--model", default="ag-news", help="a shipped model's name, or a model file")
+    made.add_argument("--output", type=Path, default=output, help="JSON file; without one the result is printed")
+    made.add_argument("--commit", default="", help="of the measured code, where it lies in no git repository")
+    made.add_argument("--note", default="", help="what else is to be said of the machine")
+    return made
+
+
+def about(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """What a figure is from: the machine, its driver, versions, commit and date (UTC)."""
+    gpus = _answer("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()  # makes no CUDA context
+    cpu_info = _text(Path("/proc/cpuinfo"))
+    found = re.search(r"^model name\s*: (.*)$", cpu_info, re.MULTILINE)
+    return {
+        "processor": found.group(1) if found else platform.processor(),
+        "cores": available_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": gpus,
+        **({"driver": _driver()} if gpus else {}),
+        "versions": _versions(),
+        "commit": _answer("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or options.commit,
+        "date": datetime.now(UTC).date().isoformat(),
+        **({"note": options.note} if options.note else {}),
+        **more,
+    }
+
+
+def write(result: dict[str, Any], path: Path | None) -> None:
+    """As JSON: in a file, which is there whole or not at all, or printed where there is no path."""
+    text = json.dumps(result, indent=1, default=float)
+    if path is None:
+        print(text)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".tmp")
+    beside.write_text(text + "\n")
+    os.replace(beside, path)
+
+
+def seconds_of(work: Callable[[], object], repeats: int) -> list[float]:
+    """Host seconds of each of `repeats` calls; nothing is warmed up here."""
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def _answer(*command: str) -> str:
+    """What a command prints, or nothing where it fails or is not there."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _driver() -> str:
+    """By nvidia-smi, or by the kernel module where that does not say."""
+    query = _answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+    said = "\n".join([query, _answer("nvidia-smi"), _text(Path("/proc/driver/nvidia/version"))])
+    found = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", said)
+    return found.group() if found else "unknown"
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name.replace("cupy-cuda13x", "cupy").replace("cupy-cuda12x", "cupy")] = version(name)
+    return found
