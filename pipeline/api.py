@@ -84,13 +84,8 @@ def _run(
 ) -> JobReport:
     began, started = time.perf_counter(), time.time()
     selection = options.selection(model)
-    found = identify(
-        source,
-        len(model.alphabet),
-        model.length,
-        whole_hash=options.hash == "full",
-        by_content=folder is not None,
-    )
+    whole = options.hash == "full"
+    found = identify(source, len(model.alphabet), model.length, whole_hash=whole, by_content=folder is not None)
     identity = found.identity
     before = folder if folder and options.resume and folder.is_begun else None
     if before:
