@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.engine.base import Texts
 from pipeline.model.charcnn import Model
 
 
-@dataclass(frozen=True)
-class Articles:
-    """data: uint8, UTF-8. offsets: int64 [N + 1]. As the two buffers of an Arrow string column. ids: uint8 [N, length]
-    in place of text, or None.
-    """
-
-    data: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    ids: NDArray[np.uint8] | None = None
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
+class Articles(Texts):
+    """Texts that can be taken apart."""
 
     def part(self, first: int, last: int) -> Articles:
         return Articles(self.data, self.offsets[first : last + 1])

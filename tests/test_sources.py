@@ -18,7 +18,7 @@ from pipeline.output.saved_plan import plan_bytes, plan_from
 from pipeline.source.chunk import Chunk, Selection, concat, truth_indices
 from pipeline.source.files import find_files
 from pipeline.source.formats.base import InputFile, Stream
-from pipeline.source.inputs import FileInput, Files, identify, open_input
+from pipeline.source.inputs import Files, JobInput, identify, open_input
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.plan import Unit, plan_files
 from pipeline.source.read import read_unit
@@ -61,11 +61,10 @@ def with_limits(found: tuple[InputFile, ...], limits: Limits) -> tuple[InputFile
 
 def chunks_of(
     inputs: list[Path], selection: Selection, chunk_rows: int, limits: Limits = LIMITS
-) -> tuple[FileInput, list[tuple[str, Chunk]]]:
+) -> tuple[JobInput, list[tuple[str, Chunk]]]:
     given = identify([Path(p) for p in inputs], 70, 1014, whole_hash=False, by_content=False)
     assert isinstance(given, Files)
     job_input = open_input(replace(given, found=with_limits(given.found, limits)), selection, chunk_rows)
-    assert isinstance(job_input, FileInput)
     chunks = []
     for source in job_input.chunks(()):
         chunk = read_unit(source, job_input.selection) if isinstance(source, Unit) else source.chunk

@@ -21,7 +21,6 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _HASHED_BYTES = 64 << 10
 _OUTPUT = {"manifest.json", "_entries", "parts"}
 
-
 Problem = tuple[str, str]
 """A path, and what is wrong with that file."""
 

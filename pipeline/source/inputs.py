@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dask.base import is_dask_collection
 
@@ -44,22 +45,19 @@ class Partition:
 Source = Unit | Loaded | Partition
 
 
-class JobInput(Protocol):
-    """selection: with its text columns and id types resolved. rows, chunk_count: 0 where not known. problems: of
+@dataclass(frozen=True)
+class JobInput:
+    """What a job is given, planned. selection: with its text columns and id types resolved. chunks: gives every chunk,
+    in input order, but those whose part is named in its argument. rows, chunk_count: 0 where not known. problems: of
     whole files. plan: of files, to go on with; None for what is in memory.
     """
 
     selection: Selection
-    rows: int
-    chunk_count: int
-    problems: tuple[Problem, ...]
-
-    @property
-    def plan(self) -> Plan | None: ...
-
-    def chunks(self, done: Container[str]) -> Iterator[Source]:
-        """Every chunk but those whose part is named in `done`."""
-        ...
+    chunks: Callable[[Container[str]], Iterator[Source]]
+    rows: int = 0
+    chunk_count: int = 0
+    problems: tuple[Problem, ...] = ()
+    plan: Plan | None = None
 
 
 Identity = list[dict[str, Any]]
@@ -148,14 +146,36 @@ def open_input(
     """
     if isinstance(given, Files):
         if saved is not None:
-            return FileInput(saved)
+            return _planned_files(saved)
         plan = plan_files(given.found, selection, chunk_rows, scanner)
-        return FileInput(replace(plan, problems=given.problems + plan.problems))
+        return _planned_files(replace(plan, problems=given.problems + plan.problems))
     if selection.answers:
         raise UsageError("an answer file goes with a one-hot file only")
     if isinstance(given, Frame):
-        return DaskInput(given.frame, dask_selection(given.frame, selection))
-    return MemoryInput(given.tables, resolve(given.tables.schema, selection), chunk_rows)
+        selection = dask_selection(given.frame, selection)
+        return JobInput(selection, partial(_partitions, given.frame, selection), chunk_count=given.frame.npartitions)
+    selection = resolve(given.tables.schema, selection)
+    return JobInput(
+        selection,
+        lambda done: _loaded(table_chunks(given.tables, selection, chunk_rows), 0, MEMORY, done),
+        rows=given.tables.rows,
+    )
+
+
+def _planned_files(plan: Plan) -> JobInput:
+    """Units that workers read themselves, and streams that the client reads."""
+
+    def chunks(done: Container[str]) -> Iterator[Source]:
+        for unit in plan.units:
+            if isinstance(unit, Stream):
+                read = unit.file.format.stream(unit, plan.selection, plan.chunk_rows)
+                yield from _loaded(read, unit.number, unit.file.path, done)
+            elif unit.name not in done:
+                yield unit
+
+    known = not any(isinstance(unit, Stream) for unit in plan.units)
+    rows, chunk_count = (plan.rows_known, len(plan.units)) if known else (0, 0)
+    return JobInput(plan.selection, chunks, rows, chunk_count, plan.problems, plan)
 
 
 def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str]) -> Iterator[Loaded]:
@@ -167,57 +187,9 @@ def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str])
         row += chunk.rows_read
 
 
-class FileInput:
-    """Files: units that workers read themselves, and compressed streams that the client reads."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.selection = plan.selection
-        streams = any(isinstance(unit, Stream) for unit in plan.units)
-        self.rows = 0 if streams else plan.rows_known
-        self.chunk_count = 0 if streams else len(plan.units)
-        self.problems = plan.problems
-
-    def chunks(self, done: Container[str]) -> Iterator[Source]:
-        for unit in self.plan.units:
-            if isinstance(unit, Stream):
-                chunks = unit.file.format.stream(unit, self.selection, self.plan.chunk_rows)
-                yield from _loaded(chunks, unit.number, unit.file.path, done)
-            elif unit.name not in done:
-                yield unit
-
-
-class MemoryInput:
-    """Rows in the client's memory."""
-
-    problems: tuple[Problem, ...] = ()
-    plan = None
-    chunk_count = 0
-
-    def __init__(self, tables: Tables, selection: Selection, chunk_rows: int) -> None:
-        self._tables = tables
-        self._chunk_rows = chunk_rows
-        self.selection = selection
-        self.rows = tables.rows
-
-    def chunks(self, done: Container[str]) -> Iterator[Source]:
-        return _loaded(table_chunks(self._tables, self.selection, self._chunk_rows), 0, MEMORY, done)
-
-
-class DaskInput:
-    """A Dask DataFrame: a chunk a partition, wherever that is computed."""
-
-    problems: tuple[Problem, ...] = ()
-    plan = None
-    rows = 0
-
-    def __init__(self, frame: Any, selection: Selection) -> None:
-        self._frame = frame
-        self.selection = selection
-        self.chunk_count = frame.npartitions
-
-    def chunks(self, done: Container[str]) -> Iterator[Source]:
-        for number, frame in enumerate(self._frame[list(self.selection.columns)].to_delayed()):
-            name = part_name(0, number)
-            if name not in done:
-                yield Partition(name, number, frame)
+def _partitions(frame: Any, selection: Selection, done: Container[str]) -> Iterator[Source]:
+    """A chunk a partition, wherever that is computed."""
+    for number, partition in enumerate(frame[list(selection.columns)].to_delayed()):
+        name = part_name(0, number)
+        if name not in done:
+            yield Partition(name, number, partition)

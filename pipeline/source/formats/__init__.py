@@ -1,4 +1,4 @@
-"""A file a format, and which of them reads which files: found here by suffix, then part of the file it reads."""
+"""The formats, a file each, and the registry: which of them reads a file is decided here, by the file's suffix."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ FORMATS: dict[str, Format] = {}
 
 
 def register(added: Format) -> None:
-    """Have files with the suffixes of this format read by it. The workers must be able to import it.
+    """Read files with the suffixes of a format by it, from now on.
 
-    Raises ValueError where one of them belongs to another format.
+    Parameters
+    ----------
+    added
+        The format. It travels to the workers with each file, so they must be able to import its class.
+
+    Raises
+    ------
+    ValueError
+        If one of its suffixes belongs to another format.
+
     """
     if taken := FORMATS.keys() & added.suffixes:
         raise ValueError(f"{added.name} cannot have {min(taken)}: it belongs to {FORMATS[min(taken)].name}")
@@ -24,7 +33,7 @@ def register(added: Format) -> None:
 
 
 def unregister(removed: Format) -> None:
-    """Take a format out again."""
+    """Remove a format that was registered."""
     for suffix in removed.suffixes:
         del FORMATS[suffix]
 
