@@ -41,6 +41,7 @@ _X_RANGE = (-_STRIP_SECONDS, 12)  # seconds from now; to its right the activity 
 _MARGIN = 110
 _RATE_SECONDS = 5.0
 _MOST_WORKERS = 64
+_BAR = ("left", "right", "top", "bottom", "color")
 _UNDONE = ("waiting", "processing", "queued", "no-worker")
 _CARD = (
     '<div style="display:inline-block;margin:0 28px 6px 0"><div style="color:#777;font-size:12px">{}</div>'
@@ -55,10 +56,10 @@ class _Pace:
         self._seen: deque[tuple[float, int]] = deque()
 
     def add(self, moment: float, count: int) -> None:
-        if self._seen and (moment <= self._seen[-1][0] or count < self._seen[-1][1]):
-            if count >= self._seen[-1][1]:
-                return
+        if self._seen and count < self._seen[-1][1]:
             self._seen.clear()  # another process, or another job
+        elif self._seen and moment <= self._seen[-1][0]:
+            return
         self._seen.append((moment, count))
         while len(self._seen) > 2 and self._seen[1][0] < moment - _RATE_SECONDS:
             self._seen.popleft()
@@ -76,14 +77,14 @@ class _Page:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._began = time.time()
+        self._bars: list[tuple[float, float, float, float, str]] = []
         self._paces: dict[str, _Pace] = {}
         self._total = _Pace()
         self._seen: deque[tuple[float, float]] = deque(maxlen=_STRIP_SECONDS * 1000 // _REFRESH_MS)
         self._until: dict[str, float] = {}
         self._cards = Div(text="", sizing_mode="stretch_width")
         self._rates = ColumnDataSource({"time": [], "rate": []})
-        self._strip = ColumnDataSource({name: [] for name in ("left", "right", "bottom", "top", "color")})
+        self._strip = ColumnDataSource({name: [] for name in _BAR})
         self._now = ColumnDataSource({name: [] for name in ("x", "y", "text")})
         chart = figure(title="articles a second", height=200, sizing_mode="stretch_width", tools="", x_range=_X_RANGE)
         chart.min_border_left = _MARGIN
@@ -160,29 +161,20 @@ class _Page:
         return f'<h2 style="margin:0">Broadsheet</h2><p style="color:#555;margin:2px 0 12px">{where}</p>{body}'
 
     def _update_strip(self, workers: list[Any], now: float) -> None:
-        old = self._strip.data
-        shift = now - self._began
-        self._began = now
-        keep = [i for i, right in enumerate(old["right"]) if right - shift > -_STRIP_SECONDS]
-        data: dict[str, list[Any]] = {name: [values[i] for i in keep] for name, values in old.items()}
-        for name in ("left", "right"):
-            data[name] = [value - shift for value in data[name]]
         for number, ws in enumerate(workers):
-            found = ws.metrics[METRIC]
-            if found["until"] == self._until.get(ws.address):
+            since, until, seconds = (ws.metrics[METRIC][name] for name in ("since", "until", "seconds"))
+            if until == self._until.get(ws.address):
                 continue
-            self._until[ws.address] = found["until"]
-            top, whole = number + 0.1, max(found["until"] - found["since"], 1e-9)
-            for name in _COLORS:
-                share = 0.8 * found["seconds"].get(name, 0.0) / whole
-                if share:
-                    data["left"].append(found["since"] - now)
-                    data["right"].append(found["until"] - now)
-                    data["top"].append(top)
-                    data["bottom"].append(top + share)
-                    data["color"].append(_COLORS[name])
-                    top += share
-        self._strip.data = data
+            self._until[ws.address] = until
+            top = number + 0.1
+            for name, color in _COLORS.items():
+                bottom = top + 0.8 * seconds.get(name, 0.0) / max(until - since, 1e-9)
+                if bottom > top:
+                    self._bars.append((since, until, top, bottom, color))
+                    top = bottom
+        self._bars = [bar for bar in self._bars if bar[1] > now - _STRIP_SECONDS]
+        moved = [(since - now, until - now, *rest) for since, until, *rest in self._bars]
+        self._strip.data = {name: [bar[i] for bar in moved] for i, name in enumerate(_BAR)}
         self._name_rows(workers)
 
     def _name_rows(self, workers: list[Any]) -> None:

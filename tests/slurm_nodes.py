@@ -1,6 +1,6 @@
 """A real Slurm of four nodes on this machine: each slurmd in a network namespace with its own address and host name.
 
-What is not real: limits on cores, memory and devices (no cgroup plugin), and a GPU (the gres is /dev/null).
+Not real: limits on cores, memory and devices (there is no cgroup plugin), and the GPU (the gres is /dev/null).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _NODE = (
 
 
 def missing() -> str | None:
-    """Why there can be no such cluster here, or None."""
+    """The reason why such a cluster cannot run here, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     absent = [name for name in ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter") if not shutil.which(name)]
@@ -65,7 +65,7 @@ def missing() -> str | None:
 
 
 class SlurmNodes:
-    """Started whole or not at all; `stop` leaves no process, address or namespace behind."""
+    """`stop` removes every process, address and namespace of it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ class SlurmNodes:
         self._munged = False
 
     def start(self) -> None:
-        self.stop()  # what a run that was killed left of the network
+        self.stop()  # removes the network of a run that was killed
         self._configure()
         _sh(f"ip link add {BRIDGE} type bridge && ip addr add 10.77.0.1/24 dev {BRIDGE} && ip link set {BRIDGE} up")
         for number, name in enumerate(NODES, 1):
@@ -111,7 +111,7 @@ class SlurmNodes:
             self._munged = False
 
     def run(self, *command: object, check: bool = True, cwd: Path | None = None) -> str:
-        """A command as a user of the cluster gives it; its output."""
+        """Run a command as a user of the cluster, and return its output."""
         done = subprocess.run(
             [str(part) for part in command], env=self.environment, cwd=cwd, capture_output=True, text=True, check=False
         )
@@ -119,12 +119,12 @@ class SlurmNodes:
         return done.stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
-        """What Slurm says of a job, e.g. JobState, Restarts, ExitCode."""
+        """Slurm's record of a job, e.g. JobState, Restarts, ExitCode."""
         words = self.run("scontrol", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def cut(self, name: str) -> None:
-        """Take a node's network away."""
+        """Cut a node's network off."""
         _sh(f"ip link set veth-{name} down")
 
     def mend(self, name: str) -> None:

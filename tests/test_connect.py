@@ -49,7 +49,7 @@ def ports_of(client: Client) -> list[int]:
 
 
 def answer(port: int, context: ssl.SSLContext | None) -> bytes:
-    """What a stranger gets to read: Dask's side of a connection begins with a greeting."""
+    """What a port sends to an unknown client: Dask's side of a connection begins with a greeting."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as plain:
             return (plain if context is None else context.wrap_socket(plain)).recv(64)
@@ -70,7 +70,7 @@ def stranger(folder: Path | None) -> ssl.SSLContext:
 def test_with_tls_a_stranger_gets_nothing_from_any_port(
     small_model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without TLS, or without this job's certificate, no port says a word; those of a cluster without TLS do."""
+    """Without TLS, or without this job's certificate, no port answers; those of a cluster without TLS do."""
     make_certificates(tmp_path / "another")
     assert (tmp_path / "another").stat().st_mode & 0o777 == 0o700
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "another").iterdir()} == {0o600}
@@ -158,7 +158,7 @@ def test_a_small_job_on_a_warm_cluster_costs_few_requests(
     assert waited_for == {"run_function": 1, "scatter": 1}
 
 
-def test_a_small_job_leaves_no_message_behind_which_the_next_one_would_wait(client: Client, small_model: Model) -> None:
+def test_a_small_job_leaves_no_message_that_delays_the_next_one(client: Client, small_model: Model) -> None:
     """Dask's client sends its scheduler one message in 10 ms: a job is one, and the end of all its chunks another."""
     sent = []
     for chunk_size in (30, 30, 10, 10, 6, 6, 6):

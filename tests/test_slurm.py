@@ -76,7 +76,7 @@ def wait_for_end(slurm: SlurmNodes, number: str, log: Path, seconds: float = 120
 
 
 def idle(slurm: SlurmNodes) -> int:
-    """Nodes without a job, or the rest of one."""
+    """The number of nodes without a job, also one that is ending."""
     return int(slurm.run("sinfo", "-h", "-t", "idle", "-o", "%D") or 0)
 
 
