@@ -67,3 +67,8 @@ class LadderEngine(CudaEngine):
             self.network.start_columns(slot, texts.columns[batch.first : batch.last], top_k)
         else:
             super()._start(slot, texts, batch, top_k)
+
+
+def labels_of(engine: CudaEngine, articles: Articles, chunk: int) -> NDArray[np.int32]:
+    """Best labels, the articles handed to the engine `chunk` at a time."""
+    return np.concatenate([engine.classify(part).labels[:, 0] for part in articles.chunks(chunk)])

@@ -27,7 +27,7 @@ def _share(device: int, shared: Shared, barrier: Any, answers: Any) -> None:
     """One GPU's passes: when each began and ended on the clock that all processes share, and the last one's labels."""
     try:
         from benchmarks.articles import ag_news
-        from benchmarks.ladder.measure import labels_of
+        from benchmarks.ladder.engine import labels_of
         from pipeline.engine.cuda import CudaEngine
         from pipeline.model.charcnn import load_model
 

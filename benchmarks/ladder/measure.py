@@ -19,8 +19,8 @@ import cupy as cp
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.articles import Articles, ag_news
-from benchmarks.ladder.engine import Columns, LadderEngine, one_hot
+from benchmarks.articles import ag_news
+from benchmarks.ladder.engine import Columns, LadderEngine, labels_of, one_hot
 from benchmarks.ladder.gpus import Shared, seconds_on
 from benchmarks.ladder.network import needed
 from benchmarks.ladder.reading import FromFile
@@ -35,11 +35,6 @@ FILE_COPIES = 4
 _LARGEST_BATCH = 8_448  # rows of a dense block 1 in tiles of simt: a grid has 65,535 of them at most
 _ONE_HOT_BATCH = 2_048
 _ARTICLES_ALONE, _ARTICLES_ONE_HOT, _ARTICLES_FP32 = 512, 8_192, 32_768
-
-
-def labels_of(engine: CudaEngine, articles: Articles, chunk: int) -> NDArray[np.int32]:
-    """Best labels, the articles handed to the engine `chunk` at a time."""
-    return np.concatenate([engine.classify(part).labels[:, 0] for part in articles.chunks(chunk)])
 
 
 class Bench:

@@ -10,32 +10,14 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.model import reference
+from benchmarks.peers.peer import Peer
 from pipeline.model.charcnn import Model
-
-_CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A network that is built, and the articles it is to label.
-
-    batch: articles in each call of the network; it divides their number.
-    run: one pass over all articles. It returns when the GPU is done, so a host clock measures it as well as events do.
-    logits: float32 [N, classes] of the last pass.
-    """
-
-    name: str
-    batch: int
-    run: Callable[[], None]
-    logits: Callable[[], NDArray[np.float32]]
 
 
 class Kind(NamedTuple):
@@ -73,19 +55,6 @@ def build(kind: str, model: Model, ids: torch.Tensor, batch: int | None = None) 
 
     forward = torch_peer.network(kind, model, ids.device)
     return torch_peer.peer(name, forward, ids, batch, len(model.classes))
-
-
-def channels_last(model: Model, dtype: type[np.floating]) -> dict[str, tuple[NDArray[np.floating], ...]]:
-    """By layer: weight, bias, and gamma and beta where a norm follows, in the reference's channels-last orders.
-
-    Convolutions [kernel, inputs, outputs], linear layers [inputs, outputs], norms [rows, channels]. conv1's inputs, one
-    an id, are zero for unknown and padding and up to a multiple of eight: a table, and the weight of a dense product.
-    """
-    laid = reference.prepare(model)
-    table = np.pad(laid.table, ((0, 0), (0, -laid.table.shape[1] % _CHANNELS_MULTIPLE), (0, 0)))
-    weights = {model.layers[0].name: table, **laid.conv, **laid.linear}
-    found = {name: (weight, laid.bias[name], *laid.norm.get(name, ())) for name, weight in weights.items()}
-    return {name: tuple(tensor.astype(dtype) for tensor in tensors) for name, tensors in found.items()}
 
 
 def event_seconds(work: Callable[[], object], repeats: int = 10) -> list[float]:

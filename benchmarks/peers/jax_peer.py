@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from benchmarks.peers import Peer, channels_last
+from benchmarks.peers.peer import Peer, channels_last
 from pipeline.model.charcnn import NORM_EPSILON, Model
 
 Parameters = dict[str, tuple[Array, ...]]

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.peers import Peer, channels_last
+from benchmarks.peers.peer import Peer, channels_last
 from pipeline.model.charcnn import NORM_EPSILON, Model
 
 Network = Callable[[Tensor], Tensor]
