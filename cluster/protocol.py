@@ -54,13 +54,9 @@ def ucx_transports() -> list[str]:
     Found by a child process, since UCX cannot be unloaded.
     Raises BroadsheetError where UCX does not start.
     """
+    env = {**os.environ, **environment()}
     run = subprocess.run(
-        [sys.executable, "-c", _ASK_UCX],
-        env={**os.environ, **environment()},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", _ASK_UCX], env=env, capture_output=True, text=True, timeout=60, check=False
     )
     if run.returncode:
         raise BroadsheetError(f"UCX does not start: {run.stderr.strip().splitlines()[-1]}")

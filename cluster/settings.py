@@ -54,9 +54,8 @@ def settings() -> dict[str, Any]:
     defaults, theirs = dask.config.merge(*dask.config.defaults), dask.config.collect()
     found = {}
     for key, ours in SETTINGS.items():
-        now = dask.config.get(key, None)
-        changed = now != dask.config.get(key, None, config=defaults)
-        found[key] = now if changed else dask.config.get(key, ours, config=theirs)
+        now, default = dask.config.get(key, None), dask.config.get(key, None, config=defaults)
+        found[key] = dask.config.get(key, ours, config=theirs) if now == default else now
     return found
 
 
@@ -67,15 +66,15 @@ def environment(more: Mapping[str, Any] | None = None) -> dict[str, str]:
     """
     found = {}
     for key, value in {**settings(), **(more or {})}.items():
-        name = key.removeprefix(_ENVIRON)
-        if name != key:
-            found[name] = os.environ.get(name, str(value))
-        else:
+        variable = key.removeprefix(_ENVIRON)
+        if variable == key:
             found["DASK_" + key.replace(".", "__").replace("-", "_").upper()] = str(value)
+        else:
+            found[variable] = os.environ.get(variable, str(value))
     return found
 
 
-def exports(more: Mapping[str, Any] | None = None) -> list[str]:
+def export(more: Mapping[str, Any] | None = None) -> list[str]:
     """`environment(more)` as lines of shell."""
     return [f"export {name}={shlex.quote(value)}" for name, value in environment(more).items()]
 

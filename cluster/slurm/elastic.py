@@ -12,14 +12,7 @@ from typing import Any
 from distributed import Client
 
 from cluster.protocol import choose
-from cluster.settings import (
-    DASHBOARD_ADDRESS,
-    NO_DASHBOARD,
-    THREADS_PER_WORKER,
-    configured,
-    exports,
-    no_workers_seconds,
-)
+from cluster.settings import DASHBOARD_ADDRESS, NO_DASHBOARD, THREADS_PER_WORKER, configured, export, no_workers_seconds
 from cluster.slurm.site import Site, load_site
 from cluster.tls import make_certificates
 from pipeline.errors import BroadsheetError, UsageError
@@ -77,7 +70,7 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "memory": site.memory or "16GB",
         "job_directives_skip": [] if site.memory else ["--mem"],
         "job_extra_directives": [*directives, *site.directives],
-        "job_script_prologue": [*exports(), *(site.setup or "").splitlines()],  # the site's lines may change ours
+        "job_script_prologue": [*export(), *(site.setup or "").splitlines()],  # the site's lines may change ours
         "interface": site.interface,
         "protocol": f"{protocol}://",
         "scheduler_options": {

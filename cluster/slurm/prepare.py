@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from cluster.protocol import choose
-from cluster.settings import WORKER_OPTIONS, exports
+from cluster.settings import WORKER_OPTIONS, export
 from cluster.tls import make_certificates, tls_settings
 from pipeline.errors import BroadsheetError
 
@@ -21,7 +21,7 @@ def main(asked: str, hosts: str, tls: str, folder: str) -> None:
     print(reason, file=sys.stderr)
     if protocol == "tls":
         make_certificates(Path(folder))
-    print(*exports(tls_settings(Path(folder)) if protocol == "tls" else {}), sep="\n")
+    print(*export(tls_settings(Path(folder)) if protocol == "tls" else {}), sep="\n")
     print(f"protocol={protocol}\nworker_options=({shlex.join(WORKER_OPTIONS)})")
 
 
