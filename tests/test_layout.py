@@ -1,83 +1,138 @@
-"""Data flows one way: each part of the project imports only what the design lets it."""
+"""Data flows one way: the map in docs/architecture.md says what each place may import, and the code does no more."""
 
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+import re
+import sys
+from functools import cache
+from typing import NamedTuple
 
-import pytest
 from conftest import ROOT
 
-MAY_IMPORT = {
-    "pipeline/errors.py": set(),
-    "pipeline/threads.py": set(),
-    "pipeline/telemetry": {"nvtx", "pipeline.telemetry"},
-    "pipeline/model": {"numpy", "safetensors", "pipeline.model"},
-    "pipeline/engine": {
-        "numpy", "threadpoolctl", "cupy", "pipeline.engine", "pipeline.kernels", "pipeline.model", "pipeline.profiling",
-        "pipeline.telemetry", "pipeline.threads",
-    },
-    "pipeline/kernels": {"numpy", "cupy", "cupyx", "cuda", "pipeline.kernels", "pipeline.model"},
-    "pipeline/profiling": {
-        "numpy", "cupy", "pipeline.engine", "pipeline.kernels", "pipeline.model", "pipeline.profiling",
-        "pipeline.telemetry",
-    },
-    "pipeline/source": {
-        "dask", "numpy", "pyarrow", "fsspec", "pipeline.source", "pipeline.telemetry", "pipeline.threads",
-    },
-    "pipeline/accuracy.py": {"numpy", "pipeline.source"},
-    "pipeline/output": {"numpy", "pyarrow", "pipeline.engine.base", "pipeline.output", "pipeline.source"},
-    "pipeline/tasks.py": {
-        "numpy", "pyarrow", "pipeline.accuracy", "pipeline.engine", "pipeline.output", "pipeline.profiling",
-        "pipeline.source", "pipeline.telemetry",
-    },
-    "pipeline/report": {
-        "numpy", "pyarrow", "pandas", "jinja2", "matplotlib", "rich", "pipeline.accuracy", "pipeline.output",
-        "pipeline.profiling", "pipeline.report", "pipeline.source", "pipeline.tasks", "pipeline.telemetry",
-    },
-    "pipeline/train": {
-        "numpy", "pyarrow", "torch", "safetensors", "matplotlib", "pipeline.model", "pipeline.source",
-        "pipeline.train",
-    },
-    "pipeline/evaluate.py": {"numpy", "pipeline.accuracy", "pipeline.engine", "pipeline.model", "pipeline.source"},
-    "pipeline/graph.py": {"dask", "distributed", "pipeline.source", "pipeline.tasks"},
-    "pipeline/options.py": {"pipeline.model", "pipeline.report", "pipeline.source"},
-}  # fmt: skip
+PAGE = ROOT / "docs" / "architecture.md"
+FREE = {"pipeline/errors.py", "pipeline/threads.py"}
+CHECKED = ("pipeline", "cluster", "benchmarks")
+TORCH_IN = ("pipeline/train/", "benchmarks/")
 
 
-def imports_of(path: Path) -> set[str]:
-    """Modules that a file imports when it is run, standard library left out."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+class Rule(NamedTuple):
+    """A row of the map. number: from the top."""
+
+    number: int
+    may_import: tuple[str, ...]
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    text = PAGE.read_text().partition("## The map")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `")]
+    found = {place.strip(" `"): tuple(re.findall(r"`([^`]+)`", allowed)) for place, _, allowed in rows}
+    return {place: Rule(number, allowed) for number, (place, allowed) in enumerate(found.items())}
+
+
+def files() -> list[str]:
+    return sorted(p.relative_to(ROOT).as_posix() for name in CHECKED for p in (ROOT / name).rglob("*.py"))
+
+
+def within(file: str, place: str) -> bool:
+    return file == place or (place.endswith("/") and file.startswith(place))
+
+
+def place_of(file: str) -> str | None:
+    """The most particular row that a file belongs to."""
+    return max((place for place in rules() if within(file, place)), key=len, default=None)
+
+
+def file_of(module: str) -> str | None:
+    path = module.replace(".", "/")
+    return next((f for f in (f"{path}.py", f"{path}/__init__.py") if (ROOT / f).is_file()), None)
+
+
+@cache
+def imports(file: str) -> tuple[set[str], set[str]]:
+    """Files of ours that a file imports, in functions too, and names of other people's packages."""
+    ours, others = set(), set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names if node.module == "pipeline" else {node.module}
-    import sys
-
-    return {name for name in found if name.partition(".")[0] not in sys.stdlib_module_names}
-
-
-@pytest.mark.parametrize("place", sorted(MAY_IMPORT))
-def test_a_part_imports_only_what_it_may(place: str) -> None:
-    path = ROOT / place
-    allowed = MAY_IMPORT[place] | {"pipeline.errors"}
-    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-        for name in imports_of(file):
-            assert any(name == a or name.startswith(f"{a}.") for a in allowed), f"{file.name} imports {name}"
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative imports"
+            package = node.module or ""
+            modules = [m if file_of(m) else package for m in (f"{package}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for module in modules:
+            found = file_of(module) if module.partition(".")[0] in CHECKED else None
+            if found:
+                ours.add(found)
+            elif module.partition(".")[0] not in sys.stdlib_module_names:
+                others.add(module.partition(".")[0])
+    return ours - {file}, others
 
 
-def test_only_the_api_and_the_command_reach_for_the_cluster_and_only_lazily() -> None:
-    for file in sorted((ROOT / "pipeline").rglob("*.py")):
-        text = file.read_text()
-        top = [n for n in ast.parse(text).body if isinstance(n, ast.ImportFrom | ast.Import)]
-        assert not any((getattr(n, "module", None) or "").partition(".")[0] == "cluster" for n in top), file
-        if "from cluster" in text or "import cluster" in text:
-            assert file.name == "api.py" or file.parent.name == "cli", file
+def allows(place: str, imported: str) -> set[str]:
+    """The permissions of a place by which it may import a file."""
+    return {allowed for allowed in rules()[place].may_import if within(imported, allowed)}
+
+
+def test_every_file_has_a_row_and_every_row_a_file() -> None:
+    assert [file for file in files() if place_of(file) is None] == []
+    assert [place for place in rules() if not any(place_of(file) == place for file in files())] == []
+
+
+def test_a_place_imports_only_what_the_map_lets_it_and_needs_all_that() -> None:
+    forbidden, used = [], {place: set() for place in rules()}
+    for file in files():
+        place = place_of(file)
+        assert place is not None
+        for imported in imports(file)[0]:
+            permissions = allows(place, imported)
+            used[place] |= permissions
+            if not permissions and imported not in FREE and place_of(imported) != place:
+                forbidden.append(f"{file} imports {imported}")
+    assert forbidden == []
+    unused = {place: set(rule.may_import) - used[place] for place, rule in rules().items()}
+    assert {place: names for place, names in unused.items() if names} == {}
+
+
+def test_the_map_points_downwards() -> None:
+    """What a place may import stands below it."""
+    upwards = []
+    for place, rule in rules().items():
+        for allowed in rule.may_import:
+            numbers = [r.number for p, r in rules().items() if within(p, allowed) or within(allowed, p)]
+            if min(numbers) <= rule.number:
+                upwards.append(f"{place} -> {allowed}")
+    assert upwards == []
+
+
+def test_no_circle_is_among_the_files() -> None:
+    """Imports within functions included: what waits for a function to run is a circle all the same."""
+    done: set[str] = set()
+
+    def visit(file: str, path: tuple[str, ...]) -> None:
+        assert file not in path, " -> ".join((*path[path.index(file) :], file))
+        if file not in done:
+            for imported in sorted(imports(file)[0]):
+                visit(imported, (*path, file))
+            done.add(file)
+
+    for file in files():
+        visit(file, ())
 
 
 def test_torch_stays_out_of_the_package_but_for_training() -> None:
-    for file in sorted((ROOT / "pipeline").rglob("*.py")) + sorted((ROOT / "cluster").rglob("*.py")):
-        if "train" not in file.stem and "train" not in file.parent.name:
-            assert not any(name.partition(".")[0] == "torch" for name in imports_of(file)), file
+    others = {file for file in files() if "torch" in imports(file)[1]}
+    assert {file for file in others if not file.startswith((*TORCH_IN, "pipeline/cli/train.py"))} == set()
+
+
+def test_the_way_of_a_row_names_each_room_once_and_in_order() -> None:
+    """The page's first part is what a newcomer reads."""
+    way = PAGE.read_text().partition("## From a row")[2].partition("\n## ")[0]
+    named = re.findall(r"\*\*`([^`]+)`\*\*", way)
+    assert len(named) == len(set(named))
+    rooms = {p.name + "/" * p.is_dir() for p in (ROOT / "pipeline").iterdir() if p.suffix == ".py" or p.is_dir()}
+    rooms -= {"__init__.py", "__main__.py", "__pycache__/", "weights/", "errors.py", "threads.py"}
+    assert rooms - set(named) == set()
+    assert all((ROOT / base / name).exists() for name in named for base in ["pipeline"] if "cluster" not in name)
