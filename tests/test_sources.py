@@ -214,7 +214,7 @@ def test_an_output_folder_among_the_inputs_is_no_input(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(as_csv(["x"]))
     for name in ("parts", "_entries"):
         (tmp_path / "out" / name).mkdir(parents=True)
-    (tmp_path / "out" / "manifest.json").write_text("{}")
+    (tmp_path / "out" / "_manifest.json").write_text("{}")
     (tmp_path / "out" / "parts" / "part-000000-0000000.parquet").write_bytes(b"")
     found, _ = find_files([str(tmp_path)], 70, 1014)
     assert [Path(f.path).name for f in found] == ["a.csv"]

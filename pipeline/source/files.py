@@ -12,6 +12,7 @@ from typing import Any
 import fsspec
 
 from pipeline.errors import SourceError, UsageError
+from pipeline.output.layout import ENTRIES, MANIFEST, OLD_MANIFEST, PARTS
 from pipeline.source.formats import FORMATS
 from pipeline.source.formats.base import Format, InputFile, Seek
 from pipeline.source.opening import open_location
@@ -19,7 +20,6 @@ from pipeline.threads import available_cores, threads
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _HASHED_BYTES = 64 << 10
-_OUTPUT = {"manifest.json", "_entries", "parts"}
 
 Problem = tuple[str, str]
 """A path, and what is wrong with that file."""
@@ -64,7 +64,7 @@ def _expand_local(name: str) -> list[str]:
     if os.path.isdir(name):
         found = []
         for folder, below, files in os.walk(name):
-            if {*below, *files} >= _OUTPUT:
+            if {ENTRIES, PARTS} <= {*below} and {MANIFEST, OLD_MANIFEST} & {*files}:
                 below.clear()  # an output folder of ours is no input
             else:
                 found += [os.path.join(folder, file) for file in files]
