@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.kernels.memory_plan import activation_bytes, plan, planned_bytes
+from pipeline.kernels.memory_plan import activation_bytes, plan, planned_bytes, schedule
 from pipeline.kernels.tables import fixed_point, statistics_tables
 from pipeline.model import reference
 from pipeline.model.charcnn import layer_table
@@ -79,6 +79,14 @@ def test_the_memory_plan_covers_every_layer() -> None:
         assert first >= 10 * layers[0].rows_pooled * 256 * 2
         assert second >= 10 * layers[5].rows_out * 256 * 2  # block 6 before its norm
         assert planned_bytes(plan(layers, 10, "fp16")) > first + second
+
+
+def test_no_layer_writes_the_buffer_that_it_reads() -> None:
+    source = None
+    for step in schedule(layer_table(70, 1014, 4)):
+        for written in filter(None, (step.raw, step.out)):
+            assert written.buffer != source
+            source = written.buffer
 
 
 def test_the_report_of_ncu_is_read() -> None:

@@ -69,6 +69,21 @@ def test_every_kernel_compiles_clean_and_fits(architecture: str, cache: Path) ->
     assert not complaints, "\n".join(complaints)
 
 
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ("Launch<256, 98304>", "the stages"),
+        ("Launch<128, 100352>", "share of a tile"),
+        ("Launch<256, 262144>", "shared memory of a block on this architecture"),
+    ],
+)
+def test_a_kernel_launched_otherwise_than_it_is_laid_out_does_not_compile(
+    launch: str, message: str, cache: Path
+) -> None:
+    with pytest.raises(BroadsheetError, match=message):
+        compile_kernel("sm80/conv1d.cu", f"conv1d<Half, 3, 1, true, 192, 128, 2, 3, {launch}>", "sm_80", cache)
+
+
 def test_the_report_of_a_spilling_kernel_is_read(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The check above is worth nothing if a spill passes unseen."""
     source = """

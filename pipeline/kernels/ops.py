@@ -192,7 +192,7 @@ class Operations:
             function(grid, (kernel.threads,), arguments, shared_mem=kernel.shared_bytes)
         except cp.cuda.driver.CUDADriverError as error:
             if "INVALID_VALUE" not in str(error) and "OUT_OF_RESOURCES" not in str(error):
-                raise  # of an earlier kernel, told where the batch is known
+                raise  # of an earlier kernel, reported where the batch is known
             raise BroadsheetError(f"kernel {kernel.name} ({kernel.expression}) was not launched: {error}") from error
 
 

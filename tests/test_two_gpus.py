@@ -1,0 +1,28 @@
+"""Engines on two GPUs of one process. Skipped where there are fewer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_gpu import Texts, random_texts
+
+from pipeline.engine.open import why_no_gpu
+from pipeline.model.charcnn import Model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
+
+
+def test_two_gpus_of_a_process_score_alike(model: Model) -> None:
+    import cupy
+
+    from pipeline.engine.cuda import CudaEngine
+
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("one GPU")
+    texts = Texts(random_texts(3, 3000))
+    first, second = (CudaEngine(model, batch=1024, device=device) for device in (0, 1))
+    found = [engine.classify(texts, all_scores=True).all_scores for engine in (first, second, first)]
+    for engine in (first, second):
+        engine.close()
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
