@@ -108,7 +108,7 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
         "tflops": rate * product_flop(model) / 1e12,
         "seconds": on_device,
         "end_to_end_seconds": end_to_end,
-        "planned_bytes": memory_plan.planned_bytes(memory_plan.plan(model.layers, model.length, 72, batch, precision)),
+        "planned_bytes": memory_plan.planned_bytes(memory_plan.plan(model.layers, batch, precision)),
         "kernels_of_a_batch": table,
         "labels": labels[:, 0],
     }
