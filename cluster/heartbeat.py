@@ -7,7 +7,7 @@ from typing import Any
 
 from distributed import Worker
 
-from pipeline.telemetry.activity import activities, rows_classified
+from pipeline.telemetry.activity import ACTIVITY
 
 METRIC = "broadsheet"
 
@@ -21,4 +21,4 @@ async def worker_metrics(worker: Worker) -> dict[str, Any]:
     """rows: classified so far. since, until: seconds since the epoch. seconds: by activity, between the two."""
     global _until
     since, _until = _until, time.time() - _DELAY_SECONDS
-    return {"rows": rows_classified(), "since": since, "until": _until, "seconds": activities(since, _until)}
+    return {"rows": ACTIVITY.rows, "since": since, "until": _until, "seconds": ACTIVITY.seconds(since, _until)}

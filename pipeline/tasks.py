@@ -24,7 +24,7 @@ from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.inputs import Loaded
 from pipeline.source.plan import Unit, part_name
 from pipeline.source.tables import partition_chunk
-from pipeline.telemetry.activity import activity, add_rows
+from pipeline.telemetry.activity import ACTIVITY
 from pipeline.telemetry.clocks import clock
 from pipeline.telemetry.spans import WHERE, Place, Span, span
 from pipeline.worker import STATE
@@ -161,10 +161,10 @@ def infer(work: Work, job: Job) -> Work:
             waited = time.time() - spans[-1].end
             spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
         # A GPU's engine tells from its events what the GPU was at.
-        doing = activity("computing") if engine.backend.device == "cpu" else nullcontext()
+        doing = ACTIVITY.during("computing") if engine.backend.device == "cpu" else nullcontext()
         with span("infer", spans, "infer", engine.device_name, _number(work.name)), doing:
             predictions = engine.classify(work.chunk.texts, top_k, job.all_scores, spans, job.each_kernel)
-        add_rows(len(work.chunk))
+        ACTIVITY.rows += len(work.chunk)
     examples = closest(work.chunk, predictions.labels, predictions.scores, job.classes, job.examples)
     done = replace(work, predictions=predictions.cut(job.top_k), place=place, spans=spans, examples=examples)
     return replace(done, chunk=work.chunk.without_text())

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.kernels import compile as compiler
 from pipeline.kernels.catalog import PRECISIONS, Kernel, choose_generation, network_kernels, target
 from pipeline.kernels.compile import compile_kernel, resources
 from pipeline.kernels.tiles import SHARED_LIMIT
@@ -84,7 +83,7 @@ def test_a_kernel_launched_otherwise_than_it_is_laid_out_does_not_compile(
         compile_kernel("sm80/conv1d.cu", f"conv1d<Half, 3, 1, true, 192, 128, 2, 3, {launch}>", "sm_80", cache)
 
 
-def test_the_report_of_a_spilling_kernel_is_read(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_report_of_a_spilling_kernel_is_read(cache: Path, tmp_path: Path) -> None:
     """The check above is worth nothing if a spill passes unseen."""
     source = """
     __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
@@ -96,28 +95,24 @@ def test_the_report_of_a_spilling_kernel_is_read(cache: Path, monkeypatch: pytes
         for (int i = 0; i < 64; i++) x[i * 1024 + threadIdx.x] = kept[63 - i] * kept[i];
     }"""
     (tmp_path / "spilling.cu").write_text(source)
-    monkeypatch.setattr(compiler, "FOLDER", tmp_path)
-    assert resources(compile_kernel("spilling.cu", "spilling", "sm_80", cache).log).spill_bytes > 0
+    assert resources(compile_kernel("spilling.cu", "spilling", "sm_80", cache, tmp_path).log).spill_bytes > 0
 
 
-def test_an_error_shows_file_and_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_error_shows_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "common").mkdir()
     (tmp_path / "common" / "broken.cuh").write_text("#pragma once\n\nint x = ;\n")
     (tmp_path / "broken.cu").write_text('#include "common/broken.cuh"\n__global__ void broken() {}\n')
-    monkeypatch.setattr(compiler, "FOLDER", tmp_path)
     with pytest.raises(BroadsheetError, match=r"common/broken\.cuh\(3\): error"):
-        compile_kernel("broken.cu", "broken", "sm_80", tmp_path / "cache")
+        compile_kernel("broken.cu", "broken", "sm_80", tmp_path / "cache", tmp_path)
 
 
-def test_a_change_in_an_included_file_compiles_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_change_in_an_included_file_compiles_anew(tmp_path: Path) -> None:
     (tmp_path / "common").mkdir()
     (tmp_path / "kernel.cu").write_text('#include "common/value.cuh"\n__global__ void kernel(int* x) { *x = VALUE; }\n')
-    monkeypatch.setattr(compiler, "FOLDER", tmp_path)
     paths = set()
     for value in (1, 2, 1):
         (tmp_path / "common" / "value.cuh").write_text(f"#define VALUE {value}\n")
-        compiler._key.cache_clear()
-        paths.add(compile_kernel("kernel.cu", "kernel", "sm_80", tmp_path / "cache").path)
+        paths.add(compile_kernel("kernel.cu", "kernel", "sm_80", tmp_path / "cache", tmp_path).path)
     assert len(paths) == 2
 
 

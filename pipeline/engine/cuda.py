@@ -25,7 +25,7 @@ from pipeline.kernels.network import Network, Slot
 from pipeline.model import reference
 from pipeline.model.alphabet import Encoded, encode, of_ids
 from pipeline.model.charcnn import Model
-from pipeline.telemetry.activity import DEVICE_ACTIVITIES, add_activity
+from pipeline.telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from pipeline.telemetry.spans import Span, device_spans
 
 _BATCH_A_PROCESSOR = 64
@@ -223,7 +223,7 @@ class CudaEngine:
         done = device_spans(at, slot.stages(event), self.device_name)
         for step in done:
             if step.name in DEVICE_ACTIVITIES:
-                add_activity(step.name, step.start, step.end)
+                ACTIVITY.add(step.name, step.start, step.end)
         if spans is not None:
             spans += done
 

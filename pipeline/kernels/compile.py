@@ -45,20 +45,22 @@ class Resources:
     warnings: tuple[str, ...]
 
 
-def compile_kernel(file: str, expression: str, architecture: str, cache: Path | None = None) -> Cubin:
+def compile_kernel(
+    file: str, expression: str, architecture: str, cache: Path | None = None, folder: Path = FOLDER
+) -> Cubin:
     """Build the template instance `expression` of `file` for `architecture` ("sm_90a"), or find it in the cache.
 
     The cache's key covers the source, everything it includes, the options and the compiler's version. Processes that
-    ask for the same kernel at once wait for the first. Raises BroadsheetError with the compiler's log where it does
-    not compile, UsageError where NVRTC is missing or the cache cannot be written.
+    ask for the same kernel at once wait for the first. folder: of the sources. Raises BroadsheetError with the
+    compiler's log where it does not compile, UsageError where NVRTC is missing or the cache cannot be written.
     """
     cache = cache or cache_folder()
-    key = _key(file, expression, architecture)
+    key = _key(folder, file, expression, architecture)
     path, about = cache / f"{key}.cubin", cache / f"{key}.json"
     if not path.exists():
         with _locked(cache, key):
             if not path.exists():
-                code, symbol, log = _compile(file, expression, architecture)
+                code, symbol, log = _compile(folder, file, expression, architecture)
                 _write(about, json.dumps({"symbol": symbol, "log": log, "kernel": f"{file} {expression}"}).encode())
                 _write(path, code)  # last: its presence says that both are whole
     found = json.loads(about.read_text())
@@ -88,16 +90,16 @@ def resources(log: str) -> Resources:
     )
 
 
-def _compile(file: str, expression: str, architecture: str) -> tuple[bytes, str, str]:
+def _compile(folder: Path, file: str, expression: str, architecture: str) -> tuple[bytes, str, str]:
     try:
         with _importing:  # two threads that import it at once would each find it half there
             from cuda.core import Program, ProgramOptions
     except ImportError as error:
         raise UsageError(f"CUDA kernels are compiled with cuda-core: install broadsheet[cuda13] ({error})") from error
-    options = ProgramOptions(arch=architecture, name=file, include_path=[str(FOLDER)], **_options(architecture))
+    options = ProgramOptions(arch=architecture, name=file, include_path=[str(folder)], **_options(architecture))
     log = io.StringIO()
     try:
-        program = Program((FOLDER / file).read_text(), "c++", options)
+        program = Program((folder / file).read_text(), "c++", options)
         built = program.compile("cubin", name_expressions=(expression,), logs=log)
     except Exception as error:  # cuda.core's classes are its own private ones
         raise BroadsheetError(f"{file}: {expression} does not compile for {architecture}:\n{error}") from error
@@ -110,8 +112,7 @@ def _options(architecture: str) -> dict[str, Any]:
     return {"std": "c++17", "ptxas_options": ["-v"], "define_macro": [limit]}
 
 
-@lru_cache
-def _key(file: str, expression: str, architecture: str) -> str:
+def _key(folder: Path, file: str, expression: str, architecture: str) -> str:
     digest = hashlib.sha256(json.dumps([file, expression, architecture, _options(architecture), _compiler()]).encode())
     seen: set[str] = set()
     waiting = [file]
@@ -119,7 +120,7 @@ def _key(file: str, expression: str, architecture: str) -> str:
         name = waiting.pop()
         if name not in seen:
             seen.add(name)
-            text = (FOLDER / name).read_text()
+            text = (folder / name).read_text()
             digest.update(f"{name}\0{text}\0".encode())
             waiting += _INCLUDE.findall(text)
     return digest.hexdigest()[:32]
