@@ -71,7 +71,7 @@ def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS)
     rows = []
     for name, found in times.items():
         seconds = statistics.median(found[1:])
-        product = name in layers and name != "conv1"
+        product = name in layers and not layers[name].is_lookup
         flop = layers[name].flop * len(batch) if product else 0
         rows.append({"kernel": name, "seconds": seconds, "nanoseconds_an_article": seconds / len(batch) * 1e9}
                     | ({"tflops": flop / seconds / 1e12} if product else {}))  # fmt: skip

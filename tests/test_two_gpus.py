@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_gpu import Texts, random_texts
+from test_gpu import random_texts
 
+from pipeline.engine.base import Texts
 from pipeline.engine.open import why_no_gpu
 from pipeline.model.charcnn import Model
 
@@ -19,7 +20,7 @@ def test_two_gpus_of_a_process_score_alike(model: Model) -> None:
 
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("one GPU")
-    texts = Texts(random_texts(3, 3000))
+    texts = Texts.of(random_texts(3, 3000))
     first, second = (CudaEngine(model, batch=1024, device=device) for device in (0, 1))
     found = [engine.classify(texts, all_scores=True).all_scores for engine in (first, second, first)]
     for engine in (first, second):

@@ -49,7 +49,7 @@ def network(model: Model, block1: str) -> Callable[[Parameters, Array], Array]:
         x = ids
         for layer in model.layers:
             weight, bias, *norm = weights[layer.name]
-            if layer.name == "conv1":
+            if layer.is_lookup:
                 x = first_block(x, weight) + bias
             elif layer.kind == "conv1d":
                 x = convolve(x, weight) + bias

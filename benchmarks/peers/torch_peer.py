@@ -150,7 +150,7 @@ class ChannelsLast(nn.Module):
         self.layers = model.layers
         for layer, tensors in zip(model.layers, channels_last(model, np.float32).values(), strict=True):
             weight, bias, *norm = map(torch.from_numpy, tensors)
-            if layer.name == "conv1":
+            if layer.is_lookup:
                 module = block1(weight, bias, dtype)
             elif layer.kind == "conv1d":
                 module = RowsConv(weight, bias)

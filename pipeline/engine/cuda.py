@@ -22,16 +22,19 @@ from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import choose_generation
 from pipeline.kernels.compile import compiler_name
 from pipeline.kernels.network import Network, Slot
+from pipeline.kernels.tiles import product_tile
 from pipeline.model import reference
 from pipeline.model.alphabet import Encoded, encode, of_ids
 from pipeline.model.charcnn import Model
 from pipeline.telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from pipeline.telemetry.spans import Span, device_spans
 
-_BATCH_A_PROCESSOR = 64
+_BATCH_AN_SM = 64
 """Articles: 64 windows of block 2 are a tile, so a batch is whole waves of tiles there."""
 
-_MOST_BLOCKS, _ROWS_OF_A_BLOCK = 65_535, 128
+_MOST_BLOCKS = 65_535
+"""Along a grid's second side (CUDA C++ Programming Guide)."""
+
 _LEAST_BATCH = 64
 _FREE_SHARE = 0.8
 """Of the free memory, at most, that an engine plans to take."""
@@ -78,10 +81,12 @@ class CudaEngine:
         self.memory_ready = time.time()
 
     def _default_batch(self) -> int:
-        batch = _BATCH_A_PROCESSOR * int(self.device.attributes["MultiProcessorCount"])
+        batch = _BATCH_AN_SM * int(self.device.attributes["MultiProcessorCount"])
         free, _ = self.device.mem_info
         if self.backend.kernels != "sm90":  # whose grids are of tiles of rows, as many as a grid's second side allows
-            batch = min(batch, _MOST_BLOCKS * _ROWS_OF_A_BLOCK // self.model.layers[0].rows_pooled)
+            second = self.model.layers[1]
+            rows = product_tile(self.backend.kernels, self.network.ops.architecture, second).rows
+            batch = min(batch, _MOST_BLOCKS * rows // second.rows_in)
         while batch > _LEAST_BATCH and memory_plan.planned_bytes(self.network.plan(batch)) > _FREE_SHARE * free:
             batch //= 2
         return batch

@@ -95,13 +95,12 @@ def _in_the_network(engine: CpuEngine, texts: Texts) -> dict[str, float]:
 
 def _modelled_bytes(model: Model, ids: NDArray[np.uint8], text_bytes: int) -> dict[str, int]:
     """What NumPy's passes read and write, as if no cache kept anything between two of them."""
-    first = model.layers[0]
     text = ids != model.alphabet.padding
     last = np.where(text.any(axis=1), model.length - np.argmax(text[:, ::-1], axis=1), 0)
-    touched = int(np.minimum(last, first.rows_out).sum())
     moved = {"encode": text_bytes * 2 + 3 * ids.size, "head": _FP32 * len(ids) * len(model.classes) * 8}
     for layer in model.layers:
-        if layer is first:  # a tap: a table row read, written, read again and added
+        if layer.is_lookup:  # a tap: a table row read, written, read again and added
+            touched = int(np.minimum(last, layer.rows_out).sum())
             passes = layer.outputs * (5 * layer.kernel * touched + len(ids) * layer.rows_out)
             moved[layer.name] = _FP32 * (passes + len(ids) * _behind(layer))
         elif layer.kind == "conv1d":

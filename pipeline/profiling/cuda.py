@@ -146,9 +146,9 @@ def _works(model: Model, count: int, text_bytes: int, precision: str) -> dict[st
     works = {work.name: work for work in kernels_of(model, count, text_bytes, element)}
     for layer in model.layers:
         elements = layer.rows_out * layer.outputs
-        if layer.norm and layer is model.layers[0]:
+        if layer.norm and layer.is_lookup:
             # Seven look-ups a position, added up twice over.
-            name, tables = f"{layer.name} statistics", 4 * layer.kernel * layer.kernel * (len(model.alphabet) + 2) ** 2
+            name, tables = f"{layer.name} statistics", 4 * (layer.kernel * layer.ids) ** 2
             works[name] = KernelWork(name, REDUCTION, 14 * text_bytes, count * model.length + tables)
         elif layer.norm:
             whole, out = works[layer.name], count * layer.rows_pooled * layer.outputs * element
@@ -185,10 +185,9 @@ def _tiles(
     if layer is None or shape is None:
         return blocks, None, least_bytes
     rows, outputs = shape
-    pooled = layer.pool > 1 and not layer.norm
     m_tiles = -(-count * layer.rows_in // rows)
     n_tiles = layer.outputs // outputs
-    kept = count * (layer.rows_pooled * layer.pool if pooled else layer.rows_out)
+    kept = count * (layer.rows_pooled * layer.pool if layer.product_pool > 1 else layer.rows_out)
     element = _ELEMENT_BYTES[ops.precision]
     shared = (m_tiles * (rows + layer.kernel - 1) * n_tiles - count * layer.rows_in) * layer.inputs * element
     return m_tiles * n_tiles, 1 - kept / (m_tiles * rows), least_bytes + max(0, shared)

@@ -76,7 +76,7 @@ def kernels_of(model: Model, articles: int, text_bytes: int, element: int) -> li
         elements = layer.rows_out * layer.outputs
         norm = _NORM_FLOP * elements if layer.norm else 0
         weights = layer.kernel * layer.inputs * layer.outputs + layer.outputs + (2 * elements if layer.norm else 0)
-        if layer is model.layers[0]:
+        if layer.is_lookup:
             category, flop, read = REDUCTION, layer.kernel * elements + norm, length
         else:
             category, flop, read = PRODUCT, layer.flop + norm, layer.rows_in * layer.inputs * element
