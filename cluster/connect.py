@@ -1,4 +1,4 @@
-"""A Dask client, wherever the workers are: on this machine, at a scheduler that runs already, or in Slurm jobs."""
+"""Connecting to a cluster: on this machine, at a scheduler that runs already, or in Slurm jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import NO_SCHEDULER
 
 TLS_FOLDER = "tls"
-"""The folder of a job's certificates, beside its scheduler file."""
+"""The folder of a job's certificates, next to its scheduler file."""
 
 _EXPOSED = (
     "this cluster listens on {host} without TLS: whoever can reach it runs code as you there. On a network that is "
@@ -50,8 +50,8 @@ def connect(
 ) -> Iterator[Client]:
     """Connect to a Dask cluster, and start it first unless it is running already.
 
-    A context manager: at the end of the block the client is closed, with whatever was started for it. Clusters on this
-    machine listen on loopback only.
+    A context manager: at the end of the block the client is closed, and everything that was started for it is stopped.
+    Clusters on this machine listen on loopback only.
 
     Parameters
     ----------
@@ -62,13 +62,15 @@ def connect(
         Workers of a cluster on this machine (default: one a GPU, or one for every four cores); the largest number of
         nodes for "slurm".
     processes : bool
-        False: one CPU worker within this process. It starts at once, and a script needs no main guard.
+        False: one CPU worker within this process. It starts at once, and a script needs no
+        ``if __name__ == "__main__":`` guard.
     scheduler_file : str or Path, optional
-        The file of a running scheduler, in place of `where`. Certificates in a folder `tls` beside it are used.
+        The scheduler file of a running scheduler, in place of `where`. Certificates in a folder `tls` next to it are
+        used.
     protocol : str
         "auto", "tcp" or "ucx", for a cluster that is started here.
     tls : bool
-        Make certificates for this cluster, and encrypt all its traffic.
+        Create certificates for this cluster, and encrypt all its traffic.
     nsys : str or Path, optional
         Run the workers of a cluster on this machine under Nsight Systems, which writes its report to this folder.
     say : callable
@@ -82,7 +84,7 @@ def connect(
     Raises
     ------
     UsageError
-        If what was asked for is not available or contradictory, or no scheduler answers.
+        If an option is not available or contradicts another, or no scheduler answers.
     BroadsheetError
         If no worker joins within `distributed.scheduler.no-workers-timeout` (60 s), or the scheduler is lost.
 
@@ -157,7 +159,7 @@ def _started(
 @contextmanager
 def _existing(name: str, file: Path | None, address: str | None, say: Callable[[str], None]) -> Iterator[Client]:
     wait = no_workers_seconds()
-    # A lost connection is reported by us: not by Dask as well, nor by its event loop when a message was being sent.
+    # This module reports a lost connection, so Dask and its event loop (when a message was being sent) need not.
     quiet, loop = logging.getLogger("distributed.client"), logging.getLogger("tornado.application")
     before, security = quiet.level, None
     if file is not None:

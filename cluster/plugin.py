@@ -1,4 +1,4 @@
-"""What a job puts on every worker: the `gpu` executor and the engine with the model loaded."""
+"""What a job installs on every worker: the `gpu` executor, and an engine with the model loaded."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _log = logging.getLogger("distributed.worker.broadsheet")  # so that Dask's own 
 class EnginePlugin(WorkerPlugin):
     """Adds the one-thread `gpu` executor and loads the model, once a worker; also on workers that join later.
 
-    It carries the model's bytes, so that a worker needs no file. Registered again with another model, it replaces the
-    engine. The CPU backend of a worker gets its share of the host's cores: all of them, over the workers there.
+    It carries the model's bytes, so a worker needs no file. Registered again with another model, it replaces the
+    engine. The CPU engine of a worker gets the cores of its host, divided by the number of workers there.
     """
 
     name = NAME
@@ -45,14 +45,14 @@ class EnginePlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         if GPU_EXECUTOR not in worker.executors:
             worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(1, "broadsheet-gpu")
-        worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be going through the old ones
+        worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be iterating over the old ones
         threads = max(1, available_cores() // self._share)
 
         def load() -> Engine:
             began = time.perf_counter()
             model = Model.from_bytes(self._model)
             engine = STATE.open_engine(model, self._device, self._precision, threads, self._kernels)
-            engine.classify(_ONE_ARTICLE)  # kernels found or compiled, memory taken: before the first chunk comes
+            engine.classify(_ONE_ARTICLE)  # loads or compiles the kernels and allocates memory before the first chunk
             _log.info("ready in %.1f s: %s", time.perf_counter() - began, engine.backend)
             return engine
 
@@ -69,10 +69,44 @@ def engine_key(model: Model, device: str, precision: str, kernels: str) -> str:
 def start_engines(
     client: Client, model: Model, device: str, precision: str, kernels: str = "auto", mixed: bool = False
 ) -> tuple[str, Backend]:
-    """Load the model on every worker; return the key under which tasks find it, and the backend that they share.
+    """Load a model on every worker of a cluster.
 
-    Workers that hold this model already keep it. Raises UsageError where workers differ in what decides a score's
-    bits, unless `mixed`; BroadsheetError where there are no workers, or one cannot load the model.
+    Workers that hold this model already keep it, and workers that join later load it before their first task.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        The cluster.
+    model : Model
+        The model.
+    device : str
+        "auto", "cpu" or "cuda".
+    precision : str
+        "auto", "fp32", "fp16" or "bf16".
+    kernels : str
+        "auto", "simt", "sm80" or "sm90".
+    mixed : bool
+        Accept workers that differ in their backend.
+
+    Returns
+    -------
+    key : str
+        The key under which tasks find the engine on a worker.
+    backend : Backend
+        The backend of the workers; of one of them, if they differ.
+
+    Raises
+    ------
+    UsageError
+        If workers differ in their backend, which determines the bits of a score, unless `mixed`.
+    BroadsheetError
+        If there are no workers, or one of them cannot load the model.
+
+    Examples
+    --------
+    >>> with connect("local", workers=2) as client:
+    ...     key, backend = start_engines(client, load_model(), "cpu", "fp32")
+
     """
     key = engine_key(model, device, precision, kernels)
     found = client.run_on_scheduler(_noted, key)
@@ -92,13 +126,13 @@ def start_engines(
 
 
 def _backend_on(key: str, dask_worker: Worker) -> Backend | None:
-    """None until the worker has been given the model itself; another worker of its process may have it loaded."""
+    """None until this worker has its own plugin: another worker in its process may have loaded the engine before."""
     plugin = dask_worker.plugins.get(NAME)
     return STATE.backend(key) if plugin is not None and plugin.key == key else None
 
 
 def _backends(client: Client, key: str) -> dict[str, Backend | None]:
-    """By worker; without those that have left since the scheduler last heard of them."""
+    """The backends by worker, without workers that have just left."""
     found = client.run(_backend_on, key, on_error="return")
     for backend in found.values():
         if isinstance(backend, Exception) and not isinstance(backend, OSError):
@@ -107,7 +141,7 @@ def _backends(client: Client, key: str) -> dict[str, Backend | None]:
 
 
 def _wait_for_engines(client: Client, key: str) -> dict[str, Backend | None]:
-    """A worker that joins meanwhile answers before its engine is there."""
+    """The backends once all are known: a worker that has just joined answers before its engine is loaded."""
     deadline = time.monotonic() + no_workers_seconds()
     while True:
         found = _backends(client, key)
@@ -120,23 +154,24 @@ def _wait_for_engines(client: Client, key: str) -> dict[str, Backend | None]:
 
 
 def _noted(key: str, dask_scheduler: Scheduler) -> dict[str, Backend | None]:
-    """By worker, what a job before has found on it, so that it need not be asked again; None where nothing has."""
+    """The backends by worker as an earlier job noted them, so that workers need not be asked again; else None."""
     noted, backends = dask_scheduler.task_metadata.get(NAME, (key, {}))
     known = noted == key and NAME in dask_scheduler.worker_plugins
     return {ws.address: backends.get(ws.server_id) if known else None for ws in dask_scheduler.workers.values()}
 
 
 def _note(key: str, found: dict[str, Backend | None], dask_scheduler: Scheduler) -> None:
-    """For `_noted`. Where another client has prepared another model meanwhile, nobody knows who came last: no note."""
+    """Save the backends for `_noted`, unless another client has installed another model in the meantime: then it is
+    not known which of the two the workers hold.
+    """
     same = dask_scheduler.task_metadata.get(NAME, (key, {}))[0] == key
     backends = {ws.server_id: found.get(ws.address) for ws in dask_scheduler.workers.values()} if same else {}
     dask_scheduler.task_metadata[NAME] = key, backends
 
 
 async def _prepare(key: str, dask_scheduler: Scheduler) -> None:
-    """Before engines are replaced: forget the old ones, and have chunks stay where they are.
-
-    The latter our own schedulers are configured to do; one that a user started is told here.
+    """Before engines are replaced: delete the note about the old ones, turn work stealing off, and limit the wait for
+    workers. A scheduler started here has the last two from `cluster.settings`; one that a user started may not.
     """
     dask_scheduler.task_metadata[NAME] = key, {}
     if "stealing" in dask_scheduler.extensions:

@@ -41,12 +41,12 @@ def classify(
     model : str, path or Model
         A shipped model's name, a model file, or a loaded `Model`.
     client : distributed.Client or callable, optional
-        A Dask client, or a function that gives a context with one, which is entered once the job is planned. By default
-        the job runs on a worker within this process.
+        A Dask client, or a function that returns a context manager for one, which is entered once the job is planned.
+        By default the job runs on a worker within this process.
     progress : Progress, optional
         Notified of chunks as they finish.
     stop : callable
-        Asked before a chunk is taken; once it returns True, the job finishes what is in flight and ends.
+        Called before each chunk is submitted; once it returns True, the job finishes the chunks in flight and ends.
     **options
         The fields of `Options`.
 
@@ -58,11 +58,11 @@ def classify(
     Raises
     ------
     UsageError
-        For what cannot be as asked.
+        For an option, column, model or folder that does not fit the job.
     SourceError
         For bad input, with ``strict=True``.
     OutputError
-        For a folder that cannot be written. Like the others it is a BroadsheetError; what is committed by then stays,
+        For a folder that cannot be written. Like the others it is a BroadsheetError; chunks committed by then are kept,
         for ``resume=True``.
 
     Examples

@@ -1,29 +1,43 @@
-"""The errors a user can meet, each with the exit code that the command ends with."""
+"""The errors a user can meet, each with the exit code of the command."""
 
 from __future__ import annotations
 
 
 class BroadsheetError(Exception):
-    """Anything the user should be told in one message, without a traceback."""
+    """Base of all errors that are reported to the user in one message, without a traceback.
+
+    Attributes
+    ----------
+    exit_code : int
+        Exit code of the command: 1 unless a subclass has another.
+
+    Examples
+    --------
+    >>> try:
+    ...     pipeline.classify("news.csv", "labels")
+    ... except pipeline.BroadsheetError as error:
+    ...     sys.exit(error.exit_code)
+
+    """
 
     exit_code = 1
 
 
 class UsageError(BroadsheetError):
-    """The job as asked for cannot be: a wrong option, column, model or folder."""
+    """The job cannot run as requested: a wrong option, column, model or folder. Exit code 2."""
 
     exit_code = 2
 
 
 class ModelError(UsageError):
-    """A model file that is damaged, incomplete or of another shape than its metadata says."""
+    """A model that does not exist, or whose file is damaged, incomplete or unlike its metadata. Exit code 2."""
 
 
 class SourceError(BroadsheetError):
-    """Input that cannot be read."""
+    """Input that cannot be read. Exit code 3."""
 
     exit_code = 3
 
 
 class OutputError(BroadsheetError):
-    """The output folder cannot take what is written, or does not hold what it should."""
+    """An output folder that cannot be written, or whose files are missing, damaged or do not add up. Exit code 1."""

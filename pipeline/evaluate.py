@@ -1,4 +1,4 @@
-"""A model against labelled articles: the confusion matrix, and the mistakes it was surest of."""
+"""Evaluation of a model on labelled articles: the confusion matrix, and its most confident mistakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,24 @@ _SHOWN_BYTES = 400
 
 
 class Mistake(NamedTuple):
-    """A row labelled wrong. score: the probability of `label`. text: its beginning."""
+    """A row that was labelled wrong.
+
+    Attributes
+    ----------
+    score : float
+        The probability of `label`.
+    file : str
+        The input file, or "memory".
+    row : int
+        Record number in the file, from 0.
+    truth : str
+        The true class.
+    label : str
+        The predicted class.
+    text : str
+        The beginning of the text, up to 400 bytes.
+
+    """
 
     score: float
     file: str
@@ -34,7 +51,22 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """model: its name. backend: what computed it. mistakes: the surest first. quarantined: unreadable rows."""
+    """The result of `evaluate`.
+
+    Attributes
+    ----------
+    model : str
+        Name of the model.
+    backend : str
+        Device, precision and kernels that computed the labels.
+    confusion : Confusion
+        Rows by true and predicted class; it has the accuracy and the figures of each class.
+    mistakes : tuple of Mistake
+        Rows labelled wrong, the highest score first.
+    quarantined : int
+        Rows that could not be read.
+
+    """
 
     model: str
     backend: str
@@ -43,7 +75,14 @@ class Evaluation:
     quarantined: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; what is not defined is null."""
+        """Return the evaluation as JSON values.
+
+        Returns
+        -------
+        dict
+            Plain values; a figure that is not defined, such as the precision of a class never predicted, is None.
+
+        """
         confusion = self.confusion
         return {
             "model": self.model,
@@ -78,11 +117,49 @@ def evaluate(
     precision: str = "auto",
     kernels: str = "auto",
 ) -> Evaluation:
-    """Label every article of `source` (anything that `classify` takes) in this process and compare.
+    """Label every article of `source` in this process, and compare the labels with the true ones.
 
-    label_column: the true class, by name or by number from 1. columns: names of a headerless CSV's fields.
-    mistakes: how many to keep. Raises UsageError for what cannot be as asked, SourceError for a file that cannot be
-    read.
+    Parameters
+    ----------
+    model : str, Path or Model
+        A shipped model's name, a model file, or a loaded `Model`.
+    source : str, path, Paths, list of str, pandas, Arrow or Dask object
+        Anything that `classify` takes.
+    text_column : str or iterable of str
+        Column with the text, "text" by default. Several are joined by a space.
+    label_column : str
+        Column with the true class, by name or by number from 1.
+    columns : iterable of str, optional
+        Column names of a CSV or TSV without a header line.
+    mistakes : int
+        How many wrongly labelled rows to keep.
+    device : str
+        "auto", "cpu" or "cuda".
+    precision : str
+        "auto", "fp32", "fp16" or "bf16".
+    kernels : str
+        "auto", "simt", "sm80" or "sm90".
+
+    Returns
+    -------
+    Evaluation
+        Accuracy, confusion matrix and the most confident mistakes.
+
+    Raises
+    ------
+    UsageError
+        For a column, device or precision that is not available.
+    ModelError
+        For a model that cannot be loaded.
+    SourceError
+        For a file that cannot be read.
+
+    Examples
+    --------
+    >>> result = evaluate("ag-news", "test.csv", text_column=["title", "description"], label_column="class")
+    >>> f"{result.confusion.accuracy:.1%}"
+    '91.8%'
+
     """
     loaded = load_model(model)
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)

@@ -1,4 +1,4 @@
-"""What a job can be told: how it reads, computes and writes."""
+"""The options of a job: how it reads, computes and writes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,63 @@ from pipeline.source.chunk import Selection
 
 @dataclass(frozen=True)
 class Options:
-    """How a job reads, computes and writes; the fields are `classify`'s keyword arguments.
+    """How a job reads, computes and writes; the fields are the keyword arguments of `classify`.
 
-    text_column: one name or several, joined by one space and the result stripped; "text" by default.
-    id_column: one name or several, copied to the output. columns: names of a headerless CSV's fields.
-    truth_column: holds the true class, by name or by number from 1. truth: the answer file of a one-hot input.
-    scores: a probability for every class. top_k: the k best labels. chunk_size: rows in a chunk.
-    device: "auto", "cpu" or "cuda". precision: "auto", "fp32", "fp16" or "bf16". kernels: "auto", or a generation of
-    CUDA kernels, "simt", "sm80" or "sm90". workers: processes of an embedded cluster (a script that asks for them needs
-    the main guard of multiprocessing).
-    resume: go on with an interrupted job. overwrite: replace an old one. strict: stop at the first bad row.
-    hash: "edges" or "full", how much of each input file identifies it. allow_mixed: workers may differ in kind.
-    profile: record every kernel, and at the end measure each alone. trace: a file for the timeline, to be opened in
-    ui.perfetto.dev. report: a file for the job as one HTML page.
+    Attributes
+    ----------
+    text_column : str or iterable of str
+        Column with the text, "text" by default. Several are joined by a space, and the result is stripped.
+    id_column : str or iterable of str
+        Columns to copy to the output.
+    columns : iterable of str, optional
+        Column names of a CSV or TSV without a header line.
+    truth_column : str, optional
+        Column with the true class, by name or by number from 1. The report then has the accuracy.
+    truth : str or path, optional
+        Answer file of a one-hot input: float32 class indices from 0, one for each article.
+    scores : bool
+        Write the probability of every class, in columns ``score_<class>``.
+    top_k : int
+        Write the `top_k` most probable labels and their scores, in columns ``top_labels`` and ``top_scores``, where it
+        is above 1.
+    chunk_size : int, optional
+        Rows in a chunk at most. Default: 512 on a CPU, 131,072 on a GPU.
+    device : str
+        "auto" (a GPU where one works, else the CPU), "cpu" or "cuda".
+    precision : str
+        "auto", "fp32", "fp16" or "bf16". A CPU computes in fp32 only.
+    kernels : str
+        "auto", or a generation of CUDA kernels: "simt", "sm80" or "sm90".
+    workers : int, optional
+        Processes of the cluster that `classify` starts where it gets no client. A script that sets this needs the
+        ``if __name__ == "__main__":`` guard of multiprocessing. Default: one worker within this process.
+    resume : bool
+        Continue an interrupted job in its output folder.
+    overwrite : bool
+        Replace the output of an earlier job.
+    strict : bool
+        Stop at the first row or file that cannot be read.
+    hash : str
+        "edges" (the first and last 64 KiB) or "full": how much of each input file is hashed to identify it.
+    allow_mixed : bool
+        Accept workers that differ in what decides the bits of a score, for example in GPU architecture.
+    profile : bool
+        Record a span for every kernel, and measure each kernel by itself at the end.
+    trace : str or path, optional
+        File for the timeline as JSON, which ui.perfetto.dev opens.
+    report : str or path, optional
+        File for a report on the job as one HTML page. Needs Matplotlib.
+
+    Raises
+    ------
+    UsageError
+        For a value out of range, a column named twice, or a file that cannot be written.
+
+    Examples
+    --------
+    >>> Options(text_column=["title", "body"], top_k=3).text_column
+    ('title', 'body')
+
     """
 
     text_column: str | Iterable[str] = ()
@@ -79,7 +123,7 @@ class Options:
         )
 
     def settings(self, chunk_rows: int) -> Settings:
-        """Every one that changes a byte of the output."""
+        """The options that change a byte of the output."""
         return Settings(
             text_columns=_names(self.text_column),
             id_columns=_names(self.id_column),

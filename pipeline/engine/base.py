@@ -1,4 +1,4 @@
-"""What every engine takes, gives and can do: from text to labels, behind one face."""
+"""The interface of all engines: the texts that they take, the predictions that they return, and what they can do."""
 
 from __future__ import annotations
 
@@ -24,12 +24,19 @@ class Texts:
     Attributes
     ----------
     data : uint8 [bytes]
+        The articles, one after another, in UTF-8.
     offsets : int64 [N + 1]
         Article i is ``data[offsets[i]:offsets[i + 1]]``.
     ids : uint8 [N, length], optional
-        In place of text; `data` and `offsets` then hold nothing.
+        Encoded characters in place of text; `data` and `offsets` are then empty.
     n_chars : int64 [N], optional
-        Characters of each whole text, where `data` holds only its beginning, at least as much as the model reads.
+        Characters of each whole text, where `data` has been cut to its beginning (never below what the model reads).
+
+    Examples
+    --------
+    >>> texts = Texts.of([b"Stocks fell on Monday", b"The home team won"])
+    >>> len(texts)
+    2
 
     """
 
@@ -40,7 +47,7 @@ class Texts:
 
     @classmethod
     def of(cls, articles: Sequence[bytes]) -> Texts:
-        """Articles given one by one, in UTF-8."""
+        """Join articles that are given one by one, in UTF-8."""
         offsets = np.cumsum([0, *map(len, articles)]).astype(np.int64)
         return cls(np.frombuffer(b"".join(articles), np.uint8), offsets)
 
@@ -50,9 +57,23 @@ class Texts:
 
 @dataclass(frozen=True)
 class Predictions:
-    """labels: int32 [N, k], class indices, best first. scores: fp32 [N, k], their probabilities.
+    """The labels of N articles, and three counts of their characters.
 
-    all_scores: fp32 [N, classes], or None if not asked for. n_chars, unknown_chars: int64 [N]. truncated: bool [N].
+    Attributes
+    ----------
+    labels : int32 [N, k]
+        Class indices, the most probable first; the lower index first on a tie.
+    scores : float32 [N, k]
+        Their probabilities.
+    all_scores : float32 [N, classes], optional
+        The probability of every class, if requested.
+    n_chars : int64 [N]
+        Characters of the whole text.
+    truncated : bool [N]
+        Whether the text is longer than the model reads.
+    unknown_chars : int64 [N]
+        Characters outside the alphabet, in the part that the model reads.
+
     """
 
     labels: NDArray[np.int32]
@@ -63,7 +84,7 @@ class Predictions:
     unknown_chars: NDArray[np.int64]
 
     def of_whole_texts(self, texts: Texts, length: int) -> Predictions:
-        """The same, where `texts` come cut with the characters of the whole ones told; `length`: what a model reads."""
+        """The same with the counts of the whole texts, where `texts` were cut. length: what the model reads."""
         if texts.n_chars is None:
             return self
         return replace(self, n_chars=texts.n_chars, truncated=texts.n_chars > length)
@@ -75,7 +96,20 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Backend:
-    """What decides the bits of a score beside model and text: part of a job's fingerprint."""
+    """What determines the bits of a score, apart from model and text; part of a job's fingerprint.
+
+    Attributes
+    ----------
+    device : str
+        "cpu" or "cuda".
+    kernels : str
+        "numpy" on a CPU; on a GPU the generation of CUDA kernels: "simt", "sm80" or "sm90".
+    architecture : str
+        The code that runs: NumPy, BLAS and SIMD versions, or compute capability and compiler.
+    precision : str
+        "fp32", "fp16" or "bf16".
+
+    """
 
     device: str
     kernels: str
@@ -87,10 +121,28 @@ class Backend:
 
 
 class Engine(Protocol):
-    """A loaded model, ready to classify; one thread calls it at a time.
+    """A loaded model, ready to classify; not thread-safe: one thread may call it at a time.
 
-    device_name: "cpu", or "cuda:" and the GPU's number on its host. memory_ready: when its weights and buffers were in
-    place, in epoch seconds. batch: articles that the device takes at a time at most; None where it makes no difference.
+    Attributes
+    ----------
+    backend : Backend
+        What determines the bits of its scores.
+    model : Model
+        The model.
+    device_name : str
+        "cpu", or "cuda:" and the number of the GPU on its host.
+    memory_ready : float
+        When its weights and buffers were allocated, in seconds since the epoch.
+    batch : int or None
+        Articles in one batch on the device at most; None where batches make no difference.
+
+    Examples
+    --------
+    >>> engine = open_engine(load_model(), device="cpu")
+    >>> engine.classify(Texts.of([b"Stocks fell on Monday"])).labels
+    array([[2]], dtype=int32)
+    >>> engine.close()
+
     """
 
     backend: Backend
@@ -109,11 +161,34 @@ class Engine(Protocol):
         spans: list[Span] | None = None,
         each_kernel: bool = False,
     ) -> Predictions:
-        """Label N articles; `top_k` is cut to the number of classes. Spans of the steps on the device are appended to
-        `spans`: the copies and the kernels of each batch, with `each_kernel` every kernel too.
+        """Label articles.
+
+        Parameters
+        ----------
+        texts : Texts
+            N articles.
+        top_k : int
+            Labels for each article; reduced to the number of classes where it is above that.
+        all_scores : bool
+            Return the probability of every class too.
+        spans : list of Span, optional
+            A span is appended for each step on the device: the copies and the kernels of each batch.
+        each_kernel : bool
+            Also append a span for every kernel.
+
+        Returns
+        -------
+        Predictions
+            The labels of the N articles, in order.
+
+        Raises
+        ------
+        BroadsheetError
+            If the device fails, or the activations overflow its precision.
+
         """
         ...
 
     def close(self) -> None:
-        """Give back threads and device memory."""
+        """Release threads and device memory."""
         ...

@@ -129,10 +129,36 @@ def _pooled_rows(rows: int) -> int:
 
 @dataclass(frozen=True)
 class Model:
-    """Weights and what they mean; immutable.
+    """Weights, with the alphabet and the class names that give them meaning; immutable.
 
-    tensors: by PyTorch's names and shapes, all fp32 or all fp16. classes: label names in the order of the head's rows.
-    card: free JSON about where the weights come from. Raises ModelError where a tensor is missing, extra or misshapen.
+    Attributes
+    ----------
+    alphabet : Alphabet
+        The characters that the model reads.
+    classes : tuple of str
+        Names of the labels, in the order of the last layer's outputs.
+    length : int
+        Characters of each article that the model reads, from 64 to 4,096.
+    tensors : mapping of str to ndarray
+        Weights by PyTorch's names and in its shapes (see `Layer.shapes`), float32 or float16.
+    card : mapping
+        JSON values about where the weights come from: data, recipe, accuracy.
+    name : str
+        Name in reports and messages.
+
+    Raises
+    ------
+    ModelError
+        For a tensor that is missing, unknown, misshapen or not finite, or two classes of one name.
+
+    Examples
+    --------
+    >>> model = pipeline.load_model("ag-news")
+    >>> model.classes
+    ('World', 'Sports', 'Business', 'Sci/Tech')
+    >>> model.length
+    1014
+
     """
 
     alphabet: Alphabet
@@ -162,14 +188,17 @@ class Model:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
+        """The nine blocks, in order."""
         return layer_table(len(self.alphabet), self.length, len(self.classes))
 
     @property
     def parameters(self) -> int:
+        """The number of weights."""
         return sum(t.size for t in self.tensors.values())
 
     @property
     def dtype(self) -> str:
+        """The dtype of the weights, "float32" or "float16"."""
         return str(self.tensors["fc3.weight"].dtype)
 
     @cached_property
@@ -183,7 +212,24 @@ class Model:
         return digest.hexdigest()
 
     def to_bytes(self, dtype: str | None = None) -> bytes:
-        """The safetensors file, in `dtype` ("float32", "float16") or as the tensors are."""
+        """Encode the model as a safetensors file.
+
+        Parameters
+        ----------
+        dtype : str, optional
+            "float32" or "float16". Default: that of the tensors.
+
+        Returns
+        -------
+        bytes
+            The file. The same model always gives the same bytes.
+
+        Raises
+        ------
+        ModelError
+            If a weight does not fit `dtype`.
+
+        """
         tensors = {n: np.ascontiguousarray(t, dtype or t.dtype) for n, t in self.tensors.items()}
         for name, tensor in tensors.items():
             if not np.isfinite(tensor).all():
@@ -200,11 +246,40 @@ class Model:
         return _with_sorted_metadata(safetensors.numpy.save(tensors, metadata))
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
+        """Write the model to a safetensors file.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file, which is replaced if it exists.
+        dtype : str, optional
+            As for `to_bytes`.
+
+        """
         Path(path).write_bytes(self.to_bytes(dtype))
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "model") -> Model:
-        """Read a safetensors file; `name` stands in error messages. Raises ModelError."""
+        """Decode a safetensors file.
+
+        Parameters
+        ----------
+        data : bytes
+            The file.
+        name : str
+            Name of the model, also in error messages.
+
+        Returns
+        -------
+        Model
+            The model, its tensors as stored.
+
+        Raises
+        ------
+        ModelError
+            If the file is damaged, or is not a model of this version.
+
+        """
         try:
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             tensors = safetensors.numpy.load(data)
@@ -246,9 +321,29 @@ def _describe(layer: Layer) -> dict[str, Any]:
 
 
 def load_model(source: str | Path | Model = "ag-news") -> Model:
-    """A model by its shipped name, or from a file: safetensors, or a params.bin (published alphabet, classes 0, 1, …).
+    """Load a model.
 
-    Raises ModelError where there is no such model or the file is damaged.
+    Parameters
+    ----------
+    source : str, Path or Model
+        The name of a shipped model ("ag-news"), or a file: safetensors, or a ``params.bin``, which is read with the
+        published alphabet and classes called "0", "1" and so on. A `Model` is returned as it is.
+
+    Returns
+    -------
+    Model
+        The model, checked.
+
+    Raises
+    ------
+    ModelError
+        If there is no such model, or its file is damaged.
+
+    Examples
+    --------
+    >>> pipeline.load_model("ag-news").classes
+    ('World', 'Sports', 'Business', 'Sci/Tech')
+
     """
     if isinstance(source, Model):
         return source

@@ -1,4 +1,4 @@
-"""A job's result as a value: what it was, what its rows came to, and how this run went."""
+"""The report of a job as a value: what the job is, the totals over its rows, and how this run went."""
 
 from __future__ import annotations
 
@@ -24,15 +24,32 @@ if TYPE_CHECKING:
 
 DONE, SET_ASIDE, STOPPED = 0, 3, 4
 EXAMPLES = 10
-"""Rows shown whose two best classes were closest."""
+"""How many of the rows whose two best classes were closest are kept."""
 
 
 @dataclass(frozen=True)
 class JobFacts:
     """What the job is, known before its first chunk.
 
-    output: the folder, None for rows in memory. backend: what its workers compute with, in words. answers: the file
-    that the labels are checked against. no_gpu: why the CPU was taken, where that was left open.
+    Attributes
+    ----------
+    model : str
+        Name of the model.
+    classes : tuple of str
+        Names of the labels.
+    output : str or None
+        The output folder; None for rows in memory.
+    backend : str
+        Device, precision and kernels of the workers.
+    precision : str
+        "fp32", "fp16" or "bf16".
+    chunk_rows : int
+        Rows in a chunk at most.
+    answers : str, optional
+        The answer file that the labels are compared with.
+    no_gpu : str, optional
+        Why the CPU was chosen, where the device was "auto".
+
     """
 
     model: str
@@ -47,11 +64,29 @@ class JobFacts:
 
 @dataclass
 class Run:
-    """What this run did.
+    """What this run of the job did.
 
-    chunks_before: committed before it began. rows: read by it. set_aside: (chunk, reason) of chunks without a result.
-    stopped: it was told to end early. timings: its phases, in seconds. timeline: its spans. examples: where asked for,
-    its rows whose two best classes were closest. profile: where asked for, of one worker's kernels.
+    Attributes
+    ----------
+    timeline : Timeline
+        Its spans.
+    chunks_before : int
+        Chunks that earlier runs committed.
+    rows : int
+        Rows that it read.
+    set_aside : list of (str, str)
+        Chunks without a result, each with the reason.
+    stopped : bool
+        Whether it was stopped early.
+    seconds : float
+        Its duration.
+    timings : dict of str to float
+        Seconds by phase: "plan", "start", "classify", "commit".
+    examples : list of Example
+        Rows whose two best classes were closest, if requested.
+    profile : Profile or None
+        The kernels of one worker, if requested.
+
     """
 
     timeline: Timeline = field(default_factory=Timeline)
@@ -67,16 +102,25 @@ class Run:
 
 @dataclass(frozen=True)
 class JobReport:
-    """What came of a job, made from what happened to its chunks.
+    """The result of a job: counts, labels and timings, and the labelled rows themselves.
 
     Attributes
     ----------
     job : JobFacts
         What the job is: model, backend, output folder, rows in a chunk.
     tally : Tally
-        What its rows came to: counts, labels, confusion, problems.
+        Totals over its rows, those of earlier runs too: counts, labels, confusion, problems.
     run : Run
         What this run did: timings, spans, chunks set aside.
+    results : Results
+        The rows, in memory or in the output folder; `to_arrow`, `to_pandas` and `quarantine` read them.
+
+    Examples
+    --------
+    >>> report = pipeline.classify(["Stocks fell on Monday as oil rose."])
+    >>> report.rows_written
+    1
+    >>> report.to_pandas()[["label", "score"]]
 
     """
 
@@ -104,7 +148,7 @@ class JobReport:
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with: 0 done, 3 something was set aside or not wholly readable, 4 stopped early."""
+        """Exit code of the command: 0 done, 3 something was set aside or not wholly readable, 4 stopped early."""
         if self.run.stopped:
             return STOPPED
         return SET_ASIDE if self.tally.problems or self.run.set_aside else DONE
@@ -126,7 +170,7 @@ class JobReport:
 
     @property
     def backend(self) -> str:
-        """What computed the labels, in words."""
+        """Device, precision and kernels that computed the labels."""
         return self.job.backend
 
     @property
@@ -136,39 +180,84 @@ class JobReport:
 
     @property
     def wrong_answers(self) -> int:
-        """Labels that are not those of the answer file."""
+        """Labels that differ from the answer file."""
         confusion = self.confusion
         return 0 if confusion is None else self.rows_written - confusion.correct
 
     @property
     def confusion(self) -> Confusion | None:
-        """True classes by predicted ones; None without a truth column."""
+        """Rows by true and predicted class; None without a truth column."""
         return self.tally.confusion
 
     @property
     def accuracy(self) -> float | None:
-        """Share of rows whose label is their truth; None without a truth column."""
+        """Share of rows whose label is the true class; None without a truth column."""
         return None if self.confusion is None else self.confusion.accuracy
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        """Where the time of this run went; to be asked for when it is over."""
+        """Where the time of this run went. Computed once, so call it only when the run is over."""
         return break_down(self.run.timeline, self.job.precision)
 
     def to_arrow(self) -> pa.Table:
-        """The labelled rows in input order, read from the output folder if there is one."""
+        """Return the labelled rows, read from the output folder if there is one.
+
+        Returns
+        -------
+        pyarrow.Table
+            Rows in input order. Columns: ``file``, ``row``, the id columns, ``label``, ``score``, ``n_chars``,
+            ``truncated``, ``unknown_chars``, and those of the options ``scores`` and ``top_k``.
+
+        Raises
+        ------
+        OutputError
+            If a file of the output folder cannot be read.
+
+        """
         return self.results.labelled()
 
     def to_pandas(self) -> pd.DataFrame:
-        """The labelled rows in input order, as a pandas DataFrame."""
+        """Return the labelled rows as pandas has them.
+
+        Returns
+        -------
+        pandas.DataFrame
+            The rows and columns of `to_arrow`.
+
+        Raises
+        ------
+        OutputError
+            If a file of the output folder cannot be read.
+
+        """
         return self.to_arrow().to_pandas()
 
     def quarantine(self) -> pa.Table:
-        """The rows that could not be read: file, row, byte_offset, reason, head."""
+        """Return the rows that could not be read.
+
+        Returns
+        -------
+        pyarrow.Table
+            Rows in input order. Columns: ``file``, ``row``, ``byte_offset`` (null where unknown), ``reason``, and
+            ``head``, the first 256 bytes.
+
+        Raises
+        ------
+        OutputError
+            If a file of the output folder cannot be read.
+
+        """
         return self.results.quarantined()
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it: totals, and what this run was."""
+        """Return the report as JSON values, without the rows.
+
+        Returns
+        -------
+        dict
+            Totals over the job, and the figures of this run, as ``classify --json`` prints them.
+
+        """
         job, tally, run = self.job, self.tally, self.run
         totals: dict[str, Any] = msgspec.to_builtins(tally.totals())
         return totals | {
@@ -205,13 +294,13 @@ def _truth(confusion: Confusion) -> dict[str, Any]:
 
 
 class Progress:
-    """Is notified of how a job goes; this one does nothing with it."""
+    """Receives the progress of a job. This class ignores it; subclasses show it."""
 
     def start(self, rows: int, dashboard: str) -> None:
-        """Chunks are about to run: `rows` in all (0: not known), `dashboard` the Dask page to watch."""
+        """Called before the first chunk. rows: of the whole job, 0 where not known. dashboard: its URL."""
 
     def advance(self, report: JobReport) -> None:
-        """One more chunk is done."""
+        """Called after each chunk."""
 
     def stop(self) -> None:
-        """No more is to come."""
+        """Called at the end, also after an error."""

@@ -21,7 +21,18 @@ from pipeline.source.tables import MEMORY, Tables, as_tables, dask_selection, di
 
 
 class Paths(tuple[str, ...]):
-    """Several paths, folders, globs or fsspec URLs: a plain list of strings would be articles."""
+    """Several paths, folders, globs or fsspec URLs as one source; a plain list of strings is a list of articles.
+
+    Parameters
+    ----------
+    paths : iterable of str
+        The paths, in the order in which their rows are read.
+
+    Examples
+    --------
+    >>> report = pipeline.classify(pipeline.Paths(["january.csv", "february/*.parquet"]), "labels")
+
+    """
 
 
 @dataclass(frozen=True)

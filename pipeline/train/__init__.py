@@ -31,7 +31,16 @@ CHECKPOINT = ".checkpoint"
 
 @dataclass(frozen=True)
 class Trained:
-    """model: its tensors rounded to the type they are stored in, its card filled in. history: an entry an epoch."""
+    """The result of `train`.
+
+    Attributes
+    ----------
+    model : Model
+        The averaged weights, rounded to the dtype they are stored in; its card says how they were trained.
+    history : tuple of Epoch
+        Number, training loss and held-out accuracy of each epoch.
+
+    """
 
     model: Model
     history: tuple[Epoch, ...]
@@ -60,17 +69,72 @@ def train(
     on_start: Callable[[Labelled, int], None] = lambda data, held: None,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Trained:
-    """Train the network on every article of `source`, which is anything that `classify` takes.
+    """Train the network on every labelled article of `source`.
 
-    columns: names of a headerless CSV's fields. classes: names in the model's order, labels then being names or numbers
-    from 1; by default the labels that occur, sorted. alphabet: its symbols. hold_out_share: of each class, kept out of
-    training and only watched. test: rows to evaluate the finished model on, once. precision: of the products on CUDA,
-    "bf16" by default. dtype: the tensors are stored in. checkpoint: a file that is written every `checkpoint_every`
-    epochs and that `resume` goes on from; on a CPU to the same bits. about: goes into the model's card.
-    on_start(data, held-out rows) and on_epoch(epoch) are told of progress.
+    Parameters
+    ----------
+    source : str, path, Paths, list of str, pandas, Arrow or Dask object
+        Anything that `classify` takes.
+    text_column : str or iterable of str
+        Column with the text. Several are joined by a space.
+    label_column : str
+        Column with the label.
+    columns : iterable of str, optional
+        Column names of a CSV or TSV without a header line.
+    classes : iterable of str, optional
+        Class names in the order of the model; labels are then names, or numbers from 1. Default: the labels that occur,
+        sorted.
+    alphabet : str
+        The symbols that the model reads. Default: the published alphabet with a space.
+    length : int
+        Characters of each article that the model reads, from 64 to 4,096.
+    recipe : Recipe, optional
+        Epochs, learning rate, augmentation and so on. Default: the recipe of the shipped model.
+    hold_out_share : float
+        Share of each class, up to 0.5, that is kept out of training; the accuracy on it is computed after each epoch.
+    test : as `source`, optional
+        Labelled articles on which the finished model is evaluated, once.
+    seed : int
+        Seed of the initial weights, dropout and augmentation; the held-out rows do not depend on it.
+    device : str
+        "auto", "cpu" or "cuda".
+    precision : str
+        Of the products: "auto" (bf16 on CUDA, fp32 on a CPU), "fp32" or "bf16".
+    dtype : str
+        In which the weights are stored: "float16" or "float32".
+    checkpoint : Path, optional
+        File for the state of the run.
+    checkpoint_every : int
+        Epochs between two writes of `checkpoint`; 0 never writes it.
+    resume : bool
+        Continue from `checkpoint`; on a CPU the result has the same bits as an undisturbed run.
+    about : dict, optional
+        JSON values to add to the card of the model.
+    on_start : callable
+        Called once with the training data, `Labelled`, and the number of held-out rows.
+    on_epoch : callable
+        Called with each `Epoch` as it ends.
 
-    Raises UsageError for what cannot be as asked (see `read_labelled` for the labels), SourceError for a file that
-    cannot be read, BroadsheetError where training diverges.
+    Returns
+    -------
+    Trained
+        The model, and the history of the run.
+
+    Raises
+    ------
+    UsageError
+        For an option out of range, a missing column, a null or unknown label, fewer than two classes, or a checkpoint
+        that is missing or of another run.
+    SourceError
+        For a file that cannot be read.
+    BroadsheetError
+        If training diverges.
+
+    Examples
+    --------
+    >>> trained = train("train.csv", text_column=["title", "body"], label_column="class", recipe=Recipe(epochs=10))
+    >>> trained.model.save("news.safetensors")
+
     """
     recipe = recipe or Recipe()
     if not 0 <= hold_out_share <= 0.5:
@@ -139,7 +203,7 @@ def _device(device: str, precision: str) -> tuple[torch.device, torch.dtype]:
 def _job(
     data: Labelled, symbols: Alphabet, recipe: Recipe, share: float, seed: int, device: str, compute: torch.dtype
 ) -> dict[str, Any]:
-    """What a checkpoint can only go on with."""
+    """Everything that must be the same for a checkpoint to be resumed."""
     rows = hashlib.sha256(data.ids.tobytes() + data.labels.tobytes()).hexdigest()
     return {
         "data": rows,

@@ -1,4 +1,4 @@
-"""The formats, a file each, and the registry: which of them reads a file is decided here, by the file's suffix."""
+"""The formats, one file each, and the registry that chooses a format by the suffix of a file."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ from pipeline.source.formats.parquet import Parquet
 from pipeline.source.formats.text import Text
 
 FORMATS: dict[str, Format] = {}
-"""By suffix."""
+"""The formats by suffix, with the dot."""
 
 
 def register(added: Format) -> None:
-    """Read files with the suffixes of a format by it, from now on.
+    """Register a format: files with its suffixes are read by it from now on.
 
     Parameters
     ----------
-    added
-        The format. It travels to the workers with each file, so they must be able to import its class.
+    added : Format
+        The format. It is sent to the workers with each file, so they must be able to import its class.
 
     Raises
     ------
     ValueError
         If one of its suffixes belongs to another format.
+
+    Examples
+    --------
+    >>> class Log(Text):
+    ...     name = "log"
+    ...     suffixes = (".log",)
+    >>> register(Log())
+    >>> report = pipeline.classify("messages.log")
 
     """
     if taken := FORMATS.keys() & added.suffixes:

@@ -1,4 +1,4 @@
-"""What a format is, and the small values that it takes and gives."""
+"""The interface of all formats, and the small values that they take and return."""
 
 from __future__ import annotations
 
@@ -18,8 +18,25 @@ from pipeline.telemetry.spans import Span
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file of a job. modified: time in ns, or what the file system has instead. digest: sha256 of its first and
-    last 64 KiB, or of all. location: where any process of this file system finds it, whatever folder it runs in.
+    """One input file of a job.
+
+    Attributes
+    ----------
+    path : str
+        The path or URL, as in the output.
+    format : Format
+        How it is read.
+    compression : str or None
+        Arrow's name of its compression, e.g. "gzip".
+    size : int
+        Bytes, compressed.
+    modified : str
+        Modification time in ns, or the equivalent of a remote file system, such as an ETag.
+    digest : str
+        SHA-256 of its first and last 64 KiB, or of the whole file.
+    location : str
+        Absolute path or URL, by which a process in any working directory can open it.
+
     """
 
     path: str
@@ -35,8 +52,19 @@ class InputFile:
 class Schema:
     """The columns of a file.
 
-    names: None where articles are encoded already. types: Arrow types by name, strings where there is none. start:
-    first byte of data. named: by the file itself. complete: no row has further columns.
+    Attributes
+    ----------
+    names : tuple of str, or None
+        The columns in order; None for a file of encoded articles.
+    types : mapping of str to pyarrow.DataType
+        Their types; a column that is not in it holds strings.
+    start : int
+        First byte of the data, after a header.
+    named : bool
+        Whether the names come from the file itself.
+    complete : bool
+        False where a row may have further columns.
+
     """
 
     names: tuple[str, ...] | None
@@ -48,9 +76,24 @@ class Schema:
 
 @dataclass(frozen=True)
 class Fragment:
-    """Rows `first_row` to `first_row + rows` of a file: bytes start to stop (stop None: to the end), or, where a format
-    seeks by rows, rows start to stop of row group `group`, or of the file. regular: no record has a problem, as far as
-    the scan for their beginnings can tell.
+    """A run of rows of one file.
+
+    Attributes
+    ----------
+    file : InputFile
+        The file.
+    start, stop : int
+        The bytes that hold the rows (stop None: to the end). Where the format seeks by rows: the rows, counted within
+        the row group, or in the file where it has none.
+    first_row : int
+        Number in the file of its first row.
+    rows : int
+        The number of rows.
+    group : int
+        The row group, of a format that has some.
+    regular : bool
+        Whether the scan found no record with a problem.
+
     """
 
     file: InputFile
@@ -71,7 +114,18 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Stream:
-    """A file of unknown length, the job's file `number`, read front to back from byte `start`, decompressed."""
+    """A file of unknown length, read front to back.
+
+    Attributes
+    ----------
+    number : int
+        Its number among the files of the job.
+    file : InputFile
+        The file.
+    start : int
+        First byte of the data, counted after decompression.
+
+    """
 
     number: int
     file: InputFile
@@ -80,8 +134,17 @@ class Stream:
 
 @dataclass(frozen=True)
 class FilePlan:
-    """fragments: in order, each of which fits a chunk. problems: messages. streamed: the file is to be read front to
-    back instead.
+    """How a file is read.
+
+    Attributes
+    ----------
+    fragments : sequence of Fragment
+        The pieces of the file in order, each small enough for a chunk.
+    problems : sequence of str
+        Messages about the file, for the report.
+    streamed : bool
+        Whether the file is read front to back instead.
+
     """
 
     fragments: Sequence[Fragment] = ()
@@ -90,8 +153,10 @@ class FilePlan:
 
 
 class Seek(Enum):
-    """Where reading can begin: at any row, known from the file's own metadata (such a file is never compressed, for it
-    is read at many places at once); at any record, found by a scan; only at the front.
+    """Where reading of a file can begin.
+
+    ROWS: at any row, by the metadata of the file; such a file is read at many places at once, so it cannot be
+    compressed. RECORDS: at any record, once a scan has found them. NOTHING: only at the front.
     """
 
     ROWS = auto()
@@ -105,11 +170,29 @@ Scan = Callable[[InputFile, int, Splitter], Iterator[Records]]
 
 @dataclass(frozen=True)
 class Format(ABC):
-    """How files of one kind are read. It is a value: what it needs to know to read a file is bound to it when the file
-    is found and planned, and travels to the workers with the file.
+    """How files of one kind are read.
 
-    suffixes: of file names, in lower case, with the dot. magic: bytes that each of its files begins with, and none of
-    another format. memory_mapped: local files only. takes_header: the user may name its columns.
+    A format is an immutable value. What it needs to know to read a file is bound to it when the file is found
+    (`for_model`) and planned (`for_columns`), and is sent to the workers with the file. A subclass sets the class
+    attributes and defines `schema`, and either `plan` and `read`, or `stream`.
+
+    Attributes
+    ----------
+    name : str
+        Name in messages.
+    suffixes : tuple of str
+        Suffixes of its file names, in lower case, with the dot.
+    seeks : Seek
+        Where reading can begin.
+    magic : bytes
+        The first bytes of each of its files, which no file of another format has; empty where there are none.
+    memory_mapped : bool
+        Whether its files are memory-mapped, so that they must be local.
+    takes_header : bool
+        Whether the user may name the columns of its files.
+    limits : Limits
+        The sizes that reading and planning keep to.
+
     """
 
     name: ClassVar[str]
@@ -122,33 +205,137 @@ class Format(ABC):
     limits: Limits = LIMITS
 
     def for_model(self, symbols: int, length: int) -> Format:
-        """The format where articles may be encoded already, for a model of `symbols` characters and this length."""
+        """Bind the model's frame, for formats of encoded articles.
+
+        Parameters
+        ----------
+        symbols : int
+            Characters in the model's alphabet.
+        length : int
+            Characters of each article that the model reads.
+
+        Returns
+        -------
+        Format
+            The bound format; by default this one.
+
+        """
         return self
 
     def for_columns(self, names: tuple[str, ...]) -> Format:
-        """The format for a file with these columns."""
+        """Bind the column names of a file.
+
+        Parameters
+        ----------
+        names : tuple of str
+            The columns, in the order of the file.
+
+        Returns
+        -------
+        Format
+            The bound format; by default this one.
+
+        """
         return self
 
     @abstractmethod
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        """The file's columns, from its footer or first records.
+        """Read the columns of a file from its footer or its first records.
 
-        Raises SourceError where it cannot be read, UsageError where the user must change what was asked for.
+        Parameters
+        ----------
+        file : InputFile
+            The file.
+        selection : Selection
+            The columns that the job uses, and the column names that the user has given.
+
+        Returns
+        -------
+        Schema
+            The columns and their types.
+
+        Raises
+        ------
+        SourceError
+            If the file cannot be read.
+        UsageError
+            If the user must change an option, for example the column names.
+
         """
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
-        """The file in pieces of up to `chunk_rows` rows. Raises SourceError and UsageError as `schema` does."""
+        """Cut a file into fragments, or decide that it is streamed, which is the default.
+
+        Parameters
+        ----------
+        file : InputFile
+            The file.
+        schema : Schema
+            Its columns, as `schema` returned them.
+        selection : Selection
+            The columns that the job uses.
+        chunk_rows : int
+            Rows in a fragment at most.
+        scan : callable
+            Finds the beginnings of records: ``scan(file, start, split)`` yields `Records` from byte `start` on.
+
+        Returns
+        -------
+        FilePlan
+            The fragments in order.
+
+        Raises
+        ------
+        SourceError
+            If the file cannot be read.
+        UsageError
+            If the user must change an option.
+
+        """
         return FilePlan(streamed=True)
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
-        """The rows of a fragment that `plan` gave. spans: the time of parsing is noted there, as "decode".
+        """Read a fragment of `plan`; runs on a worker.
 
-        Raises SourceError where the file cannot be read, or is no longer what was planned.
+        Parameters
+        ----------
+        fragment : Fragment
+            The rows to read.
+        selection : Selection
+            The columns that the job uses.
+        spans : list of Span, optional
+            A span "decode" is appended for the time spent parsing.
+
+        Yields
+        ------
+        Chunk
+            The rows of the fragment, in order.
+
+        Raises
+        ------
+        SourceError
+            If the file cannot be read, or has changed since it was planned.
+
         """
         raise NotImplementedError(f"{self.name} files are read front to back")
 
     def stream(self, stream: Stream, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
-        """The chunks of a file that `plan` said is streamed, of up to `chunk_rows` rows each. What cuts the file off is
-        a problem of the last chunk, not an error.
+        """Read a whole file front to back, where `plan` decided that it is streamed; runs on the client.
+
+        Parameters
+        ----------
+        stream : Stream
+            The file, and where its data begins.
+        selection : Selection
+            The columns that the job uses.
+        chunk_rows : int
+            Rows in a chunk at most.
+
+        Yields
+        ------
+        Chunk
+            The rows of the file, in order. Where the file is cut off or damaged, that is a problem of the last chunk,
+            not an error.
+
         """
         raise NotImplementedError(f"{self.name} files are read in fragments")
