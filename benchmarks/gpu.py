@@ -18,8 +18,8 @@ import cupy as cp
 import torch
 
 from benchmarks.articles import Articles, ag_news
-from benchmarks.peers import KINDS, measure
 from benchmarks.peers.ceilings import ceilings
+from benchmarks.peers.measure import KINDS, measure
 from benchmarks.record import about, parser, seconds_of, write
 from pipeline.engine.cuda import CudaEngine
 from pipeline.kernels import memory_plan

@@ -5,15 +5,20 @@
 >>> report.to_pandas()
 """
 
-from importlib.metadata import version
+from __future__ import annotations
 
-from pipeline.api import classify
-from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
-from pipeline.model.charcnn import Model, load_model
-from pipeline.options import Options
-from pipeline.output.verify import verify
-from pipeline.report.job import JobReport
-from pipeline.source.inputs import Paths
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.api import classify
+    from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
+    from pipeline.model.charcnn import Model, load_model
+    from pipeline.options import Options
+    from pipeline.output.verify import verify
+    from pipeline.report.job import JobReport
+    from pipeline.source.inputs import Paths
 
 __version__ = version("broadsheet")
 
@@ -31,3 +36,20 @@ __all__ = [
     "load_model",
     "verify",
 ]
+
+_MODULES = {
+    "JobReport": "report.job",
+    "Model": "model.charcnn",
+    "Options": "options",
+    "Paths": "source.inputs",
+    "classify": "api",
+    "load_model": "model.charcnn",
+    "verify": "output.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what a public name stands for when it is first asked for: whoever imports a part imports only that."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"pipeline.{_MODULES.get(name, 'errors')}"), name)

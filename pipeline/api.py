@@ -82,6 +82,8 @@ def classify(
         folder.refuse_unless(settings.resume, settings.overwrite)
     elif settings.resume or settings.overwrite:
         raise UsageError("without an output folder there is nothing to resume or to overwrite")
+    if not (client is None or isinstance(client, Client) or callable(client)):
+        raise UsageError(f"client is a {type(client).__name__}: give a distributed.Client, e.g. of cluster.connect()")
     cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))
     request = Request(source, folder, load_model(model), cluster, settings, progress or Progress(), stop)
     return run_job(request)

@@ -26,7 +26,7 @@ from pipeline.options import Options
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PLAN
 from pipeline.output.parts import output_schema
-from pipeline.output.record import Fingerprint, InputIdentity, to_json
+from pipeline.output.record import WRITER, Fingerprint, InputIdentity, to_json
 from pipeline.output.saved_plan import plan_bytes, plan_from
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
@@ -45,6 +45,9 @@ CHUNK_ROWS = {"cpu": 512, "cuda": 131_072}
 
 _SCANNED_BY_WORKERS = 1 << 30
 """Bytes to scan for the beginnings of records; threads here take half a second for fewer."""
+
+_SECONDS_BETWEEN_CLAIMS = 2.0
+"""After so long a job notices that another has overwritten its folder."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def prepare(request: Request) -> Prepared:
     whole, by_content = options.hash == "full", folder is not None
     found = identify(request.source, symbols, length, whole_hash=whole, by_content=by_content)
     inputs = tuple(InputIdentity(**about) for about in found.identity)
-    before = folder.manifest().fingerprint if folder and options.resume and folder.is_begun else None
+    before = folder.take_up().fingerprint if folder and options.resume and folder.is_begun else None
     if folder and before:
         # Before its plan is taken up; the whole comparison comes once the backend is known.
         settings = msgspec.structs.replace(before.settings, hash=options.hash)
@@ -168,7 +171,7 @@ def execute(planned: Planned, client: Client) -> tuple[JobReport, Fingerprint]:
     options, model, folder = request.options, request.model, request.folder
     engines = planned.engines or _start_engines(client, request)
     backend = engines.backend
-    fingerprint = Fingerprint(prepared.identity, model.digest, backend, options.settings(planned.chunk_rows))
+    fingerprint = Fingerprint(prepared.identity, model.digest, backend, options.settings(planned.chunk_rows), WRITER)
     job = _job(planned, engines, fingerprint)
     answers = None if options.truth is None else os.fspath(options.truth)
     no_gpu = None
@@ -178,7 +181,9 @@ def execute(planned: Planned, client: Client) -> tuple[JobReport, Fingerprint]:
         model.name, model.classes, job.out, str(backend), backend.precision, planned.chunk_rows, answers, no_gpu
     )
     tally = Tally(model.classes, list(planned.input.problems))
-    report = JobReport(facts, tally, Run(_timeline(client, prepared.started)), Results(planned.schema, folder))
+    report = JobReport(
+        facts, tally, Run(_timeline(client, prepared.started)), Results(planned.schema, folder, fingerprint.id)
+    )
     start = time.perf_counter() - began + (planned.engines.seconds if planned.engines else 0.0)
     report.run.timings |= {"plan": planned.seconds, "start": start}
     done = {}
@@ -188,7 +193,7 @@ def execute(planned: Planned, client: Client) -> tuple[JobReport, Fingerprint]:
         done = folder.committed(fingerprint.id)
     elif folder:
         plan = planned.input.plan
-        folder.create(fingerprint, None if plan is None else plan_bytes(plan))
+        folder.create(fingerprint, None if plan is None else plan_bytes(plan), options.overwrite)
     report.committed_before(done.values())
     _compute(client, planned, job, report, planned.input.chunks(done))
     if options.profile:
@@ -282,9 +287,13 @@ def _compute(client: Client, planned: Planned, job: Job, report: JobReport, chun
     progress = DashboardProgress(request.progress, client, report, planned.input.chunk_count)
     progress.start(planned.input.rows, client.dashboard_link)
     try:
+        checked = began
         for event in classify_chunks(client, _until(request.stop, timeline.watch(chunks), report.run), job):
             report.add(event)
             progress.advance(report)
+            if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
+                request.folder.check_claim(job.fingerprint)
+                checked = time.perf_counter()
     finally:
         progress.stop()
     report.run.timings["classify"] = time.perf_counter() - began

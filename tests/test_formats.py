@@ -13,9 +13,9 @@ import pytest
 import pipeline
 from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Chunk, Selection
-from pipeline.source.formats import register, unregister
 from pipeline.source.formats.base import Format, InputFile, Schema, Seek, Stream
 from pipeline.source.formats.record_format import RecordFormat
+from pipeline.source.formats.registry import register, unregister
 from pipeline.source.opening import open_at
 from pipeline.source.records import Split
 from pipeline.source.tables import table_chunk

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from conftest import ROOT
@@ -50,10 +52,16 @@ def file_of(module: str) -> str | None:
 
 
 @cache
-def imports(file: str) -> tuple[set[str], set[str]]:
-    """Files of ours that a file imports, in functions too, and names of other people's packages."""
+def imports(file: str, for_types: bool = True) -> tuple[set[str], set[str]]:
+    """Files of ours that a file imports, in functions too, and names of other people's packages.
+
+    for_types: also what only a type checker imports.
+    """
     ours, others = set(), set()
-    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+    tree = ast.parse((ROOT / file).read_text())
+    if not for_types:
+        tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -69,6 +77,12 @@ def imports(file: str) -> tuple[set[str], set[str]]:
             elif module.partition(".")[0] not in sys.stdlib_module_names:
                 others.add(module.partition(".")[0])
     return ours - {file}, others
+
+
+def packages_of(file: str) -> set[str]:
+    """The `__init__.py` of the packages that a file is in."""
+    folders = [folder.as_posix() for folder in Path(file).parents if folder.name]
+    return {f"{folder}/__init__.py" for folder in folders if (ROOT / folder / "__init__.py").is_file()} - {file}
 
 
 def allows(place: str, imported: str) -> set[str]:
@@ -108,13 +122,17 @@ def test_the_map_points_downwards() -> None:
 
 
 def test_no_circle_is_among_the_files() -> None:
-    """Imports within functions included: what waits for a function to run is a circle all the same."""
+    """Imports within functions included: what waits for a function to run is a circle all the same. So is what comes
+    with a file because it is in a package.
+    """
     done: set[str] = set()
 
     def visit(file: str, path: tuple[str, ...]) -> None:
         assert file not in path, " -> ".join((*path[path.index(file) :], file))
         if file not in done:
-            for imported in sorted(imports(file)[0]):
+            direct = imports(file, for_types=False)[0]
+            with_them = set().union(*(packages_of(imported) for imported in direct)) - packages_of(file)
+            for imported in sorted((direct | with_them) - {file}):
                 visit(imported, (*path, file))
             done.add(file)
 
@@ -127,7 +145,7 @@ def test_torch_stays_out_of_the_package_but_for_training() -> None:
     assert {file for file in others if not file.startswith((*TORCH_IN, "pipeline/cli/train.py"))} == set()
 
 
-def test_the_way_of_a_row_names_each_room_once_and_in_order() -> None:
+def test_the_way_of_a_row_names_each_room_once() -> None:
     """The page's first part is what a newcomer reads."""
     way = PAGE.read_text().partition("## From a row")[2].partition("\n## ")[0]
     named = re.findall(r"\*\*`([^`]+)`\*\*", way)
@@ -135,4 +153,9 @@ def test_the_way_of_a_row_names_each_room_once_and_in_order() -> None:
     rooms = {p.name + "/" * p.is_dir() for p in (ROOT / "pipeline").iterdir() if p.suffix == ".py" or p.is_dir()}
     rooms -= {"__init__.py", "__main__.py", "__pycache__/", "weights/", "errors.py", "threads.py"}
     assert rooms - set(named) == set()
-    assert all((ROOT / base / name).exists() for name in named for base in ["pipeline"] if "cluster" not in name)
+    assert [name for name in named if not (ROOT / "pipeline" / name).exists() and not (ROOT / name).exists()] == []
+
+
+def test_a_part_is_imported_without_the_others() -> None:
+    code = "import sys, cluster.tls, pipeline.errors; assert 'pipeline.api' not in sys.modules, sorted(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 from conftest import ROOT
 from distributed import Client
@@ -16,8 +18,9 @@ from hypothesis import strategies as st
 from pipeline import OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
 from pipeline.output.quarantine import escape, unescape
-from pipeline.output.record import json_schema
+from pipeline.output.record import json_schema, to_json
 from pipeline.output.store import LocalStore
+from pipeline.report.job import JobReport, Progress
 
 GOLDEN = ROOT / "tests" / "data"
 
@@ -87,6 +90,53 @@ def test_a_plan_that_was_changed_is_not_taken_up(client: Client, small_model: Mo
     (out / "_plan.json").write_text((out / "_plan.json").read_text().replace('"part-000000-', '"part-000009-'))
     with pytest.raises(OutputError, match="it is not the plan that the job began with"):
         classify(tmp_path / "in.csv", out, model=small_model, client=client, resume=True)
+
+
+def test_a_folder_that_another_job_began_meanwhile_is_left_alone(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    """It is looked at when the job is asked for, and again when it begins to write."""
+    out, job = tmp_path / "out", {"model": small_model, "client": client}
+
+    def late() -> AbstractContextManager[Client]:
+        classify(["the", "first"], out, **job)
+        return nullcontext(client)
+
+    with pytest.raises(UsageError, match="exists: choose another folder"):
+        classify(["the", "second", "job"], out, model=small_model, client=late)
+    assert verify(out).rows_written == 2
+
+
+def test_a_job_that_was_about_to_be_replaced_is_not_resumed(client: Client, small_model: Model, tmp_path: Path) -> None:
+    out, job = tmp_path / "out", {"model": small_model, "client": client}
+    classify(["a", "b"], out, **job)
+    (out / "_SUCCESS").unlink()
+    (out / "_claim.json").write_text('{"job": "0123456789abcdef", "version": 2}')  # as --overwrite begins
+    with pytest.raises(UsageError, match=r"it was being overwritten\. Start again with --overwrite"):
+        classify(["a", "b"], out, resume=True, **job)
+    (out / "_claim.json").unlink()
+    assert classify(["a", "b"], out, resume=True, **job).run.chunks_before == 1
+    assert verify(out).rows_written == 2
+
+
+def test_what_an_overwritten_job_still_writes_does_not_count(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    out, job = tmp_path / "out", {"model": small_model, "client": client}
+    classify(["a", "b"], out, **job)
+    stray = next((out / "parts").iterdir())
+    stray = stray.with_name(stray.name.replace(stray.stem[-8:], "01234567"))
+
+    class Straggler(Progress):
+        def advance(self, report: JobReport) -> None:
+            stray.write_bytes(b"PAR1")
+
+    report = classify(["c", "d", "e"], out, overwrite=True, progress=Straggler(), **job)
+    assert len(report.to_arrow()) == verify(out).rows_written == 3
+
+
+def test_numbers_of_numpy_are_numbers_in_json() -> None:
+    assert json.loads(to_json({"share": np.float64(0.5), "rows": np.int64(3)})) == {"share": 0.5, "rows": 3}
 
 
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))

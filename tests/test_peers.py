@@ -11,8 +11,8 @@ from pipeline.model.charcnn import Model
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import peers  # noqa: E402
-from benchmarks.peers import torch_peer  # noqa: E402
+from benchmarks.peers import measure, torch_peer  # noqa: E402
+from benchmarks.peers.peer import channels_last  # noqa: E402
 
 ARTICLES = 6
 TOLERANCE = 1e-5
@@ -59,7 +59,7 @@ def test_the_jax_network_agrees_with_the_reference(
     jax = pytest.importorskip("jax")
     from benchmarks.peers import jax_peer
 
-    weights = peers.channels_last(small_model, np.float32)
+    weights = channels_last(small_model, np.float32)
     with jax.default_matmul_precision("highest"):
         logits = jax.jit(jax_peer.network(small_model, block1))(weights, ids)
     assert relative_error(np.asarray(logits), truth) < TOLERANCE
@@ -68,8 +68,8 @@ def test_the_jax_network_agrees_with_the_reference(
 def test_a_pass_covers_every_article_and_keeps_the_order(
     small_model: Model, ids: NDArray[np.uint8], truth: NDArray[np.float32]
 ) -> None:
-    peer = peers.build("eager-fp32", small_model, torch.from_numpy(ids), batch=2)
+    peer = measure.build("eager-fp32", small_model, torch.from_numpy(ids), batch=2)
     peer.run()
     assert relative_error(peer.logits(), truth) < TOLERANCE
     with pytest.raises(ValueError, match="does not divide"):
-        peers.build("eager-fp32", small_model, torch.from_numpy(ids), batch=4)
+        measure.build("eager-fp32", small_model, torch.from_numpy(ids), batch=4)

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.articles import random_ids
-from benchmarks.peers import KINDS, measure, release
 from benchmarks.peers.ceilings import ceilings
+from benchmarks.peers.measure import KINDS, measure, release
 from benchmarks.record import about, parser, write
 from pipeline.model import reference
 from pipeline.model.charcnn import Model, load_model

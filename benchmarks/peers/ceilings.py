@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from benchmarks.peers import event_seconds
+from benchmarks.peers.measure import event_seconds
 
 SQUARE = 8192
 COPY_BYTES = 4 << 30

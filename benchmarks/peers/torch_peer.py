@@ -19,7 +19,7 @@ Network = Callable[[Tensor], Tensor]
 
 
 def network(kind: str, model: Model, device: torch.device) -> Network:
-    """The network of one of `benchmarks.peers.KINDS`, ready for inference on `device`."""
+    """The network of one of `benchmarks.peers.measure.KINDS`, ready for inference on `device`."""
     # TF32 would round eager fp32's inputs to 10 bits; cuDNN's search suits shapes that never change.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False

@@ -268,6 +268,8 @@ class _Trail:
         if name not in self._names:
             self._names.append(name)
         (status,) = driver.cuStreamWriteValue32(stream, self._at.ctypes.data, self._names.index(name), 0)
+        if status == driver.CUresult.CUDA_ERROR_NOT_SUPPORTED:
+            return  # then a message names no kernel
         # After a kernel has failed the stream itself answers so, and the launch that follows raises it with its batch.
         if status != driver.CUresult.CUDA_SUCCESS and driver.cuStreamQuery(stream)[0] != status:
             raise BroadsheetError(f"cuStreamWriteValue32 before kernel {name}: {status.name}")

@@ -11,11 +11,23 @@ import pyarrow as pa
 
 from pipeline.errors import OutputError, UsageError
 from pipeline.output import layout
-from pipeline.output.layout import CLAIM, ENTRIES, FOLDERS, MANIFEST, OLD_MANIFEST, PLAN, RUNS, SUCCESS
+from pipeline.output.layout import (
+    CLAIM,
+    ENTRIES,
+    FOLDERS,
+    MANIFEST,
+    OLD_MANIFEST,
+    PARTS,
+    PLAN,
+    QUARANTINE,
+    RUNS,
+    SUCCESS,
+)
 from pipeline.output.record import Claim, Entry, Fingerprint, Manifest, Totals, from_json, to_json
 from pipeline.output.store import LocalStore
 
-_OLD_FORMAT = b'"broadsheet-output/1"'
+_FORMAT, _OLD_FORMAT = b'"broadsheet-output"', b'"broadsheet-output/1"'
+_OLD_QUARANTINE = "quarantine"
 _OLD = (
     "{path} holds the output of an earlier version of broadsheet (its format is 1, this version's is {version}): "
     "verify or finish it with that version, or replace it with --overwrite"
@@ -51,15 +63,14 @@ class OutputFolder:
         """Whether it holds only what `create` makes before the manifest: a job was killed just there."""
         names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else {""}
         attempts = {name for name in names if LocalStore.is_attempt(name)}
-        folders = (self.path / name for name in FOLDERS)
-        return names <= {*FOLDERS, PLAN, CLAIM, *attempts} and not any(any(f.iterdir()) for f in folders if f.is_dir())
+        folders = [self.path / name for name in (*FOLDERS, _OLD_QUARANTINE)]
+        empty = not any(any(folder.iterdir()) for folder in folders if folder.is_dir())
+        return empty and names <= {*FOLDERS, _OLD_QUARANTINE, PLAN, CLAIM, *attempts}
 
     @property
     def _is_ours(self) -> bool:
-        try:
-            return self._is_old or self.manifest() is not None
-        except OutputError:
-            return False
+        """Whether a job of ours is there, of any version, damaged or not."""
+        return self._is_old or (self.is_begun and _FORMAT in self.store.read(MANIFEST))
 
     def refuse_unless(self, resume: bool, overwrite: bool) -> None:
         """Raise UsageError where the folder is not in a state for what is asked for."""
@@ -75,29 +86,44 @@ class OutputFolder:
             what = "resume" if resume else "overwrite"
             raise UsageError(f"{self.path} is not an output folder of broadsheet: will not {what} it")
 
-    def create(self, fingerprint: Fingerprint, plan: bytes | None) -> None:
+    def create(self, fingerprint: Fingerprint, plan: bytes | None, overwrite: bool) -> None:
         """Begin a job: claim, folders, plan, and the manifest last, from which on it can be resumed.
 
-        What was there is removed, after the claim is ours: no other job finishes here from then on. Raises UsageError
-        where another job begins here at the same moment, OutputError where the folder cannot be written.
+        What is to be overwritten is removed, after the claim is ours: no other job finishes here from then on. Raises
+        UsageError where another job has begun here since this one looked, OutputError where the folder cannot be
+        written.
         """
         store, claim = self.store, to_json(Claim(fingerprint.id))
-        if self.exists:
+        store.make(("",))
+        self.refuse_unless(False, overwrite)
+        if not store.create(CLAIM, claim):  # what is overwritten, or was killed before its manifest, has left one
             store.put(CLAIM, claim)
-            self._remove()
-        else:
-            store.make(("",))
-            if not store.create(CLAIM, claim):
-                raise UsageError(f"another job has just begun in {self.path}: choose another folder")
+        self._remove()
         store.make(FOLDERS)
         if plan is not None:
             store.put(PLAN, plan)
         digest = None if plan is None else hashlib.sha256(plan).hexdigest()
         store.put(MANIFEST, to_json(Manifest(fingerprint=fingerprint, plan=digest)))
 
+    def take_up(self) -> Manifest:
+        """Go on with the job that was begun here. Raises UsageError where another was about to replace it."""
+        manifest = self.manifest()
+        self.store.create(CLAIM, to_json(Claim(manifest.fingerprint.id)))
+        if self._claimed_by() != manifest.fingerprint.id:
+            raise UsageError(f"cannot resume {self.path}: it was being overwritten. Start again with --overwrite")
+        return manifest
+
+    def check_claim(self, job: str) -> None:
+        """Raise OutputError where another job has taken the folder."""
+        if self._claimed_by() != job:
+            raise OutputError(f"another job has overwritten {self.path} meanwhile: this one's labels are not there")
+
+    def _claimed_by(self) -> str:
+        return from_json(self.store.read(CLAIM), Claim, self.path / CLAIM).job
+
     def _remove(self) -> None:
         """All but the claim; a manifest last, so that an interrupted removal is still known for ours."""
-        for name in (SUCCESS, *FOLDERS, "quarantine", PLAN, MANIFEST, OLD_MANIFEST):
+        for name in (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, MANIFEST, OLD_MANIFEST):
             self.store.remove(name)
 
     def manifest(self) -> Manifest:
@@ -133,13 +159,16 @@ class OutputFolder:
         self.store.remove_attempts(FOLDERS)
 
     def finish(self, totals: Totals, job: str) -> None:
-        """Write the totals into the manifest, then _SUCCESS. Raises OutputError where another job took the folder."""
-        manifest = self.manifest()
-        claim = from_json(self.store.read(CLAIM), Claim, self.path / CLAIM)
-        if manifest.fingerprint.id != job or claim.job != job:
-            raise OutputError(f"another job has overwritten {self.path} meanwhile: this one's labels are not there")
+        """Write the totals into the manifest, then _SUCCESS. Raises OutputError where another job took the folder.
+
+        What a job that was overwritten has still written meanwhile is removed.
+        """
+        self.check_claim(job)
         self.clean()
-        self.store.put(MANIFEST, to_json(msgspec.structs.replace(manifest, totals=totals)))
+        for name in (name for folder in (PARTS, QUARANTINE, ENTRIES) for name in self.store.files(folder)):
+            if not layout.of_job(name, job):
+                self.store.remove(name)
+        self.store.put(MANIFEST, to_json(msgspec.structs.replace(self.manifest(), totals=totals)))
         self.store.put(SUCCESS, b"")
 
     def record_run(self, name: str, report: bytes, spans: pa.Table) -> None:

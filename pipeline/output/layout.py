@@ -23,7 +23,7 @@ PART_ENCODING = 2
 
 CHUNK_PATTERN = r"^part-\d{6,}-\d{7,}$"
 JOB_PATTERN = r"^[0-9a-f]{16}$"
-FILE_PATTERN = r"^(parts|_quarantine)/([^/.]+=[^/]+/)?part-\d{6,}-\d{7,}-[0-9a-f]{8}\.[a-z]+$"
+FILE_PATTERN = r"^(parts|_quarantine)/([^/.]+=[^/]+/)?part-\d{6,}-\d{7,}-[0-9a-f]{8}(\.[a-z0-9]+)+$"
 
 
 def part_file(chunk: str, job: str) -> str:

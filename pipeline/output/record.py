@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from msgspec import Meta, Struct
 
@@ -90,9 +91,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Writer(Struct, frozen=True, forbid_unknown_fields=True):
     """What encodes the parts."""
 
-    broadsheet: str = version("broadsheet")
-    pyarrow: str = pa.__version__
-    encoding: int = PART_ENCODING
+    broadsheet: str
+    pyarrow: str
+    encoding: int
+
+
+WRITER = Writer(version("broadsheet"), pa.__version__, PART_ENCODING)
+"""This process's."""
 
 
 class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,7 +107,7 @@ class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     backend: Backend
     settings: Settings
-    writer: Writer = Writer()
+    writer: Writer
 
     @property
     def id(self) -> str:
@@ -213,15 +218,22 @@ class _Versioned(Struct):
 
 def to_json(value: object) -> bytes:
     """JSON with sorted keys: the same value is always the same bytes."""
-    plain = msgspec.to_builtins(value)
+    plain = msgspec.to_builtins(value, enc_hook=_scalar)
     return json.dumps(plain, sort_keys=True, ensure_ascii=False, indent=1).encode() + b"\n"
+
+
+def _scalar(value: object) -> object:
+    """A NumPy scalar as a number. Raises TypeError for what JSON has no form for."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"JSON has no form for a {type(value).__name__}")
 
 
 def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
     """A value of type `kind`. Raises OutputError, naming file and place, where it is damaged or of another version."""
     try:
         found = msgspec.json.decode(data, type=_Versioned).version
-        if found is not None and found != VERSION:
+        if found != VERSION:
             raise OutputError(f"{name} is of version {found}, this version of broadsheet reads version {VERSION}")
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

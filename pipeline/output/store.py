@@ -26,14 +26,32 @@ class LocalStore:
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file, or replace it. Raises OutputError."""
-        self._write(name, data, os.replace)
+        path = self.root / name
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_TEMPORARY}")
+        try:
+            try:
+                _write(temporary, data)
+                os.replace(temporary, path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            _sync(path.parent)
+        except OSError as error:
+            raise OutputError(_explain(path, len(data), error)) from error
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file unless there is one; whether it was written. Raises OutputError."""
+        """Write a file unless there is one; whether it was written. Killed just here, it leaves half of it.
+
+        Raises OutputError.
+        """
+        path = self.root / name
         try:
-            self._write(name, data, os.link)
+            _write(path, data)
+            _sync(path.parent)
         except FileExistsError:
             return False
+        except OSError as error:
+            raise OutputError(_explain(path, len(data), error)) from error
         return True
 
     def read(self, name: str) -> bytes:
@@ -64,12 +82,15 @@ class LocalStore:
             raise OutputError(f"{self.root} cannot be made: {error.strerror}") from error
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with all that is in it; also where there is none."""
+        """Remove a file, or a folder with all that is in it; also where there is none. Raises OutputError."""
         path = self.root / name
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"{path} cannot be removed: {error.strerror}") from error
 
     def remove_attempts(self, folders: tuple[str, ...]) -> None:
         """Remove what interrupted attempts left under names of their own."""
@@ -82,23 +103,12 @@ class LocalStore:
         """Whether a file's own name is that of an attempt."""
         return name.startswith(".") and name.endswith(_TEMPORARY)
 
-    def _write(self, name: str, data: bytes, place: object) -> None:
-        path = self.root / name
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_TEMPORARY}")
-        try:
-            try:
-                with open(temporary, "xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                place(temporary, path)  # type: ignore[operator]
-            finally:
-                temporary.unlink(missing_ok=True)
-            _sync(path.parent)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise OutputError(_explain(path, len(data), error)) from error
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sync(folder: Path) -> None:

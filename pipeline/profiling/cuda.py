@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
                 registers=report.registers,
                 shared_bytes=kernel.shared_bytes + report.shared_bytes,
                 waves=waves,
-                tail_waste=1 - waves / np.ceil(waves),
+                tail_waste=1 - waves / math.ceil(waves),
                 tile_waste=waste,
             )
         )

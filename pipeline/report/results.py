@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.output.folder import OutputFolder
-from pipeline.output.layout import PARTS, QUARANTINE
+from pipeline.output.layout import PARTS, QUARANTINE, of_job
 from pipeline.output.parts import read_part
 from pipeline.output.quarantine import quarantine_table
 from pipeline.source.chunk import QUARANTINE_SCHEMA
@@ -16,11 +16,12 @@ from pipeline.tasks import Done
 
 
 class Results:
-    """schema: of the labelled rows. folder: where they are written; None keeps them here."""
+    """schema: of the labelled rows. folder: where they are written; None keeps them here. job: its id."""
 
-    def __init__(self, schema: pa.Schema, folder: OutputFolder | None) -> None:
+    def __init__(self, schema: pa.Schema, folder: OutputFolder | None, job: str) -> None:
         self._schema = schema
         self._folder = folder
+        self._job = job
         self._tables: dict[str, tuple[pa.Table, pa.Table]] = {}
 
     def add(self, done: Done) -> None:
@@ -33,8 +34,7 @@ class Results:
         if self._folder is None:
             tables = [table for _, (table, _) in sorted(self._tables.items())]
         else:
-            store = self._folder.store
-            tables = [read_part(store.read(name)) for name in store.files(PARTS)]
+            tables = [read_part(data) for data in self._files(self._folder, PARTS)]
         return pa.concat_tables([self._schema.empty_table(), *tables])
 
     def quarantined(self) -> pa.Table:
@@ -54,5 +54,8 @@ class Results:
         if self._folder is None:
             yield from (quarantine for _, (_, quarantine) in sorted(self._tables.items()))
         else:
-            store = self._folder.store
-            yield from (quarantine_table(store.read(name)) for name in store.files(QUARANTINE))
+            yield from map(quarantine_table, self._files(self._folder, QUARANTINE))
+
+    def _files(self, folder: OutputFolder, place: str) -> Iterator[bytes]:
+        """The job's own: one that was overwritten may still have written there."""
+        return (folder.store.read(name) for name in folder.store.files(place) if of_job(name, self._job))

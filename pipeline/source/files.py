@@ -13,8 +13,8 @@ import fsspec
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.output.layout import ENTRIES, MANIFEST, OLD_MANIFEST, PARTS
-from pipeline.source.formats import FORMATS
 from pipeline.source.formats.base import Format, InputFile, Seek
+from pipeline.source.formats.registry import FORMATS
 from pipeline.source.opening import open_location
 from pipeline.threads import available_cores, threads
 

@@ -1,0 +1,103 @@
+"""What users would pick instead of our kernels, to be timed on the same GPU in the same run.
+
+A pass starts from ids on the GPU, so a peer need not read UTF-8. It ends with a label and a probability for each
+article.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.peers.peer import Peer
+from pipeline.model.charcnn import Model
+
+
+class Kind(NamedTuple):
+    """A peer that `build` knows: what it is in words, and its best batch on an H200."""
+
+    name: str
+    batch: int
+
+
+KINDS = {
+    "eager-fp32": Kind("PyTorch eager, fp32 without TF32", 4096),
+    "eager-fp16": Kind("PyTorch eager, fp16", 4096),
+    "compiled-dense": Kind("torch.compile max-autotune, channels-last fp16, block 1 dense", 8192),
+    "compiled-table": Kind("torch.compile max-autotune, channels-last fp16, block 1 as seven table rows", 8192),
+    "jax-dense": Kind("JAX jit, channels-last fp16, block 1 dense", 8192),
+    "jax-table": Kind("JAX jit, channels-last fp16, block 1 as seven table rows", 8192),
+}
+
+
+def build(kind: str, model: Model, ids: torch.Tensor, batch: int | None = None) -> Peer:
+    """The peer of this kind for encoded articles, uint8 [N, length], on the device where they lie.
+
+    Nothing is compiled before its first pass. Raises ValueError where the batch does not divide N.
+    """
+    name, usual = KINDS[kind]
+    batch = min(batch or usual, len(ids))
+    if len(ids) % batch:
+        raise ValueError(f"a batch of {batch:,} does not divide {len(ids):,} articles")
+    library, _, variant = kind.partition("-")
+    if library == "jax":
+        from benchmarks.peers import jax_peer
+
+        return jax_peer.peer(name, model, ids, batch, variant)
+    from benchmarks.peers import torch_peer
+
+    forward = torch_peer.network(kind, model, ids.device)
+    return torch_peer.peer(name, forward, ids, batch, len(model.classes))
+
+
+def event_seconds(work: Callable[[], object], repeats: int = 10) -> list[float]:
+    """Seconds of each of `repeats` calls, by CUDA events on the current stream; nothing is warmed up here."""
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1000)
+    return times
+
+
+def measure(
+    kinds: Iterable[str], model: Model, ids: torch.Tensor, repeats: int, batch: int | None = None
+) -> Iterator[tuple[dict[str, Any], NDArray[np.float32] | None]]:
+    """A record of each peer, and its logits, float32 [N, classes]; with its error, and None, where it fails."""
+    for kind in kinds:
+        name, usual = KINDS[kind]
+        record: dict[str, Any] = {"name": name, "kind": kind, "batch": batch or usual}
+        logits = peer = None
+        try:
+            began = time.perf_counter()
+            peer = build(kind, model, ids, batch)
+            peer.run()  # compiles and tunes
+            record["first_pass_seconds"] = time.perf_counter() - began
+            peer.run()
+            record["seconds"] = event_seconds(peer.run, repeats)
+            record["articles_per_second"] = len(ids) / statistics.median(record["seconds"])
+            logits = peer.logits()
+        except Exception as error:  # one peer that fails leaves the others' figures
+            record["error"] = f"{type(error).__name__}: {error}"[:2000]
+        print(kind, record.get("error") or f"{record['articles_per_second']:,.0f} articles/s", flush=True)
+        del peer
+        release()
+        yield record, logits
+
+
+def release() -> None:
+    """Give back what dropped peers held: compiled code, the memory of CUDA graphs, cached blocks."""
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
