@@ -116,7 +116,8 @@ def _start_up(part: dict[str, Any]) -> str:
     enough = f"{reach} {wanted * starts[-1] / spare / 1e6:,.0f} million articles on." if spare > 0 else ""
     return f"""A command's start (Python's imports, the cluster, CUDA and the engines, the plan) takes {told}
 GPUs. The chunks take {chunks[0]:.1f} s on {one["gpus"]} and {chunks[-1]:.1f} s on {gpus},
-{chunks[0] / chunks[-1]:.2f} times less. If every start took {max(allowed, 0):.1f} s, the speed-up of the command would be {aim:.1f}. {enough}
+{chunks[0] / chunks[-1]:.2f} times less. If every start took {max(allowed, 0):.1f} s, the command's speed-up would be
+{aim:.1f}. {enough}
 """
 
 
@@ -175,8 +176,8 @@ from start to end.
 
 {table(" | ".join(["GPUs", *(f"{size:,} rows" for size in sizes)]), lines)}
 
-Processor cores used in the fastest run, of {part["about"]["cores"]}: {busy} (all workers together). Scheduler and client
-can use about one core each: where neither comes near that, the machine or the workers were the limit, and the
+Processor cores used in the fastest run, of {part["about"]["cores"]}: {busy} (all workers together). Scheduler and
+client can use about one core each: where neither comes near that, the machine or the workers were the limit, and the
 scheduler could do more. Short runs, of a few seconds, are dominated by the job's start: their figures are lower bounds.
 
 ![GPUs that one scheduler keeps busy](scaling.png)
@@ -218,6 +219,6 @@ Resident memory; for workers, that of the largest:
 
 Memory does not grow with the number of rows. It grows with the number of chunks, because Dask keeps the names of each
 process's last 100,000 tasks, of which a chunk has three: so the scheduler's memory stops growing after 33,000 chunks,
-and a worker's after as many of its own. For the report, the client keeps 24 bytes of each span, and each chunk's number of
-rows. With the default chunks of a GPU, 131,072 rows, a billion articles are 7,630 chunks.
+and a worker's after as many of its own. For the report, the client keeps 24 bytes of each span, and each chunk's row
+count. With the default chunks of a GPU, 131,072 rows, a billion articles are 7,630 chunks.
 """
