@@ -8,30 +8,32 @@ from benchmarks.pages.markdown import machine, one_cell, table
 
 PAGE = """# The ladder
 
-What each thing that the product does is worth, measured by really turning it off. The MPI program that this project
-descends from, "the parent program" below, documents 29 measured steps; a dozen switches take their place here. Every
-slow variant runs and gives the product's labels; the variants live in `benchmarks/ladder/` and are not options of the
-product. `python -m benchmarks.pages` makes this page from `benchmarks/results/ladder.json`, which this command wrote:
+What each optimization in Broadsheet is worth, measured by turning it off. ("The product" below is Broadsheet as it is
+released. "The parent program" is the course project that Broadsheet descends from, which ran this network with MPI and
+CUDA and documents 29 measured steps; about a dozen switches take their place here.) Every slower variant runs and gives
+the product's labels; the variants are in `benchmarks/ladder/` and are not options of the product.
+`python -m benchmarks.pages` makes this page from `benchmarks/results/ladder.json`, which this command wrote:
 
     python -m benchmarks.ladder --articles-csv ag_news/test.csv
 
 {about}.
-AG News text, repeated and shuffled, the shipped model; from text in host memory to labels there, medians of {repeats}
-warm passes in one run{wall}. Predictions were written into `benchmarks/ladder/switches.py` before the first
-run and have not been changed since. "Labels" counts how many differ from the product's. Where no figure of the parent
-program is on record, the cell says so.
+AG News text, repeated and shuffled, the shipped model; from text in host memory to labels in host memory, medians of
+{repeats} warm passes in one run{wall}. Predictions were written into `benchmarks/ladder/switches.py` before the first
+run and have not been changed since. "Labels" is the number of labels that differ from the product's. Where no figure of
+the parent program is on record, the cell says so.
 
 ![The ladder](ladder.png)
 
 ## Cumulative
 
-From everything off, one thing turned on after the other, up to the product. The last rungs begin with a CSV file.
+From everything turned off, one optimization after another is turned on, up to the product. The last rungs read a CSV
+file.
 
 {cumulative}
 
 ## Alone
 
-The product ({product}) with only this one thing turned off.
+The product ({product}) with only this one optimization turned off.
 
 {alone}
 
@@ -42,19 +44,19 @@ The product ({product}) with only this one thing turned off.
 ## What each variant is
 
 - One article a launch: the product's engine with batches of one.
-- One-hot shipped: fp32 [N, 70, 1014] lies in host memory, as the parent program's input file does, and is copied from
-  there; a kernel reads it back into ids. Building it is not timed. 8,192 articles are 2.3 GB.
-- Channels-first: a plain transposition after each of the six convolution blocks, and one back before the next.
+- One-hot shipped: the input is fp32 [N, 70, 1014] in host memory, as in the parent program's input file, and is copied
+  from there; a kernel converts it back to character ids. Building it is not timed. 8,192 articles are 2.3 GB.
+- Channels-first: a plain transposition after each of the six convolution blocks, and one back before the next block.
 - No fusion: the product's convolution and linear kernels without bias, ReLU and pool, then a kernel for each of these,
-  in place where it can be. Block 1 stays the look-up, unless that is turned off too.
-- Dense block 1: one-hot rows of 128 channels (70 and zeros: the products take whole slabs of 64) are made on the GPU
-  and multiplied by our own convolution, 462 MFLOP in place of 253; then the layer norm kernel that block 6 has.
-- simt and sm80: the product's own other kernels, simt in fp32.
-- Chunks of 512: so many articles a call of the engine, where the product takes 131,072.
+  in place where possible. Block 1 stays a look-up, unless that is turned off too.
+- Dense block 1: one-hot rows of 128 channels (70, and zeros, since the convolution takes whole slabs of 64) are made on
+  the GPU and multiplied by our own convolution kernel, 462 MFLOP instead of 253; then the layer norm kernel of block 6.
+- simt and sm80: the product's own kernels of those generations, simt in fp32.
+- Chunks of 512: the articles in one call of the engine, where the product takes 131,072.
 - Pageable memory: the same staging buffers, not page-locked.
-- One stream: copies and kernels of all batches on it, in sequence.
-- Reading: a temporary CSV file of {file_rows} articles, planned ahead; one thread that reads a chunk and then
-  classifies it, against four threads that read ahead. Its factor is taken from these two.
+- One stream: copies and kernels of all batches run on it, in sequence.
+- Reading: a temporary CSV file of {file_rows} articles, planned in advance; one thread that reads a chunk and then
+  classifies it, against four threads that read ahead. The factor is the ratio of these two.
 """
 
 

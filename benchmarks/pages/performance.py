@@ -57,19 +57,20 @@ def _gpu(gpu: dict[str, Any]) -> str:
         ]
     )
     labels = ", ".join(f"{row['kernels']} {row['precision']} {row['labels_unlike_fp32']}" for row in gpu["ours"])
-    return f"""## One GPU beside what users would pick instead
+    return f"""## One GPU, beside other frameworks
 
 {machine(gpu["about"], "cupy", "torch")}.
 {articles} AG News articles (mean {size} bytes), repeated and shuffled, the shipped model. Ours go from UTF-8
-text to labels, peers from encoded ids; medians of {gpu["repeats"]} warm passes, all in one run.
+text to labels; the peers, the same network in other frameworks, from encoded characters. Medians of {gpu["repeats"]}
+warm passes, all in one run.
 `python -m benchmarks.gpu --articles-csv ag_news/test.csv --output benchmarks/results/gpu.json`
 
 {ours}
 
 {peers}
 
-TFLOP/s count {mflop} MFLOP an article: block 1 is a look-up for us and counts nothing, but takes time.
-Labels: of {articles}, how many differ from those of our fp32 kernels; ours: {labels}.
+TFLOP/s are computed from {mflop} MFLOP an article: block 1, a look-up in our kernels, takes time but counts as no FLOP.
+Labels of {articles} that differ from those of our fp32 kernels, among ours: {labels}.
 
 The machine's own ceilings in that run: {rates}.
 
@@ -79,8 +80,7 @@ The machine's own ceilings in that run: {rates}.
 
 {kernels}
 
-The copies run beside the kernels of other batches. What each kernel does, and why it looks as it does:
-[kernels.md](kernels.md).
+The copies overlap with the kernels of other batches. [kernels.md](kernels.md) explains what each kernel does, and why.
 """
 
 
@@ -100,14 +100,15 @@ def _cpu(cpu: dict[str, Any]) -> str:
     return f"""## The CPU backend beside PyTorch
 
 {machine(cpu["about"], "python", "numpy", "torch")}.
-Articles a second, fp32, medians of {cpu["runs"][0]["repeats"]} warm runs that take turns; PyTorch is eager, its input
-one-hot and ready, its batch the best of 8, 32 and 128. Articles as long as AG News's.
+Articles a second, fp32, medians of {cpu["runs"][0]["repeats"]} warm runs of each in turn. PyTorch runs in eager mode on
+prepared one-hot input, with the best batch size of 8, 32 and 128. The articles are as long as AG News's.
 `python -m benchmarks.cpu --output benchmarks/results/cpu.json`
 
 {table("threads | Broadsheet | PyTorch | ratio", rows)}
 
-Block 1 as a look-up saves a third of the multiplications; the other convolutions are shifted products on one BLAS
-thread an article, so cores are kept busy by articles, not by slices of a small product.
+Computing block 1 by look-ups saves a third of the multiplications. The other convolutions are sums of shifted matrix
+products, with a single BLAS thread for each article, so the cores work on different articles, not on parts of one small
+product.
 """
 
 
@@ -122,13 +123,13 @@ def _memory(memory: dict[str, Any]) -> str:
     )
     return f"""## Memory over large files
 
-Peak resident memory, with a stand-in for the network that answers at once, so that reading and writing run as fast as
-they ever do; {machine(memory["about"])}, chunks of {first["chunk_rows"]} rows.
+Peak resident memory, with a stand-in for the network that returns at once, so that reading and writing run as fast as
+they can; {machine(memory["about"])}, chunks of {first["chunk_rows"]} rows.
 `python -m benchmarks.memory --megabytes 400 --megabytes 4096 --output benchmarks/results/memory.json`
 
 {table("CSV | rows | client | largest worker | plan | rows a second", rows)}
 
-The client grows by what it keeps of each chunk: its place in the file and its timings. The worker grew too, by
-{growth:.0f} MB over {largest["rows"] / largest["chunk_rows"]:,.0f} chunks; [scaling.md](scaling.md) follows a longer
-job to where that ends.
+The client's memory grows by what it keeps of each chunk: its place in the file and its timings. The worker's grew by
+{growth:.0f} MB over {largest["rows"] / largest["chunk_rows"]:,.0f} chunks; [scaling.md](scaling.md) shows, for a longer
+job, where this growth ends.
 """

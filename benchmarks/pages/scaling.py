@@ -9,27 +9,27 @@ from benchmarks.pages.markdown import machine, table
 HEAD = """# Speed and scale
 
 Every figure comes from `benchmarks/results/scale.json`; `python -m benchmarks.pages` makes this page from it. Each
-part was run on the machine named with it, all by `python -m benchmarks.scale`.
+part names the machine that it was run on; all were run by `python -m benchmarks.scale`.
 """
 
 RULE = """## Choosing a chunk size
 
-One scheduler, with the client beside it, finished {limit:,.0f} to {most:,.0f} chunks a second at most, depending on the
-number of GPUs. With the least of these, and {rate:,.0f} articles a second for a GPU,
+One scheduler, with the client on the same machine, finished at most {limit:,.0f} to {most:,.0f} chunks a second,
+depending on the number of GPUs. With the lowest of these rates, and {rate:,.0f} articles a second for a GPU,
 
     rows in a chunk  >=  GPUs x {rate:,.0f} / {limit:,.0f}  =  GPUs x {rows:,.0f}
 
-keeps the scheduler ahead of the GPUs; twice that leaves it room. The other bound is the job's end: a GPU should get ten
-chunks or more, or the last ones leave others idle, so
+keeps the scheduler ahead of the GPUs; twice that leaves some reserve. The other bound comes from the end of the job:
+each GPU should get ten chunks or more, or too many GPUs are idle during the last chunks, so
 
     rows in a chunk  <=  articles / (10 x GPUs)
 
-Between the two, larger chunks cost memory only: a worker holds a few at a time. A chunk is also cut at 64 MB of text
+Between the two, larger chunks only cost memory: a worker holds a few at a time. A chunk is also cut at 64 MB of text
 (some 280,000 AG News articles), so sizes beyond that help with short texts only. The default on a GPU, 131,072 rows,
 suits up to {default:,.0f} GPUs by this rule. `--chunk-size` sets another.
 
-Parquet is decoded a row group at a time. Where one holds several chunks, every worker that takes one of them decodes
-the whole group (half a microsecond a row on one core): write row groups no larger than a chunk where you can.
+Parquet is decoded one row group at a time. Where a row group holds several chunks, every worker that reads one of them
+decodes the whole group (half a microsecond per row on one core). So row groups should be no larger than a chunk.
 """
 
 
@@ -57,13 +57,13 @@ def _small(part: dict[str, Any]) -> str:
 {part["articles"]:,} AG News articles as a list of strings in the client, a warm cluster of {part["workers"]} workers
 ({part["backend"]}), chunks of {part["chunk_rows"]:,}; from the call of `classify` to the labels as a list in the
 client: **{part["median_seconds"] * 1e3:.1f} ms**, the median of {len(seconds)} ({seconds[0] * 1e3:.1f} to
-{seconds[-1] * 1e3:.1f} ms). The aim was 30 ms; the MPI program that this project descends from took 367 ms on 16 older
-GPUs, and 2.53 s on one H200.
+{seconds[-1] * 1e3:.1f} ms). The aim was 30 ms; the course project that Broadsheet descends from, written with MPI and
+CUDA, took 367 ms on 16 older GPUs, and 2.53 s on one H200.
 
 {table("where the time goes | median ms", phases)}
 
-Rows that begin with "of it" are parts of the computing. The four rows after it are by the workers' own clocks and cover
-the same time.
+Rows that begin with "of it" are parts of the computing, seen from the client. The four rows after "computing, all of
+it" divide the same time by the workers' clocks; the longest chunk is part of the row before it.
 """
 
 
@@ -82,17 +82,17 @@ def _large(part: dict[str, Any]) -> str:
 {_machine(part)}.
 
 {part["articles"]:,} AG News articles, repeated and shuffled, in {part["files"]} Parquet files of
-{part["input_bytes"] / 1e9:.1f} GB in all, written just before; chunks of {part["chunk_rows"]:,}. "Standing" is the call
-of `classify` on a cluster that has done a job before, from its beginning to its return: planning and the commit count.
-"Command" is `broadsheet classify --cluster {part["where"]}` from its start to the last file of its commit: imports, the
-start of the cluster and of the engines count too. The engine alone, on one of these GPUs in the same run, from host
-memory to labels there: {part["engine"]["articles_per_second"]:,.0f} articles/s ({part["engine"]["backend"]}). The aims:
-3.8 times from 1 to 4, and 85 % of the engine's rate.
+{part["input_bytes"] / 1e9:.1f} GB in all, written just before; chunks of {part["chunk_rows"]:,}. "Standing" is a call
+of `classify`, from beginning to return, on a cluster that has done a job before; planning and the commit are included.
+"Command" is `broadsheet classify --cluster {part["where"]}`, from its start to the last file that it commits; imports
+and the start of the cluster and of the engines are included too. The engine alone, on one of these GPUs in the same
+run, from host memory to labels in host memory, reaches {part["engine"]["articles_per_second"]:,.0f} articles/s
+({part["engine"]["backend"]}). The aims: a speed-up of 3.8 from 1 GPU to 4, and 85 % of the engine's rate.
 
 {table(f"GPUs | standing: {head} | command: {head}", rows)}
 
 {_start_up(part)}
-Where the rest goes, by the job's own report:
+Where the time goes, from the jobs' own reports, by number of GPUs:
 
 {chr(10).join(shares)}
 """
@@ -114,9 +114,10 @@ def _start_up(part: dict[str, Any]) -> str:
     spare = 1 - wanted * chunks[-1] / part["articles"]
     reach = f"By these figures {gpus} GPUs reach 85 % of the engine's rate from"
     enough = f"{reach} {wanted * starts[-1] / spare / 1e6:,.0f} million articles on." if spare > 0 else ""
-    return f"""A command's start (Python's imports, the cluster, CUDA and the engines, the plan) takes {told},
-beside {chunks[0]:.1f} s of chunks on {one["gpus"]} and {chunks[-1]:.1f} s on {gpus}, {chunks[0] / chunks[-1]:.2f} times
-less. With a start of {max(allowed, 0):.1f} s on each it would be {aim:.1f} times. {enough}
+    return f"""A command's start (Python's imports, the cluster, CUDA and the engines, the plan) takes {told}
+GPUs. The chunks take {chunks[0]:.1f} s on {one["gpus"]} and {chunks[-1]:.1f} s on {gpus},
+{chunks[0] / chunks[-1]:.2f} times less. If every start took {max(allowed, 0):.1f} s, the command's speed-up would be
+{aim:.1f}. {enough}
 """
 
 
@@ -142,8 +143,8 @@ def _planning(part: dict[str, Any]) -> str:
 A CSV, JSON Lines or text file is read once before the job, to find where its records begin, so that rows have numbers
 and a chunk can be read from the middle of a file (of Parquet only the footers are read). One file of
 {part["bytes"] / 1e9:.1f} GB, {part["rows"]:,} AG News articles, in the page cache; medians of
-{len(part["runs"][0]["seconds"])}, all in one run; worker processes of four threads. The client scans by itself where
-there is less than 1 GB to scan, or where fewer than three workers are running already.
+{len(part["runs"][0]["seconds"])} runs; each worker is a process with four threads. The client scans by itself if there
+is less than 1 GB to scan, or if fewer than three workers are running when the job is planned.
 
 {table("by | seconds | GB/s | million articles/s", rows)}
 """
@@ -167,16 +168,17 @@ def _scheduler(part: dict[str, Any]) -> str:
 
 {_machine(part)}.
 
-Engines that only sleep, for as long as a GPU of {rate:,.0f} articles/s takes for a chunk; thread slots in
-{max(run["worker_processes"] for run in part["runs"])} worker processes or fewer stand in for the GPUs. Nothing is read
-or written for a chunk; the graph, the scheduler and the client are the product's own. In each cell: the share of their
-time that the GPUs were busy, and chunks a second; start and end of the job count.
+Here each GPU is simulated by a thread, in one of at most
+{max(run["worker_processes"] for run in part["runs"])} worker processes, whose engine sleeps for as long as a GPU of
+{rate:,.0f} articles/s takes for a chunk. No input is read and no output is written; graph, scheduler and client are
+Broadsheet's own. Each cell shows the share of the time that the GPUs were busy, and chunks a second, over the whole job
+from start to end.
 
 {table(" | ".join(["GPUs", *(f"{size:,} rows" for size in sizes)]), lines)}
 
-Processor cores kept busy in the fastest run: {busy} (of the workers, all together), of {part["about"]["cores"]} there
-are. Scheduler and client can use about one each: where neither comes near that, the machine or the workers were the
-limit, and the scheduler's own is higher. Runs of a few seconds weigh the job's start most and are a lower bound.
+Processor cores used in the fastest run, of {part["about"]["cores"]}: {busy} (all workers together). Scheduler and
+client can use about one core each: where neither comes near that, the machine or the workers were the limit, and the
+scheduler could do more. Short runs, of a few seconds, are dominated by the job's start: their figures are lower bounds.
 
 ![GPUs that one scheduler keeps busy](scaling.png)
 
@@ -209,14 +211,14 @@ def _memory(part: dict[str, Any]) -> str:
 
 {_machine(part)}.
 
-{part["chunks"]:,} chunks of {part["chunk_rows"]:,} articles, really read from Parquet and written, on
-{part["gpus"]} sleeping engines in {part["worker_processes"]} worker processes, in {part["seconds"]:.0f} s. Resident
-memory, of the workers the largest's:
+{part["chunks"]:,} chunks of {part["chunk_rows"]:,} articles, read from Parquet and written as in any job, on
+{part["gpus"]} engines that only sleep, in {part["worker_processes"]} worker processes, in {part["seconds"]:.0f} s.
+Resident memory; for workers, that of the largest:
 
 {table(f" | {head}", rows)}
 
-Memory does not grow with the rows. It grows with the chunks, for Dask keeps the names of each process's last 100,000
-tasks, three a chunk, so the scheduler is full after 33,000 chunks and a worker after as many of its own. The client
-keeps 24 bytes of each span and the chunk's rows, for the report. With the chunks of a GPU, 131,072 rows, a billion
-articles are 7,630 chunks.
+Memory does not grow with the number of rows. It grows with the number of chunks, because Dask keeps the names of each
+process's last 100,000 tasks, of which a chunk has three: so the scheduler's memory stops growing after 33,000 chunks,
+and a worker's after as many of its own. For the report, the client keeps 24 bytes of each span, and each chunk's row
+count. With the default chunks of a GPU, 131,072 rows, a billion articles are 7,630 chunks.
 """

@@ -20,7 +20,8 @@ from pipeline.report.job import Progress
 from pipeline.report.terminal import TerminalProgress, print_report
 from pipeline.source.inputs import Paths
 
-_INPUT = "Files, folders, globs or URLs: CSV, TSV, JSONL, Parquet, text (a line an article), .bin; also .gz and .zst."
+_INPUT = "Files, folders, globs or URLs: CSV, TSV, JSONL, Parquet, text (one article a line), .bin; also .gz and .zst."
+_CHUNK_SIZE = f"Rows in a chunk.  [default: {CHUNK_ROWS['cpu']} on a CPU, {CHUNK_ROWS['cuda']} on a GPU]"
 
 
 def command(
@@ -36,38 +37,38 @@ def command(
     truth_column: Annotated[
         str | None, typer.Option(metavar="NAME", help="Column with the true class, by name or number from 1.")
     ] = None,
-    truth: Annotated[Path | None, typer.Option(metavar="FILE", help="Answer file of a one-hot .bin input.")] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="Write a probability for every class.")] = False,
+    truth: Annotated[Path | None, typer.Option(metavar="FILE", help="True classes of a one-hot .bin input.")] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Write the probability of every class.")] = False,
     top_k: Annotated[int, typer.Option(metavar="K", help="Write the K best labels and scores.", min=1)] = 1,
     chunk_size: Annotated[
         int | None,
-        typer.Option(metavar="ROWS", min=1, help=f"Rows in a chunk.  [default: {CHUNK_ROWS['cpu']} on a CPU]"),
+        typer.Option(metavar="ROWS", min=1, help=_CHUNK_SIZE),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
     precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16")] = "auto",
     kernels: Annotated[str, typer.Option(metavar="auto|simt|sm80|sm90", help="CUDA kernels, by generation.")] = "auto",
     workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes of a local cluster; nodes of a Slurm one.")
+        int | None, typer.Option(metavar="N", min=1, help="Processes on this machine; with slurm, at most N nodes.")
     ] = None,
     cluster: Annotated[
         str, typer.Option(metavar="WHERE", help="local, cuda (this machine's GPUs), slurm, or a scheduler's address.")
     ] = "auto",
-    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A scheduler, by its file.")] = None,
-    protocol: Annotated[str, typer.Option(metavar="auto|tcp|ucx", help="Between workers.")] = "auto",
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt between workers, with certificates made here.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted job.")] = False,
+    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File of a running scheduler.")] = None,
+    protocol: Annotated[str, typer.Option(metavar="auto|tcp|ucx", help="Between workers and scheduler.")] = "auto",
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt all traffic, with new certificates.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted job.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier job's output.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
     hash_: Annotated[
-        str, typer.Option("--hash", metavar="edges|full", help="How much of a file identifies it.")
+        str, typer.Option("--hash", metavar="edges|full", help="Hash the ends of each input file, or all of it.")
     ] = "edges",
-    allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Workers may differ in kind.")] = False,
+    allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Workers may differ in processor.")] = False,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write the timeline for ui.perfetto.dev.")
+        Path | None, typer.Option(metavar="FILE.json", help="Write the timeline, for ui.perfetto.dev.")
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Record every kernel, and measure each alone.")] = False,
     page: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE.html", help="Write the job as one page to look at.")
+        Path | None, typer.Option("--report", metavar="FILE.html", help="Write a report as one HTML page.")
     ] = None,
     nsys: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Run a local cluster's workers under Nsight Systems.")
@@ -77,8 +78,8 @@ def command(
 ) -> None:
     """Label every article of the inputs.
 
-    Exit code 0: done (quarantined rows are reported, not an error). 2: usage. 3: something was set aside or could not
-    be read. 4: stopped early, since it was sent SIGUSR1: go on with --resume. 1: anything else.
+    Exit code 0: done (quarantined rows are reported, not an error). 2: wrong usage. 3: a file or chunk was set aside or
+    could not be read. 4: stopped early by SIGUSR1, continue with --resume. 1: any other error.
     """
     if scheduler_file and (cluster != "auto" or workers or protocol != "auto" or tls or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")

@@ -13,8 +13,8 @@ from pipeline.model.charcnn import from_params, load_model, to_params
 
 
 def command(
-    source: Annotated[Path, typer.Argument(metavar="FROM", help="params.bin, or a .safetensors model.")],
-    target: Annotated[Path, typer.Argument(metavar="TO", help="The other kind.")],
+    source: Annotated[Path, typer.Argument(metavar="FROM", help="A params.bin, or a .safetensors model.")],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write, of the other kind.")],
     classes: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Class names for a params.bin.  [default: 0, 1, …]")
     ] = None,
@@ -22,7 +22,7 @@ def command(
         str | None, typer.Option(metavar="SYMBOLS", help="Alphabet for a params.bin.  [default: the published one]")
     ] = None,
 ) -> None:
-    """Convert params.bin (flat little-endian fp32) to safetensors, or a model back to params.bin."""
+    """Convert a params.bin (tensors as flat little-endian fp32) to a safetensors model, or a model to a params.bin."""
     kinds = source.suffix, target.suffix
     try:
         if kinds == (".bin", ".safetensors"):

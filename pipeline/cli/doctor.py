@@ -20,16 +20,16 @@ def command(
     cluster: Annotated[
         str, typer.Option(metavar="WHERE", help="local, cuda (this machine's GPUs), slurm, or a scheduler's address.")
     ] = "auto",
-    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A scheduler, by its file.")] = None,
+    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File of a running scheduler.")] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="OUT/", help="A folder every worker should see.")
+        Path | None, typer.Option("-o", "--output", metavar="OUT/", help="A folder that every worker should see.")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check versions, GPUs, kernels, network, security, folders and clocks: a verdict and a remedy for each.
 
-    Exit code 1 where a check fails, 0 otherwise; warnings do not count.
+    Exit code 1 if a check fails, else 0; warnings do not count.
     """
     if scheduler_file and cluster != "auto":
         raise UsageError("--cluster and --scheduler-file exclude each other")

@@ -19,12 +19,12 @@ from pipeline.model.charcnn import Model, load_model
 
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Show what it takes of a GPU's memory.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Articles of a batch, for --memory.")] = 4096,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of this as JSON.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Show how much GPU memory the model takes.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Articles in a batch, for --memory.")] = 4096,
     precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16", help="For --memory.")] = "fp16",
 ) -> None:
-    """Show a model's layers, alphabet, classes and card; a damaged file is told by its first wrong tensor."""
+    """Show a model's layers, alphabet, classes and card; of a damaged file, name the first wrong tensor."""
     loaded = load_model(model)
     if precision not in ("fp32", "fp16", "bf16"):
         raise UsageError(f"precision {precision!r}: choose fp32, fp16 or bf16")

@@ -20,20 +20,20 @@ SWEEPS = ("batch", "precision")
 def command(
     model: Annotated[str, typer.Option(help="A shipped model's name, or a file.")] = "ag-news",
     batch: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Articles in the batch.  [default: 128 on a CPU, 4096]")
+        int | None, typer.Option(metavar="N", min=1, help="Articles in the batch.  [default: CPU 128, GPU 4096]")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
     precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16")] = "auto",
     kernels: Annotated[str, typer.Option(metavar="auto|simt|sm80|sm90", help="CUDA kernels, by generation.")] = "auto",
     sweep: Annotated[
-        str | None, typer.Option(metavar="batch|precision", help="Throughput and latency over it, in place of kernels.")
+        str | None, typer.Option(metavar="batch|precision", help="Measure rate and latency over this instead.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the roofline, or the sweep.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure each kernel, alone and in the stream, and say what bounds it.
 
-    The ceilings are measured on this machine in the same run. Random text with the lengths of AG News.
+    What the device can reach is measured in the same run. The text is random, its lengths are those of AG News.
     """
     if sweep not in (None, *SWEEPS):
         raise UsageError(f"--sweep {sweep!r}: choose one of {', '.join(SWEEPS)}")

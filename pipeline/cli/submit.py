@@ -14,22 +14,22 @@ CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def command(
     context: typer.Context,
-    nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Nodes.")] = 1,
+    nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of nodes.")] = 1,
     gpus_per_node: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="GPUs of each; 0: CPU.  [default: site.yaml's]")
+        int | None, typer.Option(metavar="N", min=0, help="GPUs of each node; 0: its CPU.  [default: site.yaml's]")
     ] = None,
-    time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of a run.")] = None,
-    protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help="Between workers.")] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt between workers, with certificates of this job.")] = False,
+    time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of each run.")] = None,
+    protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help="Between workers and scheduler.")] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt all traffic, with new certificates.")] = False,
     site: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings.  [default: ~/.config/broadsheet/site.yaml]")
+        Path | None, typer.Option(metavar="FILE", help="Site settings.  [default: ~/.config/broadsheet/site.yaml]")
     ] = None,
-    interactive: Annotated[bool, typer.Option("--interactive", help="Workers for a notebook, no job.")] = False,
+    interactive: Annotated[bool, typer.Option("--interactive", help="Start workers for a notebook.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
 ) -> None:
-    """Write a Slurm script and submit it: INPUT … -o OUT/ and every other option are those of classify.
+    """Submit a classify job to Slurm; it takes INPUT … -o OUT/ and every other option of classify.
 
-    The job stops before its time limit, requeues itself and goes on. Exit codes are those of classify.
+    The job stops before its time limit, requeues itself and resumes. Its exit codes are those of classify.
     """
     from cluster.slurm.site import load_site
     from cluster.slurm.submit import job_script, submit

@@ -36,29 +36,29 @@ def command(
         typer.Option(metavar="A,B,C", help="Class names in order; labels are then names or numbers from 1."),
     ] = None,
     alphabet: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="with-space, published, or a UTF-8 file of the symbols.")
+        str, typer.Option(metavar="NAME|FILE", help="with-space, published, or a UTF-8 file with the symbols.")
     ] = "with-space",
     length: Annotated[int, typer.Option(metavar="CHARACTERS", help="Characters read of an article.")] = 1014,
-    hold_out: Annotated[float, typer.Option(metavar="SHARE", help="Share of each class kept out to watch.")] = 0.05,
+    hold_out: Annotated[float, typer.Option(metavar="SHARE", help="Share of each class held out.")] = 0.05,
     test: Annotated[
         list[str] | None, typer.Option(metavar="DATA", help="Rows to evaluate the finished model on, once.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="[default: 80]")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="[default: 256]")] = None,
-    learning_rate: Annotated[float | None, typer.Option(metavar="RATE", help="[default: 0.001]")] = None,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.  [default: 80]")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Articles per step.  [default: 256]")] = None,
+    learning_rate: Annotated[float | None, typer.Option(metavar="RATE", help="Its peak.  [default: 0.001]")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the recipe.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N")] = 0,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|bf16", help="Of the products; auto: bf16 on CUDA.")] = (
+    seed: Annotated[int, typer.Option(metavar="N", help="Of every random choice.")] = 0,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
+    precision: Annotated[str, typer.Option(metavar="auto|fp32|bf16", help="Of products; auto: bf16 on a GPU.")] = (
         "auto"
     ),
     dtype: Annotated[str, typer.Option(metavar="float16|float32", help="Of the stored weights.")] = "float16",
     checkpoint_every: Annotated[
-        int, typer.Option(metavar="EPOCHS", min=0, help="How often MODEL.checkpoint is written; 0: never.")
+        int, typer.Option(metavar="EPOCHS", min=0, help="How often to write MODEL.checkpoint; 0: never.")
     ] = 10,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from MODEL.checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from MODEL.checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model file.")] = False,
     note: Annotated[str | None, typer.Option(metavar="TEXT", help="A line for the model card.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the training curve.")] = None,

@@ -16,7 +16,7 @@ def command(
     output: Annotated[Path, typer.Argument(metavar="OUT/", help="The output folder of a finished job.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
 ) -> None:
-    """Reread everything in an output folder; exit code 1 and a message at the first damage."""
+    """Read everything in an output folder again and check it; exit code 1 and a message at the first damage."""
     totals = verify(output)
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(totals), ensure_ascii=False))
