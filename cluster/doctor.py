@@ -29,7 +29,7 @@ cloudpickle.register_pickle_by_value(probes)
 
 @dataclass(frozen=True)
 class Finding:
-    """verdict: OK, WARNING or FAILURE. remedy: what to do, empty where nothing is."""
+    """The result of one check. verdict: OK, WARNING or FAILURE. remedy: what to do, empty where nothing is needed."""
 
     check: str
     verdict: str
@@ -41,7 +41,7 @@ class Finding:
 
 
 def examine(client: Client, output: Path | None = None, device: str = "auto") -> Iterator[Finding]:
-    """Check a running cluster, and yield each finding when it is made. output: a folder that all workers should see."""
+    """Check a running cluster, and yield each finding as soon as it is known. output: a folder that workers share."""
     ours = probes.about_process()
     workers = client.run(probes.about_process)
     scheduler = client.run_on_scheduler(probes.about_process)

@@ -68,7 +68,7 @@ def _ucx_line(why: str) -> str:
 
 
 def has_ucx() -> bool:
-    """Whether Dask can talk UCX here."""
+    """Whether Dask can use UCX here."""
     return find_spec("distributed_ucxx") is not None
 
 

@@ -279,7 +279,7 @@ import os; os._exit(0)
     first, second = run.stdout.strip().splitlines()
     assert "conv4" in first
     assert "articles 0 to 100" in first
-    assert "start the worker anew" in second
+    assert "restart the worker" in second
 
 
 def test_the_whole_job_on_the_gpu(model: Model, tmp_path: Path) -> None:
