@@ -147,8 +147,8 @@ def _rows_below(layer: Layer) -> int:
 ProductTile = SimtTile | Sm80Tile | Sm90Tile
 Tile = SimtLookupTile | LookupTile | ProductTile
 
-# By layer name or kind. "" is any architecture: within 99 KB, the least of all since sm_80. The others were found on an H200 by
-# benchmarks/tune.py.
+# By layer name or kind. "" is any architecture: within 99 KB, the least of all since sm_80. The others were found on an
+# H200 by benchmarks/tune.py.
 _TILES: dict[tuple[str, str], dict[str, Tile]] = {
     ("simt", ""): {
         "lookup": SimtLookupTile(4, 16),

@@ -1,4 +1,4 @@
-"""A job's output folder: begun, taken up again, finished."""
+"""A job's output folder: created, resumed, finished."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OutputFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a job of ours got as far as its manifest, from which on it can be resumed."""
+        """Whether it holds a manifest of this program: from then on the job can be resumed."""
         return self.store.has(MANIFEST)
 
     @property
@@ -48,7 +48,7 @@ class OutputFolder:
 
     @property
     def _is_beginning(self) -> bool:
-        """Whether it holds only what `create` makes before the manifest: a job was killed just there."""
+        """Whether it holds only what `create` writes before the manifest: a job was killed at that moment."""
         names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else {""}
         attempts = {name for name in names if LocalStore.is_attempt(name)}
         folders = (self.path / name for name in FOLDERS)
@@ -62,7 +62,7 @@ class OutputFolder:
             return False
 
     def refuse_unless(self, resume: bool, overwrite: bool) -> None:
-        """Raise UsageError where the folder is not in a state for what is asked for."""
+        """Raise UsageError where the state of the folder does not fit the options."""
         if resume and overwrite:
             raise UsageError("--resume and --overwrite exclude each other")
         if not self.exists or self._is_beginning:
@@ -76,9 +76,9 @@ class OutputFolder:
             raise UsageError(f"{self.path} is not an output folder of broadsheet: will not {what} it")
 
     def create(self, fingerprint: Fingerprint, plan: bytes | None) -> None:
-        """Begin a job: claim, folders, plan, and the manifest last, from which on it can be resumed.
+        """Begin a job: write the claim, the folders, the plan, and last the manifest: then it can be resumed.
 
-        What was there is removed, after the claim is ours: no other job finishes here from then on. Raises UsageError
+        Old content is removed once the claim is written, after which no other job can finish here. Raises UsageError
         where another job begins here at the same moment, OutputError where the folder cannot be written.
         """
         store, claim = self.store, to_json(Claim(fingerprint.id))
@@ -96,7 +96,7 @@ class OutputFolder:
         store.put(MANIFEST, to_json(Manifest(fingerprint=fingerprint, plan=digest)))
 
     def _remove(self) -> None:
-        """All but the claim; a manifest last, so that an interrupted removal is still known for ours."""
+        """Remove all but the claim; the manifest last, so that an interrupted removal can still be recognised."""
         for name in (SUCCESS, *FOLDERS, "quarantine", PLAN, MANIFEST, OLD_MANIFEST):
             self.store.remove(name)
 
@@ -107,7 +107,7 @@ class OutputFolder:
         return from_json(self.store.read(MANIFEST), Manifest, self.path / MANIFEST)
 
     def plan(self) -> bytes:
-        """The saved plan. Raises OutputError where it is not there, or not the one that the job began with."""
+        """The saved plan. Raises OutputError where it is missing, or not the one that the job began with."""
         data = self.store.read(PLAN)
         if hashlib.sha256(data).hexdigest() != self.manifest().plan:
             raise OutputError(f"{self.path / PLAN} is damaged: it is not the plan that the job began with")
@@ -124,12 +124,12 @@ class OutputFolder:
         return found
 
     def committed(self, job: str) -> dict[str, Entry]:
-        """The entries whose files are there: the chunks that a resumed job need not do again."""
+        """The entries whose files exist: the chunks that a resumed job skips."""
         has = self.store.has
         return {chunk: e for chunk, e in self.entries(job).items() if all(has(file.name) for file in e.files)}
 
     def clean(self) -> None:
-        """Remove what interrupted attempts left."""
+        """Remove the temporary files of interrupted attempts."""
         self.store.remove_attempts(FOLDERS)
 
     def finish(self, totals: Totals, job: str) -> None:
@@ -137,13 +137,13 @@ class OutputFolder:
         manifest = self.manifest()
         claim = from_json(self.store.read(CLAIM), Claim, self.path / CLAIM)
         if manifest.fingerprint.id != job or claim.job != job:
-            raise OutputError(f"another job has overwritten {self.path} meanwhile: this one's labels are not there")
+            raise OutputError(f"another job has overwritten {self.path}: the labels of this one are lost")
         self.clean()
         self.store.put(MANIFEST, to_json(msgspec.structs.replace(manifest, totals=totals)))
         self.store.put(SUCCESS, b"")
 
     def record_run(self, name: str, report: bytes, spans: pa.Table) -> None:
-        """Keep what a run was: its report, JSON, and its spans as an Arrow file."""
+        """Save the report of a run, JSON, and its spans as an Arrow file."""
         self.store.put(f"{RUNS}/{name}.json", report)
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_file(buffer, spans.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:

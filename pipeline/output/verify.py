@@ -31,13 +31,13 @@ def verify(path: str | Path) -> Totals:
     Returns
     -------
     Totals
-        The job's totals: ``chunks``, ``rows_read``, ``rows_written``, ``rows_quarantined`` and more.
+        The job's totals: ``chunks``, ``rows_read``, ``rows_written``, ``rows_quarantined`` and others.
 
     Raises
     ------
     OutputError
-        At the first damage: a file missing, changed or of no entry, a row lost or doubled, totals that do not add up;
-        also for a job that is not finished, and for a folder of an earlier version.
+        At the first damage: a file missing, changed or without an entry, a row lost or duplicated, totals that do not
+        add up; also for a job that is not finished, and for a folder of an earlier version.
 
     Examples
     --------
