@@ -1,4 +1,4 @@
-"""What this process does at each moment, for the dashboard: its compute threads, its device, and the rows so far."""
+"""The activity of this process over time, for the dashboard: its compute threads, its device, and its rows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 WAITING = "waiting"
-"""What an engine does outside any `activity`."""
+"""The activity outside any `activity` block."""
 
 DEVICE_ACTIVITIES = ("kernels", "copy-in", "copy-out")
-"""What a device does, several at a time; the first that it does counts."""
+"""The activities of a device. Several may run at a time: the first of these that does counts."""
 
 _changes: deque[tuple[float, str]] = deque([(time.time(), WAITING)], maxlen=20_000)
 _past: deque[tuple[float, float, str]] = deque(maxlen=20_000)
@@ -20,10 +20,10 @@ _rows = 0
 
 @contextmanager
 def activity(name: str) -> Iterator[None]:
-    """Say what this process's compute threads do during the block. Blocks nest; the innermost counts.
+    """Record the activity of this process's compute threads during the block. Blocks nest; the innermost counts.
 
-    The dashboard knows "computing" and those of DEVICE_ACTIVITIES. One thread at a time may call it: the one that runs
-    the engine.
+    The dashboard shows "computing" and those of DEVICE_ACTIVITIES. Not thread-safe: only the thread that runs the
+    engine may call it.
     """
     before = _changes[-1][1]
     _changes.append((time.time(), name))
@@ -34,15 +34,15 @@ def activity(name: str) -> Iterator[None]:
 
 
 def add_activity(name: str, start: float, end: float) -> None:
-    """Say what a device did, one of DEVICE_ACTIVITIES, between two moments that are past (seconds since the epoch).
+    """Record an activity of a device, one of DEVICE_ACTIVITIES, between two past moments (seconds since the epoch).
 
-    They may overlap, and count before what any `activity` says.
+    They may overlap, and take precedence over any `activity`.
     """
     _past.append((start, end, name))
 
 
 def activities(since: float, until: float) -> dict[str, float]:
-    """Seconds spent on each activity between two moments (seconds since the epoch), each second on one."""
+    """Seconds of each activity between two moments (seconds since the epoch); each second counts for one."""
     steps = [(moment, name, 0) for moment, name in _changes_of(since)]
     for start, end, name in tuple(_past):
         if end > since and start < until:
@@ -80,5 +80,5 @@ def add_rows(count: int) -> None:
 
 
 def rows_classified() -> int:
-    """Rows that this process has classified since it began, those of repeated chunks too."""
+    """Rows that this process has classified since it started, those of repeated chunks too."""
     return _rows

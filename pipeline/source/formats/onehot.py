@@ -50,7 +50,7 @@ class OneHot(Format):
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         """A zero column is an unknown character, or padding where only zero columns follow.
 
-        Rows with a column that is neither one-hot nor zero go to the quarantine.
+        Rows with a column that is neither one-hot nor zero are quarantined.
         """
         file, start, count = fragment.file, fragment.start, fragment.rows
         total = os.path.getsize(file.location) // self._row_bytes
