@@ -79,10 +79,10 @@ def _sources(everyone: dict[str, dict[str, Any]]) -> Finding:
     for name, about in everyone.items():
         for package, (folder, digest) in about["sources"].items():
             if digest != ours[package][1]:
-                found = f"{name} imports {package} from {folder}, which is not what is here in {ours[package][0]}"
-                remedy = "rename a folder of yours by that name, or install the same broadsheet there"
+                found = f"{name} imports {package} from {folder}, which differs from {ours[package][0]} here"
+                remedy = "rename your own folder of that name, or install the same broadsheet there"
                 return Finding("imports", FAILURE, found, remedy)
-    return Finding("imports", OK, "everyone imports this pipeline and this cluster")
+    return Finding("imports", OK, "every process imports this pipeline and this cluster")
 
 
 def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, Any]]) -> Iterator[Finding]:
@@ -204,9 +204,9 @@ def _output(client: Client, folder: Path) -> Finding:
     blind = [address for address, found in seen.items() if found != text]
     remedy = "use a folder on a file system that all hosts share, at the same path"
     if blind:
-        return Finding("output folder", FAILURE, f"{blind[0]} does not see in {folder} what is here", remedy)
+        return Finding("output folder", FAILURE, f"{blind[0]} does not see the files in {folder} that are here", remedy)
     if not answers:
-        return Finding("output folder", FAILURE, f"what workers write to {folder} is not here", remedy)
+        return Finding("output folder", FAILURE, f"files that workers write to {folder} do not appear here", remedy)
     return Finding("output folder", OK, f"all {len(seen)} workers read and write {folder}")
 
 

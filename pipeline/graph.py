@@ -167,7 +167,7 @@ class _Run:
                 return source, result
             if isinstance(result, CancelledError):
                 if losses == _MOST_LOSSES:
-                    raise BroadsheetError(f"{source.name}: the scheduler gave it up ({result}); go on with --resume")
+                    raise BroadsheetError(f"{source.name}: the scheduler cancelled it ({result}); go on with --resume")
                 self.submit([source], losses + 1)  # its text was on a worker that has been lost
             elif isinstance(result, NoWorkerError | NoValidWorkerError):
                 raise BroadsheetError(f"{NO_WORKERS} (waited {result.timeout:.0f} s)")

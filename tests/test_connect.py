@@ -229,7 +229,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     findings = {finding["check"]: finding for finding in json.loads(run.stdout)}
     assert findings["imports"]["verdict"] == "FAILURE"
     assert f"imports cluster from {shadow / 'cluster'}" in findings["imports"]["found"]
-    assert "rename a folder of yours" in findings["imports"]["remedy"]
+    assert "rename your own folder" in findings["imports"]["remedy"]
     assert findings["output folder"]["verdict"] == "FAILURE"
     assert findings["listening"]["verdict"] == "warning"  # its dashboard, on every interface
     assert findings["transfer, tcp"]["verdict"] == "ok"

@@ -106,7 +106,7 @@ class CudaEngine:
 
     def _no_room(self, what: str, error: Exception) -> str:
         return (
-            f"GPU {self.device.id} has no room for {what}: {error}. End what else runs there, or use another GPU "
+            f"GPU {self.device.id} has no room for {what}: {error}. Stop other programs on it, or use another GPU "
             "(CUDA_VISIBLE_DEVICES)"
         )
 

@@ -64,12 +64,12 @@ def open_engine(
 
         return CudaEngine(model, precision, kernels)
     if device == "cuda":
-        raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or mend that")
+        raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or fix that")
     for name, value in (("precision", precision), ("kernels", kernels)):
         if value not in ("auto", "fp32"):
             raise UsageError(
                 f"the CPU backend computes in fp32 with NumPy: leave out --{name} {value}"
-                + (f", or mend this: {missing}" if missing else "")
+                + (f", or fix this: {missing}" if missing else "")
             )
     return CpuEngine(model, threads or available_cores())
 
@@ -113,7 +113,7 @@ def why_no_gpu() -> str | None:
     except Exception as error:  # CuPy raises ImportError, RuntimeError or its own, depending on the fault
         if getattr(error, "status", None) == _OUT_OF_MEMORY:
             raise BroadsheetError(
-                f"the GPU has no room, not even for a CUDA context ({error}). End what else runs there, choose another "
+                f"the GPU has no room, not even for a CUDA context ({error}). Stop other programs, choose another "
                 "(CUDA_VISIBLE_DEVICES), or use --device cpu"
             ) from error
         return " ".join(f"there is no NVIDIA GPU with a driver that works ({error})".split())

@@ -133,7 +133,7 @@ def _compiler() -> list[int]:
 
         return [int(part) for part in nvrtc.nvrtcVersion()]
     except (ImportError, RuntimeError) as error:
-        raise UsageError(f"NVRTC, the CUDA compiler, is not there: install broadsheet[cuda13] ({error})") from error
+        raise UsageError(f"NVRTC, the CUDA compiler, is missing: install broadsheet[cuda13] ({error})") from error
 
 
 def compiler_name() -> str:

@@ -184,7 +184,7 @@ class Model:
                 raise ModelError(f"{self.name}: tensor {tensor} holds a value that is not finite")
         extra = sorted(set(self.tensors) - set(expected))
         if extra:
-            raise ModelError(f"{self.name}: tensor {extra[0]} is none of this network's")
+            raise ModelError(f"{self.name}: tensor {extra[0]} does not belong to this network")
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -376,7 +376,7 @@ def from_params(
     count += CLASSES[0]
     if rest or left or not CLASSES[0] <= count <= CLASSES[1]:
         four = 4 * _parameter_count(len(alphabet), 4)
-        raise ModelError(f"{name}: {len(data):,} bytes is no parameter file (with 4 classes it has {four:,})")
+        raise ModelError(f"{name}: {len(data):,} bytes is not a parameter file (with 4 classes it has {four:,})")
     names = tuple(classes) if classes else tuple(str(i) for i in range(count))
     if len(names) != count:
         raise ModelError(f"{name} has {count} classes, {len(names)} names were given")

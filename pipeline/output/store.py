@@ -114,7 +114,7 @@ def _explain(path: Path, size: int, error: OSError) -> str:
     message = f"{path} ({size:,} bytes) cannot be written: {error.strerror}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(path.parent).free
-        message += f"; {free:,} bytes are free there. Make room"
+        message += f"; {free:,} bytes are free there. Free some space"
     elif error.errno == errno.EFBIG:
         message += " (a limit on file size). Raise the limit, or use a smaller --chunk-size with --overwrite"
     return message + ", then go on with --resume: what is committed stays"

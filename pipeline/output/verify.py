@@ -72,7 +72,7 @@ def _read(folder: OutputFolder, file: FileRecord) -> pa.Table:
     """The columns `file` and `row`."""
     path, data = folder.path / file.name, folder.store.read(file.name)
     if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise OutputError(f"{path} is damaged: {len(data):,} bytes of another hash than its entry has")
+        raise OutputError(f"{path} is damaged: the hash of its {len(data):,} bytes is not that in its entry")
     table = read_part(data, ["file", "row"]) if file.name.startswith(PARTS) else quarantine_table(data)
     if len(table) != file.rows:
         raise OutputError(f"{path} holds {len(table):,} rows, its entry has {file.rows:,}")
@@ -97,4 +97,4 @@ def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:
     for file, pieces in expected.items():
         here = np.sort(np.concatenate([*found[file], np.empty(0, np.int64)]))
         if not np.array_equal(here, np.sort(np.concatenate(pieces))):
-            raise OutputError(f"{entry.chunk}: rows of {file} are missing or doubled")
+            raise OutputError(f"{entry.chunk}: rows of {file} are missing or duplicated")

@@ -141,7 +141,7 @@ def _label_table(report: JobReport) -> Table:
 def print_confusion(confusion: Confusion, console: Console) -> None:
     """Accuracy, the per-class table, and for few classes the matrix (true class by row)."""
     if confusion.without_truth:
-        message = f"{confusion.without_truth:,} rows have a truth that is no class of the model; they are left out"
+        message = f"{confusion.without_truth:,} rows have a truth that is not a class of the model; they are left out"
         console.print(message, style="yellow")
     if not confusion.rows:
         return

@@ -108,7 +108,7 @@ def format_of(path: str) -> tuple[Format, str | None]:
     suffix, compression = _suffixes(path)
     if suffix not in FORMATS:
         known = " ".join(FORMATS)
-        raise UsageError(f"{path}: cannot tell its format by its ending; known are {known}, and with .gz or .zst")
+        raise UsageError(f"{path}: its suffix belongs to no format; known are {known}, also with .gz or .zst")
     found = FORMATS[suffix]
     if found.memory_mapped and "://" in path:
         raise UsageError(f"{path}: a {found.name} file is memory-mapped: give a local path")
@@ -147,7 +147,7 @@ def describe(path: str, symbols: int, length: int, whole: bool) -> InputFile:
         raise SourceError(f"{path}: {error.strerror or error}") from error
     for suffix, other in FORMATS.items():
         if other.magic and other is not found and head.startswith(other.magic):
-            raise SourceError(f"{path}: it is a {other.name} file by its first bytes; name it so ({suffix})")
+            raise SourceError(f"{path}: it is a {other.name} file by its first bytes; rename it ({suffix})")
     bound = found.for_model(symbols, length)
     return InputFile(path, bound, compression, size, modified, digest.hexdigest(), location)
 

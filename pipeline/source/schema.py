@@ -35,7 +35,7 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
     for name in selection.columns:
         if name not in schema.names:
             have = ", ".join(schema.names) or "none"
-            asked = "--text-column names another" if selection.text == ("text",) else "it was asked for"
+            asked = "--text-column names another" if selection.text == ("text",) else "it is named in the options"
             raise UsageError(f"{path}: no column {name!r} ({asked}); it has: {have}")
     for name in selection.text:
         kind = schema.types.get(name, pa.string())

@@ -109,7 +109,7 @@ class Recipe:
         for setting in settings:
             name, _, value = setting.partition("=")
             if name not in types:
-                raise UsageError(f"no setting {name!r}: choose of {', '.join(types)}")
+                raise UsageError(f"no setting {name!r}: choose one of {', '.join(types)}")
             try:
                 values[name] = types[name](value)
             except ValueError as error:
