@@ -177,7 +177,7 @@ def _listening(client: Client) -> Iterator[Finding]:
         yield Finding("TLS", OK, secured)
     else:
         remedy = "on a network that is not yours alone: --tls (over TCP)"
-        yield Finding("TLS", WARNING, f"none: whoever reaches {address} runs code as you", remedy)
+        yield Finding("TLS", WARNING, f"none: anyone who reaches {address} can run code as you", remedy)
     ports = client.run_on_scheduler(probes.listeners)
     dashboard = client.scheduler_info(n_workers=0)["services"].get("dashboard")
     where = ports.get(dashboard, "")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PUBLISHED = "abcdefghijklmnopqrstuvwxyz0123456789-,;.!?:'\"/\\|_@#$%^&*~`+-=<>()[]{}\n"
-"""The 70 symbols of Zhang, Zhao and LeCun (2015), https://arxiv.org/abs/1509.01626; '-' stands in it twice."""
+"""The 70 symbols of Zhang, Zhao and LeCun (2015), https://arxiv.org/abs/1509.01626; it contains '-' twice."""
 
 MAX_SYMBOLS = 254
 _BATCH_BYTES = 1 << 20  # bounds the working memory of one vectorised step
