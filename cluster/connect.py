@@ -27,7 +27,7 @@ TLS_FOLDER = "tls"
 """The folder of a job's certificates, next to its scheduler file."""
 
 _EXPOSED = (
-    "this cluster listens on {host} without TLS: whoever can reach it runs code as you there. On a network that is "
+    "this cluster listens on {host} without TLS: anyone who can reach it can run code as you. On a network that is "
     "not yours alone, use --tls"
 )
 

@@ -73,7 +73,7 @@ class _Pace:
 
 
 class _Page:
-    """The page in one browser. The workers' figures come with their heartbeats, the job's from its client."""
+    """The page in one browser. The figures of workers come with their heartbeats, those of the job from its client."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

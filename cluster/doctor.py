@@ -29,7 +29,7 @@ cloudpickle.register_pickle_by_value(probes)
 
 @dataclass(frozen=True)
 class Finding:
-    """verdict: OK, WARNING or FAILURE. remedy: what to do, empty where nothing is."""
+    """The result of one check. verdict: OK, WARNING or FAILURE. remedy: what to do, empty where nothing is needed."""
 
     check: str
     verdict: str
@@ -41,7 +41,7 @@ class Finding:
 
 
 def examine(client: Client, output: Path | None = None, device: str = "auto") -> Iterator[Finding]:
-    """Check a running cluster, and yield each finding when it is made. output: a folder that all workers should see."""
+    """Check a running cluster, and yield each finding as soon as it is known. output: a folder that workers share."""
     ours = probes.about_process()
     workers = client.run(probes.about_process)
     scheduler = client.run_on_scheduler(probes.about_process)
@@ -79,10 +79,10 @@ def _sources(everyone: dict[str, dict[str, Any]]) -> Finding:
     for name, about in everyone.items():
         for package, (folder, digest) in about["sources"].items():
             if digest != ours[package][1]:
-                found = f"{name} imports {package} from {folder}, which is not what is here in {ours[package][0]}"
-                remedy = "rename a folder of yours by that name, or install the same broadsheet there"
+                found = f"{name} imports {package} from {folder}, which differs from {ours[package][0]} here"
+                remedy = "rename your own folder of that name, or install the same broadsheet there"
                 return Finding("imports", FAILURE, found, remedy)
-    return Finding("imports", OK, "everyone imports this pipeline and this cluster")
+    return Finding("imports", OK, "every process imports this pipeline and this cluster")
 
 
 def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, Any]]) -> Iterator[Finding]:
@@ -177,7 +177,7 @@ def _listening(client: Client) -> Iterator[Finding]:
         yield Finding("TLS", OK, secured)
     else:
         remedy = "on a network that is not yours alone: --tls (over TCP)"
-        yield Finding("TLS", WARNING, f"none: whoever reaches {address} runs code as you", remedy)
+        yield Finding("TLS", WARNING, f"none: anyone who reaches {address} can run code as you", remedy)
     ports = client.run_on_scheduler(probes.listeners)
     dashboard = client.scheduler_info(n_workers=0)["services"].get("dashboard")
     where = ports.get(dashboard, "")
@@ -204,9 +204,9 @@ def _output(client: Client, folder: Path) -> Finding:
     blind = [address for address, found in seen.items() if found != text]
     remedy = "use a folder on a file system that all hosts share, at the same path"
     if blind:
-        return Finding("output folder", FAILURE, f"{blind[0]} does not see in {folder} what is here", remedy)
+        return Finding("output folder", FAILURE, f"{blind[0]} does not see the files in {folder} that are here", remedy)
     if not answers:
-        return Finding("output folder", FAILURE, f"what workers write to {folder} is not here", remedy)
+        return Finding("output folder", FAILURE, f"files that workers write to {folder} do not appear here", remedy)
     return Finding("output folder", OK, f"all {len(seen)} workers read and write {folder}")
 
 

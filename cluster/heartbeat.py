@@ -12,7 +12,7 @@ from pipeline.telemetry.activity import ACTIVITY
 METRIC = "broadsheet"
 
 _DELAY_SECONDS = 0.5
-"""The activities of a GPU are known when its batch is done, so figures are this late."""
+"""Seconds by which the figures lag: the activities of a GPU are known only once its batch is done."""
 
 _until = time.time() - _DELAY_SECONDS
 

@@ -29,7 +29,7 @@ _QUIETLY: dict[str, Any] = {"dashboard_address": DASHBOARD_ADDRESS, "silence_log
 
 
 class _IgnoreInterrupts(WorkerPlugin):
-    """Ctrl-C reaches every process of the terminal's job; only the client acts on it, and stops the workers."""
+    """Ctrl-C is sent to every process of the terminal's foreground job; the client handles it and stops the workers."""
 
     name = "broadsheet-ignore-interrupts"
 
@@ -39,7 +39,7 @@ class _IgnoreInterrupts(WorkerPlugin):
 
 @contextmanager
 def cpu_cluster(protocol: str, workers: int | None, processes: bool) -> Iterator[Client]:
-    """Workers on this machine's cores, by default a process for every four; one in this process without `processes`."""
+    """Workers on this machine's cores, by default a process for every four; without `processes` one in this process."""
     count = (workers or -(-available_cores() // _CORES_PER_WORKER)) if processes else 1
     host = None if not processes else "127.0.0.1"
     options = {"n_workers": count, "processes": processes, "host": host}
@@ -68,7 +68,7 @@ def _start_ucx_without_a_context() -> None:
 
 
 def _gpus_for(workers: int | None) -> int:
-    """The number of GPUs to use, by default all. Raises UsageError where there are not as many."""
+    """The number of GPUs to use, by default all. Raises UsageError where there are fewer than `workers`."""
     if find_spec("dask_cuda") is None:
         raise UsageError(
             "a cluster of this machine's GPUs needs dask-cuda: pip install 'broadsheet[cluster]' (or environment.yml)"
@@ -116,7 +116,7 @@ def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: in
                 yield client
                 try:  # a cluster cannot be closed while the replacement of a lost worker is starting
                     client.wait_for_workers(count, timeout=_SETTLE_SECONDS)
-                except TimeoutError:  # nor where none starts: Dask replaces no worker that died during its start
+                except TimeoutError:  # no replacement starts: Dask replaces no worker that died during its own start
                     patience = _STUCK_SECONDS
         finally:
             with suppress(TimeoutError):  # the rest ends with this process

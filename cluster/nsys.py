@@ -25,7 +25,8 @@ _CLOSE_SECONDS = 120
 def nsys_command(folder: str | Path) -> list[str]:
     """The command to put before one that starts a node's workers; the report is FOLDER/HOST-PID.nsys-rep.
 
-    It records CUDA calls, kernels, copies and NVTX ranges; no CPU samples, which need rights that clusters rarely give.
+    It records CUDA calls, kernels, copies and NVTX ranges; no CPU samples, which need privileges that clusters rarely
+    grant.
     """
     output = os.path.join(os.path.abspath(folder), "%h-%p")
     return ["nsys", "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", f"--output={output}"]

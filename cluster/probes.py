@@ -15,7 +15,7 @@ PACKAGES = (
 
 
 def about_process() -> dict[str, Any]:
-    """Versions, the place and a digest of the source of `pipeline` and `cluster`, cores, host name."""
+    """Versions, location and digest of the source of `pipeline` and `cluster`, cores, host name."""
     import importlib.util
     import os
     import platform
@@ -102,7 +102,7 @@ def ucx_transports() -> list[str]:
 
 
 def read_and_answer(folder: str, name: str) -> str:
-    """Read a file, write the same text to a second file beside it, and return it."""
+    """Read a file, write the same text to a second file next to it, and return the text."""
     import os
     from pathlib import Path
 
@@ -123,5 +123,5 @@ def make_bytes(size: int, device: bool) -> Any:
 
 
 def size_of(array: Any) -> int:
-    """The bytes of an array, which Dask has to bring here first."""
+    """The bytes of an array, which Dask has to transfer to this worker first."""
     return int(array.nbytes)

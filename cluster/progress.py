@@ -1,4 +1,4 @@
-"""A job's progress on the Dask dashboard: its client tells the scheduler, whose page "Broadsheet" shows it."""
+"""A job's progress on the Dask dashboard: its client sends it to the scheduler, whose page "Broadsheet" shows it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ TOPIC = "broadsheet"
 _SECONDS_BETWEEN = 0.5
 
 _has_page: WeakKeyDictionary[Client, bool] = WeakKeyDictionary()
-"""Whether a client's scheduler shows the page: asked once."""
+"""Whether a client's scheduler has the page: requested once."""
 
 
 class DashboardProgress(Progress):
-    """Passes everything on to another `Progress`, and tells the scheduler at most twice a second, not waiting for it.
+    """Passes everything on to another `Progress`, and sends it to the scheduler at most twice a second.
 
-    Only for its last word, that the job is over, it waits.
+    It does not wait for the scheduler, except for the last message, that the job is over.
 
-    chunks: of the whole job; 0: not known. report: the job's, with what was done before counted already.
+    chunks: of the whole job, 0 where not known. report: the job's, in which chunks of earlier runs are counted already.
     """
 
     def __init__(self, other: Progress, client: Client, report: JobReport, chunks: int) -> None:
@@ -54,7 +54,7 @@ class DashboardProgress(Progress):
 
     def stop(self) -> None:
         if self._client.status == "running":
-            # Waited for: behind it the client may close, and the page would show the job as running for good.
+            # Waited for: the client may close after it, and the page would show the job as running for ever.
             self._client.sync(self._send, self._snapshot(ended=True))
         self._other.stop()
 
@@ -63,9 +63,9 @@ class DashboardProgress(Progress):
         self._client.loop.add_callback(self._send, self._snapshot())
 
     async def _send(self, snapshot: dict[str, Any]) -> None:
-        async with self._turn:  # in order, for the last word stays
+        async with self._turn:  # in order, since the last message stays on the page
             if self._client.status == "running":
-                with suppress(OSError):  # the scheduler has just gone; the job itself says so
+                with suppress(OSError):  # the scheduler has just gone; the job itself reports that
                     await self._client.set_metadata([TOPIC], snapshot)
 
     def _snapshot(self, ended: bool = False) -> dict[str, Any]:

@@ -27,15 +27,15 @@ def choose(asked: str, hosts: int, tls: bool = False) -> tuple[str, str]:
                 "UCX together with TLS is refused: UCX traffic is neither encrypted nor bound to one interface. Use "
                 "--protocol tcp with --tls, or UCX on a network that only you can reach"
             )
-        return "tls", "protocol: TLS over TCP, as asked for: encrypted, and both ends show a certificate of this job"
+        return "tls", "protocol: TLS over TCP, as requested: encrypted, and both ends show a certificate of this job"
     if asked == "tcp":
-        return "tcp", "protocol: TCP, as asked for"
+        return "tcp", "protocol: TCP, as requested"
     if asked == "ucx":
         if not has_ucx():
             raise UsageError(
                 "protocol ucx needs distributed-ucxx: pip install 'broadsheet[ucx13]' (or environment.yml)"
             )
-        return "ucx", _ucx_line("as asked for")
+        return "ucx", _ucx_line("as requested")
     if hosts == 1:
         return "tcp", "protocol: TCP, since all workers are on one host"
     if not count_gpus():
@@ -68,7 +68,7 @@ def _ucx_line(why: str) -> str:
 
 
 def has_ucx() -> bool:
-    """Whether Dask can talk UCX here."""
+    """Whether Dask can use UCX here."""
     return find_spec("distributed_ucxx") is not None
 
 

@@ -17,13 +17,13 @@ from pipeline.graph import NO_SCHEDULER, NO_WORKERS
 from pipeline.source.scan import Scanner, threads_scanner
 
 _LEAST_WORKERS = 3
-"""The GIL bounds a process: 4 threads of a worker scan 0.7 GB of CSV a second, 16 here 2."""
+"""The GIL limits a process: 4 threads of a worker scan 0.7 GB/s of CSV, 16 threads of the client 2 GB/s."""
 
 _MOST_THREADS = 64
-"""Of workers, at once: what comes back from more would wait for the client."""
+"""Threads of workers that scan at once: results of more would wait for the client."""
 
 _SEGMENT_BYTES = 32 << 20
-"""A task for each. The smaller, the more of them; the larger, the more is held that comes before its turn."""
+"""Bytes of a segment, which is one task. Smaller ones make more tasks; of larger ones more is held out of order."""
 
 _BEFORE_CHUNKS = 30
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -33,10 +33,10 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 def workers_scanner(
     client: Client, least: int = _LEAST_WORKERS, segment: int = _SEGMENT_BYTES
 ) -> Iterator[Scanner | None]:
-    """One on the threads of the cluster's workers, which must see the files; None where they are fewer than `least`,
-    for then threads here are faster. segment: in bytes.
+    """A scanner on the threads of the cluster's workers, which must see the files. segment: in bytes.
 
-    What it cannot do raises BroadsheetError: the scheduler is lost, or all workers are.
+    None where there are fewer workers than `least`, since threads of the client are then faster. The scanner raises
+    BroadsheetError when the scheduler or all workers are lost.
     """
     threads = client.nthreads()
     if len(threads) < least:
@@ -51,7 +51,7 @@ def workers_scanner(
 
 
 class _Workers(Executor):
-    """Dask's own executor leaves a future without an answer where the scheduler dies, or all workers do."""
+    """An executor whose futures fail when the scheduler or all workers die; those of Dask's own would never end."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -59,17 +59,17 @@ class _Workers(Executor):
         self._ended = False
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
-        """Raises BroadsheetError, and so does the future, where this is shut down or the cluster lost."""
+        """Raises BroadsheetError, and so does the future, after a shutdown or where the cluster is lost."""
         self._check()
         task = self._client.submit(function, *arguments, pure=False, priority=_BEFORE_CHUNKS, **options)
         return asyncio.run_coroutine_threadsafe(self._fetch(task), self._client.loop.asyncio_loop)
 
     async def _fetch(self, task: Task) -> Any:
-        """A task that is given up here is given up by the scheduler too, for nobody else knows it."""
+        """Wait for a task. One that is cancelled here is cancelled on the scheduler too: it has no other user."""
         result = asyncio.ensure_future(self._client.gather(task, asynchronous=True))
         try:
             while not (await asyncio.wait([result], timeout=_SECONDS_BETWEEN_LOOKS))[0]:
-                self._check()  # where the connection breaks, Dask may leave a task without an answer
+                self._check()  # where the connection breaks, Dask may never end a task
             return result.result()
         except (NoWorkerError, NoValidWorkerError) as error:
             raise BroadsheetError(NO_WORKERS) from error
@@ -86,5 +86,5 @@ class _Workers(Executor):
             raise BroadsheetError(NO_SCHEDULER.format(self._scheduler))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """What is under way is given up: after a plan nothing is, and whoever was interrupted does not wait."""
+        """Cancel running tasks. After a complete plan there are none; after an interruption there is no wait."""
         self._ended = True

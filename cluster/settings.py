@@ -15,34 +15,34 @@ _ENVIRON = "distributed.nanny.pre-spawn-environ."
 _NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"
 
 SETTINGS: Mapping[str, Any] = {
-    "distributed.scheduler.work-stealing": False,  # a chunk stays where it was read
+    "distributed.scheduler.work-stealing": False,  # a chunk stays on the worker that read it
     "distributed.scheduler.worker-saturation": 1.1,
-    # The chunks of a node that loses power or its network wait this long before others redo them. A healthy worker
+    # When a node loses power or its network, its chunks wait this long before other workers redo them. A healthy worker
     # sends a heartbeat every few seconds, and neither a slow file system nor the GIL delays one by two minutes. (Dask's
     # default is five.)
     "distributed.scheduler.worker-ttl": "120s",
-    _NO_WORKERS_TIMEOUT: "60s",  # then a job without workers ends with a message
+    _NO_WORKERS_TIMEOUT: "60s",  # after that, a job without workers ends with a message
     "distributed.worker.memory.target": False,  # chunks in flight are few and bounded: never spill one
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": 0.85,
     "distributed.worker.memory.terminate": 0.95,
-    # The allocators keep a chunk's buffers for the next chunk; returned to the system, they would cost page faults
-    # again. With one arena, threads share them. (glibc's, and Arrow's mimalloc.)
+    # glibc's malloc and Arrow's mimalloc keep the buffers of a chunk for the next chunk: returned to the system, they
+    # would cost page faults again. With one arena, threads share them.
     f"{_ENVIRON}MALLOC_TRIM_THRESHOLD_": 1 << 30,
     f"{_ENVIRON}MALLOC_MMAP_THRESHOLD_": 32 << 20,  # the most that glibc takes
     f"{_ENVIRON}MALLOC_ARENA_MAX": 1,
     f"{_ENVIRON}MIMALLOC_PURGE_DELAY": 10_000,
     f"{_ENVIRON}UCX_WARN_UNUSED_ENV_VARS": "n",
     "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
-    "distributed.dashboard.link": "http://127.0.0.1:{port}/status",  # where it listens, or a tunnel to it ends
+    "distributed.dashboard.link": "http://127.0.0.1:{port}/status",  # where it listens, or where a tunnel to it ends
 }
-"""By their names in Dask's configuration; those in `pre-spawn-environ` are environment variables of workers."""
+"""By name in Dask's configuration; those in `pre-spawn-environ` are environment variables of workers."""
 
 DASHBOARD_ADDRESS = "127.0.0.1:0"
 """Loopback only, since a dashboard has no login; any free port."""
 
 THREADS_PER_WORKER = 4
-"""For reading and writing, which mostly wait; computing has an executor of its own."""
+"""Threads of a worker for reading and writing, which mostly wait; computing has an executor of its own."""
 
 NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # workers serve /health even so
 WORKER_OPTIONS = ("--nthreads", str(THREADS_PER_WORKER), "--death-timeout", "120", *NO_DASHBOARD)
@@ -82,7 +82,7 @@ def export(more: Mapping[str, Any] | None = None) -> list[str]:
 @contextmanager
 def configured() -> Iterator[None]:
     """Apply the settings, and add the page "Broadsheet", for a scheduler that starts in this process."""
-    import cluster.dashboard  # noqa: F401  # adds its page, which a running scheduler would not take
+    import cluster.dashboard  # noqa: F401  # adds its page, which must be done before the scheduler starts
 
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # before UCX is loaded here
     with dask.config.set(settings()):
@@ -90,5 +90,5 @@ def configured() -> Iterator[None]:
 
 
 def no_workers_seconds() -> float:
-    """The time after which a job without workers ends; a minute also where the user has set "never" (null)."""
+    """The time after which a job without workers ends; a minute where the user has set "never" (null)."""
     return float(parse_timedelta(settings()[_NO_WORKERS_TIMEOUT] or SETTINGS[_NO_WORKERS_TIMEOUT]))

@@ -27,7 +27,7 @@ def make_certificates(folder: Path) -> Security:
 
 
 def load_certificates(folder: Path) -> Security:
-    """Load what `make_certificates` wrote. The certificate is its own authority: only holders of its key are trusted.
+    """Load what `make_certificates` wrote. The certificate is self-signed: only holders of its key are trusted.
 
     Raises UsageError where the key cannot be read.
     """

@@ -15,7 +15,7 @@ _SHOWN_BYTES = 400
 
 
 class Example(NamedTuple):
-    """A row between two classes. margin: the difference of their probabilities. text: its beginning."""
+    """A row between two classes. margin: the difference of their probabilities. text: the first 400 bytes."""
 
     margin: float
     file: str
@@ -26,7 +26,22 @@ class Example(NamedTuple):
 
 
 class ClassFigures(NamedTuple):
-    """precision, recall and f1 are nan where they are not defined. support: rows of this true class."""
+    """The figures of one class.
+
+    Attributes
+    ----------
+    name : str
+        The class.
+    precision : float
+        Share of the rows with this label whose true class it is; nan where there are none.
+    recall : float
+        Share of the rows of this true class that have its label; nan where there are none.
+    f1 : float
+        Harmonic mean of precision and recall; nan where neither is defined.
+    support : int
+        Rows of this true class.
+
+    """
 
     name: str
     precision: float
@@ -37,8 +52,17 @@ class ClassFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Confusion:
-    """counts: int64 [classes, classes], true class by predicted class. without_truth: rows whose truth column names no
-    class of the model; they are in no other figure.
+    """The confusion matrix, and the accuracy that follows from it.
+
+    Attributes
+    ----------
+    classes : tuple of str
+        Names of the classes.
+    counts : int64 [classes, classes]
+        Rows by true class and predicted class.
+    without_truth : int
+        Rows whose truth column names no class of the model; no other figure counts them.
+
     """
 
     classes: tuple[str, ...]
@@ -47,10 +71,12 @@ class Confusion:
 
     @property
     def rows(self) -> int:
+        """Rows with a truth."""
         return int(self.counts.sum())
 
     @property
     def correct(self) -> int:
+        """Rows whose label is the true class."""
         return int(np.trace(self.counts))
 
     @property
@@ -60,10 +86,11 @@ class Confusion:
 
     @property
     def standard_error(self) -> float:
-        """Of the accuracy, as a binomial share."""
+        """Standard error of the accuracy as a binomial proportion; nan where there are no rows."""
         return float(np.sqrt(self.accuracy * (1 - self.accuracy) / self.rows)) if self.rows else float("nan")
 
     def per_class(self) -> list[ClassFigures]:
+        """The figures of each class, in order."""
         figures = []
         for i, name in enumerate(self.classes):
             hit, true, predicted = self.counts[i, i], self.counts[i].sum(), self.counts[:, i].sum()
@@ -81,7 +108,7 @@ def closest(
     if not count or not len(chunk):
         return []
     margins = scores[:, 0] - scores[:, 1]
-    rows = np.argpartition(margins, min(count, len(margins)) - 1)[:count]  # a device waits meanwhile: no whole sort
+    rows = np.argpartition(margins, min(count, len(margins)) - 1)[:count]  # no full sort: the device waits for this
     rows = rows[np.lexsort((rows, margins[rows]))]
     return [
         Example(
@@ -106,9 +133,9 @@ def count_lengths(n_chars: NDArray[np.int64]) -> list[int]:
 
 
 def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[tuple[int, int, int]]:
-    """(true class, predicted class, rows) for each pair that occurs; rows without a truth stand under NO_TRUTH."""
+    """(true class, predicted class, rows) for each pair that occurs; rows without a truth count under NO_TRUTH."""
     width = int(predicted.max(initial=0)) + 1
-    # Counted by number, not sorted as pairs: that held the GIL for 50 ms a chunk, and the device waited.
+    # Pairs are counted as integers: sorting them held the GIL for 50 ms a chunk, and the device waited.
     counts = np.bincount((truth.astype(np.intp) - NO_TRUTH) * width + predicted)
     found = np.flatnonzero(counts)
     pairs = (found // width + NO_TRUTH, found % width, counts[found])
@@ -118,7 +145,7 @@ def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[
 def confusion_of(
     pairs: Iterable[tuple[int, int, int]], classes: tuple[str, ...], before: Confusion | None = None
 ) -> Confusion:
-    """The matrix of any number of `count_pairs` results, added to the counts of `before`, which are changed."""
+    """The matrix of any number of `count_pairs` results. The counts of `before`, if given, are added to in place."""
     counts = np.zeros((len(classes), len(classes)), np.int64) if before is None else before.counts
     without = 0 if before is None else before.without_truth
     for true, predicted, number in pairs:

@@ -38,10 +38,10 @@ NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_G
 
 
 def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iterator[Done | SetAside]:
-    """Run every chunk, and yield each as it is done, in no order. `sources` is drawn from as chunks finish.
+    """Run every chunk, and yield each as it is done, in any order. `sources` is consumed as chunks finish.
 
-    A chunk whose input cannot be read, or that kills its workers also when it runs alone, is set aside. Any other
-    error, and with `job.strict` the first bad row, stops the job and is raised; what is committed stays.
+    A chunk whose input cannot be read, or that kills its workers even when it runs alone, is set aside. Any other
+    error, and with `job.strict` the first bad row, stops the job and is raised; committed chunks are kept.
     """
     run = _Run(client, job)
     waiting = iter(sources)
@@ -60,7 +60,7 @@ def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iter
             if more:
                 run.release_spent()
             if isinstance(result, KilledWorker):
-                suspects.append(source)  # maybe innocent: a worker that dies takes its other tasks along
+                suspects.append(source)  # perhaps not the cause: a worker that dies takes its other tasks with it
             else:
                 yield result
         for source in suspects:
@@ -76,7 +76,7 @@ def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iter
 
 
 class _Run:
-    """The futures in flight: one for each chunk, its last task; earlier results live on the worker only."""
+    """The futures in flight, one for the last task of each chunk; results of earlier tasks stay on the worker."""
 
     def __init__(self, client: Client, job: Job) -> None:
         self.live: dict[Any, tuple[Future, Future | None, Source, int]] = {}
@@ -91,9 +91,9 @@ class _Run:
 
     @property
     def window(self) -> int:
-        """How many chunks to have in flight; workers come and go, so they are counted again now and then.
+        """How many chunks to have in flight. Workers come and go, so they are counted again from time to time.
 
-        Not before the first chunks are on their way: for a small job those are all.
+        Not before the first chunks are submitted: a small job has no others.
         """
         self._check_scheduler()
         if self.live and time.monotonic() - self._asked > _SECONDS_BETWEEN_COUNTS:
@@ -150,10 +150,10 @@ class _Run:
             self._client.loop.add_callback(self._fetch, future)
 
     async def _fetch(self, future: Future) -> None:
-        """Have a chunk's result here as soon as it is done; of those done at once Dask makes one request."""
+        """Fetch a chunk's result as soon as it is done; Dask fetches those that are done together in one request."""
         try:
             self._ended.put((future.key, await self._client.gather(future, asynchronous=True)))
-        except BaseException as error:  # whatever a task raised: without an answer the job would wait for ever
+        except BaseException as error:  # any error of a task: without a result the job would wait for ever
             self._ended.put((future.key, error))
 
     def next_done(self) -> tuple[Source, Done | SetAside | KilledWorker]:
@@ -167,8 +167,8 @@ class _Run:
                 return source, result
             if isinstance(result, CancelledError):
                 if losses == _MOST_LOSSES:
-                    raise BroadsheetError(f"{source.name}: the scheduler gave it up ({result}); go on with --resume")
-                self.submit([source], losses + 1)  # its text was on a worker that is gone
+                    raise BroadsheetError(f"{source.name}: the scheduler cancelled it ({result}); go on with --resume")
+                self.submit([source], losses + 1)  # its text was on a worker that has been lost
             elif isinstance(result, NoWorkerError | NoValidWorkerError):
                 raise BroadsheetError(f"{NO_WORKERS} (waited {result.timeout:.0f} s)")
             elif isinstance(result, CommClosedError):
@@ -179,7 +179,7 @@ class _Run:
                 raise result
 
     def _check_scheduler(self) -> None:
-        """Without this a request would wait for half a minute for a scheduler that is gone."""
+        """Fail at once where the scheduler is lost: a request would wait half a minute for it."""
         if self._client.status != "running":
             raise BroadsheetError(NO_SCHEDULER.format(self._scheduler))
 
@@ -190,10 +190,10 @@ class _Run:
         self.release_spent()
 
     def release_spent(self) -> None:
-        """Let go of the chunks that are done: of a job's last window all at once, at its end.
+        """Release the chunks that are done; those of a job's last window all at once, at its end.
 
-        Dask's client sends one message in 10 ms: released one by one, they would delay the next job's tasks. On the
-        client's own loop nothing is sent between the first one's end and the last one's.
+        Dask's client sends one message every 10 ms, so releasing them one by one would delay the tasks of the next job.
+        Released on the client's event loop, they go into one message.
         """
         spent, self._spent = self._spent, []
         self._client.loop.add_callback(spent.clear)

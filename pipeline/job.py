@@ -1,7 +1,7 @@
-"""A job in its phases: prepare -> plan -> execute -> finish, each a function of what the one before gave.
+"""A job in its phases: prepare -> plan -> execute -> finish, each a function of the result of the one before.
 
-prepare: what is asked for, and a folder that may be there already. plan: where each chunk begins. execute: engines, and
-every chunk through the graph. finish: the totals, and what the job tells of itself.
+prepare: check the request, and an output folder that may exist. plan: find where each chunk begins. execute: load the
+engines, and run every chunk through the graph. finish: write the totals, the report and the timeline.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from distributed import Client
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 131_072}
-"""Rows in a chunk by default: a second or two of work on a CPU, 0.1 s on a GPU; a millisecond to schedule."""
+"""Rows in a chunk by default: one or two seconds of work on a CPU, 0.1 s on a GPU; scheduling takes milliseconds."""
 
 _SCANNED_BY_WORKERS = 1 << 30
-"""Bytes to scan for the beginnings of records; threads here take half a second for fewer."""
+"""Bytes to scan for the beginnings of records, from which workers do it: fewer take threads here half a second."""
 
 _SECONDS_BETWEEN_CLAIMS = 2.0
 """After so long a job notices that another has overwritten its folder."""
@@ -52,7 +52,7 @@ _SECONDS_BETWEEN_CLAIMS = 2.0
 
 @dataclass(frozen=True)
 class Running:
-    """A cluster that runs already. What its workers have decides the chunk size, and they may help to plan."""
+    """A cluster that runs already. Its workers' devices determine the chunk size, and the workers may help to plan."""
 
     client: Client
 
@@ -69,7 +69,7 @@ class OnDemand:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. folder: None for rows in memory. stop: asked before a chunk is taken."""
+    """What the user requests. folder: None for rows in memory. stop: called before each chunk is submitted."""
 
     source: Any
     folder: OutputFolder | None
@@ -82,7 +82,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Engines:
-    """The model on every worker. key: by which tasks find it. backend: that they share. seconds: to get them there."""
+    """The model on every worker. key: by which tasks find it. backend: that they share. seconds: loading took."""
 
     key: str
     backend: Backend
@@ -91,8 +91,8 @@ class Engines:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request whose input is found. before: the fingerprint of a job that is resumed. began, started: the moment, on
-    this process's clock for differences and in epoch seconds.
+    """A request whose input is found. before: the fingerprint of a job that is resumed. began, started: the same moment
+    by `time.perf_counter` and in seconds since the epoch.
     """
 
     request: Request
@@ -105,7 +105,9 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Planned:
-    """A prepared job whose chunks are known. engines: of a cluster that runs already. seconds: without theirs."""
+    """A prepared job whose chunks are known. engines: of a cluster that runs already. seconds: planning took, without
+    the loading of engines.
+    """
 
     prepared: Prepared
     input: JobInput
@@ -116,7 +118,7 @@ class Planned:
 
 
 def run_job(request: Request) -> JobReport:
-    """The whole of it."""
+    """Run all phases."""
     planned = plan(prepare(request))
     with request.cluster.connect() as client:
         report, fingerprint = execute(planned, client)
@@ -124,7 +126,7 @@ def run_job(request: Request) -> JobReport:
 
 
 def prepare(request: Request) -> Prepared:
-    """Find the input. Raises UsageError for no input, or where the job to be resumed is another one."""
+    """Find the input. Raises UsageError for no input, or where the job to be resumed is a different one."""
     began, started = time.perf_counter(), time.time()
     folder, options = request.folder, request.options
     options.selection(request.model)
@@ -134,7 +136,7 @@ def prepare(request: Request) -> Prepared:
     inputs = tuple(InputIdentity(**about) for about in found.identity)
     before = folder.take_up().fingerprint if folder and options.resume and folder.is_begun else None
     if folder and before:
-        # Before its plan is taken up; the whole comparison comes once the backend is known.
+        # Checked before its plan is used; all else is compared once the backend is known.
         settings = msgspec.structs.replace(before.settings, hash=options.hash)
         _refuse_difference(folder, before, msgspec.structs.replace(before, settings=settings))
         _refuse_difference(folder, before, msgspec.structs.replace(before, inputs=inputs))
@@ -144,8 +146,7 @@ def prepare(request: Request) -> Prepared:
 def plan(prepared: Prepared) -> Planned:
     """Find where each chunk begins, or take that from the job to be resumed.
 
-    Raises UsageError for columns that are not there, SourceError for input that cannot be read where that is to stop
-    the job.
+    Raises UsageError for columns that do not exist, and with `strict` SourceError for input that cannot be read.
     """
     request, before = prepared.request, prepared.before
     options, model, cluster = request.options, request.model, request.cluster
@@ -165,7 +166,7 @@ def plan(prepared: Prepared) -> Planned:
 
 
 def execute(planned: Planned, client: Client) -> tuple[JobReport, Fingerprint]:
-    """Every chunk that is not committed yet. Raises what stops the job; what is committed by then stays."""
+    """Run every chunk that is not committed yet. Raises what stops the job; chunks committed by then are kept."""
     began = time.perf_counter()
     prepared, request = planned.prepared, planned.prepared.request
     options, model, folder = request.options, request.model, request.folder
@@ -202,9 +203,9 @@ def execute(planned: Planned, client: Client) -> tuple[JobReport, Fingerprint]:
 
 
 def finish(planned: Planned, report: JobReport, fingerprint: Fingerprint) -> JobReport:
-    """Check that every row is accounted for, write the totals, and what the job tells of itself.
+    """Check that every row is accounted for; write the totals, the report and the timeline.
 
-    Raises BroadsheetError where a row is not, OutputError where a file cannot be written.
+    Raises BroadsheetError where a row is not accounted for, OutputError where a file cannot be written.
     """
     prepared, run = planned.prepared, report.run
     folder, options = prepared.request.folder, prepared.request.options
@@ -241,7 +242,7 @@ def _start_engines(client: Client, request: Request) -> Engines:
 
 
 def _scanner(prepared: Prepared, helped: bool) -> AbstractContextManager[Scanner | None]:
-    """The workers of a cluster that runs already, where there is much to scan; else None, and threads here do it."""
+    """The workers of a cluster that runs already, where there is much to scan; else None: threads here scan."""
     cluster, found = prepared.request.cluster, prepared.found
     if not (helped and isinstance(cluster, Running) and isinstance(found, Files)):
         return nullcontext()
@@ -253,7 +254,7 @@ def _scanner(prepared: Prepared, helped: bool) -> AbstractContextManager[Scanner
 
 
 def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
-    """What every task needs to know."""
+    """The values that every task needs."""
     request = planned.prepared.request
     options, model = request.options, request.model
     return Job(
@@ -309,6 +310,6 @@ def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: Run) -> Iter
 
 
 def _profile(client: Client, key: str) -> Any:
-    """Of one worker: the others compute alike."""
+    """The kernels of one worker: the others compute in the same way."""
     first = min(client.scheduler_info(n_workers=-1)["workers"])
     return client.run(profile_engine, key, workers=[first])[first]

@@ -52,7 +52,7 @@ class Options:
     overwrite : bool
         Replace the output of an earlier job.
     strict : bool
-        Stop at the first row or file that cannot be read.
+        Stop at the first row that cannot be read, or file with a problem.
     hash : str
         "edges" (the first and last 64 KiB) or "full": how much of each input file is hashed to identify it.
     allow_mixed : bool

@@ -1,4 +1,4 @@
-"""What runs on a worker: read, infer, write. Plain functions over plain values; the graph strings them together."""
+"""The tasks that run on a worker: read, infer, write. Plain functions of plain values, which the graph connects."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from pipeline.worker import STATE
 
 @dataclass(frozen=True)
 class Job:
-    """What every task of a job needs to know. engine: the key under which workers hold the loaded model. out: the
-    output folder, or None for results in memory. backend: what every worker must compute with; None: they may differ.
-    each_kernel: record a span for every kernel. examples: rows that each chunk brings home whose two best classes were
-    closest.
+    """The values that every task of a job needs. engine: the key under which workers hold the loaded model. out: the
+    output folder, or None for results in memory. backend: that of every worker; None where they may differ.
+    each_kernel: record a span for every kernel. examples: how many of the rows whose two best classes were closest each
+    chunk returns.
     """
 
     selection: Selection
@@ -62,7 +62,7 @@ class SetAside:
 
 @dataclass(frozen=True)
 class Work:
-    """A chunk on its way: as it was read, then without text but with predictions.
+    """A chunk between two tasks: as it was read, then without text but with predictions.
 
     name: of its part. sources: (file, first row, rows) of each piece it was read from. place: the worker it was
     classified on.
@@ -79,8 +79,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Done:
-    """A chunk that counts. entry: its manifest entry. place: the worker that did it. table, quarantine: its rows, where
-    there is no output folder.
+    """A committed chunk. entry: its manifest entry. place: the worker that classified it. table, quarantine: its rows,
+    where there is no output folder.
     """
 
     name: str
@@ -95,8 +95,8 @@ class Done:
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a task so that its error reaches the client.
 
-    Not every exception comes through pickling, and one that does not leaves the client waiting for ever; so an error
-    that is not ours is told as text.
+    An exception that cannot be pickled leaves the client waiting for ever, so errors other than BroadsheetError are
+    reported as text.
     """
     try:
         return function(*arguments)
@@ -135,7 +135,7 @@ def read_partition(frame: Any, number: int, job: Job) -> Work:
 
 
 def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
-    """With `job.strict`, raise SourceError for the first row or file that is not as it should be."""
+    """With `job.strict`, raise SourceError for the first bad row, or file with a problem."""
     if not job.strict:
         return
     if chunk.problems:
@@ -146,7 +146,7 @@ def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
 
 
 def infer(work: Work, job: Job) -> Work:
-    """Classify the chunk on this worker's engine. Raises BroadsheetError where that is another job's."""
+    """Classify the chunk on this worker's engine. Raises BroadsheetError where that belongs to another job."""
     spans = list(work.spans)
     top_k = max(2, job.top_k) if job.examples else job.top_k
     with STATE.computing:
@@ -160,7 +160,7 @@ def infer(work: Work, job: Job) -> Work:
         if spans and spans[-1].where == WHERE:
             waited = time.time() - spans[-1].end
             spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
-        # A GPU's engine tells from its events what the GPU was at.
+        # The engine of a GPU reports activities itself, from its events.
         doing = ACTIVITY.during("computing") if engine.backend.device == "cpu" else nullcontext()
         with span("infer", spans, "infer", engine.device_name, _number(work.name)), doing:
             predictions = engine.classify(work.chunk.texts, top_k, job.all_scores, spans, job.each_kernel)
@@ -171,7 +171,7 @@ def infer(work: Work, job: Job) -> Work:
 
 
 def write(work: Work, job: Job) -> Done:
-    """Commit the chunk to the output folder, or hand its rows back. Raises OutputError."""
+    """Commit the chunk to the output folder, or return its rows. Raises OutputError."""
     predictions, place, chunk = work.predictions, work.place, work.chunk
     if predictions is None or place is None:
         raise ValueError(f"{work.name} was not classified")
@@ -186,7 +186,7 @@ def write(work: Work, job: Job) -> Done:
 
 
 def _number(name: str) -> int:
-    """A chunk's number in its file, by which NVTX ranges can be told apart."""
+    """A chunk's number in its file, by which NVTX ranges can be distinguished."""
     return int(name.rpartition("-")[2])
 
 
@@ -199,7 +199,7 @@ def infer_and_write(loaded: Loaded, job: Job) -> Done:
 def _entry(
     name: str, sources: tuple[tuple[str, int, int], ...], chunk: Chunk, predictions: Predictions, job: Job
 ) -> Entry:
-    """The entry but for the files that are written: everything the job's totals are made of."""
+    """The entry without its files: the chunk's share of the job's totals."""
     planned = sum(rows for *_, rows in sources)
     if planned != chunk.rows_read:
         raise BroadsheetError(f"{name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this")

@@ -1,4 +1,4 @@
-"""How many cores there are to use, and threads on them."""
+"""The cores that this process may use, and thread pools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def available_cores() -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool of them. Left by an error (Ctrl-C is one), it does not wait for what is queued or under way."""
+    """A pool of `count` threads. Left by an error (or Ctrl-C), it does not wait for queued or running calls."""
     pool = ThreadPoolExecutor(count)
     try:
         yield pool

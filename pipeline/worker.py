@@ -1,4 +1,4 @@
-"""What a worker process keeps from task to task: its engine, and the functions by which it reads and commits."""
+"""The state of a worker process between tasks: its engine, and the functions by which it reads and commits."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pipeline.telemetry.spans import WHERE, Place
 
 
 class WorkerState:
-    """Of one process, which may be several workers.
+    """The state of one process, in which several workers may run.
 
-    open_engine, read, commit: what the plugin and the tasks call; whoever wants another in their place, on a worker of
-    theirs, sets it here. computing: held while a chunk is on the device and while engines come and go: an engine has
-    one ring of slots (on a CPU one pool of threads), and must not be closed under a chunk.
+    open_engine, read, commit: the functions that the plugin and the tasks call; assign another to replace one on a
+    worker. computing: a lock, held while a chunk is computed and while engines are loaded or closed: an engine has one
+    ring of slots (on a CPU one pool of threads), and must not be closed while it computes.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class WorkerState:
         self._users: Counter[str] = Counter()
 
     def install(self, key: str, load: Callable[[], Engine]) -> None:
-        """Have an engine under `key`: loaded once, kept for the last worker of this process that uses it."""
+        """Provide an engine under `key`: loaded once, and kept until the last worker of this process gives it up."""
         with self.computing:
             if key not in self.engines:
                 started = time.time()
@@ -43,7 +43,7 @@ class WorkerState:
             self._users[key] += 1
 
     def remove(self, key: str) -> None:
-        """Give up one use of the engine; it is closed with the last."""
+        """Give up one use of the engine; the last one closes it."""
         with self.computing:
             self._users[key] -= 1
             if self._users[key] <= 0 and key in self.engines:
@@ -51,16 +51,16 @@ class WorkerState:
                 del self._places[key]
 
     def engine(self, key: str) -> tuple[Engine, Place]:
-        """The engine under `key`, and its place. Raises BroadsheetError where there is another job's in its place."""
+        """The engine under `key`, and its place. Raises BroadsheetError where another job's engine is loaded."""
         if key not in self.engines:
             raise BroadsheetError("this worker holds another job's model: run one job at a time on a cluster")
         return self.engines[key], self._places[key]
 
     def backend(self, key: str) -> Backend | None:
-        """What the engine under `key` computes with; None where there is none."""
+        """The backend of the engine under `key`; None where there is none."""
         engine = self.engines.get(key)
         return None if engine is None else engine.backend
 
 
 STATE = WorkerState()
-"""This process's."""
+"""The state of this process."""

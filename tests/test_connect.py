@@ -75,7 +75,7 @@ def test_with_tls_a_stranger_gets_nothing_from_any_port(
     assert (tmp_path / "another").stat().st_mode & 0o777 == 0o700
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "another").iterdir()} == {0o600}
     with connect(workers=2, tls=True) as client:
-        assert "protocol: TLS over TCP, as asked for" in capsys.readouterr().err
+        assert "protocol: TLS over TCP, as requested" in capsys.readouterr().err
         assert client.scheduler.address.startswith("tls://127.0.0.1:")
         assert pipeline.classify(TEXTS, model=small_model, client=client, chunk_size=10).rows_written == len(TEXTS)
         assert len(ports_of(client)) == 5
@@ -105,7 +105,7 @@ def test_ucx_gives_the_labels_that_tcp_gives(broadsheet: Command, small_model_fi
     env = {"UCX_TLS": "tcp,self"} if not count_gpus() else {}
     run = broadsheet(*arguments, "-o", tmp_path / "ucx", "--protocol", "ucx", "--cluster", "local", env=env)
     assert run.returncode == 0, run.stderr
-    assert "protocol: UCX, as asked for; transports: " in run.stderr
+    assert "protocol: UCX, as requested; transports: " in run.stderr
     assert "not encrypted, listens on all interfaces" in run.stderr
     assert broadsheet(*arguments, "-o", tmp_path / "tcp", "--protocol", "tcp", "--cluster", "local").returncode == 0
     for file in (tmp_path / "tcp" / "parts").iterdir():
@@ -229,7 +229,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     findings = {finding["check"]: finding for finding in json.loads(run.stdout)}
     assert findings["imports"]["verdict"] == "FAILURE"
     assert f"imports cluster from {shadow / 'cluster'}" in findings["imports"]["found"]
-    assert "rename a folder of yours" in findings["imports"]["remedy"]
+    assert "rename your own folder" in findings["imports"]["remedy"]
     assert findings["output folder"]["verdict"] == "FAILURE"
     assert findings["listening"]["verdict"] == "warning"  # its dashboard, on every interface
     assert findings["transfer, tcp"]["verdict"] == "ok"

@@ -202,8 +202,8 @@ def test_recording_changes_no_bit_of_a_score(small_model: Model) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--report", "none/out.html", "--report none/out.html: give a file in a folder that is there"),
-        ("--trace", ".", "--trace .: give a file in a folder that is there"),
+        ("--report", "none/out.html", "--report none/out.html: give a file in a folder that exists"),
+        ("--trace", ".", "--trace .: give a file in a folder that exists"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused_first(

@@ -225,7 +225,7 @@ def test_a_full_gpu_is_told(model: Model) -> None:
     pool.free_all_blocks()
     pool.set_limit(size=pool.total_bytes() + 1_000_000)
     try:
-        with pytest.raises(BroadsheetError, match=r"has no room for the model's weights.+End what else runs there"):
+        with pytest.raises(BroadsheetError, match=r"has no room for the model's weights.+Stop other programs on it"):
             CudaEngine(model)
     finally:
         pool.set_limit(size=0)
@@ -279,7 +279,7 @@ import os; os._exit(0)
     first, second = run.stdout.strip().splitlines()
     assert "conv4" in first
     assert "articles 0 to 100" in first
-    assert "start the worker anew" in second
+    assert "restart the worker" in second
 
 
 def test_the_whole_job_on_the_gpu(model: Model, tmp_path: Path) -> None:

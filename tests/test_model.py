@@ -80,7 +80,7 @@ def test_params_bin_goes_there_and_back(classes: int) -> None:
     model = from_params(data)
     assert model.classes == tuple(str(i) for i in range(classes))
     assert to_params(model) == data
-    with pytest.raises(ModelError, match="no parameter file"):
+    with pytest.raises(ModelError, match="not a parameter file"):
         from_params(data[:-4])
 
 

@@ -83,7 +83,7 @@ def test_a_full_disk_stops_the_job_and_resume_finishes_it(broadsheet: Command, j
     run = broadsheet(*arguments, "-o", out)
     assert run.returncode == 1
     assert "No space left on device" in run.stderr
-    assert "bytes are free there. Make room, then go on with --resume" in run.stderr
+    assert "bytes are free there. Free some space, then go on with --resume" in run.stderr
     assert "Traceback" not in run.stderr
     subprocess.run(["mount", "-o", "remount,size=10m", small_disk], check=True)
     assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0

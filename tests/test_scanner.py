@@ -161,7 +161,7 @@ def test_what_fails_on_workers_is_reported_and_done_here(
 def test_a_file_that_became_shorter_is_reported(client: Client, file: InputFile) -> None:
     with open(file.location, "r+b") as stream:
         stream.truncate(file.size // 2)
-    with pytest.raises(SourceError, match="it changed meanwhile"):
+    with pytest.raises(SourceError, match="it has changed"):
         list(begun(client, file))
 
 

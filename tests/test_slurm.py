@@ -94,7 +94,7 @@ def test_the_batch_script_spreads_a_job_over_four_nodes_by_ucx(
     ended = wait_for_end(slurm, number, log)
     text = log.read_text()
     assert ended["JobState"] == "COMPLETED", text
-    assert "protocol: UCX, as asked for; transports: tcp" in text
+    assert "protocol: UCX, as requested; transports: tcp" in text
     assert hosts_of(tmp_path / "out") == set(slurm_nodes.NODES)
     check_whole(tmp_path / "out", undisturbed)
     assert not list((tmp_path / "shared").iterdir())

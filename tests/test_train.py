@@ -103,7 +103,7 @@ def test_a_checkpoint_is_safetensors_and_of_one_run_only(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="differs in data"):
         quick_train(articles(40, seed=5), recipe, checkpoint=path, resume=True)
     path.write_bytes(b"not a checkpoint")
-    with pytest.raises(UsageError, match="is no checkpoint"):
+    with pytest.raises(UsageError, match="is not a checkpoint"):
         quick_train(rows, recipe, checkpoint=path, resume=True)
 
 
@@ -165,7 +165,7 @@ def test_rows_are_held_out_class_by_class() -> None:
 
 def test_recipe_settings() -> None:
     assert Recipe().with_settings(["epochs=3", "dropout=0.25"]) == Recipe(epochs=3, dropout=0.25)
-    for setting, message in (("epoch=3", "no setting"), ("epochs=x", "whole number"), ("dropout=1", "below 1")):
+    for setting, message in (("epoch=3", "no setting"), ("epochs=x", "an integer"), ("dropout=1", "below 1")):
         with pytest.raises(UsageError, match=message):
             Recipe().with_settings([setting])
 

@@ -20,7 +20,7 @@ from pipeline.errors import BroadsheetError, UsageError
 
 @contextmanager
 def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[str], None]) -> Iterator[Client]:
-    """A scheduler in this process, and between one and `nodes` jobs of one node each, depending on the load.
+    """A scheduler in this process, and one to `nodes` jobs of one node each, depending on the load.
 
     Raises UsageError without dask-jobqueue or sbatch, BroadsheetError where no job starts within the wait.
     """
@@ -70,7 +70,7 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "memory": site.memory or "16GB",
         "job_directives_skip": [] if site.memory else ["--mem"],
         "job_extra_directives": [*directives, *site.directives],
-        "job_script_prologue": [*export(), *(site.setup or "").splitlines()],  # the site's lines may change ours
+        "job_script_prologue": [*export(), *(site.setup or "").splitlines()],  # the site's lines win
         "interface": site.interface,
         "protocol": f"{protocol}://",
         "scheduler_options": {

@@ -17,7 +17,7 @@ USERS = Path("~/.config/broadsheet/site.yaml")
 
 @dataclass(frozen=True)
 class Site:
-    """The keys of `site.yaml`, which explains them. stop_before: seconds."""
+    """The keys of `site.yaml`, which documents them. stop_before: seconds."""
 
     partition: str | None
     account: str | None

@@ -1,4 +1,4 @@
-"""A job's script: directives and settings at its head, then the shell files of this folder, unchanged."""
+"""The script of a job: directives and settings first, then the shell files of this folder, unchanged."""
 
 from __future__ import annotations
 

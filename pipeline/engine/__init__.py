@@ -1,1 +1,1 @@
-"""One engine a worker, from text to labels: `base` says what it is, `open` chooses one, `cpu` and `cuda` are they."""
+"""Engines, from text to labels: `base` is their interface, `open` chooses between those of `cpu` and `cuda`."""

@@ -1,4 +1,4 @@
-"""The CPU engine: `reference.forward` on NumPy's BLAS, groups of articles on threads of its own."""
+"""The CPU engine: `reference.forward` on NumPy's BLAS, groups of articles on its own threads."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _GROUP = reference.LINEAR_BATCHES[0]  # articles a compute thread takes at a tim
 class CpuEngine:
     """The NumPy backend: groups of articles on `threads` threads, each with a single-threaded BLAS.
 
-    Threads of ours rather than BLAS's: a product's bits must not depend on how many cores a worker has. `weights` and
-    `each_group` are for those who measure it kernel by kernel.
+    BLAS is not threaded, since the bits of a product must not depend on how many cores a worker has. `weights` and
+    `each_group` are public for profiling.
     """
 
     batch = None
@@ -91,7 +91,7 @@ class CpuEngine:
 
 
 def _architecture(controller: ThreadpoolController) -> str:
-    """NumPy, its BLAS, and the code paths both take on this processor: together they decide the bits of a score."""
+    """NumPy, its BLAS, and their code paths on this processor: together they determine the bits of a score."""
     loaded = [library for library in controller.info() if library["user_api"] == "blas"]
     blas = [b for b in loaded if "numpy" in b["filepath"]] or loaded  # others may be SciPy's or PyTorch's
     names = sorted({f"{b['internal_api']} {b.get('version')} {b.get('architecture', '')}".strip() for b in blas})

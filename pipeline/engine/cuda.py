@@ -1,7 +1,7 @@
 """The CUDA backend: one a process and GPU, weights and buffers allocated once, batches in a ring of three slots.
 
-While one batch computes, the next is copied in and the last is copied out: each slot has page-locked memory on the host
-and a buffer on the GPU, three streams carry the copies and the kernels, and events join them.
+While one batch computes, the next is copied in and the previous one is copied out. Each slot has page-locked memory on
+the host and a buffer on the GPU; three streams run the copies and the kernels, and events order them.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from pipeline.model.charcnn import Model
 from pipeline.telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from pipeline.telemetry.spans import Span, device_spans
 
-_BATCH_AN_SM = 64
-"""Articles: 64 windows of block 2 are a tile, so a batch is whole waves of tiles there."""
+_BATCH_PER_SM = 64
+"""Articles a batch for each SM: 64 windows of block 2 are a tile, so a batch is whole waves of tiles there."""
 
 _MOST_BLOCKS = 65_535
 """Along a grid's second side (CUDA C++ Programming Guide)."""
 
 _LEAST_BATCH = 64
 _FREE_SHARE = 0.8
-"""Of the free memory, at most, that an engine plans to take."""
+"""The share of the free memory that an engine plans to allocate at most."""
 
 
 class Batch(NamedTuple):
-    """Articles first to last of a chunk. given: their ids and counts, where the text itself is not sent."""
+    """Articles first to last of a chunk. given: their ids and counts, where they are encoded on the host."""
 
     first: int
     last: int
@@ -49,15 +49,15 @@ class Batch(NamedTuple):
 
 
 def _number_on_host(device: int) -> int:
-    """A GPU's number among all of the host's; CUDA_VISIBLE_DEVICES hides and renumbers them."""
+    """A GPU's number among all GPUs of the host; CUDA_VISIBLE_DEVICES hides and renumbers them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return int(visible[device]) if device < len(visible) and visible[device].strip().isdigit() else device
 
 
 class CudaEngine:
-    """The network on one GPU; one thread at a time. `batch`: articles at most, by default what free memory allows.
+    """The network on one GPU; not thread-safe. batch: articles at most, by default what free memory allows.
 
-    `network` is for those who measure it kernel by kernel.
+    `network` is public for profiling.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CudaEngine:
         self.memory_ready = time.time()
 
     def _default_batch(self) -> int:
-        batch = _BATCH_AN_SM * int(self.device.attributes["MultiProcessorCount"])
+        batch = _BATCH_PER_SM * int(self.device.attributes["MultiProcessorCount"])
         free, _ = self.device.mem_info
         if self.backend.kernels != "sm90":  # whose grids are of tiles of rows, as many as a grid's second side allows
             second = self.model.layers[1]
@@ -92,7 +92,7 @@ class CudaEngine:
         return batch
 
     def _allocate(self, batch: int) -> None:
-        """Take the planned buffers; half the batch where the memory is gone meanwhile."""
+        """Allocate the planned buffers; with half the batch where the memory is no longer free."""
         while True:
             try:
                 self.network.allocate(batch)
@@ -111,7 +111,7 @@ class CudaEngine:
 
     def _no_room(self, what: str, error: Exception) -> str:
         return (
-            f"GPU {self.device.id} has no room for {what}: {error}. End what else runs there, or use another GPU "
+            f"GPU {self.device.id} has no room for {what}: {error}. Stop other programs on it, or use another GPU "
             "(CUDA_VISIBLE_DEVICES)"
         )
 
@@ -125,7 +125,7 @@ class CudaEngine:
     ) -> Predictions:
         """Label N articles. Raises BroadsheetError, with the kernel and the batch, for an error of the GPU."""
         if self._failed:
-            raise BroadsheetError(f"the GPU of this worker failed before, start the worker anew: {self._failed}")
+            raise BroadsheetError(f"the GPU of this worker failed before, restart the worker: {self._failed}")
         count = len(texts)
         classes = len(self.model.classes)
         top_k = min(top_k, classes)
@@ -159,7 +159,7 @@ class CudaEngine:
             self._failed = f"{error} in {where}"
             raise BroadsheetError(f"GPU {self.device.id}: {self._failed}") from error
         finally:
-            if running:  # something failed: no slot may be filled anew while its last batch is on its way
+            if running:  # something failed: no slot may be refilled while its last batch is in flight
                 with suppress(cp.cuda.runtime.CUDARuntimeError):
                     self.network.settle()
         return found.of_whole_texts(texts, self.model.length)
@@ -173,7 +173,7 @@ class CudaEngine:
                 yield Batch(first, first + len(given.ids), given)
             return
         count = len(texts.offsets) - 1
-        # Evenly cut: a small last batch would leave the GPU half idle.
+        # Batches of equal size: a small last one would leave the GPU half idle.
         size = -(-count // max(1, -(-count // self.batch)))
         first = 0
         while first < count:
@@ -195,7 +195,7 @@ class CudaEngine:
             self.network.start_ids(slot, batch.given.ids, top_k)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
-        """An event that the idle GPU passes now, and what the host's clock says of it."""
+        """The time on the host's clock of an event that the idle GPU records now, and the event."""
         event = cp.cuda.Event()
         event.record(self.network.compute)
         event.synchronize()
@@ -209,10 +209,10 @@ class CudaEngine:
         anchor: tuple[float, cp.cuda.Event],
         spans: list[Span] | None,
     ) -> None:
-        """Wait for a batch, put its rows in their places and its spans with the others."""
+        """Wait for a batch, copy its rows to their places, and append its spans."""
         rows = slice(batch.first, batch.last)
         result = self.network.finish(slot)
-        if result.best.size and result.best.min() < 0:  # what the head gives where no probability is a number
+        if result.best.size and result.best.min() < 0:  # the head's label where no probability is a number
             raise BroadsheetError(
                 f"{self.model.name}: its activations overflow {self.backend.precision}: use --precision bf16 or fp32"
             )
@@ -233,7 +233,7 @@ class CudaEngine:
             spans += done
 
     def close(self) -> None:
-        """Give back the GPU's memory."""
+        """Release the GPU's memory."""
         with self.device:
             self.network.close()
             cp.get_default_memory_pool().free_all_blocks()

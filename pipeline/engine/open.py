@@ -18,11 +18,38 @@ _OUT_OF_MEMORY = 2  # CUDA's cudaErrorMemoryAllocation
 def open_engine(
     model: Model, device: str = "auto", precision: str = "auto", threads: int | None = None, kernels: str = "auto"
 ) -> Engine:
-    """Load `model` on a device. `threads`: compute threads of the CPU backend, by default this process's cores.
+    """Load a model on a device.
 
-    device "auto" takes a GPU where one works, else the CPU; `why_no_gpu` tells why. kernels: a generation of CUDA
-    kernels ("simt", "sm80", "sm90"), by default the best for the GPU. Raises UsageError where the device, the precision
-    or the kernels are not to be had.
+    Parameters
+    ----------
+    model : Model
+        The model.
+    device : str
+        "cpu", "cuda", or "auto": a GPU where one works, else the CPU; `why_no_gpu` returns the reason.
+    precision : str
+        "auto", "fp32", "fp16" or "bf16".
+    threads : int, optional
+        Compute threads of the CPU engine. Default: the cores that this process may use.
+    kernels : str
+        A generation of CUDA kernels: "simt", "sm80", "sm90", or "auto", the best for the GPU.
+
+    Returns
+    -------
+    Engine
+        The engine; `close` releases its threads and memory.
+
+    Raises
+    ------
+    UsageError
+        If the device, the precision or the kernels are not available.
+    BroadsheetError
+        If the GPU has no room for the model.
+
+    Examples
+    --------
+    >>> engine = open_engine(load_model("ag-news"), device="cpu", threads=4)
+    >>> engine.close()
+
     """
     for name, value, known in (
         ("device", device, DEVICES),
@@ -37,12 +64,12 @@ def open_engine(
 
         return CudaEngine(model, precision, kernels)
     if device == "cuda":
-        raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or mend that")
+        raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or fix that")
     for name, value in (("precision", precision), ("kernels", kernels)):
         if value not in ("auto", "fp32"):
             raise UsageError(
                 f"the CPU backend computes in fp32 with NumPy: leave out --{name} {value}"
-                + (f", or mend this: {missing}" if missing else "")
+                + (f", or fix this: {missing}" if missing else "")
             )
     return CpuEngine(model, threads or available_cores())
 
@@ -52,7 +79,7 @@ def _missing_package() -> str | None:
     for name, module in _GPU_PACKAGES.items():
         try:
             found = importlib.util.find_spec(module)
-        except ModuleNotFoundError:  # not even the package it is in
+        except ModuleNotFoundError:  # nor is the package that contains it
             found = None
         if found is None:
             return name
@@ -60,7 +87,7 @@ def _missing_package() -> str | None:
 
 
 def expected_device(device: str) -> str:
-    """What a worker on this machine would take, "cpu" or "cuda"; asks without touching a GPU's memory."""
+    """The device that a worker on this machine would choose, "cpu" or "cuda"; found without using a GPU's memory."""
     if device == "auto" and _missing_package() is None:
         with suppress(Exception):  # CuPy's own and the loader's: without a driver there is no GPU
             import cupy
@@ -72,7 +99,7 @@ def expected_device(device: str) -> str:
 def why_no_gpu() -> str | None:
     """None where CUDA works in this process; else why it does not, in one line.
 
-    Raises BroadsheetError for a GPU that works and is full: in its place the CPU would be an unpleasant surprise.
+    Raises BroadsheetError for a GPU that works but is full: falling back to the much slower CPU would be a surprise.
     """
     missing = _missing_package()
     if missing:
@@ -82,11 +109,11 @@ def why_no_gpu() -> str | None:
 
         if cupy.cuda.runtime.getDeviceCount() == 0:
             return "there is no NVIDIA GPU (or CUDA_VISIBLE_DEVICES hides it)"
-        cupy.cuda.Device().mem_info  # noqa: B018 - makes the context, which a broken driver refuses
-    except Exception as error:  # CuPy raises ImportError, RuntimeError and its own, by what is amiss
+        cupy.cuda.Device().mem_info  # noqa: B018 - creates the context, which fails with a broken driver
+    except Exception as error:  # CuPy raises ImportError, RuntimeError or its own, depending on the fault
         if getattr(error, "status", None) == _OUT_OF_MEMORY:
             raise BroadsheetError(
-                f"the GPU has no room, not even for a CUDA context ({error}). End what else runs there, choose another "
+                f"the GPU has no room, not even for a CUDA context ({error}). Stop other programs, choose another "
                 "(CUDA_VISIBLE_DEVICES), or use --device cpu"
             ) from error
         return " ".join(f"there is no NVIDIA GPU with a driver that works ({error})".split())

@@ -1,4 +1,4 @@
-"""Which kernel an operation is: file, template instance, threads and dynamic shared memory. Needs no GPU."""
+"""The kernel of each operation: file, template instance, threads and dynamic shared memory. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ELEMENT = {"fp32": "float", "fp16": "Half", "bf16": "BFloat"}
 
 WARP = 32
 WARPS = 8
-"""Of a block that works by warps, where its kernel asks for no other number."""
+"""Warps of a block, for kernels that need no other number."""
 
 HEAD_WARPS = 4
 HEAD_ARTICLES = 4
@@ -33,7 +33,7 @@ class Kernel:
 
 
 def target(generation: str, architecture: str) -> str:
-    """What to compile for: the features of Hopper's own (wgmma, setmaxnreg) are in "sm_90a" only."""
+    """The architecture to compile for: features that only Hopper has (wgmma, setmaxnreg) need "sm_90a"."""
     return f"{architecture}a" if generation == "sm90" else architecture
 
 
@@ -84,9 +84,9 @@ def network_kernels(generation: str, precision: str, architecture: str, layers: 
 
 
 def choose_generation(kernels: str, precision: str, capability: tuple[int, int]) -> tuple[str, str]:
-    """The kernel generation and precision for a GPU of a compute capability, from what is asked for ("auto" or a name).
+    """The kernel generation and precision for a GPU of a compute capability. kernels, precision: "auto" or a name.
 
-    Raises UsageError where they do not go together.
+    Raises UsageError where they do not fit each other or the GPU.
     """
     best = "sm90" if capability[0] == 9 else "sm80" if capability >= (8, 0) else "simt"
     if kernels == "auto":

@@ -48,10 +48,10 @@ class Resources:
 def compile_kernel(
     file: str, expression: str, architecture: str, cache: Path | None = None, folder: Path = FOLDER
 ) -> Cubin:
-    """Build the template instance `expression` of `file` for `architecture` ("sm_90a"), or find it in the cache.
+    """Compile the template instance `expression` of `file` for `architecture` ("sm_90a"), or find it in the cache.
 
-    The cache's key covers the source, everything it includes, the options and the compiler's version. Processes that
-    ask for the same kernel at once wait for the first. folder: of the sources. Raises BroadsheetError with the
+    folder holds the sources. The cache key covers the source, everything it includes, the options and the version of
+    the compiler. Processes that need the same kernel at once wait for the first. Raises BroadsheetError with the
     compiler's log where it does not compile, UsageError where NVRTC is missing or the cache cannot be written.
     """
     cache = cache or cache_folder()
@@ -62,7 +62,7 @@ def compile_kernel(
             if not path.exists():
                 code, symbol, log = _compile(folder, file, expression, architecture)
                 _write(about, json.dumps({"symbol": symbol, "log": log, "kernel": f"{file} {expression}"}).encode())
-                _write(path, code)  # last: its presence says that both are whole
+                _write(path, code)  # last: where it exists, both are complete
     found = json.loads(about.read_text())
     return Cubin(path, found["symbol"], found["log"])
 
@@ -74,7 +74,7 @@ def cache_folder() -> Path:
 
 
 def resources(log: str) -> Resources:
-    """Read ptxas's report out of a compiler's log; its format is ptxas's own (`-v`), seen from CUDA 12 to 13."""
+    """Parse ptxas's report (`-v`) in a compiler's log; its format is undocumented, the same from CUDA 12 to 13."""
 
     def largest(pattern: str) -> int:
         return max((int(number) for number in re.findall(pattern, log)), default=0)
@@ -92,7 +92,7 @@ def resources(log: str) -> Resources:
 
 def _compile(folder: Path, file: str, expression: str, architecture: str) -> tuple[bytes, str, str]:
     try:
-        with _importing:  # two threads that import it at once would each find it half there
+        with _importing:  # imported by two threads at once, it would be incomplete in both
             from cuda.core import Program, ProgramOptions
     except ImportError as error:
         raise UsageError(f"CUDA kernels are compiled with cuda-core: install broadsheet[cuda13] ({error})") from error
@@ -107,7 +107,7 @@ def _compile(folder: Path, file: str, expression: str, architecture: str) -> tup
 
 
 def _options(architecture: str) -> dict[str, Any]:
-    """What decides the code beside the source. SHARED_LIMIT: for common/launch.cuh."""
+    """The options that determine the code, apart from its source. SHARED_LIMIT: for common/launch.cuh."""
     limit = ("SHARED_LIMIT", str(shared_limit(architecture)))
     return {"std": "c++17", "ptxas_options": ["-v"], "define_macro": [limit]}
 
@@ -134,18 +134,18 @@ def _compiler() -> list[int]:
 
         return [int(part) for part in nvrtc.nvrtcVersion()]
     except (ImportError, RuntimeError) as error:
-        raise UsageError(f"NVRTC, the CUDA compiler, is not there: install broadsheet[cuda13] ({error})") from error
+        raise UsageError(f"NVRTC, the CUDA compiler, is missing: install broadsheet[cuda13] ({error})") from error
 
 
 def compiler_name() -> str:
-    """E.g. "NVRTC 13.0": with the architecture it decides a kernel's machine code. Raises UsageError without one."""
+    """E.g. "NVRTC 13.0", which with the architecture determines the machine code. Raises UsageError without NVRTC."""
     _, major, minor = _compiler()
     return f"NVRTC {major}.{minor}"
 
 
 @contextmanager
 def _locked(cache: Path, key: str) -> Iterator[None]:
-    """One process of this machine at a time; the lock goes with the process that holds it."""
+    """One process of this machine at a time; the lock is released when the process that holds it ends."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with open(cache / f"{key}.lock", "w") as lock:
@@ -156,7 +156,7 @@ def _locked(cache: Path, key: str) -> Iterator[None]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write under another name and rename: a reader, on this machine or another, sees all of it or nothing."""
+    """Write under another name and rename: a reader, on any machine, sees the whole file or none."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(handle, "wb") as file:

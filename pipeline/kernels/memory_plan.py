@@ -9,7 +9,7 @@ from itertools import pairwise
 from pipeline.model.charcnn import Layer
 
 SLOTS = 3
-"""Batches on their way: one copied in, one computed, one copied out."""
+"""Batches in flight: one copied in, one computed, one copied out."""
 
 _ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _ALIGNMENT = 512
@@ -17,7 +17,7 @@ _ALIGNMENT = 512
 
 @dataclass(frozen=True)
 class Buffer:
-    """count: how many there are of it."""
+    """Device memory for one purpose. count: how many buffers of this size there are."""
 
     name: str
     bytes: int
@@ -29,16 +29,16 @@ class Buffer:
 
 
 def id_pitch(length: int) -> int:
-    """Bytes from one article's ids to the next: whole 16-byte stores."""
+    """Bytes from the ids of one article to those of the next: a multiple of 16, for 16-byte stores."""
     return -(-length // 16) * 16
 
 
 @dataclass(frozen=True)
 class Activation:
-    """Rows of every article of a batch in one of two buffers, in elements: [batch, pitch, channels].
+    """The rows of a batch in one of two buffers, in elements: [batch, pitch, channels].
 
-    valid: rows of an article that hold something; the pitch fills them up to whole pool windows for the layer that
-    reads them.
+    valid: rows of an article that hold values. The pitch rounds them up to whole pool windows of the layer that reads
+    them.
     """
 
     buffer: int
@@ -49,7 +49,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Step:
-    """A layer and what it writes; it reads what the step before it wrote. raw: a product before its norm."""
+    """A layer and the activation that it writes; it reads that of the step before. raw: a product before its norm."""
 
     layer: Layer
     raw: Activation | None
@@ -75,7 +75,7 @@ def schedule(layers: Sequence[Layer]) -> tuple[Step, ...]:
 
 
 def text_bytes(length: int, batch: int) -> int:
-    """Room for the text of a batch: twice what the network reads of ASCII; longer text makes smaller batches."""
+    """Bytes for the text of a batch: twice what the network reads of ASCII. Longer text makes smaller batches."""
     return 2 * length * batch
 
 

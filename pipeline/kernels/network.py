@@ -20,7 +20,7 @@ from pipeline.model.reference import Weights
 
 
 class Result(NamedTuple):
-    """A batch's rows in page-locked memory, until its slot is used again."""
+    """The results of a batch in page-locked memory, valid until its slot is used again."""
 
     labels: NDArray[np.int32]
     best: NDArray[np.float32]
@@ -31,10 +31,10 @@ class Result(NamedTuple):
 
 
 class Slot:
-    """A batch on its way: its text on the host (page-locked) and on the GPU, its results on both, and its events.
+    """A batch in flight: its text on the host (page-locked) and on the GPU, its results on both, and its events.
 
-    Events stand at the beginning and the end of the copy in, the kernels and the copy out. marks: one ahead of each
-    kernel, where `each_kernel` asks for them.
+    Events are recorded at the beginning and the end of the copy in, the kernels and the copy out. marks: one before
+    each kernel, with `each_kernel`.
     """
 
     def __init__(self, length: int, batch: int, classes: int) -> None:
@@ -73,7 +73,7 @@ class Slot:
         return Scored(table("logits", classes), table("scores", classes), table("labels", k), table("best", k))
 
     def stages(self, anchor: cp.cuda.Event) -> list[tuple[str, str, float, float]]:
-        """(name, lane, begin, end) of what the batch went through, in milliseconds after `anchor`; once it is done."""
+        """(name, lane, begin, end) of each stage of a finished batch, in milliseconds after `anchor`."""
 
         def after(event: cp.cuda.Event) -> float:
             return float(cp.cuda.get_elapsed_time(anchor, event))
@@ -97,7 +97,7 @@ class Slot:
 
 
 class Network:
-    """Weights on a GPU, buffers for batches once `allocate` is called, and the way from text to labels."""
+    """Weights on a GPU, buffers for batches once `allocate` is called, and the launches from text to labels."""
 
     def __init__(
         self, weights: Weights, alphabet: Alphabet, length: int, generation: str, precision: str, device: cp.cuda.Device
@@ -113,7 +113,7 @@ class Network:
         for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers):
             load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
         self._weights = upload(weights, alphabet, generation, precision, self.ops.architecture)
-        cp.cuda.get_current_stream().synchronize()  # the streams below wait for no other
+        cp.cuda.get_current_stream().synchronize()  # the streams below do not wait for it
         self._in, self.compute, self._out = (cp.cuda.Stream(non_blocking=True) for _ in range(3))
         self.slots: list[Slot] = []
 
@@ -121,7 +121,7 @@ class Network:
         return memory_plan.plan(self.layers, batch, self.ops.precision)
 
     def allocate(self, batch: int) -> None:
-        """Take every buffer of the plan. Raises cupy's OutOfMemoryError; `release` gives back what was taken."""
+        """Allocate every buffer of the plan. Raises CuPy's OutOfMemoryError; `release` then frees those allocated."""
         sizes = memory_plan.activation_bytes(self.layers, batch, self.ops.precision)
         self._activations = [cp.empty(size // np.dtype(self._element).itemsize, self._element) for size in sizes]
         self._ids = cp.empty((batch, memory_plan.id_pitch(self._length)), np.uint8)
@@ -137,12 +137,12 @@ class Network:
         self._ids = self._statistics = self._text_end = None
 
     def close(self) -> None:
-        """Give back the weights too."""
+        """Release the weights too."""
         self.release()
         del self._weights
 
     def start_text(self, slot: Slot, data: NDArray[np.uint8], offsets: NDArray[np.int64], top_k: int) -> None:
-        """Send a batch on its way: data[offsets[0]:offsets[-1]], UTF-8."""
+        """Start a batch: data[offsets[0]:offsets[-1]], UTF-8."""
         count, size = len(offsets) - 1, int(offsets[-1] - offsets[0])
         slot.host["text"][:size] = data[offsets[0] : offsets[-1]]
         slot.host["offsets"][: count + 1] = offsets
@@ -157,7 +157,7 @@ class Network:
         self._finish_start(slot, ids, top_k)
 
     def start_ids(self, slot: Slot, ids: NDArray[np.uint8], top_k: int) -> None:
-        """Send a batch on its way that is encoded already, ids uint8 [N, length]."""
+        """Start a batch that is encoded already, ids uint8 [N, length]."""
         pitch = memory_plan.id_pitch(self._length)
         size = len(ids) * pitch
         staged = slot.host["text"][:size].reshape(len(ids), pitch)
@@ -170,7 +170,7 @@ class Network:
         self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), top_k)
 
     def _begin(self, slot: Slot) -> None:
-        """Let the kernels wait for the slot's copy."""
+        """Make the kernels wait for the slot's copy."""
         self.compute.wait_event(slot.copied_in)
         slot.begun.record(self.compute)
         slot.marks = []
@@ -191,7 +191,7 @@ class Network:
         slot.copied_out.record(self._out)
 
     def settle(self) -> None:
-        """Wait for all batches on their way."""
+        """Wait for all batches in flight."""
         for stream in (self._in, self.compute, self._out):
             stream.synchronize()
 
@@ -248,7 +248,7 @@ class Network:
             self._marked.marks.append((kernel.name, event))
 
     def last_kernel(self) -> str:
-        """The kernel that the GPU began last; it can be asked after a failure, when the GPU answers nothing else."""
+        """The kernel that the GPU began last. It works after a failure too, when every CUDA call fails."""
         return self._trail.last()
 
 
@@ -258,7 +258,7 @@ def _flat(rows: Rows) -> cp.ndarray:
 
 
 class _Trail:
-    """Which kernel runs: the stream itself writes a number to page-locked memory before each."""
+    """Which kernel runs: before each one the stream itself writes a number to page-locked memory."""
 
     def __init__(self) -> None:
         self._names: list[str] = ["none"]
@@ -269,8 +269,8 @@ class _Trail:
             self._names.append(name)
         (status,) = driver.cuStreamWriteValue32(stream, self._at.ctypes.data, self._names.index(name), 0)
         if status == driver.CUresult.CUDA_ERROR_NOT_SUPPORTED:
-            return  # then a message names no kernel
-        # After a kernel has failed the stream itself answers so, and the launch that follows raises it with its batch.
+            return  # without marks, an error names no kernel
+        # After a kernel has failed, this call fails too; the launch that follows raises that error with its batch.
         if status != driver.CUresult.CUDA_SUCCESS and driver.cuStreamQuery(stream)[0] != status:
             raise BroadsheetError(f"cuStreamWriteValue32 before kernel {name}: {status.name}")
 

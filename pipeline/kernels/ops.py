@@ -1,7 +1,7 @@
-"""The network's operations on a GPU: each launches the kernels that are the twin of one in `reference.py`.
+"""The network's operations on a GPU: each launches the kernels that correspond to an operation of `reference.py`.
 
-Signatures are the reference's, with an `out` to write to, so that nothing is allocated. Arrays are CuPy's; activations
-are `Rows`, of as many rows for every article. Everything is launched on CuPy's current stream.
+Signatures are those of the reference, with an `out` to write to, so that nothing is allocated. Arrays are CuPy's;
+activations are `Rows`, with the same number of rows for every article. Kernels run on CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.model.charcnn import NORM_EPSILON, Layer
 
 
 class Rows(NamedTuple):
-    """values: [N, pitch, channels]. valid: rows of each article that hold something; no result is made of the rest."""
+    """values: [N, pitch, channels]. valid: rows of each article that hold values; no result depends on the others."""
 
     values: cp.ndarray
     valid: int
@@ -51,14 +51,15 @@ class Scored(NamedTuple):
 
 
 Launched = Callable[[Kernel, tuple[int, ...], tuple[Any, ...]], None]
-"""Called with a kernel, its grid and its arguments."""
+"""A function that is called with a kernel, its grid and its arguments."""
 
 
 @dataclass(frozen=True)
 class Operations:
     """The operations in one kernel generation and precision, for one architecture ("sm_90").
 
-    sms: SMs of the GPU. tiles: by layer name, in place of the table's for products. launched: called before launches.
+    sms: the number of SMs. tiles: of products by layer name, in place of those of the table. launched: called before
+    each launch.
     """
 
     generation: str
@@ -71,7 +72,7 @@ class Operations:
     def encode(
         self, data: cp.ndarray, offsets: cp.ndarray, alphabet: DeviceAlphabet, length: int, out: Encoded
     ) -> None:
-        """UTF-8 bytes, uint8, and int64 offsets [N + 1] of any base; data[0] is the first article's first byte."""
+        """Encode UTF-8 bytes, uint8, by int64 offsets [N + 1]; data[0] is the byte at offsets[0]."""
         count = len(offsets) - 1
         points = len(alphabet.points)
         self._launch(
@@ -90,7 +91,7 @@ class Operations:
         out: cp.ndarray,
         text_end: cp.ndarray,
     ) -> None:
-        """Mean and 1 / deviation of block 1, fp32 [N, 2], and where each text ends, int32 [N]."""
+        """Mean and 1 / standard deviation of block 1, fp32 [N, 2], and where each text ends, int32 [N]."""
         self._launch(
             catalog.statistics_kernel(layer),
             (-(-len(ids) // catalog.WARPS),),
@@ -125,7 +126,7 @@ class Operations:
         self, rows: Rows, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, norm: DeviceNorm | None, out: Rows,
         raw: Rows | None = None,
     ) -> None:  # fmt: skip
-        """A convolution, then ReLU and pool; with a norm before them, by way of `raw`."""
+        """A convolution, then ReLU and pool. With a norm before them, `raw` holds the product in between."""
         self._product(rows, layer, weight, bias, out if norm is None else raw)
         if norm is not None:
             assert raw is not None
@@ -136,7 +137,7 @@ class Operations:
             )
 
     def linear(self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: cp.ndarray) -> None:
-        """x weight + bias with ReLU: a convolution with one tap, over one article whose rows are all of x."""
+        """x weight + bias with ReLU: a convolution with one tap over one article, whose rows are those of x."""
         self._product(Rows(x[None], len(x)), layer, weight, bias, Rows(out[None], len(x)))
 
     def head(self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored) -> None:
@@ -174,7 +175,7 @@ class Operations:
         )  # fmt: skip
 
     def _tensor_maps(self, rows: Rows, layer: Layer, weight: cp.ndarray, at: Sm90Tile) -> tuple[Any, Any]:
-        """Of the rows, by phases before a pool, and of the weights, of which a block fetches its share."""
+        """Tensor maps of the rows (by phases before a pool) and of the weights (a block's share at a time)."""
         articles, pitch, channels = rows.values.shape
         pool = layer.product_pool
         phases = () if pool == 1 else (pool,)
@@ -192,20 +193,20 @@ class Operations:
             function(grid, (kernel.threads,), arguments, shared_mem=kernel.shared_bytes)
         except cp.cuda.driver.CUDADriverError as error:
             if "INVALID_VALUE" not in str(error) and "OUT_OF_RESOURCES" not in str(error):
-                raise  # of an earlier kernel, reported where the batch is known
+                raise  # the error of an earlier kernel, reported where its batch is known
             raise BroadsheetError(f"kernel {kernel.name} ({kernel.expression}) was not launched: {error}") from error
 
 
 def operations(
     generation: str, precision: str, device: cp.cuda.Device, launched: Launched = lambda *launch: None
 ) -> Operations:
-    """The operations for a GPU, in the table's tile configurations."""
+    """The operations for a GPU, with the tiles of the table."""
     sms = device.attributes["MultiProcessorCount"]
     return Operations(generation, precision, f"sm_{device.compute_capability}", sms, {}, launched)
 
 
 def tile_shape(ops: Operations, layer: Layer) -> tuple[int, int] | None:
-    """Input rows and outputs that one tile of a product covers; None where the layer is no tiled product."""
+    """Input rows and outputs that one tile of a product covers; None for a layer that is not a tiled product."""
     if layer.is_lookup or not layer.relu:
         return None
     at = product_tile(ops.generation, ops.architecture, layer)
@@ -219,9 +220,9 @@ def load(file: str, expression: str, target: str) -> Any:
 
 @cache
 def _load(file: str, expression: str, target: str, device: int) -> Any:
-    """Once a process and device: a function belongs to the CUDA context that was current when it was loaded.
+    """Loaded once a process and device: a function belongs to the CUDA context that was current at the time.
 
-    It is one to all models of a process, which may need more or less shared memory: it may take all there is.
+    All models of a process share it, and need different amounts of shared memory, so it may use the maximum.
     """
     cubin = compile_kernel(file, expression, target)
     function = cp.RawModule(path=str(cubin.path)).get_function(cubin.symbol)
@@ -232,7 +233,7 @@ def _load(file: str, expression: str, target: str, device: int) -> Any:
 
 @cache
 def _blocks_an_sm(architecture: str, kernel: Kernel) -> int:
-    """How many blocks of block 1 an SM holds, by shared memory: the grid is one wave of them."""
+    """How many thread blocks of block 1's kernel an SM holds, by shared memory: the grid is one wave of them."""
     return tiles.shared_limit(architecture) // (kernel.shared_bytes + 1024)
 
 

@@ -1,4 +1,4 @@
-"""Tables of block 1 that kernels read in place of its weights, made in float64. NumPy only."""
+"""Tables of block 1 that kernels read in place of its weights, computed in float64. NumPy only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StatisticsTables(NamedTuple):
 
 
 def fixed_point(table: Floats, bias: Floats) -> tuple[NDArray[np.uint16], Floats]:
-    """Block 1's table as integers: a window is `zero + unit * (sum of its entries)`, and no sum reaches 65,536.
+    """Block 1's table as integers: an output is `zero + unit * (sum of its entries)`, and no sum reaches 65,536.
 
     table: [kernel, ids, channels], bias [channels]. Returns entries, uint16 of the table's shape, and fp32 [3,
     channels]: unit, zero, bias. An entry is off by at most half a unit, which is the channel's range over 65,535.
@@ -36,7 +36,7 @@ def fixed_point(table: Floats, bias: Floats) -> tuple[NDArray[np.uint16], Floats
 
 
 def statistics_tables(weights: Weights) -> StatisticsTables:
-    """Prefix sums over the taps, in float64; the formulas stand in common/statistics.cu."""
+    """Prefix sums over the taps, in float64, by the formulas in common/statistics.cu."""
     table = weights.table.astype(np.float64)
     bias = weights.bias[weights.layers[0].name].astype(np.float64)
     kernel, ids, _ = table.shape

@@ -1,4 +1,4 @@
-"""Tensor maps: how the copy engine of Hopper (TMA) sees an array. Passed by value to kernels of `sm90/`."""
+"""Tensor maps: descriptors of an array for Hopper's copy engine (TMA), passed by value to kernels of `sm90/`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FORMAT = {
 
 @lru_cache(maxsize=512)
 def tensor_map(pointer: int, precision: str, shape: tuple[int, ...], box: tuple[int, ...]) -> NDArray[np.void]:
-    """A 128-byte map, [1] of void128, of a C-contiguous array of 16-bit elements, under the 128-byte swizzle.
+    """A 128-byte map, [1] of void128, of a C-contiguous array of 16-bit elements, with the 128-byte swizzle.
 
-    shape, box: outermost dimension first, as NumPy has them; the copy engine's own order is the reverse. A box's row
-    is 64 elements. Raises BroadsheetError where the driver refuses it.
+    shape, box: outermost dimension first, as in NumPy; the copy engine's order is the reverse. A row of a box has 64
+    elements. Raises BroadsheetError where the driver rejects it.
     """
     rank = len(shape)
     strides = [2 * int(np.prod(shape[axis:])) for axis in range(rank - 1, 0, -1)]

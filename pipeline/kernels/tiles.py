@@ -1,9 +1,9 @@
-"""How blocks cut up a layer's work: a type of tile for each kernel, and a table of them by generation, architecture and
-layer; `benchmarks/tune.py` finds better ones.
+"""How thread blocks divide the work of a layer: a tile type for each kernel, and a table of tiles by generation,
+architecture and layer; `benchmarks/tune.py` finds better ones.
 
-A type holds what the host has to know of its kernel. It reaches the kernel as template arguments, where static
-assertions hold the two together. A tile changes speed and shared memory, never the order of a sum over inputs, so never
-a bit of a score.
+A type holds what the host must know about its kernel. The values reach the kernel as template arguments, where static
+assertions check that both agree. A tile changes speed and shared memory, but never the order of a sum over inputs, and
+so never a bit of a score.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SHARED_LIMIT = {
     "sm_120": 99 << 10,
     "sm_121": 99 << 10,
 }
-"""Bytes of shared memory that a block can have (CUDA C++ Programming Guide, table of compute capabilities)."""
+"""Bytes of shared memory that a block can use (CUDA C++ Programming Guide, table of compute capabilities)."""
 
 
 def shared_limit(architecture: str) -> int:
-    """The same; of an architecture that the table does not know, the least that any since sm_80 has."""
+    """The same as a function; for an architecture that is not in the table, the least of all since sm_80."""
     return SHARED_LIMIT.get(architecture.removesuffix("a"), 99 << 10)
 
 
 class Launch(NamedTuple):
-    """Threads and dynamic shared memory of a block. Its text is the template argument by which kernels assert both."""
+    """Threads and dynamic shared memory of a block. `str` gives the template argument by which kernels assert both."""
 
     threads: int
     shared_bytes: int = 0
@@ -48,7 +48,7 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True)
 class SimtLookupTile:
-    """Block 1 of `simt/`. positions: pooled rows of a block. articles: that it goes through."""
+    """Block 1 of `simt/`. positions: pooled rows of a thread block. articles: that it loops over."""
 
     positions: int
     articles: int
@@ -74,7 +74,7 @@ class LookupTile:
         return layer.ids, self.channels, self.positions, self.articles
 
     def launch(self, layer: Layer) -> Launch:
-        """A thread for eight channels of a position; the table's slice and what a group of 32 articles needs."""
+        """A thread for eight channels of a position; memory for the table's slice and a group of 32 articles."""
         words = (self.positions * layer.pool + layer.kernel + layer.pool + 2) // 4
         table = layer.kernel * layer.ids * self.channels * 2 + 12 * self.channels
         return Launch(self.channels // 8 * self.positions, table + 2 * 32 * (self.channels + 12 + 4 * words))
@@ -130,7 +130,7 @@ class Sm90Tile:
         return self.rows, self.outputs, self.a_stages, self.b_stages, self.cluster
 
     def box_rows(self, layer: Layer) -> int:
-        """Rows of the input that the copy engine fetches at a time, of each phase of a pool."""
+        """Rows of the input that the copy engine fetches at a time, for each phase of a pool."""
         return self.rows // layer.product_pool + _rows_below(layer)
 
     def launch(self, layer: Layer) -> Launch:
@@ -140,15 +140,15 @@ class Sm90Tile:
 
 
 def _rows_below(layer: Layer) -> int:
-    """Rows that are fetched below a tile's own, for the taps: whole groups of eight, by which memory is swizzled."""
+    """Rows that are fetched below those of a tile, for the taps: whole groups of eight, the unit of the swizzle."""
     return 8 if layer.kernel > 1 else 0
 
 
 ProductTile = SimtTile | Sm80Tile | Sm90Tile
 Tile = SimtLookupTile | LookupTile | ProductTile
 
-# By layer name or kind. "" is any architecture, within the 99 KB of the smallest; the others were found on an H200 by
-# benchmarks/tune.py.
+# By layer name or kind. "" is any architecture: within 99 KB, the least of all since sm_80. The others were found on an
+# H200 by benchmarks/tune.py.
 _TILES: dict[tuple[str, str], dict[str, Tile]] = {
     ("simt", ""): {
         "lookup": SimtLookupTile(4, 16),
@@ -191,7 +191,7 @@ def tile(generation: str, architecture: str, layer: Layer) -> Tile:
 
 def _fitting(at: Tile, layer: Layer, limit: int) -> Tile:
     while isinstance(at, LookupTile) and at.launch(layer).shared_bytes > limit:
-        # The threads of a block stay as many: fewer channels, more positions.
+        # The number of threads stays the same: fewer channels, more positions.
         at = replace(at, channels=at.channels // 2, positions=at.positions * 2)
     return at
 

@@ -61,7 +61,7 @@ class DeviceWeights:
 
 
 def upload(weights: Weights, alphabet: Alphabet, generation: str, precision: str, architecture: str) -> DeviceWeights:
-    """Lay out and copy a model's tensors; about 30 ms for the shipped one."""
+    """Rearrange and copy a model's tensors to the GPU; takes about 30 ms for the shipped model."""
     first, *rest = weights.layers
     at = tile(generation, architecture, first)
     bias = weights.bias[first.name]

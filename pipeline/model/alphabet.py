@@ -1,8 +1,8 @@
 """Characters to ids, in NumPy: the specification of the encode kernel.
 
 An article is read as UTF-8. One code point takes one position; ASCII A-Z is lower-cased, nothing else is. A byte that
-is no part of a well-formed UTF-8 sequence (Unicode 15, table 3-7) is one unknown character at one position, so that
-hostile bytes never fail and never shift more than their own place.
+is not part of a well-formed UTF-8 sequence (Unicode 15, table 3-7) is one unknown character at one position, so hostile
+bytes never raise an error, and each takes exactly one position.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PUBLISHED = "abcdefghijklmnopqrstuvwxyz0123456789-,;.!?:'\"/\\|_@#$%^&*~`+-=<>()[]{}\n"
-"""The 70 symbols of Zhang, Zhao and LeCun (2015), https://arxiv.org/abs/1509.01626; '-' stands in it twice."""
+"""The 70 symbols of Zhang, Zhao and LeCun (2015), https://arxiv.org/abs/1509.01626; it contains '-' twice."""
 
 MAX_SYMBOLS = 254
 _BATCH_BYTES = 1 << 20  # bounds the working memory of one vectorised step
@@ -22,12 +22,19 @@ _LONGEST_SEQUENCE = 4
 
 
 class Encoded(NamedTuple):
-    """What the network reads of N articles, and the three input-health counts.
+    """What the network reads of N articles, and three counts of their characters.
 
-    ids: uint8 [N, length], symbol number, `Alphabet.unknown` or `Alphabet.padding`.
-    n_chars: int64 [N], characters of the whole text.
-    truncated: bool [N], whether the text is longer than `length`.
-    unknown_chars: int64 [N], characters outside the alphabet among the first `length`.
+    Attributes
+    ----------
+    ids : uint8 [N, length]
+        Encoded characters: the number of a symbol, `Alphabet.unknown` or `Alphabet.padding`.
+    n_chars : int64 [N]
+        Characters of the whole text.
+    truncated : bool [N]
+        Whether the text is longer than `length`.
+    unknown_chars : int64 [N]
+        Characters outside the alphabet, among the first `length`.
+
     """
 
     ids: NDArray[np.uint8]
@@ -38,10 +45,25 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Alphabet:
-    """An ordered set of 1 to 254 symbols; a symbol's id is its first position.
+    """The characters that a model reads: 1 to 254 symbols, numbered by their first position.
 
-    Raises ValueError for an empty or too long alphabet, a lone surrogate, or an ASCII capital (it could never match,
-    since text is lower-cased).
+    Attributes
+    ----------
+    symbols : str
+        The symbols in order. A repeated one keeps its first number.
+
+    Raises
+    ------
+    ValueError
+        For an empty or too long alphabet, a lone surrogate, or an ASCII capital, which could never match, since text is
+        lower-cased.
+
+    Examples
+    --------
+    >>> alphabet = Alphabet("abc ")
+    >>> len(alphabet), alphabet.unknown, alphabet.padding
+    (4, 4, 5)
+
     """
 
     symbols: str
@@ -89,12 +111,12 @@ class Alphabet:
 
     @property
     def padding(self) -> int:
-        """The id of a position behind the text: a zero column too."""
+        """The id of a position after the text: a zero column too."""
         return len(self.symbols) + 1
 
     @property
     def tables(self) -> tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint8]]:
-        """Ids of single bytes, [256]; then the code points beyond ASCII, ascending, and the id of each."""
+        """Ids of single bytes, [256]; then the code points beyond ASCII, ascending, and their ids."""
         return self._byte_ids, self._points, self._point_ids
 
     def ids_of(self, data: NDArray[np.uint8], starts: NDArray[np.int64], leads: _Sequences) -> NDArray[np.uint8]:
@@ -116,7 +138,7 @@ class _Sequences(NamedTuple):
 
 
 def of_ids(ids: NDArray[np.uint8], alphabet: Alphabet) -> Encoded:
-    """The counts of articles that come as ids, uint8 [N, length]: a text ends at its last id that is not padding."""
+    """Count the characters of articles given as ids, uint8 [N, length]: its text ends at the last id but padding."""
     in_text = ids != alphabet.padding
     ends = ids.shape[1] - np.argmax(in_text[:, ::-1], axis=1)
     n_chars = np.where(in_text.any(axis=1), ends, 0).astype(np.int64)
@@ -139,7 +161,7 @@ def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphab
     head = _LONGEST_SEQUENCE * length  # the first `length` characters lie within these bytes
     first = 0
     while first < count:
-        # Articles go in batches of bounded bytes; one that is longer than its head goes alone.
+        # Articles are encoded in batches of bounded bytes; one that is longer than its head, by itself.
         fits = int(np.searchsorted(offsets, offsets[first] + _BATCH_BYTES, side="right")) - 1
         long = np.flatnonzero(np.diff(offsets[first : fits + 1]) > head)
         last = first + int(long[0]) if len(long) else fits
@@ -194,7 +216,7 @@ def _count_characters(data: NDArray[np.uint8]) -> int:
 
 
 def _sequences(data: NDArray[np.uint8], ends: NDArray[np.int64], low: int, high: int) -> _Sequences:
-    """The well-formed multi-byte sequences that begin in data[low:high]; none runs over an article's end."""
+    """The well-formed multi-byte sequences that begin in data[low:high]; none extends past the end of an article."""
     lead = data[low:high]
     at = np.flatnonzero((lead >= 0xC2) & (lead <= 0xF4)) + low
     if not len(at):

@@ -1,4 +1,4 @@
-"""The network's layer table, its weights, and the two files they live in: safetensors and the parent's params.bin."""
+"""The network's layer table, its weights, and their two file formats: safetensors and the parent's params.bin."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _CONVOLUTIONS = (
 
 @dataclass(frozen=True)
 class Layer:
-    """One block: a valid stride-1 convolution or a linear layer, and what follows it.
+    """One block: a valid stride-1 convolution or a linear layer, then norm, ReLU and pool where it has them.
 
     `rows_in`, `rows_out` and `rows_pooled` are the lengths before the convolution, after it and after the pool; they
-    are 1 for a linear layer. Every block but the last ends with ReLU. `is_lookup`: reads ids of characters, each of
-    `inputs` symbols or none, so that its product is a sum of table rows.
+    are 1 for a linear layer. Every block but the last ends with ReLU. `is_lookup`: the input is ids, each one of
+    `inputs` symbols or a zero column, so that the product is a sum of table rows.
     """
 
     name: str
@@ -63,17 +63,17 @@ class Layer:
 
     @property
     def product_pool(self) -> int:
-        """The pool that can be taken within the product: none where a norm comes first."""
+        """The pool width within the product kernel; 1 where a norm comes first."""
         return 1 if self.norm else self.pool
 
     @property
     def product_relu(self) -> bool:
-        """Whether ReLU can be taken within the product: not where a norm comes first."""
+        """Whether ReLU is part of the product kernel; not where a norm comes first."""
         return self.relu and not self.norm
 
     @property
     def ids(self) -> int:
-        """Ids that a look-up knows: its symbols, the unknown character and padding."""
+        """How many ids there are: the symbols, the unknown character and padding."""
         return self.inputs + 2
 
     @property
@@ -94,7 +94,7 @@ class Layer:
 def layer_table(symbols: int, length: int, classes: int) -> tuple[Layer, ...]:
     """The nine blocks for an alphabet of `symbols`, `length` characters and `classes` labels.
 
-    Raises ModelError where a number is out of the frame, or the length leaves no row after the last pool.
+    Raises ModelError where a number is out of range, or the length leaves no row after the last pool.
     """
     if not LENGTHS[0] <= length <= LENGTHS[1]:
         raise ModelError(f"length {length} is outside {LENGTHS[0]} to {LENGTHS[1]} characters")
@@ -184,7 +184,7 @@ class Model:
                 raise ModelError(f"{self.name}: tensor {tensor} holds a value that is not finite")
         extra = sorted(set(self.tensors) - set(expected))
         if extra:
-            raise ModelError(f"{self.name}: tensor {extra[0]} is none of this network's")
+            raise ModelError(f"{self.name}: tensor {extra[0]} does not belong to this network")
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -297,7 +297,7 @@ class Model:
 
 
 def _with_sorted_metadata(file: bytes) -> bytes:
-    """The library writes its metadata in a random order; sorted, the same model is always the same file."""
+    """The file with its metadata sorted: the library writes it in random order, and a model should be one file."""
     size = int.from_bytes(file[:8], "little")
     header = json.loads(file[8 : 8 + size])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -364,9 +364,9 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
 def from_params(
     data: bytes, classes: Sequence[str] | None = None, alphabet: str = PUBLISHED, name: str = "params.bin"
 ) -> Model:
-    """The parent program's parameter file: every tensor as flat little-endian fp32, in the layer table's order.
+    """A model from the parent program's parameter file: tensors as flat little-endian fp32, in layer table order.
 
-    The number of classes follows from the file's size; `classes` names them, else they are called 0, 1, ….
+    The number of classes follows from the size of the file; `classes` names them, else they are called 0, 1, ….
     Raises ModelError where the size fits no number of classes.
     """
     least = _parameter_count(len(alphabet), CLASSES[0])
@@ -376,7 +376,7 @@ def from_params(
     count += CLASSES[0]
     if rest or left or not CLASSES[0] <= count <= CLASSES[1]:
         four = 4 * _parameter_count(len(alphabet), 4)
-        raise ModelError(f"{name}: {len(data):,} bytes is no parameter file (with 4 classes it has {four:,})")
+        raise ModelError(f"{name}: {len(data):,} bytes is not a parameter file (with 4 classes it has {four:,})")
     names = tuple(classes) if classes else tuple(str(i) for i in range(count))
     if len(names) != count:
         raise ModelError(f"{name} has {count} classes, {len(names)} names were given")
@@ -392,7 +392,7 @@ def from_params(
 
 
 def to_params(model: Model) -> bytes:
-    """The same file from a model; alphabet and class names are not part of it. Raises ModelError for another length."""
+    """The parameter file of a model, which lacks alphabet and class names. Raises ModelError for another length."""
     if model.length != PUBLISHED_LENGTH:
         raise ModelError(f"params.bin holds length {PUBLISHED_LENGTH} only, this model has {model.length}")
     order = [name for layer in model.layers for name in layer.shapes]

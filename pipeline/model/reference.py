@@ -1,7 +1,7 @@
 """The network's forward pass in NumPy: the specification of every kernel, and the CPU backend.
 
 Activations are channels-last rows, fp32 [R, 256]: article i of a batch is rows[offsets[i]:offsets[i + 1]], so articles
-may differ in length. Every product is one BLAS call an article, whose shape depends on that article's own rows alone,
+may differ in length. Every product is one BLAS call an article, whose shape depends only on the rows of that article,
 and the linear layers run in batches of a fixed size; so no article's result depends on its neighbours.
 """
 
@@ -40,7 +40,7 @@ class Norm(NamedTuple):
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's tensors in the orders the operations read.
+    """A model's tensors in the layouts that the operations read.
 
     table: fp32 [7, symbols + 2, 256], block 1's weights by tap and id, zero for unknown and padding.
     conv: by layer name fp32 [kernel, inputs, outputs]. linear: fp32 [inputs, outputs], fc1's inputs in channels-last
@@ -58,7 +58,7 @@ class Weights:
 
 
 def prepare(model: Model) -> Weights:
-    """Lay a model's tensors out for the operations below."""
+    """Rearrange a model's tensors for the operations below."""
     tensors = {name: np.asarray(tensor, np.float32) for name, tensor in model.tensors.items()}
     first, *rest = model.layers
     table = np.zeros((first.kernel, len(model.alphabet) + 2, first.outputs), np.float32)
@@ -101,7 +101,7 @@ def lookup_norm_pool(ids: NDArray[np.uint8], padding: int, table: Floats, bias: 
         window[:] = bias
         for tap in range(kernel):
             part = gathered[:touched]
-            # "clip" only spares NumPy a buffer: every id is within the table.
+            # "clip" only avoids a buffer in NumPy: every id is within the table.
             np.take(table[tap], ids[article, tap : tap + touched], axis=0, out=part, mode="clip")
             window[:touched] += part
         _norm_relu_pool(window, norm, pool, out[offsets[article] : offsets[article + 1]], gathered)
@@ -142,7 +142,7 @@ def _relu_pool(values: Floats, pool: int, out: Floats) -> None:
 
 
 def _norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: Floats) -> None:
-    """Overwrites `values` and `scratch`. NumPy sums in pairs, in an order that the shape alone decides."""
+    """Overwrites `values` and `scratch`. NumPy sums pairwise, in an order that depends on the shape alone."""
     values -= values.mean()
     np.multiply(values, values, out=scratch)
     values *= 1 / np.sqrt(scratch.mean() + np.float32(NORM_EPSILON))
@@ -152,11 +152,11 @@ def _norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch:
 
 
 def even_batch(weights: Weights) -> int:
-    """The largest of LINEAR_BATCHES in which a row's result does not depend on its place, on this BLAS.
+    """The largest of LINEAR_BATCHES in which the result of a row does not depend on its position, with this BLAS.
 
-    OpenBLAS's kernels for AVX2 (Haswell, Zen) add up rows 6 to 11 of every twelve in another order than the others.
-    Found by trying, since no BLAS promises anything: a batch of one row repeated must give one result. BLAS must run on
-    one thread, as it will later.
+    OpenBLAS's kernels for AVX2 (Haswell, Zen) sum rows 6 to 11 of every twelve in another order than the other rows.
+    Found by a test, since no BLAS documents this: a batch of one row, repeated, must give equal rows. BLAS must be
+    limited to one thread, as it is in the engine.
     """
     rng = np.random.default_rng(0)
     rows = {name: rng.standard_normal(len(weight), np.float32) for name, weight in weights.linear.items()}
@@ -168,7 +168,7 @@ def even_batch(weights: Weights) -> int:
 
 
 def linear(x: Floats, weight: Floats, bias: Floats, relu: bool, batch: int = LINEAR_BATCHES[0]) -> Floats:
-    """x weight + bias, `batch` rows at a time; then ReLU if asked. x: fp32 [N, inputs], weight [inputs, outputs]."""
+    """x weight + bias, `batch` rows at a time; then ReLU if `relu`. x: fp32 [N, inputs], weight [inputs, outputs]."""
     out = np.empty((len(x), weight.shape[1]), np.float32)
     for first in range(0, len(x), batch):
         part = x[first : first + batch]

@@ -1,1 +1,1 @@
-"""The output folder: the names in it, the commit of a chunk, what a job was, and rereading it all."""
+"""The output folder: its names, the commit of a chunk, the records of a job, and verification."""

@@ -1,4 +1,4 @@
-"""Committing a chunk: its part, then its quarantined rows, then the entry that makes both count."""
+"""Committing a chunk: its part, then its quarantined rows, then the entry by which both are committed."""
 
 from __future__ import annotations
 

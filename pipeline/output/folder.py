@@ -1,4 +1,4 @@
-"""A job's output folder: begun, taken up again, finished."""
+"""A job's output folder: created, resumed, finished."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class OutputFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a job of ours got as far as its manifest, from which on it can be resumed."""
+        """Whether it holds a manifest of this program: from then on the job can be resumed."""
         return self.store.has(MANIFEST)
 
     @property
@@ -60,7 +60,7 @@ class OutputFolder:
 
     @property
     def _is_beginning(self) -> bool:
-        """Whether it holds only what `create` makes before the manifest: a job was killed just there."""
+        """Whether it holds only what `create` writes before the manifest: a job was killed at that moment."""
         names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else {""}
         attempts = {name for name in names if LocalStore.is_attempt(name)}
         folders = [self.path / name for name in (*FOLDERS, _OLD_QUARANTINE)]
@@ -73,7 +73,7 @@ class OutputFolder:
         return self._is_old or (self.is_begun and _FORMAT in self.store.read(MANIFEST))
 
     def refuse_unless(self, resume: bool, overwrite: bool) -> None:
-        """Raise UsageError where the folder is not in a state for what is asked for."""
+        """Raise UsageError where the state of the folder does not fit the options."""
         if resume and overwrite:
             raise UsageError("--resume and --overwrite exclude each other")
         if not self.exists or self._is_beginning:
@@ -87,11 +87,10 @@ class OutputFolder:
             raise UsageError(f"{self.path} is not an output folder of broadsheet: will not {what} it")
 
     def create(self, fingerprint: Fingerprint, plan: bytes | None, overwrite: bool) -> None:
-        """Begin a job: claim, folders, plan, and the manifest last, from which on it can be resumed.
+        """Begin a job: write the claim, the folders, the plan, and last the manifest: then it can be resumed.
 
-        What is to be overwritten is removed, after the claim is ours: no other job finishes here from then on. Raises
-        UsageError where another job has begun here since this one looked, OutputError where the folder cannot be
-        written.
+        Old content is removed once the claim is written, after which no other job can finish here. Raises UsageError
+        where another job has begun here since this one looked, OutputError where the folder cannot be written.
         """
         store, claim = self.store, to_json(Claim(fingerprint.id))
         store.make(("",))
@@ -106,7 +105,7 @@ class OutputFolder:
         store.put(MANIFEST, to_json(Manifest(fingerprint=fingerprint, plan=digest)))
 
     def take_up(self) -> Manifest:
-        """Go on with the job that was begun here. Raises UsageError where another was about to replace it."""
+        """Resume the job of this folder. Raises UsageError where another job had begun to overwrite it."""
         manifest = self.manifest()
         self.store.create(CLAIM, to_json(Claim(manifest.fingerprint.id)))
         if self._claimed_by() != manifest.fingerprint.id:
@@ -116,13 +115,13 @@ class OutputFolder:
     def check_claim(self, job: str) -> None:
         """Raise OutputError where another job has taken the folder."""
         if self._claimed_by() != job:
-            raise OutputError(f"another job has overwritten {self.path} meanwhile: this one's labels are not there")
+            raise OutputError(f"another job has overwritten {self.path}: the labels of this one are lost")
 
     def _claimed_by(self) -> str:
         return from_json(self.store.read(CLAIM), Claim, self.path / CLAIM).job
 
     def _remove(self) -> None:
-        """All but the claim; a manifest last, so that an interrupted removal is still known for ours."""
+        """Remove all but the claim; a manifest last, so that an interrupted removal can still be recognised."""
         for name in (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, MANIFEST, OLD_MANIFEST):
             self.store.remove(name)
 
@@ -133,7 +132,7 @@ class OutputFolder:
         return from_json(self.store.read(MANIFEST), Manifest, self.path / MANIFEST)
 
     def plan(self) -> bytes:
-        """The saved plan. Raises OutputError where it is not there, or not the one that the job began with."""
+        """The saved plan. Raises OutputError where it is missing, or not the one that the job began with."""
         data = self.store.read(PLAN)
         if hashlib.sha256(data).hexdigest() != self.manifest().plan:
             raise OutputError(f"{self.path / PLAN} is damaged: it is not the plan that the job began with")
@@ -150,18 +149,18 @@ class OutputFolder:
         return found
 
     def committed(self, job: str) -> dict[str, Entry]:
-        """The entries whose files are there: the chunks that a resumed job need not do again."""
+        """The entries whose files exist: the chunks that a resumed job skips."""
         has = self.store.has
         return {chunk: e for chunk, e in self.entries(job).items() if all(has(file.name) for file in e.files)}
 
     def clean(self) -> None:
-        """Remove what interrupted attempts left."""
+        """Remove the temporary files of interrupted attempts."""
         self.store.remove_attempts(FOLDERS)
 
     def finish(self, totals: Totals, job: str) -> None:
         """Write the totals into the manifest, then _SUCCESS. Raises OutputError where another job took the folder.
 
-        What a job that was overwritten has still written meanwhile is removed.
+        Files that a job which was overwritten has written since are removed.
         """
         self.check_claim(job)
         self.clean()
@@ -172,7 +171,7 @@ class OutputFolder:
         self.store.put(SUCCESS, b"")
 
     def record_run(self, name: str, report: bytes, spans: pa.Table) -> None:
-        """Keep what a run was: its report, JSON, and its spans as an Arrow file."""
+        """Save the report of a run, JSON, and its spans as an Arrow file."""
         self.store.put(f"{RUNS}/{name}.json", report)
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_file(buffer, spans.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:

@@ -1,7 +1,7 @@
-"""Where everything stands in an output folder, and the names of what a job writes there.
+"""The names of folders and files in an output folder.
 
 Everything but the parts begins with an underscore, and nothing else ends in `.parquet`: the folder itself is a dataset
-for pandas, Polars, DuckDB and Dask. Names of a chunk's files end in the job's, so that two jobs never share one.
+for pandas, Polars, DuckDB and Dask. Names of a chunk's files end with the id of the job, so two jobs never share one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
 MANIFEST, PLAN, CLAIM, SUCCESS = "_manifest.json", "_plan.json", "_claim.json", "_SUCCESS"
 
 VERSION: Final = 2
-"""Of this layout and of every file in it but the parts."""
+"""The version of this layout and of every file in it but the parts."""
 
 OLD_MANIFEST = "manifest.json"
-"""Of version 1, which is refused by name."""
+"""The manifest of version 1, by which such a folder is recognised and refused."""
 
 PART_ENCODING = 2
-"""Counts the ways in which parts were ever encoded: another way would be other bytes for the same rows."""
+"""The version of the encoding of parts: another encoding gives other bytes for the same rows."""
 
 CHUNK_PATTERN = r"^part-\d{6,}-\d{7,}$"
 JOB_PATTERN = r"^[0-9a-f]{16}$"

@@ -1,4 +1,4 @@
-"""Predictions to the rows of a part, and those to Parquet."""
+"""Predictions as the rows of a part, and those as a Parquet file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COUNTS = ["row", "n_chars", "unknown_chars"]
 
 
 def output_schema(selection: Selection, classes: tuple[str, ...], top_k: int, all_scores: bool) -> pa.Schema:
-    """The columns of a part. Raises UsageError where an id column has the name of one of ours."""
+    """The columns of a part. Raises UsageError where an id column has the name of another column."""
     fields = [*selection.row_schema, pa.field("label", pa.string()), pa.field("score", pa.float32())]
     if all_scores:
         fields += [pa.field(f"score_{name}", pa.float32()) for name in classes]
@@ -35,7 +35,7 @@ def output_schema(selection: Selection, classes: tuple[str, ...], top_k: int, al
 
 
 def label_table(chunk: Chunk, predictions: Predictions, schema: pa.Schema, classes: tuple[str, ...]) -> pa.Table:
-    """The part's rows: `chunk.rows` beside its predictions, in the order of `schema`."""
+    """The rows of the part: the columns of `chunk.rows` and of its predictions, in the order of `schema`."""
     names = pa.array(classes, pa.string())
     count, k = predictions.labels.shape
     columns = list(chunk.rows.columns)
@@ -52,7 +52,7 @@ def label_table(chunk: Chunk, predictions: Predictions, schema: pa.Schema, class
 
 
 def part_bytes(table: pa.Table) -> bytes:
-    """The Parquet file. What repeats as a dictionary, what counts up as differences: a third of the default's bytes."""
+    """The Parquet file, with dictionaries and delta encoding: a third of the size that the defaults give."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,

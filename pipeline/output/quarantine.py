@@ -1,6 +1,6 @@
 r"""Quarantined rows as JSON Lines: file, row, byte_offset, reason and head, the row's first bytes as escaped text.
 
-Well-formed UTF-8 stands for itself; any other byte is `\xNN`, and a backslash is doubled, so the bytes can be had back.
+Well-formed UTF-8 stands for itself; any other byte is `\xNN`, and a backslash is doubled, so `unescape` is exact.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a job keeps in its output folder, as types: entry, manifest, plan, claim. Read and written as checked JSON.
+"""The JSON files of an output folder as types, which check what is read: entry, manifest, plan, claim.
 
-`json_schema()` gives their JSON Schema. A file of another version, or that does not hold what its type says, is refused
-with the place in it.
+`json_schema()` gives their JSON Schema. A file of another version, or with a value that does not fit its type, is
+rejected with the place in it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Record = TypeVar("_Record")
 
 
 class FileRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file that counts. name: within the output folder, e.g. "parts/part-000000-0000003-1a2b3c4d.parquet"."""
+    """A committed file. name: within the output folder, e.g. "parts/part-000000-0000003-1a2b3c4d.parquet"."""
 
     name: Annotated[str, Meta(pattern=FILE_PATTERN)]
     rows: Count
@@ -39,7 +39,7 @@ class FileRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="chunk"):
-    """A chunk's commit: what makes its files count, and all that the job's totals are made of.
+    """The commit of a chunk: its files, and its share of the job's totals.
 
     sources: (file, first row, rows) of each piece it was read from. rows_read = rows_written + rows_filtered +
     rows_quarantined. labels: rows by label. chars, truncated, unknown_chars: sums of those columns over written rows.
@@ -66,7 +66,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
 
 
 class InputIdentity(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an input file is known by. modified: time in ns, or what its file system has instead."""
+    """What identifies an input file. modified: time in ns, or the equivalent of a remote file system."""
 
     path: str
     digest: str
@@ -75,7 +75,7 @@ class InputIdentity(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every option that changes a byte of the output. truth: the sha256 of the file of answers."""
+    """The options that change a byte of the output. truth: SHA-256 of the answer file."""
 
     text_columns: tuple[str, ...]
     id_columns: tuple[str, ...]
@@ -89,7 +89,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Writer(Struct, frozen=True, forbid_unknown_fields=True):
-    """What encodes the parts."""
+    """The software that encodes the parts."""
 
     broadsheet: str
     pyarrow: str
@@ -101,7 +101,7 @@ WRITER = Writer(version("broadsheet"), pa.__version__, PART_ENCODING)
 
 
 class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that decides a byte of the output. model: its digest."""
+    """Everything that determines the bytes of the output. model: its digest."""
 
     inputs: tuple[InputIdentity, ...]
     model: str
@@ -115,7 +115,7 @@ class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
         return hashlib.sha256(to_json(self)).hexdigest()[:16]
 
     def differences(self, other: Fingerprint) -> Iterator[str]:
-        """What `other` changes, in words."""
+        """Messages about what `other` changes."""
         mine, theirs = [i.path for i in self.inputs], [i.path for i in other.inputs]
         if mine != theirs:
             yield f"the inputs were {mine}, now {theirs}"
@@ -132,7 +132,22 @@ class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sums over all entries: the same however often the job was interrupted. problems: (file, message)."""
+    """The sums over all chunks of a job; the same however often it was interrupted.
+
+    Attributes
+    ----------
+    chunks : int
+        Committed chunks.
+    rows_read, rows_written, rows_filtered, rows_quarantined : int
+        Rows; those read are the sum of the other three.
+    chars, truncated, unknown_chars : int
+        Over written rows: characters, truncated rows, characters outside the alphabet.
+    labels : dict of str to int
+        Rows by label.
+    problems : tuple of (str, str)
+        File and message of each file that was not wholly readable.
+
+    """
 
     chunks: Count
     rows_read: Count
@@ -147,7 +162,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the job is, and how it ended. plan: the sha256 of the saved plan. totals: None until it is finished."""
+    """What the job is, and its totals. plan: SHA-256 of the saved plan. totals: None until it is finished."""
 
     format: Literal["broadsheet-output"] = "broadsheet-output"
     version: Version = VERSION
@@ -169,7 +184,7 @@ class SavedFragment(Struct, frozen=True, array_like=True):
 
 
 class SavedUnit(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="unit"):
-    """A chunk that is read where the plan says."""
+    """A chunk, as the fragments that it is read from."""
 
     name: ChunkName
     fragments: tuple[SavedFragment, ...]

@@ -1,4 +1,4 @@
-"""A plan kept in the output folder, and taken up again."""
+"""The plan in the output folder: saved, and loaded for a resumed job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.source.plan import Plan, Unit
 
 
 def plan_bytes(plan: Plan) -> bytes:
-    """Everything of a plan but what its files are (size, time, hash): the job's fingerprint has that."""
+    """A plan as JSON, without size, time and hash of its files, which are part of the job's fingerprint."""
     number = {id(file): i for i, file in enumerate(plan.files)}
 
     def saved(unit: Unit | Stream) -> SavedUnit | SavedStream:
@@ -59,7 +59,7 @@ def plan_bytes(plan: Plan) -> bytes:
 
 
 def plan_from(data: bytes, found: Sequence[InputFile], name: object) -> Plan:
-    """The plan again, over the same files as found now. Raises OutputError, with `name`, where it is damaged."""
+    """Load a plan over the files as found now. Raises OutputError, with `name`, where it is damaged."""
     saved = from_json(data, SavedPlan, name)
     try:
         pairs = zip(found, saved.columns, strict=True)

@@ -1,4 +1,4 @@
-"""An output folder as a place for whole files, on any file system that every worker sees at the same path."""
+"""An output folder as a store of whole files, on any file system that every worker sees at the same path."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TEMPORARY = ".tmp"
 
 @dataclass(frozen=True)
 class LocalStore:
-    """Files by their names within `root`, with "/" between folder and file.
+    """Files by name within `root`, with "/" between folder and file.
 
-    A file is there whole or not at all, and stays after a power cut: it is written under a name of this attempt's own,
-    flushed to the disk, renamed, and its folder flushed. No locks, so it works on NFS.
+    A write is atomic and survives a power failure: the file is written under a name unique to the attempt, flushed to
+    the disk, renamed, and its folder flushed. There are no locks, so it works on NFS.
     """
 
     root: Path
@@ -40,9 +40,9 @@ class LocalStore:
             raise OutputError(_explain(path, len(data), error)) from error
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file unless there is one; whether it was written. Killed just here, it leaves half of it.
+        """Write a file unless it exists; return whether it was written. Raises OutputError.
 
-        Raises OutputError.
+        A process that is killed in here leaves an incomplete file.
         """
         path = self.root / name
         try:
@@ -68,21 +68,21 @@ class LocalStore:
         return (self.root / name).is_file()
 
     def files(self, folder: str) -> list[str]:
-        """The names of all files in a folder and below it, sorted, but for what attempts have left."""
+        """The names of all files in a folder and below it, sorted, without temporary files of attempts."""
         found = (self.root / folder).rglob("[!.]*")
         return sorted(path.relative_to(self.root).as_posix() for path in found if not path.is_dir())
 
     def make(self, folders: tuple[str, ...]) -> None:
-        """Make the root and folders in it. Raises OutputError."""
+        """Create the root and folders in it. Raises OutputError."""
         try:
             for name in folders:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             _sync(self.root)
         except OSError as error:
-            raise OutputError(f"{self.root} cannot be made: {error.strerror}") from error
+            raise OutputError(f"{self.root} cannot be created: {error.strerror}") from error
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with all that is in it; also where there is none. Raises OutputError."""
+        """Remove a file, or a folder with its content, if it exists. Raises OutputError."""
         path = self.root / name
         try:
             if path.is_dir():
@@ -93,14 +93,14 @@ class LocalStore:
             raise OutputError(f"{path} cannot be removed: {error.strerror}") from error
 
     def remove_attempts(self, folders: tuple[str, ...]) -> None:
-        """Remove what interrupted attempts left under names of their own."""
+        """Remove the temporary files of interrupted attempts."""
         for name in (".", *folders):
             for path in (self.root / name).glob(f".*{_TEMPORARY}"):
                 path.unlink(missing_ok=True)
 
     @staticmethod
     def is_attempt(name: str) -> bool:
-        """Whether a file's own name is that of an attempt."""
+        """Whether a file name is that of a temporary file."""
         return name.startswith(".") and name.endswith(_TEMPORARY)
 
 
@@ -112,7 +112,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Flush a folder's names to the disk."""
+    """Flush a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -124,7 +124,7 @@ def _explain(path: Path, size: int, error: OSError) -> str:
     message = f"{path} ({size:,} bytes) cannot be written: {error.strerror}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(path.parent).free
-        message += f"; {free:,} bytes are free there. Make room"
+        message += f"; {free:,} bytes are free there. Free some space"
     elif error.errno == errno.EFBIG:
         message += " (a limit on file size). Raise the limit, or use a smaller --chunk-size with --overwrite"
     return message + ", then go on with --resume: what is committed stays"

@@ -31,13 +31,13 @@ def verify(path: str | Path) -> Totals:
     Returns
     -------
     Totals
-        The job's totals: ``chunks``, ``rows_read``, ``rows_written``, ``rows_quarantined`` and more.
+        The job's totals: ``chunks``, ``rows_read``, ``rows_written``, ``rows_quarantined`` and others.
 
     Raises
     ------
     OutputError
-        At the first damage: a file missing, changed or of no entry, a row lost or doubled, totals that do not add up;
-        also for a job that is not finished, and for a folder of an earlier version.
+        At the first damage: a file missing, changed or without an entry, a row lost or duplicated, totals that do not
+        add up; also for a job that is not finished, and for a folder of an earlier version.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def _read(folder: OutputFolder, file: FileRecord) -> pa.Table:
     """The columns `file` and `row`."""
     path, data = folder.path / file.name, folder.store.read(file.name)
     if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise OutputError(f"{path} is damaged: {len(data):,} bytes of another hash than its entry has")
+        raise OutputError(f"{path} is damaged: the hash of its {len(data):,} bytes is not that in its entry")
     table = read_part(data, ["file", "row"]) if file.name.startswith(PARTS) else quarantine_table(data)
     if len(table) != file.rows:
         raise OutputError(f"{path} holds {len(table):,} rows, its entry has {file.rows:,}")
@@ -94,7 +94,7 @@ def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:
         expected[file].append(np.arange(first, first + rows))
     if count != entry.rows_read - entry.rows_filtered:
         raise OutputError(f"{entry.chunk}: {entry.rows_read:,} rows were read, {count:,} are written or quarantined")
-    for file, pieces in found.items():  # as many as were read, none twice, none of another place: all of them
+    for file, pieces in found.items():  # as many as were read, none twice, none that was not read: so all
         here, read = np.concatenate(pieces), np.concatenate([*expected[file], np.empty(0, np.int64)])
         if len(np.unique(here)) < len(here) or not np.isin(here, read).all():
-            raise OutputError(f"{entry.chunk}: rows of {file} are missing or doubled")
+            raise OutputError(f"{entry.chunk}: rows of {file} are missing or duplicated")

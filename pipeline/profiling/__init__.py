@@ -1,1 +1,1 @@
-"""Measuring kernels: what each must do, what it took, and what the machine could do."""
+"""Measuring kernels: the work of each, the time it took, and the ceilings of the machine."""

@@ -22,13 +22,13 @@ _GROUP = reference.LINEAR_BATCHES[0]
 _REPEATS = 5
 _CEILING_REPEATS = 15
 _PRODUCT_SIDE = 1536
-_COPIED_BYTES = 64 << 20  # beyond every cache
+_COPIED_BYTES = 64 << 20  # larger than any cache
 _FP32 = 4
 
 
 def profile(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
-    """Every kernel alone (wall clock of all threads working on the batch) and within the network (summed over groups,
-    divided by the threads that ran them). Takes memory for the activations of two blocks, 0.5 MB an article.
+    """Every kernel alone (wall clock of all threads on the batch) and within the network (summed over groups, divided
+    by the threads that ran them). Needs memory for the activations of two blocks, 0.5 MB an article.
     """
     model, each_group = engine.model, engine.each_group
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length)[0]
@@ -79,7 +79,7 @@ def _best(work: Callable[[], Any]) -> float:
 
 
 def _in_the_network(engine: CpuEngine, texts: Texts) -> dict[str, float]:
-    """Median seconds of each kernel over whole runs; a block's runs on several threads count as shared between them."""
+    """Median seconds of each kernel over whole runs; the time of a block is divided by the threads that ran it."""
     runs: list[dict[str, float]] = []
     for _ in range(_REPEATS):
         spans: list[Span] = []
@@ -94,17 +94,17 @@ def _in_the_network(engine: CpuEngine, texts: Texts) -> dict[str, float]:
 
 
 def _modelled_bytes(model: Model, ids: NDArray[np.uint8], text_bytes: int) -> dict[str, int]:
-    """What NumPy's passes read and write, as if no cache kept anything between two of them."""
+    """Bytes that NumPy's passes read and write, as if no cache kept data from one to the next."""
     text = ids != model.alphabet.padding
     last = np.where(text.any(axis=1), model.length - np.argmax(text[:, ::-1], axis=1), 0)
     moved = {"encode": text_bytes * 2 + 3 * ids.size, "head": _FP32 * len(ids) * len(model.classes) * 8}
     for layer in model.layers:
-        if layer.is_lookup:  # a tap: a table row read, written, read again and added
+        if layer.is_lookup:  # each tap: a table row read, written, read again and added
             touched = int(np.minimum(last, layer.rows_out).sum())
             passes = layer.outputs * (5 * layer.kernel * touched + len(ids) * layer.rows_out)
-            moved[layer.name] = _FP32 * (passes + len(ids) * _behind(layer))
+            moved[layer.name] = _FP32 * (passes + len(ids) * _after_product(layer))
         elif layer.kind == "conv1d":
-            moved[layer.name] = _FP32 * len(ids) * (_taps(layer) + _behind(layer))
+            moved[layer.name] = _FP32 * len(ids) * (_taps(layer) + _after_product(layer))
         else:
             batches = -(-len(ids) // _GROUP)
             weights = layer.inputs * layer.outputs * batches
@@ -118,7 +118,7 @@ def _taps(layer: Layer) -> int:
     return layer.kernel * (rows + weights) + (layer.kernel - 1) * 3 * layer.rows_out * layer.outputs
 
 
-def _behind(layer: Layer) -> int:
+def _after_product(layer: Layer) -> int:
     """Values moved by bias, norm, ReLU and pool of one article."""
     elements = layer.rows_out * layer.outputs
     norm = 14 * elements if layer.norm else 0

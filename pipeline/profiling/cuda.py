@@ -30,7 +30,7 @@ _ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch of a batch, kept to be repeated."""
+    """A launch of a batch, recorded so that it can be repeated."""
 
     kernel: Kernel
     grid: tuple[int, ...]
@@ -38,8 +38,8 @@ class Launch:
 
 
 def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
-    """Every kernel of one batch: alone, each run again and again on the input that the one before left; and within the
-    network, from events between them. Raises UsageError for more texts than fit one batch.
+    """Every kernel of one batch: alone, each repeated on the output of the one before; and within the network, by
+    events between them. Raises UsageError for more texts than fit one batch.
     """
     count, batch = len(texts), engine.batch
     if count > batch:
@@ -99,7 +99,7 @@ def _ceilings(number: str) -> Ceilings:
 
 
 def _record(engine: CudaEngine, texts: Texts) -> list[Launch]:
-    """Classify once and keep what is launched, with its arguments."""
+    """Classify once and record the launches, with their arguments."""
     found: list[Launch] = []
     engine.network.watcher = lambda kernel, grid, arguments: found.append(Launch(kernel, grid, arguments))
     try:
@@ -116,7 +116,7 @@ def _launch(ops: Operations, launch: Launch) -> None:
 
 
 def _seconds(work: Callable[[], Any]) -> float:
-    """Median of some runs between events, after one that warms up."""
+    """Median of several runs between events, after a warm-up run."""
     work()
     times = []
     for _ in range(_REPEATS):
@@ -140,15 +140,15 @@ def _in_the_network(engine: CudaEngine, texts: Texts) -> dict[str, float]:
 
 
 def _works(model: Model, count: int, text_bytes: int, precision: str) -> dict[str, KernelWork]:
-    """What each kernel has to do. Ours differ from the blocks in three places: block 1's statistics and block 6's norm
-    are kernels of their own, and the head is one with the last layer.
+    """The work of each kernel. Kernels differ from blocks in three places: block 1's statistics and block 6's norm are
+    separate kernels, and one kernel computes the last layer and the head.
     """
     element = _ELEMENT_BYTES[precision]
     works = {work.name: work for work in kernels_of(model, count, text_bytes, element)}
     for layer in model.layers:
         elements = layer.rows_out * layer.outputs
         if layer.norm and layer.is_lookup:
-            # Seven look-ups a position, added up twice over.
+            # Seven look-ups a position, for two sums.
             name, tables = f"{layer.name} statistics", 4 * (layer.kernel * layer.ids) ** 2
             works[name] = KernelWork(name, REDUCTION, 14 * text_bytes, count * model.length + tables)
         elif layer.norm:
@@ -178,8 +178,8 @@ def _residency(kernel: Kernel, target: str) -> tuple[int, float]:
 def _tiles(
     ops: Operations, layer: Layer | None, count: int, launch: Launch, least_bytes: int
 ) -> tuple[int, float | None, int]:
-    """Units of work that blocks take, the share of computed rows that is thrown away, and the bytes that the kernel
-    moves by its own plan: inputs with the rows that neighbouring tiles share, once for every tile of outputs.
+    """The number of tiles, the share of computed rows that is discarded, and the bytes that the kernel moves by design:
+    inputs with the rows that neighbouring tiles share, once for every tile of outputs.
     """
     blocks = int(np.prod(launch.grid))
     shape = tile_shape(ops, layer) if layer is not None else None

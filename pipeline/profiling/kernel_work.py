@@ -1,4 +1,4 @@
-"""What each kernel has to do, and what one took: the figures a roofline is drawn from.
+"""The work of each kernel, and the time it took: the figures from which a roofline is drawn.
 
 Work and traffic as in Williams, Waterman and Patterson, "Roofline" (2009): operations over the bytes that must move.
 """
@@ -12,12 +12,12 @@ from pipeline.model.charcnn import Model
 ELEMENT_WISE, REDUCTION, PRODUCT = "element-wise", "reduction", "product"
 
 _NORM_FLOP = 7
-"""An element's layer normalisation: mean, subtract, square, sum, scale, γ, β."""
+"""Operations of layer normalisation an element: mean, subtract, square, sum, scale, γ, β."""
 
 
 @dataclass(frozen=True)
 class KernelWork:
-    """What one kernel must do for a batch. flop: a multiply and an add count as two; a comparison or a conversion does
+    """The work of one kernel for a batch. flop: a multiply and an add count as two; a comparison or a conversion does
     not count. least_bytes: every input, weight and output moved once.
     """
 
@@ -29,13 +29,13 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """What one kernel took for a batch, as a backend measured it.
+    """A kernel's measurements for a batch.
 
-    seconds: median, run alone, its input in place. stream_seconds: median, within the whole network. modelled_bytes:
-    what this implementation moves by its own plan, caches aside. counted_bytes: the same by hardware counters, where
-    they could be read. occupancy: resident warps over the most an SM holds. registers: a thread. shared_bytes: a block.
-    waves: blocks over the blocks that fit the device at once. tail_waste: share of all waves' room that the last leaves
-    empty. tile_waste: share of computed rows and columns thrown away.
+    seconds: median, run alone, its input in memory. stream_seconds: median, within the whole network. modelled_bytes:
+    moved by the design of the kernel, without regard to caches. counted_bytes: the same by hardware counters, where
+    they could be read. occupancy: resident warps over the maximum of an SM. registers: a thread. shared_bytes: a block.
+    waves: blocks over the blocks that fit the device at once. tail_waste: share of the capacity of all waves that the
+    last one leaves idle. tile_waste: share of computed rows and columns that is discarded.
     """
 
     name: str
@@ -56,8 +56,8 @@ class KernelProfile:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device reached in this run. flop_per_second: a large product, in the precision of the engine's products.
-    bytes_per_second: a large copy, read and written. how: the two measurements in words.
+    """What the device reached in this run. flop_per_second: of a large product, in the engine's precision.
+    bytes_per_second: of a large copy, reads and writes. how: a description of the two measurements.
     """
 
     flop_per_second: float
@@ -68,7 +68,7 @@ class Ceilings:
 def kernels_of(model: Model, articles: int, text_bytes: int, element: int) -> list[KernelWork]:
     """Every kernel of the network over a batch, from its layer table. element: bytes of a weight or activation.
 
-    Block 1 counts as the look-up it is: seven additions an element, and the norm.
+    Block 1 counts as a look-up: seven additions an element, and the norm.
     """
     length, classes = model.length, len(model.classes)
     works = [KernelWork("encode", ELEMENT_WISE, 0, text_bytes + 8 * (articles + 1) + articles * length)]
@@ -82,6 +82,6 @@ def kernels_of(model: Model, articles: int, text_bytes: int, element: int) -> li
             category, flop, read = PRODUCT, layer.flop + norm, layer.rows_in * layer.inputs * element
         moved = articles * (read + layer.rows_pooled * layer.outputs * element) + weights * element
         works.append(KernelWork(layer.name, category, articles * flop, moved))
-    # softmax: subtract, exponential, sum, divide; out go a label and a score
+    # softmax: subtract, exponential, sum, divide; the outputs are a label and a score
     works.append(KernelWork("head", REDUCTION, articles * 4 * classes, articles * (classes * 4 + 8)))
     return works

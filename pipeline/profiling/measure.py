@@ -20,17 +20,19 @@ from pipeline.profiling.kernel_work import Ceilings, KernelProfile
 from pipeline.profiling.sample import sample
 
 BATCH = {"cpu": 128, "cuda": 4096}
-"""Articles in the measured batch by default: a few groups for each thread of a CPU; enough to fill a GPU."""
+"""Articles in the measured batch by default: a few groups for each thread of a CPU, or enough to fill a GPU."""
 
 BATCHES = {"cpu": (1, 2, 4, 8, 16, 32, 64, 128, 256), "cuda": tuple(4**n for n in range(8))}
-"""What a sweep goes through."""
+"""The batch sizes of a sweep."""
 
 _REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Profile:
-    """kernels: in the order they run. seconds: median of classifying the batch, text in and labels out."""
+    """The measurements of a model. kernels: in the order they run. seconds: median to classify the batch, from text to
+    labels.
+    """
 
     backend: str
     device: str
@@ -69,7 +71,7 @@ def measure(engine: Engine, batch: int | None = None) -> Profile:
 
 
 def _kernels(engine: Engine, texts: Texts) -> tuple[tuple[KernelProfile, ...], Ceilings]:
-    """Every kernel over `texts` in one batch, in the order they run, and what the device reaches."""
+    """Every kernel over `texts` in one batch, in the order they run, and the ceilings of the device."""
     if isinstance(engine, CpuEngine):
         return tuple(cpu.profile(engine, texts)), cpu.ceilings(engine)
     from pipeline.engine.cuda import CudaEngine  # needs CuPy, and so does the next
@@ -86,9 +88,9 @@ def profile(
     precision: str = "auto",
     kernels: str = "auto",
 ) -> Profile:
-    """Measure every kernel of a model on this machine; on a GPU with `ncu` also the bytes it moves, as counted.
+    """Measure every kernel of a model on this machine; on a GPU with `ncu` also the bytes that the hardware counts.
 
-    Raises as `load_model` and `open_engine` do; warns where ncu is there and cannot count.
+    Raises as `load_model` and `open_engine` do; warns where ncu is installed and cannot read the counters.
     """
     loaded = load_model(model)
     engine = open_engine(loaded, device, precision, kernels=kernels)
@@ -129,7 +131,7 @@ def sweep_precision(model: str | Model, batch: int | None = None, device: str = 
         try:
             engine = open_engine(loaded, device, precision)
         except UsageError:
-            continue  # not to be had on this device
+            continue  # not available on this device
         try:
             points += _points(engine, [batch or BATCH[engine.backend.device]])
         finally:

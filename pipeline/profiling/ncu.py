@@ -1,6 +1,6 @@
-"""Bytes that each kernel moves through a GPU's memory, by its hardware counters: NVIDIA Nsight Compute, where it is.
+"""Bytes that each kernel moves through a GPU's memory by its hardware counters, with NVIDIA Nsight Compute.
 
-`ncu` cannot look into a process that runs already, so another one classifies one batch under it. Clocks are left alone.
+`ncu` cannot attach to a running process, so a second one classifies one batch under it. GPU clocks are not changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SECONDS = 300
 def counted_bytes(model: Model, precision: str, kernels: str, batch: int) -> list[int] | None:
     """Bytes read and written by every kernel of a batch, in the order they run; None where `ncu` is not installed.
 
-    Raises BroadsheetError with its words where it cannot read the counters (they may be for administrators only).
+    Raises BroadsheetError with its message where it cannot read the counters (often only administrators may).
     """
     if shutil.which("ncu") is None:
         return None
@@ -52,7 +52,7 @@ def counted_bytes(model: Model, precision: str, kernels: str, batch: int) -> lis
 
 
 def read_report(lines: Iterable[str]) -> list[int]:
-    """The bytes of each kernel in ncu's CSV: lines of the program's own, a header, a row of units, a row a kernel."""
+    """The bytes of each kernel in ncu's CSV: output of the program, a header, a row of units, a row a kernel."""
     rows = list(csv.reader(line for line in lines if line.startswith('"')))
     if len(rows) < 3:
         return []

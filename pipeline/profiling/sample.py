@@ -1,4 +1,4 @@
-"""Text to measure with: made up, as long as news articles are, the same in every run."""
+"""Text to measure with: random, of the length of news articles, the same in every run."""
 
 from __future__ import annotations
 

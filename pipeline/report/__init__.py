@@ -1,1 +1,1 @@
-"""What a job tells its user: the report as a value, and printed."""
+"""The report of a job: as a value, in a terminal, as a page and as a trace."""

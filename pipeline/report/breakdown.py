@@ -1,4 +1,4 @@
-"""Where a job's time went: each device's moments, what it waited for, and what the job was bound by."""
+"""Where a job's time went: the moments of each device, what it waited for, and what the job was bound by."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MOMENTS = (
     "compute finished",
     "output gathered",
 )
-"""Of each device, in seconds since the job began; negative on a cluster that had the model already."""
+"""The moments of each device, in seconds since the job began; negative on a cluster that had the model already."""
 
 BUSY_ENOUGH = 0.8
 _LANES_OF = {"transfer": ("copy-in", "copy-out"), "hand-over": ("wait",), "reader": ("read",), "writer": ("write",)}
-"""Who is blamed for time in which no kernel ran: the first of these that was at work; a chunk that waited, read but not
-yet begun, is the hand-over's. If none was, it is the hand-over too, or where this device had no chunk yet or none any
-more, the imbalance between devices.
+"""The cause of time in which no kernel ran: the first of these that was active. While a chunk that has been read waits
+to be started, the cause is the hand-over. If none was active, it is the hand-over too; before the first and after the
+last chunk of a device, it is the imbalance between devices.
 """
 
 _FEW_CHUNKS = 3
@@ -36,9 +36,9 @@ _TOO_SHORT_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """moments: by name, in seconds since the job began. shares: of the job's window, from the first input to the last
-    output: "compute", when a kernel ran on this device, then what it waited for: transfer, hand-over, reader, writer,
-    imbalance.
+    """The times of one device. moments: by name, in seconds since the job began. shares: of the time from the first
+    input to the last output: "compute", when a kernel ran on it, then what it waited for: transfer, hand-over, reader,
+    writer, imbalance.
     """
 
     host: str
@@ -56,8 +56,8 @@ class DeviceTimes:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """devices: in order of host and device. seconds: from the job's begin to its end. window: from the first input to
-    the last output. clock_error: how far apart two hosts' times may be at most, in seconds.
+    """Where the time of a job went. devices: in order of host and device. seconds: of the whole job. window: seconds
+    from the first input to the last output. clock_error: by which times of two hosts may differ at most, in seconds.
     """
 
     devices: tuple[DeviceTimes, ...]
@@ -102,7 +102,7 @@ class Breakdown:
 
 
 def break_down(timeline: Timeline, precision: str) -> Breakdown:
-    """The breakdown of a job's spans. precision: of its engines, which decides what a busy GPU's owner is advised."""
+    """The breakdown of a job's spans. precision: of its engines; the advice for a busy GPU depends on it."""
     seconds = timeline.ended - timeline.began
     of_place: dict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:
@@ -137,7 +137,7 @@ def _moments(timeline: Timeline, place: Place, spans: list[Span], elsewhere: lis
     for span in [*spans, *(s for s in elsewhere if s.chunk in chunks)]:
         lanes[span.lane].append(span)
     compute = lanes["compute"] or lanes["infer"]
-    taken_in = lanes["read"] or lanes["copy-in"] or lanes["infer"]  # what lay in memory has no reader
+    taken_in = lanes["read"] or lanes["copy-in"] or lanes["infer"]  # rows in memory have no reader
     moments = {
         "classifier start": timeline.moment(place, "started"),
         "memory ready": timeline.moment(place, "memory_ready"),
@@ -152,10 +152,10 @@ def _moments(timeline: Timeline, place: Place, spans: list[Span], elsewhere: lis
 
 
 def _shares(spans: list[Span], elsewhere: list[Span], begin: float, end: float) -> dict[str, float]:
-    """What was at work on a device, as shares of the time from `begin` to `end`: kernels first, then whom to blame."""
+    """What was active on a device, as shares of the time from `begin` to `end`: kernels first, then the causes."""
     by_lane: dict[str, list[Span]] = defaultdict(list)
     for span in [*spans, *elsewhere]:
-        if not (span.lane == "wait" and span.device):  # an engine waiting for its own device is not a chunk waiting
+        if not (span.lane == "wait" and span.device):  # not an engine that waits for its own device
             by_lane[span.lane].append(span)
     own_begin, own_end = min(s.start for s in spans), max(s.end for s in spans)
     at_work = {"compute": union(by_lane["compute"] or by_lane["infer"])}

@@ -13,7 +13,7 @@ from rich.text import Text
 from pipeline.report.breakdown import MOMENTS, Breakdown, DeviceTimes
 
 _OWN_COLUMN = 4
-"""Devices with a column each; of more, the table gives first, median and last."""
+"""Up to so many devices have a column each; of more, the table gives first, median and last."""
 
 
 def print_breakdown(breakdown: Breakdown, console: Console) -> None:
@@ -77,11 +77,11 @@ def _least_median_most(
 
 
 def moment_text(seconds: float) -> str:
-    """Seconds since the job began; what was ready before, on a cluster that had the model already, has no figure."""
+    """Seconds since the job began; "before", on a cluster that had the model already."""
     return f"{seconds:,.2f}" if seconds >= 0 else "before"
 
 
 def device_name(device: DeviceTimes, between: str) -> str:
-    """Host and device; of a CPU the process too, for a host may run several workers on it."""
+    """Host and device; for a CPU the process too, since a host may run several workers on it."""
     name = device.device if device.device.startswith("cuda") else f"{device.device} {device.where.rpartition(':')[2]}"
     return f"{device.host}{between}{name}"

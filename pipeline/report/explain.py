@@ -1,4 +1,4 @@
-"""The files that a job explains itself with: its timeline, and its page."""
+"""The files that explain a job: its timeline, and its page."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ File = str | os.PathLike[str] | None
 
 
 def refuse_unwritable(trace: File, report: File) -> None:
-    """Raise UsageError before the work, not after it, where a file could not be written or drawn."""
+    """Raise UsageError, before the job runs, where a file could not be written or drawn."""
     for name, path in (("trace", trace), ("report", report)):
         if path is not None and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
-            raise UsageError(f"--{name} {os.fspath(path)}: give a file in a folder that is there")
+            raise UsageError(f"--{name} {os.fspath(path)}: give a file in a folder that exists")
     if report is not None and find_spec("matplotlib") is None:
         raise UsageError("--report needs Matplotlib: pip install 'broadsheet[report]'")
 
 
 def explain(report: JobReport, trace: File, page: File) -> None:
-    """Write what is asked for. Raises OutputError where a file cannot be written."""
+    """Write the requested files. Raises OutputError where one cannot be written."""
     try:
         if trace is not None:
             save_trace(report.run.timeline, os.fspath(trace))

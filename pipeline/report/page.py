@@ -53,7 +53,7 @@ def save_page(report: JobReport, path: str) -> None:
 
 
 def page(report: JobReport) -> str:
-    """The page as text. Whatever comes from the input is escaped."""
+    """The page as HTML. Everything that comes from the input is escaped."""
     environment = Environment(
         loader=PackageLoader("pipeline", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -120,7 +120,7 @@ def _ratio(value: float) -> str:
 
 
 def _picture(draw: Callable[[float], Figure]) -> dict[str, str]:
-    """A drawing for a desktop and one for a phone, as the values of `src`."""
+    """A drawing for desktop and one for mobile, as values of `src`."""
     return {
         name: _source(plots.to_svg(draw(width))) for name, width in (("wide", plots.WIDE), ("narrow", plots.NARROW))
     }

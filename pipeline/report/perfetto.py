@@ -16,7 +16,7 @@ from pipeline.telemetry.spans import LANES, Span
 
 
 def save_trace(timeline: Timeline, path: str | Path) -> None:
-    """Write the file. Times count from the job's begin. Raises OSError."""
+    """Write the file. Times count from the start of the job. Raises OSError."""
     with open(path, "w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         file.write(",\n".join(json.dumps(event) for event in _events(timeline)))
@@ -53,13 +53,13 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         }
 
 
-_SLACK = 50e-6  # begin and length of a span come from two clocks, so it may end a moment after the one it lies in
+_SLACK = 50e-6  # start and duration of a span come from two clocks, so it may end a moment after its parent
 
 
 class _Rows:
-    """Which row of a lane a span goes to: a viewer draws what overlaps, without lying within, only in rows apart.
+    """Which row of a lane a span goes to: viewers draw spans that overlap, without nesting, only in separate rows.
 
-    A worker reads and writes several chunks at once.
+    Spans overlap since a worker reads and writes several chunks at once.
     """
 
     def __init__(self) -> None:

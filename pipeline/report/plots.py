@@ -20,7 +20,7 @@ from pipeline.report.timeline import Timeline, overlap, union
 from pipeline.telemetry.spans import Span
 
 WIDE, NARROW = 9.6, 4.0
-"""Inches: of a picture on a desktop and on a phone."""
+"""Inches: the width of a picture for desktop and mobile."""
 
 COLORS = {
     "read": "#4c78a8",
@@ -38,7 +38,7 @@ _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, 
 
 
 def timeline(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
-    """A row for each lane of each device: the darker, the larger the share of that moment it was at work."""
+    """A row for each lane of each device; the darker, the larger the share of that moment in which it was active."""
     of_lane: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in job.spans:
         of_lane[span.where, span.lane].append(span)
@@ -72,7 +72,7 @@ def timeline(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
 
 
 def throughput(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
-    """Articles a second over time; a chunk's are spread over the time in which it was classified."""
+    """Articles a second over time; those of a chunk are spread evenly over the time in which it was classified."""
     begin, end = _window(breakdown)
     infers = [s for s in job.spans if s.lane == "infer"]
     edges = np.linspace(begin, end, 1 + int(np.clip(len(infers), 8, 120)))
@@ -97,7 +97,7 @@ def throughput(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
 
 
 def roofline(profile: Profile, width: float = WIDE) -> Figure:
-    """Every kernel that calculates, by its FLOP a byte and FLOP/s, under the measured ceilings."""
+    """Every kernel with arithmetic, by its FLOP a byte and FLOP/s, under the measured ceilings."""
     judged = [judge(k, profile.ceilings) for k in profile.kernels if k.flop]
     peak, bandwidth = profile.ceilings.flop_per_second, profile.ceilings.bytes_per_second
     xs = np.array([j.intensity for j in judged])
@@ -123,7 +123,7 @@ def roofline(profile: Profile, width: float = WIDE) -> Figure:
 
 
 def _labels(judged: list[Judged]) -> list[tuple[tuple[float, float], str]]:
-    """Where to write which names: kernels close to each other share a label, below the lowest of them."""
+    """The labels and their positions: kernels close to each other share a label, below the lowest of them."""
     groups: list[list[Judged]] = []
     for j in sorted(judged, key=lambda j: j.intensity):
         last = groups[-1][-1] if groups else None

@@ -1,4 +1,4 @@
-"""A job's rows, labelled and quarantined: in memory as they come, or in its output folder."""
+"""A job's rows, labelled and quarantined: in memory, or in its output folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.tasks import Done
 
 
 class Results:
-    """schema: of the labelled rows. folder: where they are written; None keeps them here. job: its id."""
+    """The rows of a job. schema: of the labelled rows. folder: the output folder; None for rows in memory. job: id."""
 
     def __init__(self, schema: pa.Schema, folder: OutputFolder | None, job: str) -> None:
         self._schema = schema
@@ -25,7 +25,7 @@ class Results:
         self._tables: dict[str, tuple[pa.Table, pa.Table]] = {}
 
     def add(self, done: Done) -> None:
-        """Keep a chunk's rows, where it brings them."""
+        """Keep the rows of a chunk, where there is no output folder."""
         if done.table is not None and done.quarantine is not None:
             self._tables[done.name] = (done.table, done.quarantine)
 
@@ -42,7 +42,7 @@ class Results:
         return pa.concat_tables([QUARANTINE_SCHEMA.empty_table(), *self._quarantined()])
 
     def first_quarantined(self, count: int) -> list[dict[str, Any]]:
-        """The first rows of them, without reading them all."""
+        """The first quarantined rows, without reading them all."""
         found: list[dict[str, Any]] = []
         for table in self._quarantined():
             found += table.slice(0, count - len(found)).to_pylist()

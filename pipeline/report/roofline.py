@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipeline.profiling.kernel_work import Ceilings, KernelProfile
 
 NEAR = 0.5
-"""The share of a ceiling from which on that ceiling is what bounds a kernel."""
+"""A kernel that reaches this share of a ceiling is bound by it."""
 
 _SHORT_SECONDS = 20e-6
 _LOW_OCCUPANCY = 0.25
@@ -36,8 +36,8 @@ class Judged:
 def judge(kernel: KernelProfile, ceilings: Ceilings) -> Judged:
     """What bounds a kernel when it runs alone.
 
-    Bytes are those counted by hardware where they were, else the larger of least and modelled is what memory may have
-    had to move: a kernel is memory-bound when that alone takes at least half its time.
+    Bytes are those that the hardware counted; where it did not, the larger of least and modelled. A kernel is
+    memory-bound when moving them takes at least half its time.
     """
     compute = kernel.flop / ceilings.flop_per_second / kernel.seconds
     least = kernel.least_bytes / ceilings.bytes_per_second / kernel.seconds

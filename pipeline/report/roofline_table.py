@@ -14,7 +14,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def print_profile(profile: Profile, console: Console) -> None:
-    """Time, work and rates of every kernel; then its place under the roofline; then, of a GPU, how it fills it."""
+    """Time, work and rates of every kernel; its place under the roofline; on a GPU, how well it fills the device."""
     rate = profile.batch / profile.seconds
     console.print(f"{profile.batch:,} articles on {profile.device}: {time_text(profile.seconds)}, {rate:,.0f} a second")
     ceilings = profile.ceilings

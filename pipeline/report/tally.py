@@ -1,4 +1,4 @@
-"""What a job's rows came to: the sums over the entries of its chunks."""
+"""Totals over a job's rows: the sums over the entries of its chunks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,27 @@ _SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "char
 
 @dataclass
 class Tally:
-    """Over all chunks, those committed before too; the same however often the job was interrupted.
+    """Sums over all chunks, those of earlier runs too; the same however often the job was interrupted.
 
-    rows_read = rows_written + rows_filtered + rows_quarantined. chars, truncated, unknown_chars: sums of the output's
-    columns over written rows (characters, rows, characters). labels: rows by label. lengths: written rows by class of
-    `accuracy.LENGTHS`. problems: (file, message) of files not wholly readable or not like the first. confusion: where
-    there is a truth.
+    Attributes
+    ----------
+    classes : tuple of str
+        Names of the labels.
+    problems : list of (str, str)
+        File and message of each file that was not wholly readable, or has other columns than the first.
+    chunks : int
+        Committed chunks.
+    rows_read, rows_written, rows_filtered, rows_quarantined : int
+        Rows; those read are the sum of the other three.
+    chars, truncated, unknown_chars : int
+        Over written rows: characters, truncated rows, characters outside the alphabet.
+    labels : Counter of str
+        Rows by label.
+    lengths : list of int
+        Written rows by class of `accuracy.LENGTHS`.
+    confusion : Confusion or None
+        Rows by true and predicted class, where there is a truth column.
+
     """
 
     classes: tuple[str, ...]
@@ -58,7 +73,7 @@ class Tally:
             )
 
     def totals(self) -> Totals:
-        """The manifest's last word."""
+        """The totals for the manifest."""
         return Totals(
             chunks=self.chunks,
             **{name: getattr(self, name) for name in _SUMS},

@@ -71,7 +71,7 @@ class TerminalProgress(Progress):
 
 
 def print_report(report: JobReport, console: Console) -> None:
-    """Totals, labels, truth if there is one, then whatever was not as it should be."""
+    """Totals and labels; then accuracy, quarantined rows, breakdown, profile and problems, where there are any."""
     _print_totals(report, console)
     console.print(_label_table(report))
     if report.confusion is not None:
@@ -88,7 +88,7 @@ def print_report(report: JobReport, console: Console) -> None:
     if report.run.set_aside:
         console.print("The job is not finished: --resume tries those chunks again.", style="yellow")
     if report.run.stopped:
-        console.print("The job was told to stop early: --resume does the chunks that are left.", style="yellow")
+        console.print("The job was stopped early: --resume does the chunks that are left.", style="yellow")
 
 
 def _print_totals(report: JobReport, console: Console) -> None:
@@ -117,7 +117,7 @@ def _print_totals(report: JobReport, console: Console) -> None:
     for name, value in lines:
         grid.add_row(name, Text(value))
     console.print(grid)
-    if report.job.output:  # unbroken, so that it can be copied
+    if report.job.output:  # on one line, so that it can be copied
         console.print(Text("  output  ", style="bold") + Text(report.job.output), soft_wrap=True)
 
 
@@ -141,7 +141,7 @@ def _label_table(report: JobReport) -> Table:
 def print_confusion(confusion: Confusion, console: Console) -> None:
     """Accuracy, the per-class table, and for few classes the matrix (true class by row)."""
     if confusion.without_truth:
-        message = f"{confusion.without_truth:,} rows have a truth that is no class of the model; they are left out"
+        message = f"{confusion.without_truth:,} rows have a truth that is not a class of the model; they are left out"
         console.print(message, style="yellow")
     if not confusion.rows:
         return

@@ -1,4 +1,4 @@
-"""The spans of a job on one clock: what breakdown, export and page are made from."""
+"""The spans of a job on one clock: the data of breakdown, trace and page."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.telemetry.clocks import Clock
 from pipeline.telemetry.spans import Place, Span, brought_home, span
 
 Intervals = NDArray[np.float64]
-"""[n, 2]: begin and end, ascending and apart."""
+"""[n, 2]: begin and end, ascending and disjoint."""
 
 
 class Spans:
-    """Spans in columns, 24 bytes each while a job runs: a long one has millions. What they share is kept once."""
+    """Spans in columns, 24 bytes each, since a long job has millions; values that many share are stored once."""
 
     def __init__(self) -> None:
         self._start, self._seconds = array("d"), array("d")
@@ -59,7 +59,8 @@ class Spans:
 
 @dataclass
 class Timeline:
-    """began, ended: of the job, in epoch seconds of the scheduler's clock, as is every span. clock: the client's.
+    """The spans of a job. began, ended: of the job, in seconds since the epoch by the scheduler's clock, as is every
+    span. clock: the client's.
 
     places: by `where`, the workers that finished a chunk. rows: by chunk, the rows it read.
     """
@@ -72,13 +73,13 @@ class Timeline:
     rows: dict[str, int] = field(default_factory=dict)
 
     def add(self, chunk: str, rows: int, spans: Iterable[Span], place: Place) -> None:
-        """Take in a committed chunk's spans, recorded by the clock of `place`."""
+        """Add the spans of a committed chunk, recorded by the clock of `place`."""
         self.places[place.where] = place
         self.rows[chunk] = rows
         self.spans.extend(brought_home(spans, place.clock.offset, chunk))
 
     def watch(self, sources: Iterable[Source]) -> Iterator[Source]:
-        """`sources`, the time that reading each takes this process noted: rows of a compressed stream."""
+        """Yield `sources`, and record the time that this process spends reading each, as of a compressed stream."""
         iterator = iter(sources)
         while True:
             spans: list[Span] = []
@@ -113,7 +114,7 @@ def place_order(place: Place) -> tuple[str, str, int]:
 
 
 def union(spans: Iterable[Span]) -> Intervals:
-    """The times at which at least one of the spans was under way."""
+    """The times at which at least one of the spans was active."""
     pairs = np.array(sorted((s.start, s.end) for s in spans), np.float64).reshape(-1, 2)
     if not len(pairs):
         return pairs

@@ -1,1 +1,1 @@
-"""Where articles come from: files, memory, Dask DataFrames; finding, planning and reading them in chunks."""
+"""The sources of articles: files, memory, Dask DataFrames. Finding, planning and reading them in chunks."""

@@ -1,4 +1,4 @@
-"""The one data class that crosses the stages: a chunk of readable articles, and the rows that could not be read."""
+"""The data class that passes between the stages: a chunk of readable articles, and the rows that could not be read."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ QUARANTINE_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Selection:
-    """Which columns of the input a job uses, and the class names its truth column may hold.
+    """The columns of the input that a job uses, and the class names that its truth column may hold.
 
-    `header` names the columns of a headerless CSV. `id_types` are the Arrow types of the id columns, in order.
+    `ids` are the id columns and `id_types` their Arrow types, in order. `header` names the columns of a headerless CSV.
     `answers` is the path of the parent program's answer file, for a one-hot input.
     """
 
@@ -69,11 +69,11 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Chunk:
-    """N readable articles in input order, and what was set aside beside them.
+    """N readable articles in input order, and the rows and files that could not be read.
 
-    text: large_binary [N], valid UTF-8. rows: table [N] of `file`, `row` and the id columns. ids: uint8 [N, length]
-    for input that is encoded already (then `text` is empty strings), else None. truth: int32 [N] class indices, or
-    NO_TRUTH, or None if no truth column is asked for. problems: messages about whole files. n_chars: int64 [N],
+    text: large_binary [N], valid UTF-8. rows: table [N] of `file`, `row` and the id columns. ids: uint8 [N, length],
+    encoded characters, for input that is encoded already (then `text` is empty strings), else None. truth: int32 [N],
+    class indices or NO_TRUTH; None without a truth column. problems: messages about whole files. n_chars: int64 [N],
     characters of each whole text where `text` holds only its beginning, else None.
     """
 
@@ -99,11 +99,11 @@ class Chunk:
 
     @property
     def texts(self) -> Texts:
-        """What an engine takes."""
+        """The articles as an engine takes them."""
         return Texts(self.data, self.offsets, self.ids, self.n_chars)
 
     def without_text(self) -> Chunk:
-        """What is left to write once the text is classified."""
+        """The chunk without its text, which is not needed once it is classified."""
         return replace(self, text=pa.array([], pa.large_binary()), ids=None)
 
     def __len__(self) -> int:
@@ -136,9 +136,9 @@ def assemble(
 ) -> Chunk:
     """A chunk from the parsed rows of one file.
 
-    numbers: int64 [N], the record number of each row. table: N rows with the selection's columns; text, and whatever
-    shall become a string, as binary or string. raw(i): byte offset and first bytes of row i, for the quarantine.
-    bad: rows that could not be parsed at all. Rows whose text is null, too long or not UTF-8 join them.
+    numbers: int64 [N], the record number of each row. table: N rows with the selection's columns; text and string
+    columns may be binary or string. raw(i): byte offset and first bytes of row i, for the quarantine. bad: rows that
+    could not be parsed; those whose text is null, too long or not UTF-8 are added to them.
     """
     reasons: dict[int, str] = {}
     decoded = {name: _decode(name, table.column(name), reasons) for name in selection.columns}
@@ -191,16 +191,16 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
-    """A chunk of no rows, with the schemas of one that has some."""
+    """A chunk without rows, with the usual schemas."""
     none = pa.array([], pa.large_binary())
     return Chunk(none, selection.row_schema.empty_table(), QUARANTINE_SCHEMA.empty_table(), problems=problems)
 
 
 def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int32]:
-    """Class indices, int32, of a truth column: a class name, else the class's number from 1; NO_TRUTH for others.
+    """Class indices, int32, of a truth column: of a class name, else of a number from 1; NO_TRUTH for other values.
 
-    Where the classes are called by numbers, a number is a name and nothing else. Raises UsageError for a column whose
-    values are neither strings nor numbers.
+    Where the names of classes are numbers, a number is always a name. Raises UsageError for a column whose values are
+    neither strings nor numbers.
     """
     known = {name: i for i, name in enumerate(classes)}
     if not any(name.lstrip("-").isdecimal() for name in classes):
@@ -220,7 +220,7 @@ def _label_text(value: object) -> str:
 
 
 def is_textual(kind: pa.DataType) -> bool:
-    """Whether a column of this type may hold text: strings or bytes in any layout, or nothing but nulls."""
+    """Whether a column of this type may hold text: strings or bytes in any layout, or nulls only."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     types = pa.types
     return any(
@@ -238,7 +238,7 @@ def is_textual(kind: pa.DataType) -> bool:
 
 
 def as_bytes(table: pa.Table) -> pa.Table:
-    """The table with its strings as bytes: a string column may hold what is not UTF-8, and that is found row by row."""
+    """The table with its strings as bytes: a string column may hold invalid UTF-8, which is checked row by row."""
     for i, field_ in enumerate(table.schema):
         if is_textual(field_.type) and not pa.types.is_dictionary(field_.type):
             table = table.set_column(i, field_.name, table.column(i).cast(pa.large_binary()))

@@ -22,7 +22,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _HASHED_BYTES = 64 << 10
 
 Problem = tuple[str, str]
-"""A path, and what is wrong with that file."""
+"""A path, and a message about the problem of that file."""
 
 
 def find_files(
@@ -65,7 +65,7 @@ def _expand_local(name: str) -> list[str]:
         found = []
         for folder, below, files in os.walk(name):
             if {ENTRIES, PARTS} <= {*below} and {MANIFEST, OLD_MANIFEST} & {*files}:
-                below.clear()  # an output folder of ours is no input
+                below.clear()  # an output folder of this program is not input
             else:
                 found += [os.path.join(folder, file) for file in files]
         return sorted(_readable(found, name))
@@ -87,7 +87,7 @@ def _expand_remote(name: str) -> list[str]:
 
 
 def _readable(paths: Iterable[str], folder: str) -> list[str]:
-    """Without what is hidden below the folder, and what has a suffix that no format has."""
+    """The paths that are not hidden below the folder, and whose suffix belongs to a format."""
     kept = []
     for path in paths:
         below = PurePosixPath(os.path.relpath(path, folder) if "://" not in path else path[len(folder) :])
@@ -108,7 +108,7 @@ def format_of(path: str) -> tuple[Format, str | None]:
     suffix, compression = _suffixes(path)
     if suffix not in FORMATS:
         known = " ".join(FORMATS)
-        raise UsageError(f"{path}: cannot tell its format by its ending; known are {known}, and with .gz or .zst")
+        raise UsageError(f"{path}: its suffix belongs to no format; known are {known}, also with .gz or .zst")
     found = FORMATS[suffix]
     if found.memory_mapped and "://" in path:
         raise UsageError(f"{path}: a {found.name} file is memory-mapped: give a local path")
@@ -120,7 +120,7 @@ def format_of(path: str) -> tuple[Format, str | None]:
 def describe(path: str, symbols: int, length: int, whole: bool) -> InputFile:
     """Size, time and hash of a file (of all of it if `whole`).
 
-    Raises SourceError where it cannot be read, or begins as no file of its format does but those of another.
+    Raises SourceError where it cannot be read, or has the first bytes of another format.
     """
     found, compression = format_of(path)
     local = "://" not in path
@@ -147,7 +147,7 @@ def describe(path: str, symbols: int, length: int, whole: bool) -> InputFile:
         raise SourceError(f"{path}: {error.strerror or error}") from error
     for suffix, other in FORMATS.items():
         if other.magic and other is not found and head.startswith(other.magic):
-            raise SourceError(f"{path}: it is a {other.name} file by its first bytes; name it so ({suffix})")
+            raise SourceError(f"{path}: it is a {other.name} file by its first bytes; rename it ({suffix})")
     bound = found.for_model(symbols, length)
     return InputFile(path, bound, compression, size, modified, digest.hexdigest(), location)
 

@@ -1,4 +1,4 @@
-"""What a job is given, whatever its kind: its identity, its columns, and its chunks in input order."""
+"""The input of a job, of any kind: its identity, its columns, and its chunks in input order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Paths(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A chunk whose text is with the client. name: of its part. sources: (file, first row, rows) of its pieces."""
+    """A chunk that the client has read. name: of its part. sources: (file, first row, rows) of its pieces."""
 
     name: str
     sources: tuple[tuple[str, int, int], ...]
@@ -58,9 +58,9 @@ Source = Unit | Loaded | Partition
 
 @dataclass(frozen=True)
 class JobInput:
-    """What a job is given, planned. selection: with its text columns and id types resolved. chunks: gives every chunk,
-    in input order, but those whose part is named in its argument. rows, chunk_count: 0 where not known. problems: of
-    whole files. plan: of files, to go on with; None for what is in memory.
+    """A planned input. selection: with its text columns and id types resolved. chunks: returns the chunks in input
+    order, without those whose name is in its argument. rows, chunk_count: 0 where not known. problems: of whole files.
+    plan: of files, to be saved for a resumed job; None for rows in memory.
     """
 
     selection: Selection
@@ -72,7 +72,7 @@ class JobInput:
 
 
 Identity = list[dict[str, Any]]
-"""What a fingerprint says of the input."""
+"""The input in a fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Files:
 
     @property
     def bytes_to_scan(self) -> int:
-        """Of files that are scanned for where their records begin."""
+        """The size of the files that are scanned for the beginnings of their records."""
         return sum(f.size for f in self.found if not f.compression and f.format.seeks is Seek.RECORDS)
 
 
@@ -109,11 +109,11 @@ class Frame:
 
 
 def identify(source: Any, symbols: int, length: int, *, whole_hash: bool, by_content: bool) -> Files | Rows | Frame:
-    """What a job is given, before it is planned. Raises UsageError for no input at all.
+    """The input of a job, before it is planned. Raises UsageError where there is none.
 
-    symbols, length: of the model, for files that are encoded already. whole_hash: hash all of a file, not its edges.
-    by_content: hash rows in memory, which have nothing else to be known by. A string is a path, and so is each of
-    `Paths` or of a list of `pathlib.Path`; a list of strings is articles.
+    symbols, length: of the model, for files that are encoded already. whole_hash: hash whole files, not their edges.
+    by_content: identify rows in memory by a hash of them. A string is a path, and so is each item of `Paths` or of a
+    list of `pathlib.Path`; a list of strings is articles.
     """
     paths = _paths(source)
     if paths is not None:
@@ -138,7 +138,7 @@ def _paths(source: Any) -> list[str] | None:
 def _is_frame(source: Any) -> bool:
     if not is_dask_collection(source):
         return False
-    from dask.dataframe import DataFrame  # takes a second to import, which only who has one spends
+    from dask.dataframe import DataFrame  # takes a second to import, so only where it is needed
 
     return isinstance(source, DataFrame)
 
@@ -150,10 +150,10 @@ def open_input(
     saved: Plan | None = None,
     scanner: Scanner | None = None,
 ) -> JobInput:
-    """Plan the chunks of what `identify` gave, or take the plan of its files that was saved before. scanner: scans
-    large files, in place of threads here.
+    """Plan the chunks of an input, or use the plan of its files that was saved before. scanner: scans large files, in
+    place of threads here.
 
-    Raises UsageError where a column that is asked for is not there.
+    Raises UsageError for a column that does not exist.
     """
     if isinstance(given, Files):
         if saved is not None:
@@ -199,7 +199,7 @@ def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str])
 
 
 def _partitions(frame: Any, selection: Selection, done: Container[str]) -> Iterator[Source]:
-    """A chunk a partition, wherever that is computed."""
+    """One chunk a partition."""
     for number, partition in enumerate(frame[list(selection.columns)].to_delayed()):
         name = part_name(0, number)
         if name not in done:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """In bytes.
+    """All in bytes.
 
-    field_bytes: of the longest field, or line, that is read; an unclosed quote makes a longer one. block_bytes: of a
-    stream, read at once. chunk_bytes: a chunk is cut here too, so that long articles do not make it large.
-    counted_bytes: up to which a compressed file is counted first. guess_bytes: searched for the first record of a
-    segment.
+    field_bytes: of the longest field or line that is read; an unclosed quote would make a longer one. block_bytes: read
+    at once from a stream. chunk_bytes: of the text in a chunk, so that long articles do not make it large.
+    counted_bytes: the largest compressed file whose rows are counted first. guess_bytes: searched for the first record
+    of a segment.
     """
 
     field_bytes: int = 16 << 20

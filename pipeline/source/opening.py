@@ -17,7 +17,7 @@ def open_location(location: str) -> BinaryIO:
 
 
 def open_at(file: InputFile, start: int = 0) -> BinaryIO:
-    """The file's bytes from `start`, decompressed. Raises SourceError where it cannot be opened."""
+    """Open a file at byte `start`, decompressed. Raises SourceError where it cannot be opened."""
     try:
         if file.compression:
             stream: BinaryIO = cast(BinaryIO, _Decompressed(file))
@@ -31,14 +31,14 @@ def open_at(file: InputFile, start: int = 0) -> BinaryIO:
 
 
 def open_native(file: InputFile) -> pa.NativeFile:
-    """An uncompressed file as Arrow reads it: a local one without the GIL, which other threads need.
+    """Open an uncompressed file for Arrow, which reads local files without holding the GIL.
 
     Raises SourceError where it cannot be opened.
     """
     try:
         return pa.PythonFile(open_location(file.location), "r") if "://" in file.location else pa.OSFile(file.location)
     except OSError as error:
-        what = os.strerror(error.errno) if error.errno else error  # Arrow's own words name the path again
+        what = os.strerror(error.errno) if error.errno else error  # Arrow's message repeats the path
         raise SourceError(f"{file.path}: {what}") from error
 
 
@@ -48,9 +48,9 @@ def _skip(stream: BinaryIO, count: int) -> None:
 
 
 class _Decompressed:
-    """A decompressed stream that gives out every byte before the place where its file is cut off or damaged.
+    """A decompressed stream that returns every byte before the position at which its file is cut off or damaged.
 
-    Arrow's reader drops what a failing read had decompressed; so that read is done again in smaller pieces.
+    Arrow's reader drops what a failing read has decompressed, so that read is repeated in smaller pieces.
     """
 
     def __init__(self, file: InputFile) -> None:

@@ -19,7 +19,7 @@ from pipeline.threads import threads
 
 @dataclass(frozen=True)
 class Unit:
-    """The unit of work, of commit and of resume: a chunk's fragments in input order, and the name of its part."""
+    """The unit of work, commit and resume: the fragments of a chunk in input order, and the name of its part."""
 
     name: str
     fragments: tuple[Fragment, ...]
@@ -31,8 +31,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Plan:
-    """columns: the names of each file's, empty where it has none or could not be read. selection: with its text columns
-    and id types resolved.
+    """The chunks of a job over files. columns: names of each file's columns, empty where it has none or could not be
+    read. selection: with its text columns and id types resolved.
     """
 
     files: tuple[InputFile, ...]
@@ -56,15 +56,14 @@ def plan_files(
 ) -> Plan:
     """Plan a job over files. `selection.text` may be empty: then the column is called "text".
 
-    scanner: scans large files, in place of threads here. Raises UsageError for what the user must change: columns that
-    the first file lacks.
+    scanner: scans large files, in place of threads here. Raises UsageError for columns that the first file lacks.
     """
     planned: list[_Planned] = []
     first: tuple[str, Schema] | None = None
     rest = iter(found)
     with nullcontext(scanner) if scanner else threads_scanner() as scans, threads(scans.files_at_once) as pool:
         plan = partial(_plan_file, chunk_rows=chunk_rows, scanner=scans)
-        for file in rest:  # what the first readable file has is asked of all others
+        for file in rest:  # all others must have the columns of the first readable file
             planned.append(plan(file, selection, None))
             if planned[-1].schema is not None:
                 first, selection = (file.path, planned[-1].schema), planned[-1].selection
@@ -86,7 +85,7 @@ def plan_files(
 
 
 class _Planned(NamedTuple):
-    """selection: resolved for the file. schema: None where it could not be read, or does not fit the first file's."""
+    """A planned file. selection: resolved for it. schema: None where it cannot be read or differs from the first's."""
 
     file: InputFile
     selection: Selection
@@ -97,10 +96,10 @@ class _Planned(NamedTuple):
 def _plan_file(
     file: InputFile, selection: Selection, first: tuple[str, Schema] | None, chunk_rows: int, scanner: Scanner
 ) -> _Planned:
-    """Where a file's chunks begin; a pure function, for files are planned side by side.
+    """Plan a file; a pure function, since files are planned in parallel.
 
-    first: path and schema of the job's first file, None for that file itself. Raises UsageError where that one does not
-    fit the job as asked for.
+    first: path and schema of the job's first file; None for that file itself, for which UsageError is raised where it
+    does not fit the options.
     """
     path = file.path
     if not file.size:
@@ -125,7 +124,7 @@ def _plan_file(
 
 
 class _Packing:
-    """Units in the making: fragments join the open unit while they fit."""
+    """Packs fragments into units: a fragment is added to the open unit if it fits."""
 
     def __init__(self, chunk_rows: int) -> None:
         self.units: list[Unit | Stream] = []
@@ -135,7 +134,7 @@ class _Packing:
         self._rows = self._bytes = 0
 
     def add(self, name: str, fragment: Fragment) -> None:
-        """`name`: of the unit, if this fragment begins one."""
+        """Add a fragment. name: of the unit, if this fragment begins one."""
         size, room = fragment.size, fragment.file.format.limits.chunk_bytes
         if self._rows + fragment.rows > self._chunk_rows or self._bytes + size > room:
             self.close()

@@ -1,4 +1,4 @@
-"""Reading what was planned: a unit, on a worker; or all of an input, in this process."""
+"""Reading planned input: a unit, on a worker; or the whole input, in this process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pipeline.telemetry.spans import Span
 
 
 def read_unit(unit: Unit, selection: Selection, spans: list[Span] | None = None) -> Chunk:
-    """The rows of a unit, in input order. spans: where the time of parsing is noted, as "decode"; the rest is reading.
+    """The rows of a unit, in input order. spans: a span "decode" is appended for the time spent parsing.
 
-    Raises SourceError where a file cannot be read any more, or is no longer what was planned.
+    Raises SourceError where a file can no longer be read, or has changed since it was planned.
     """
     if not unit.fragments:
         return empty_chunk(selection)
@@ -23,9 +23,9 @@ def read_unit(unit: Unit, selection: Selection, spans: list[Span] | None = None)
 
 
 def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
-    """Every chunk in input order, for what needs no cluster.
+    """Every chunk in input order, read in this process.
 
-    Raises SourceError for a file that is not wholly readable; rows that are not are in each chunk's quarantine.
+    Raises SourceError for a file that is not wholly readable; single bad rows are in the quarantine of their chunk.
     """
     if job_input.problems:
         path, message = job_input.problems[0]

@@ -1,4 +1,4 @@
-"""A byte stream cut into records, in blocks of bounded size, with each record's place in the file."""
+"""A byte stream cut into records, in blocks of bounded size, with each record's position in the file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BOM = b"\xef\xbb\xbf"
 @dataclass(frozen=True)
 class Split:
     """The records of one buffer. starts, ends: int64 [n], contents without the line end. problems: by index, why a
-    record cannot be parsed. consumed: bytes that need not be seen again. overlong: where what is left begins with a
-    line over the limit, which the caller skips: the bytes that end a line.
+    record cannot be parsed. consumed: bytes that are done with. overlong: where the rest begins with a line over the
+    limit, which the caller must skip: the bytes that end a line.
     """
 
     starts: NDArray[np.int64]
@@ -81,23 +81,23 @@ class Records:
 def read_records(
     stream: BinaryIO, split: Splitter, offset: int, size: int | None = None, limits: Limits = LIMITS
 ) -> Iterator[Records]:
-    """Blocks of records from `stream`, which stands at byte `offset` of its file, until `size` bytes or its end.
+    """Blocks of records from `stream`, which is at byte `offset` of its file, until `size` bytes or its end.
 
-    A record stays within one block. Errors of the stream are raised after what came before them has been given out.
+    A record stays within one block. An error of the stream is raised after the records before it have been yielded.
     """
     buffer = b""
     left = size
-    skipping = b""  # what ends a line over the limit, while that is sought
+    skipping = b""  # the bytes that end the line over the limit that is being skipped
     failure: Exception | None = None
     final = False
     while not final:
         try:
             block = stream.read(limits.block_bytes if left is None else min(limits.block_bytes, left))
-        except Exception as error:  # whatever a file system or decompressor raises, the records before it are good
+        except Exception as error:  # any error of a file system or decompressor: the records before it are good
             block, failure = b"", error
         left = None if left is None else left - len(block)
         final = not block or left == 0
-        buffer = b"".join((buffer, block)) if buffer else block  # joined without the GIL, unlike a sum
+        buffer = b"".join((buffer, block)) if buffer else block  # `join` releases the GIL, `+` does not
         if skipping:
             end = _line_end(buffer, skipping)
             if end < 0 and not final:
@@ -122,7 +122,7 @@ def read_records(
 def cut(blocks: Iterable[Records], most_rows: int, most_bytes: int) -> Iterator[tuple[Records, bool]]:
     """The records in pieces, each with whether it begins a new chunk of up to `most_rows` rows and `most_bytes` bytes.
 
-    A chunk that is one record may be larger. The same records are cut at the same places however they come in blocks.
+    A chunk of one record may be larger. Where records are cut does not depend on the blocks in which they arrive.
     """
     begin = rows = 0
     for records in blocks:
@@ -145,13 +145,13 @@ def _single(head: bytes, offset: int, reason: str) -> Records:
 
 
 def _line_end(buffer: bytes, ends: bytes) -> int:
-    """The place after the first byte that ends a line, or -1. (The LF of a CRLF is then a blank line.)"""
+    """The position after the first byte that ends a line, or -1. (The LF of a CRLF is then a blank line.)"""
     found = [place for place in (buffer.find(end) for end in ends) if place >= 0]
     return min(found) + 1 if found else -1
 
 
 def split_lines(buffer: bytes, final: bool, limits: Limits = LIMITS) -> Split:
-    """A record a line, ended by LF or CRLF; the last line needs no end."""
+    """A record a line, ended by LF or CRLF; the last line may lack an end."""
     array = np.frombuffer(buffer, np.uint8)
     ends = np.flatnonzero(array == 0x0A)
     consumed = int(ends[-1]) + 1 if len(ends) else 0

@@ -1,7 +1,7 @@
-"""Where the records of a large file begin, found by several threads at once, or by the workers of a cluster.
+"""Scanning a large file for the beginnings of its records, on several threads or on the workers of a cluster.
 
-Where a segment's first record begins is guessed. The guess counts if the scan of the segment before ends there, so what
-is found is what one thread would find.
+The first record of a segment is guessed. The guess is used only if the scan of the segment before ends there, so the
+result is the same as that of one thread.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ _log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 16 << 20
 MOST_THREADS = 16
-"""More of them wait for each other at the GIL: on 64 cores 4, 8, 12, 16, 32 and 64 threads scanned a CSV at 960,
-1,550, 1,890, 2,080, 1,020 and 890 MB/s.
+"""More threads than this wait for each other at the GIL: on 64 cores 4, 8, 12, 16, 32 and 64 threads scanned a CSV at
+960, 1,550, 1,890, 2,080, 1,020 and 890 MB/s.
 """
 
-_GUESSES, _CONVINCING = 64, 50  # line ends tried; records after one of them that must be without a problem
+_GUESSES, _CONVINCING = 64, 50  # line ends tried; records after one that must have no problem
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _NONE, _MOST_SIZE = np.empty(0, np.uint32), 2**32 - 1
 
 
 class _Segment(NamedTuple):
-    """begin: the first record's, -1 where no guess was made. after: where the first record after it begins.
+    """The records of a segment. begin: of the first, -1 where no guess was made. after: of the first after the segment.
 
-    offsets, sizes: uint32 [n], of its records; offsets from `begin`, and a size of 4 GiB or more as one byte less: both
-    are far above what a chunk holds. bad: indices of those with a problem. As small as that, for it may come over a
-    network.
+    offsets, sizes: uint32 [n], of its records; offsets from `begin`, sizes saturated at 4 GiB - 1, far above what a
+    chunk holds. bad: indices of records with a problem. Compact, since it may be sent over a network.
     """
 
     begin: int
@@ -60,10 +59,10 @@ class _Segment(NamedTuple):
 
 
 class Scanner:
-    """Scans any number of files on `pool`, which does `width` segments at once: threads, or workers that see the files.
+    """Scans any number of files on `pool`, which runs `width` segments at once: threads, or workers that see the files.
 
-    segment: their size in bytes. small: scans files of no more than that in its place. It holds a few segments' records
-    ahead of their use: two for each of `width`, and one a file.
+    segment: its size in bytes. small: a scanner for files of up to one segment. Results are held ahead of their use for
+    two segments for each of `width`, and one for each file.
     """
 
     def __init__(self, pool: Executor, width: int, segment: int, small: Scanner | None = None) -> None:
@@ -74,15 +73,15 @@ class Scanner:
         self._ahead = BoundedSemaphore(2 * width)
 
     def scan(self, file: InputFile, start: int, split: Splitter) -> Iterator[Records]:
-        """The records of an uncompressed file from byte `start`, in order: where they are, and which have a problem,
-        without their data and what the problem is. Raises SourceError where it cannot be read, and BroadsheetError
+        """The records of an uncompressed file from byte `start`, in order: their positions, and which have a problem,
+        but not their data or the problem itself. Raises SourceError where the file cannot be read, BroadsheetError
         where the pool is lost.
         """
         if self._small and file.size <= self._segment:
             yield from self._small.scan(file, start, split)
             return
         stops = deque([*range(start + self._segment, file.size, self._segment), file.size])
-        running: deque[tuple[int, Future[_Segment]]] = deque()  # each but the first with a permit
+        running: deque[tuple[int, Future[_Segment]]] = deque()  # each but the first holds a permit
         nominal = at = start
         warned = False
         try:
@@ -98,10 +97,10 @@ class Scanner:
                 try:
                     segment = future.result()
                 except SourceError:
-                    pass  # a worker may not see the file as it is here; what is wrong with the file is found again here
+                    pass  # a worker may not see the file; a problem of the file itself is found again here
                 except BroadsheetError:
                     raise
-                except Exception as error:  # it kills its workers, or they are of another version
+                except Exception as error:  # it kills its workers, or they run another version
                     if not warned:
                         _log.warning("workers cannot scan %s, so it is done here: %r", file.path, error)
                     warned = True
@@ -117,14 +116,14 @@ class Scanner:
 
 @contextmanager
 def threads_scanner(segment: int = SEGMENT_BYTES) -> Iterator[Scanner]:
-    """One on this process's threads. segment: in bytes."""
+    """A scanner on threads of this process. segment: in bytes."""
     count = min(available_cores(), MOST_THREADS)
     with threads(count) as pool:
         yield Scanner(pool, count, segment)
 
 
 def _scan_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segment:
-    """The records that begin from `begin`, where one does, to `stop`. Raises SourceError."""
+    """The records that begin in [begin, stop), where one begins at `begin`. Raises SourceError."""
     try:
         return _read_from(file, split, begin, stop)
     except OSError as error:
@@ -147,12 +146,12 @@ def _read_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segm
                 break
         else:
             if stream.tell() < file.size:
-                raise SourceError(f"{file.path}: it is shorter than {file.size:,} bytes now: it changed meanwhile")
+                raise SourceError(f"{file.path}: it is shorter than {file.size:,} bytes now: it has changed")
     return _Segment(begin, after, np.concatenate(offsets), np.concatenate(sizes), np.array(bad, np.uint32))
 
 
 def _scan_about(file: InputFile, split: Splitter, nominal: int, stop: int) -> _Segment:
-    """The same from the first record that seems to begin at `nominal` or after it."""
+    """The same from a guess of the first record that begins at `nominal` or after it."""
     with open_at(file, nominal - 1) as stream:
         block = stream.read(file.format.limits.guess_bytes)
     for line_end in islice(_LINE_END.finditer(block), _GUESSES):

@@ -1,4 +1,4 @@
-"""Whether a file's columns are those that the job uses and its first file had."""
+"""Checks of a file's columns: that the job's columns exist, and that they are those of the first file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.source.formats.base import InputFile, Schema
 
 
 def refuse_twice(path: str, schema: Schema) -> None:
-    """Raises UsageError where two columns have one name."""
+    """Raise UsageError where two columns have the same name."""
     names = schema.names or ()
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -35,7 +35,7 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
     for name in selection.columns:
         if name not in schema.names:
             have = ", ".join(schema.names) or "none"
-            asked = "--text-column names another" if selection.text == ("text",) else "it was asked for"
+            asked = "--text-column names another" if selection.text == ("text",) else "it is named in the options"
             raise UsageError(f"{path}: no column {name!r} ({asked}); it has: {have}")
     for name in selection.text:
         kind = schema.types.get(name, pa.string())
@@ -46,7 +46,7 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
 
 
 def difference(path: str, schema: Schema, first: tuple[str, Schema], selection: Selection) -> str | None:
-    """A message where the file's columns are not the first file's. Raises SourceError where it cannot be read so."""
+    """A message where a file's columns differ from the first file's; SourceError where it thus cannot be read."""
     other, expected = first
     if (schema.names is None) != (expected.names is None):
         raise SourceError(f"{path}: not of the same kind as {other}; classify it in a job of its own")

@@ -15,12 +15,12 @@ from pipeline.errors import UsageError
 from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, is_textual
 
 MEMORY = "memory"
-"""What stands in the column `file` for rows that came from no file."""
+"""The value of the column `file` for rows that do not come from a file."""
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Rows in memory, read anew each time: a table, or a dataset's batches. schema: of all columns there are."""
+    """A table or dataset, which can be read any number of times. schema: of all its columns."""
 
     source: pa.Table | pa_dataset.Dataset
     rows: int
@@ -98,7 +98,7 @@ def _as_table(source: Any) -> pa.Table:
             return pa.table({"text": source})
         kind = type(source).__module__.partition(".")[0], type(source).__name__
         if kind == ("pandas", "DataFrame"):
-            if not len(source):  # pandas calls a column without values double
+            if not len(source):  # an empty column of pandas has the type double
                 return pa.table({str(name): pa.array([], pa.string()) for name in source.columns})
             return pa.Table.from_pandas(source, preserve_index=False)
         if kind == ("pandas", "Series"):

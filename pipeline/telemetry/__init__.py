@@ -1,1 +1,1 @@
-"""What was done when, and where: spans of each step, clocks of each process, what a process does right now."""
+"""When and where each step ran: spans, the clocks of processes, and the current activity of a process."""

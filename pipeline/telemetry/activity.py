@@ -1,4 +1,4 @@
-"""What this process does at each moment, for the dashboard: its compute threads, its device, and the rows so far."""
+"""The activity of this process over time, for the dashboard: its compute threads, its device, and its rows."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 WAITING = "waiting"
-"""What an engine does outside any activity."""
+"""The activity outside any `during` block."""
 
 DEVICE_ACTIVITIES = ("kernels", "copy-in", "copy-out")
-"""What a device does, several at a time; the first that it does counts."""
+"""The activities of a device. Several may run at a time: the first of these that does counts."""
 
 _KEPT = 20_000
 
 
 class ActivityLog:
-    """Of one process. rows: classified since it began, those of repeated chunks too. clock: seconds since the epoch.
+    """The activities of one process.
 
-    One thread at a time may use `during`: the one that runs the engine.
+    rows: classified since it started, those of repeated chunks too. clock: seconds since the epoch. Only the thread
+    that runs the engine may use `during`.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -30,9 +31,9 @@ class ActivityLog:
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Note what the compute threads do during the block. Blocks nest; the innermost counts.
+        """Record the activity of the compute threads during the block. Blocks nest; the innermost counts.
 
-        The dashboard knows "computing" and those of DEVICE_ACTIVITIES.
+        The dashboard shows "computing" and those of DEVICE_ACTIVITIES.
         """
         before = self._changes[-1][1]
         self._changes.append((self._clock(), name))
@@ -42,14 +43,14 @@ class ActivityLog:
             self._changes.append((self._clock(), before))
 
     def add(self, name: str, start: float, end: float) -> None:
-        """Note what a device did, one of DEVICE_ACTIVITIES, between two moments that are past.
+        """Record an activity of a device, one of DEVICE_ACTIVITIES, between two past moments.
 
-        They may overlap, and count before what any `during` says.
+        They may overlap, and take precedence over any `during`.
         """
         self._past.append((start, end, name))
 
     def seconds(self, since: float, until: float) -> dict[str, float]:
-        """Seconds spent on each activity between two moments, each second on one."""
+        """Seconds of each activity between two moments; each second counts for one."""
         steps = [(moment, name, 0) for moment, name in self._changes_of(since)]
         for start, end, name in tuple(self._past):
             if end > since and start < until:
@@ -80,4 +81,4 @@ class ActivityLog:
 
 
 ACTIVITY = ActivityLog()
-"""This process's."""
+"""The activities of this process."""

@@ -1,4 +1,4 @@
-"""Clocks of several processes: each against the scheduler's, as last measured."""
+"""The offset of each process's clock from that of the scheduler, as last measured."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _clock = Clock()
 
 
 def set_clock(clock: Clock) -> None:
-    """Keep what was last measured of this process's clock; it goes home with every chunk."""
+    """Set the last measurement of this process's clock, which is sent to the client with every chunk."""
     global _clock
     _clock = clock
 
 
 def clock() -> Clock:
-    """The clock of this process against the scheduler's, as last measured."""
+    """The last measurement of this process's clock against the scheduler's."""
     return _clock
 
 
 def clock_from(round_trips: Iterable[tuple[float, float, float]]) -> Clock:
-    """The clock that the fastest of some round trips shows. Each: sent, what the other clock said, received.
+    """The clock by the fastest of several round trips, each given as: sent, time of the other clock, received.
 
     The answer was made between sending and receiving, so taking the middle errs by half the round trip at most
     (Cristian, Probabilistic clock synchronization, 1989).

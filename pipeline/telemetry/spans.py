@@ -1,6 +1,6 @@
 """Spans: when a step of a chunk began, how long it took, and where. The same steps are NVTX ranges.
 
-Imports the standard library only (nvtx if it is there), so that every part may import it.
+Imports only the standard library, and nvtx if it is installed, so that every module may import it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ except ImportError:
     nvtx = None
 
 WHERE = f"{socket.gethostname()}:{os.getpid()}"
-"""This process, as spans name it."""
+"""This process, in `Span.where`."""
 
 LANES = ("read", "wait", "infer", "copy-in", "compute", "copy-out", "write")
 """The rows of a worker's timeline, top down; a compute thread of the CPU backend adds one of its own, "thread 0".
@@ -33,10 +33,9 @@ infer: the task `infer`. copy-in, copy-out: to and from the device. compute: spa
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """start: seconds since the epoch, by the clock of the host it was recorded on. where: host and process id.
+    """A step. start: seconds since the epoch, by the clock of its host. where: host and process id. lane: one of LANES.
 
-    lane: one of LANES. device: "cpu", "cuda:0", or "" for what no device did. chunk: name of its part; filled in where
-    results come home.
+    device: "cpu", "cuda:0", or "" for steps that use no device. chunk: name of its part; filled in on the client.
     """
 
     name: str
@@ -76,10 +75,10 @@ class Place:
 def span(
     name: str, into: list[Span] | None, lane: str = "", device: str = "", number: int | None = None
 ) -> Iterator[None]:
-    """Append the span of the block under it to `into` (unless None), also when the block raises.
+    """Append the span of the `with` block to `into` (unless None), also when the block raises.
 
-    The block is an NVTX range in the domain "broadsheet" too, with `number` as its payload; without a tool that
-    listens that costs a microsecond.
+    The block is an NVTX range in the domain "broadsheet" too, with `number` as its payload; without a profiler that
+    costs a microsecond.
     """
     start, began = time.time(), time.perf_counter()
     try:
@@ -94,8 +93,8 @@ def span(
 
 
 def device_spans(anchor: float, events: Iterable[tuple[str, str, float, float]], device: str) -> list[Span]:
-    """Spans from a device's events: (name, lane, begin, end), in milliseconds after an event that the device passed
-    at `anchor`, in epoch seconds (recorded, waited for, and the time taken, once).
+    """Spans from a device's events: (name, lane, begin, end), in milliseconds after an event that the device recorded
+    at `anchor`, in seconds since the epoch.
     """
     return [
         Span(name, anchor + begin / 1e3, (end - begin) / 1e3, WHERE, lane, device) for name, lane, begin, end in events

@@ -10,9 +10,9 @@ from pipeline.train.recipe import Recipe
 
 
 def augment(ids: Tensor, alphabet: Alphabet, recipe: Recipe) -> Tensor:
-    """Articles uint8 [N, length] with words, characters and spans changed, then moved; `ids` stays as it is.
+    """Articles uint8 [N, length] with words, characters and spans changed, then moved; `ids` is not modified.
 
-    What is erased becomes an unknown character, which is a zero column like the padding. Draws from PyTorch's global
+    Erased characters become unknown ones, which are zero columns like the padding. Draws from PyTorch's global
     generator of the device.
     """
     if recipe.dropped_words:
@@ -23,8 +23,8 @@ def augment(ids: Tensor, alphabet: Alphabet, recipe: Recipe) -> Tensor:
         ids = _replace_characters(ids, alphabet, recipe.random_characters)
     for _ in range(recipe.erased_spans):
         first = (_uniform(ids) * text_length).long()
-        behind = first + 1 + (_uniform(ids) * recipe.span_length).long()
-        ids = torch.where((position >= first) & (position < behind), alphabet.unknown, ids)
+        end = first + 1 + (_uniform(ids) * recipe.span_length).long()
+        ids = torch.where((position >= first) & (position < end), alphabet.unknown, ids)
     if recipe.shift or recipe.cut:
         move = (_uniform(ids) * (recipe.shift + 1)).long() - (_uniform(ids) * (recipe.cut + 1)).long()
         origin = position - move

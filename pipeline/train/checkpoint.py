@@ -1,4 +1,4 @@
-"""A training run on disk, so that it can go on: one safetensors file, no pickle."""
+"""The state of a training run on disk, to resume it: one safetensors file, no pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,18 @@ FORMAT = "broadsheet-checkpoint/1"
 
 
 class Epoch(NamedTuple):
-    """An epoch's end. loss: mean over its batches. accuracy: on the held-out rows, or nan without any."""
+    """The figures of an epoch.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    loss : float
+        Training loss, the mean over its batches.
+    accuracy : float
+        Accuracy of the averaged weights on the held-out rows; nan where there are none.
+
+    """
 
     number: int
     loss: float
@@ -29,8 +40,8 @@ class Epoch(NamedTuple):
 class Checkpoint:
     """The state at the end of an epoch.
 
-    job: what the run is of; one with another job cannot go on from here. steps: of the optimiser. tensors: by part
-    ("weights", "average", "first", "second": of the gradient's moments) and tensor name.
+    job: data, recipe and settings; a run with another job cannot resume from it. steps: of the optimiser. tensors: by
+    part ("weights", "average", and "first" and "second", the moments of the gradient) and tensor name.
     """
 
     job: dict[str, Any]
@@ -59,9 +70,9 @@ class Checkpoint:
         except FileNotFoundError:
             raise UsageError(f"nothing to resume: there is no {path}") from None
         except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise UsageError(f"{path} is no checkpoint ({error})") from error
+            raise UsageError(f"{path} is not a checkpoint ({error})") from error
         if about.get("format") != FORMAT:
-            raise UsageError(f"{path} is no checkpoint of this version")
+            raise UsageError(f"{path} is not a checkpoint of this version")
         different = sorted(name for name in job if job[name] != about["job"].get(name))
         if different:
             raise UsageError(f"{path} is of another run: it differs in {', '.join(different)}")

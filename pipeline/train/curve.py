@@ -1,4 +1,4 @@
-"""The training curve as a picture, with Matplotlib."""
+"""The training curve as an image, with Matplotlib."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.train.checkpoint import Epoch
 
 
 def plot_curve(history: Sequence[Epoch], path: Path) -> None:
-    """Loss and held-out accuracy by epoch, written in the format that the path's ending names.
+    """Plot loss and held-out accuracy by epoch, in the image format of the path's suffix.
 
     Raises ImportError without Matplotlib.
     """
@@ -23,7 +23,7 @@ def plot_curve(history: Sequence[Epoch], path: Path) -> None:
     if measured:
         accuracy = loss.twinx()
         accuracy.set_ylabel("held-out accuracy (%)")
-        # The first epochs, before the network has learnt anything, would flatten the rest.
+        # The first epochs, before the network has learned anything, would flatten the rest.
         best = 100 * max(e.accuracy for e in measured)
         accuracy.set_ylim(best - 12, best + 2)
         numbers, shares = [e.number for e in measured], [100 * e.accuracy for e in measured]

@@ -39,7 +39,7 @@ class Labelled:
         return len(self.labels)
 
     def about(self) -> dict[str, Any]:
-        """What a model card says of it."""
+        """The data as described in a model card."""
         counts = np.bincount(self.labels, minlength=len(self.classes))
         about = {
             "files": [{"name": os.path.basename(f["path"]), "sha256": f["digest"]} for f in self.files],
@@ -60,8 +60,8 @@ def read_labelled(
 ) -> Labelled:
     """Read every article of `source` (as `classify` takes it) with its label.
 
-    header: names of a headerless CSV's fields. classes: the class names in the model's order; labels are then names or
-    numbers from 1. Without them the classes are the labels that occur, sorted (as numbers if all of them are).
+    header: column names of a CSV without a header line. classes: the class names in the order of the model; labels are
+    then names or numbers from 1. By default the classes are the labels that occur, sorted (as numbers if all are).
 
     Raises UsageError for a column that is missing, a null or unknown label, or fewer than two classes; SourceError for
     a file that cannot be read.
@@ -118,7 +118,7 @@ def _count(names: tuple[str, ...]) -> str:
 
 
 def hold_out(labels: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row numbers to train on and to hold out: `share` of each class, the same rows whatever the seed of a run."""
+    """Row numbers to train on and to hold out: `share` of each class, the same rows for every seed."""
     rng = np.random.default_rng(0)
     held = np.zeros(len(labels), np.bool_)
     for label in np.unique(labels):

@@ -1,4 +1,4 @@
-"""The training loop: AdamW over augmented epochs, and a running average of the weights, which is what is kept."""
+"""The training loop: AdamW over augmented epochs, and a running average of the weights, which becomes the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Saving:
-    """Where the run is kept: after every `every` epochs (0: never) in `path`, as the run of `job`."""
+    """When and where checkpoints are written: every `every` epochs (0: never) to `path`, for `job`."""
 
     path: Path
     every: int
@@ -43,7 +43,7 @@ class Saving:
 
 
 class Run:
-    """A run of `recipe` from `seed` over the rows `train`, watched on the rows `held_out` (there may be none)."""
+    """A run of `recipe` from `seed` over the rows `train`, evaluated on the rows `held_out` (maybe none)."""
 
     def __init__(
         self, network: CharCNN, train: Rows, held_out: Rows, alphabet: Alphabet, recipe: Recipe, seed: int
@@ -60,9 +60,9 @@ class Run:
         self.history: tuple[Epoch, ...] = ()
 
     def finish(self, on_epoch: Callable[[Epoch], None], saving: Saving) -> None:
-        """Train the epochs that are left, telling `on_epoch` of each. Raises BroadsheetError where it diverges."""
+        """Train the epochs that are left, and call `on_epoch` after each. Raises BroadsheetError where it diverges."""
         for number in range(len(self.history) + 1, self.recipe.epochs + 1):
-            # An epoch's draws depend on its number alone, so a checkpoint needs no generator's state.
+            # The draws of an epoch depend on its number alone, so a checkpoint needs no generator state.
             torch.manual_seed(self._seed * 1_000_003 + number)
             loss = self._epoch()
             if not math.isfinite(loss):
@@ -100,7 +100,7 @@ class Run:
         return loss.detach()
 
     def _average(self) -> None:
-        """Move the average towards the weights; it is the weights until the first steps have been forgotten."""
+        """Move the average towards the weights; in the first quarter of the steps it equals them."""
         decay = min(self.recipe.average, 1 - min(10 / self._all_steps, 1.0))
         weight = 1.0 if self._steps < _AVERAGE_FROM * self._all_steps else 1 - decay
         with torch.no_grad():
@@ -125,7 +125,7 @@ class Run:
         return Checkpoint(job, self._steps, self.history, tensors)
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint's state; `finish` then trains the epochs behind it."""
+        """Restore the state of a checkpoint; `finish` then trains the epochs after it."""
         self._steps, self.history = checkpoint.steps, checkpoint.history
         self.network.load_state_dict(checkpoint.tensors["weights"])
         self.average.load_state_dict(checkpoint.tensors["average"])

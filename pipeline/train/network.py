@@ -16,7 +16,7 @@ _CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 
 
 class CharCNN(nn.Module):
-    """The frame of `layers` (`model.layer_table`); its state dict has the model file's names and shapes.
+    """The network of `layers` (`model.layer_table`); its state dict has the model file's names and shapes.
 
     Convolutions and fc1, fc2 compute in `compute` (bfloat16 or float32), everything else in float32. Initial weights
     are PyTorch's own, drawn from its global generator.
@@ -66,7 +66,7 @@ class CharCNN(nn.Module):
         return x
 
     def _one_hot(self, ids: Tensor) -> Tensor:
-        """[N, length, symbols, rounded up]: the columns behind the symbols meet weights that are zero."""
+        """[N, length, symbols rounded up]: the weights of the columns after the symbols are zero."""
         symbols = self._layers[0].inputs
         columns = torch.arange(symbols + -symbols % _CHANNELS_MULTIPLE, device=ids.device)
         return (ids[:, :, None].int() == columns.int()).to(self._compute)
@@ -85,7 +85,7 @@ class CharCNN(nn.Module):
         return F.layer_norm(x.contiguous(), gamma.shape, gamma, beta, norm.eps)
 
     def load_tensors(self, tensors: Mapping[str, NDArray[np.generic]]) -> None:
-        """Take a model file's tensors, fp32 or fp16."""
+        """Load the tensors of a model file, fp32 or fp16."""
         self.load_state_dict({name: torch.from_numpy(np.array(t, np.float32)) for name, t in tensors.items()})
 
 

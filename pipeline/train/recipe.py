@@ -11,28 +11,64 @@ from pipeline.model.alphabet import PUBLISHED
 _SECOND_HYPHEN = PUBLISHED.rindex("-")
 
 WITH_SPACE = PUBLISHED[:_SECOND_HYPHEN] + " " + PUBLISHED[_SECOND_HYPHEN + 1 :]
-"""The published alphabet, the space in the place of its second, never used '-'."""
+"""The published alphabet with the space in place of its second '-', which is never used."""
 
 ALPHABETS = {"with-space": WITH_SPACE, "published": PUBLISHED}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained.
+    """The settings of a training run; the defaults trained the shipped model.
 
-    epochs, batch_size: the last, smaller batch of an epoch is left out.
-    learning_rate: of AdamW at its peak; a cosine rises to it over the first `warmup` of all steps and falls to zero.
-    fc1_rate: the share of it that fc1 gets. AdamW moves every weight by about the rate, and fc1 sums 8,704 of them
-    where the convolutions sum 490 to 1,792: at the full rate the first epochs are spent recovering from fc1's jumps.
-    weight_decay: of everything but biases (times the learning rate a step). clip: of the gradient's norm.
-    average: decay of the exponential average of the weights, which is what is kept; its window is never longer than a
-    tenth of the run.
-    label_smoothing, dropout (before fc2 and fc3), input_dropout (before fc1): shares.
-    dropped_words, random_characters: mean share of words erased and share of characters replaced in every epoch.
-    erased_spans, span_length: spans of 1 to `span_length` characters erased. shift, cut: each article is moved by up to
-    `shift` positions to the right, less up to `cut` to the left.
+    Attributes
+    ----------
+    epochs : int
+        Passes over the training rows.
+    batch_size : int
+        Rows in a step; the last, smaller batch of an epoch is left out.
+    learning_rate : float
+        Peak rate of AdamW (Loshchilov and Hutter, 2019). It rises along a cosine, and falls along one to zero.
+    fc1_rate : float
+        The learning rate of fc1, relative to the others. AdamW moves every weight by about the rate, and fc1 sums 8,704
+        inputs where the convolutions sum 490 to 1,792: at the full rate the first epochs are lost to fc1's jumps.
+    warmup : float
+        Share of all steps in which the rate rises.
+    weight_decay : float
+        Decay of all weights but biases, multiplied by the learning rate in each step.
+    clip : float
+        Maximum norm of the gradient.
+    average : float
+        Decay of the exponential average of the weights, which becomes the model. Its window is at most a tenth of the
+        run.
+    label_smoothing : float
+        Probability spread evenly over the classes.
+    dropout : float
+        Dropout before fc2 and fc3.
+    input_dropout : float
+        Dropout before fc1.
+    dropped_words : float
+        Mean share of the words of an article that are erased in an epoch, up to 0.5.
+    random_characters : float
+        Share of characters that are replaced in an epoch.
+    erased_spans : int
+        Spans of an article that are erased in an epoch.
+    span_length : int
+        Characters of the longest such span.
+    shift : int
+        Positions by which an article is moved to the right at most.
+    cut : int
+        Positions by which it is moved to the left at most.
 
-    Raises UsageError where a value is out of range.
+    Raises
+    ------
+    UsageError
+        For a value out of range.
+
+    Examples
+    --------
+    >>> Recipe(epochs=10).with_settings(["dropout=0.5"]).dropout
+    0.5
+
     """
 
     epochs: int = 80
@@ -67,17 +103,17 @@ class Recipe:
             raise UsageError(f"dropped_words is {self.dropped_words}, it must be from 0 to 0.5")
 
     def with_settings(self, settings: list[str]) -> Recipe:
-        """The recipe with `NAME=VALUE` settings changed. Raises UsageError for a name or a value that is none."""
+        """The recipe with `NAME=VALUE` settings changed. Raises UsageError for an unknown name or invalid value."""
         types = {f.name: int if f.type == "int" else float for f in fields(self)}
         values: dict[str, Any] = {}
         for setting in settings:
             name, _, value = setting.partition("=")
             if name not in types:
-                raise UsageError(f"no setting {name!r}: choose of {', '.join(types)}")
+                raise UsageError(f"no setting {name!r}: choose one of {', '.join(types)}")
             try:
                 values[name] = types[name](value)
             except ValueError as error:
-                kind = "a whole number" if types[name] is int else "a number"
+                kind = "an integer" if types[name] is int else "a number"
                 raise UsageError(f"{name} is {value!r}, it must be {kind}") from error
         return replace(self, **values)
 

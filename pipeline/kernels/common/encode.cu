@@ -2,7 +2,7 @@
 //
 // One warp reads an article, 32 bytes a step. Whether a byte begins a character is decided for each byte by itself: it
 // does, unless it is a continuation byte inside a well-formed sequence, and no two well-formed sequences overlap. So
-// there is nothing sequential but the running count, and a step without bytes above 0x7f skips the question. A
+// only the running count is sequential, and a step without bytes above 0x7f skips the check. A
 // character's position is that count plus the characters that begin at lower lanes (ballot and popcount).
 #include "common/reduce.cuh"
 #include "common/types.cuh"
@@ -20,7 +20,7 @@ __device__ int sequence_length(const Article& article, int64 at) {
     if (lead < 0xc2 || lead > 0xf4) return 1;
     const int length = 2 + (lead >= 0xe0) + (lead >= 0xf0);
     if (at + length > article.size) return 1;
-    // The second byte's range keeps out overlong forms, surrogates and code points beyond U+10FFFF.
+    // The second byte's range excludes overlong forms, surrogates and code points beyond U+10FFFF.
     const uint8 least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
     const uint8 most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
     const uint8 second = article.bytes[at + 1];
@@ -58,7 +58,7 @@ __device__ uint8 id_beyond_ascii(const Article& article, int64 at, const Points&
     return low < symbols.count && symbols.points[low] == point ? symbols.ids[low] : unknown;
 }
 
-// data: the articles' bytes, of which the first is article 0's; offsets [articles + 1], from any base. byte_ids [256]:
+// data: the bytes of the articles, article 0 first; offsets [articles + 1], from any base. byte_ids [256]:
 // ids of single bytes. ids [articles, pitch]: filled to the pitch, which is a multiple of 16, with padding.
 template <int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)

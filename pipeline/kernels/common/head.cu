@@ -1,8 +1,8 @@
 // The last layer and what follows it: logits, softmax, and the k best classes.
 //
 // A warp takes ARTICLES articles, so that a row of weights is read once for all of them. A logit is 32 partial sums, one
-// a lane, added up in a fixed order. Each article's probabilities lie in shared memory for the selection; a class taken
-// is marked, and the lowest index wins a tie.
+// a lane, added up in a fixed order. Each article's probabilities are in shared memory for the selection; a selected
+// class is marked, and the lowest index wins a tie.
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 

@@ -1,4 +1,4 @@
-// Layer normalisation over all of an article's [rows, CHANNELS], then ReLU and a max pool: what follows block 6.
+// Layer normalisation over all of an article's [rows, CHANNELS], then ReLU and a max pool, after block 6.
 //
 // One block an article. Three passes over its rows: mean, variance around that mean, result. Device memory is read once;
 // an article is 52 KB in 16 bits, so the second and third pass find it in the L1 cache.

@@ -1,4 +1,4 @@
-// Sums over a warp and over a block, in an order that the thread numbers alone decide: the same bits every time.
+// Sums over a warp and over a block, in an order that depends on thread numbers alone: the same bits every time.
 #pragma once
 
 constexpr int WARP = 32;
@@ -23,7 +23,7 @@ __device__ __forceinline__ float warp_max(float value) {
 template <int WARPS>
 __device__ __forceinline__ float block_sum(float value, float* scratch) {
     value = warp_sum(value);
-    __syncthreads();  // the last sum's readers are through
+    __syncthreads();  // all threads have read the previous sum
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = value;
     __syncthreads();
     float total = 0;

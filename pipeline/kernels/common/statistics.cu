@@ -5,9 +5,9 @@
 //     first[k][u]     = Σ_(t≤k) ( Σ w_t[u],  |w_t[u]|² + 2 b·w_t[u] )
 //     pairs[k][d][u][v] = Σ_(t≤k) 2 w_t[u]·w_(t+d)[v]
 // the character at position s adds first[high][c_s] and pairs[high][d][c_s][c_(s+d)], d = 1…6, where `high` and `low` cut
-// off the taps that would start a window before the text or after the last one. Seven small look-ups a position stand
-// for 1,792 values. Characters outside the alphabet have zero rows, so nothing after the text is visited.
-// (Worked out from the expansion of |Σ_t w_t|²; pipeline/kernels/weights.py builds the tables in float64.)
+// off the taps that would start a window before the text or after the last one. Seven small look-ups a position replace
+// 1,792 values. Characters outside the alphabet have zero rows, so nothing after the text is visited.
+// (Derived from the expansion of |Σ_t w_t|²; pipeline/kernels/tables.py computes the tables in float64.)
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 

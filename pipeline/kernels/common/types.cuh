@@ -1,6 +1,6 @@
-// Storage types and their packed arithmetic, without any header of the CUDA toolkit: NVRTC needs nothing but itself.
+// Storage types and their packed arithmetic, without headers of the CUDA toolkit, which need not be installed.
 //
-// Activations and weights are float, Half (IEEE fp16) or BFloat (bfloat16). Sums are taken in fp32 registers always.
+// Activations and weights are float, Half (IEEE fp16) or BFloat (bfloat16). Sums are always in fp32 registers.
 #pragma once
 
 using uint8 = unsigned char;

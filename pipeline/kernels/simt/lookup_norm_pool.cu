@@ -1,7 +1,7 @@
 // Block 1 in plain fp32: each window is the bias plus one table row a tap; then layer norm, ReLU, max pool.
 //
 // The statistics come from common/statistics.cu, so the [windows, CHANNELS] values before the norm are never stored. A
-// thread keeps gamma and beta of its four channels at one pooled position and goes through ARTICLES articles with them.
+// thread keeps gamma and beta of its four channels at one pooled position, and loops over ARTICLES articles with them.
 #include "common/launch.cuh"
 #include "common/types.cuh"
 

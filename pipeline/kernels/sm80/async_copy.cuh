@@ -1,4 +1,4 @@
-// cp.async: copies from device memory to shared memory that run beside the arithmetic (compute capability 8.0 and up).
+// cp.async: copies from device memory to shared memory that overlap with arithmetic (compute capability 8.0 and up).
 #pragma once
 #include "common/types.cuh"
 

@@ -1,13 +1,13 @@
 // A valid convolution on the tensor cores of Ampere and Ada: mma.sync fed by cp.async and ldmatrix.
 //
-// The product is that of simt/conv1d.cu: rows by (tap, channel) by outputs. What changes is how operands travel. For
+// The product is that of simt/conv1d.cu: rows by (tap, channel) by outputs. What differs is how operands are loaded. For
 // each slab of 64 input channels the block fetches its rows once, with KERNEL - 1 more below them, and tap t reads them
 // t rows further down; ldmatrix takes a row address a lane, so a shift costs nothing. Only the weights are fetched for
 // every tap. A row is 128 bytes in shared memory, its 16-byte pieces permuted by the row number (an XOR), so that the
 // eight rows of a matrix lie in different banks.
 //
 // A block computes TILE_M rows by TILE_N outputs, a warp 48 by 64. Before a pool the warp's three m-blocks take rows 3i, 3i + 1
-// and 3i + 2 of its 16 windows, so that the maximum is taken in registers, ahead of bias and ReLU, which commute with it.
+// and 3i + 2 of its 16 windows, so that the maximum is taken in registers, before bias and ReLU, which commute with it.
 #include "common/launch.cuh"
 #include "common/output_row.cuh"
 #include "common/types.cuh"
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     for (int step = 0; step < AHEAD; step++) fetch(step);
     for (int step = 0; step < steps; step++) {
         wait_for_copies<AHEAD - 1>();
-        __syncthreads();  // this step's operands are there, and the stage to be refilled is read
+        __syncthreads();  // this step's operands have arrived, and the stage to be refilled has been read
         fetch(step + AHEAD);
         const int tap = step % KERNEL;
         const uint32 a_stage = a_base + step / KERNEL % A_STAGES * A_BYTES;

@@ -1,16 +1,16 @@
 // Block 1 with its table in shared memory: seven table rows summed, layer norm, ReLU, max pool, in 16-bit storage.
 //
 // The whole table is 258 KB, more than any SM holds, so a block works on one slice of CHANNELS channels, whose table
-// stays in shared memory for the block's life. A thread owns eight channels at one pooled position of a slab of
-// POSITIONS positions: gamma and beta of its windows stay in 24 registers while it goes through ARTICLES articles, so
+// stays in shared memory for the lifetime of the block. A thread owns eight channels at one pooled position of a slab of
+// POSITIONS positions: gamma and beta of its windows stay in 24 registers while it loops over ARTICLES articles, so
 // that the 1 MB of gamma and beta is read once for many articles, not once an article.
 //
 // Table entries are 16-bit integers, scaled by channel so that a sum over the taps is below 65,536: one 32-bit
 // addition adds two channels, exactly and in any order, where fp16 entries would take four instructions to widen and
-// add. A sum becomes a float by way of the bits of 2^23 + sum. The scale costs less than fp16's rounding of each entry.
+// add. A sum becomes a float through the bits of 2^23 + sum. The scale costs less than fp16's rounding of each entry.
 //
-// Most of an article of usual length is padding. A window wholly after the text is exactly the bias, so there the
-// look-ups fall away: its normalised bias is made once an article and channel, and one packed multiply-add remains.
+// Most of an article of usual length is padding. A window wholly after the text is exactly the bias, so it needs no
+// look-ups: its normalised bias is computed once an article and channel, and one packed multiply-add remains.
 #include "common/launch.cuh"
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
         const int slab = (task + chunk) % slabs, row = slab * POSITIONS + slot;
         const int channel = slice * CHANNELS + lane * 8;
         const int first = chunk * ARTICLES, last = min(first + ARTICLES, articles);
-        __syncthreads();  // the last task is done with what follows
+        __syncthreads();  // the previous task no longer uses the memory written below
         if (task == blockIdx.x || slice != (task - (int)gridDim.x) / (slabs * chunks)) {  // another slice than the last
             constexpr int count = KERNEL * IDS * CHANNELS;
 #pragma unroll 1
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
 #pragma unroll 1
         for (int begin = first, buffer = 0; begin < last; begin += GROUP, buffer ^= 1) {
             wait_for_copies<0>();
-            __syncthreads();  // this group is there, and the last one's readers are through
+            __syncthreads();  // this group has arrived, and the previous one has been read
             fetch(begin + GROUP, buffer ^ 1);
 #pragma unroll 1
             for (int i = threadIdx.x; i < GROUP * LANES; i += THREADS) {

@@ -5,15 +5,15 @@
 // Layout. A block computes TILE_M rows by TILE_N outputs. Two warpgroups compute, each all of the rows and half of the
 //   outputs: M_BLOCKS products of 64 x 128 share every fetched weight. Before a pool the three m-blocks are rows 3i,
 //   3i + 1 and 3i + 2 of 64 windows: the input is seen as [windows, 3, channels] and fetched by phase, so tap t of block
-//   m reads phase (m + t) % 3 from window (m + t) / 3 on, and the maximum is taken in registers, ahead of bias and ReLU.
+//   m reads phase (m + t) % 3 from window (m + t) / 3 on, and the maximum is taken in registers, before bias and ReLU.
 // Load. One thread of the third warpgroup drives the copy engine. For each slab of 64 channels it fetches the rows once
 //   (with a few more below, for the taps) and the weights tap by tap. The blocks of a cluster compute different rows with
 //   the same weights, so each fetches its share of them and multicasts it to all.
 // Compute. wgmma reads tap t at t rows further down: 128-byte rows under the 128-byte swizzle may start at any row.
-// Finish. Bias, ReLU and rounding in registers; then each warp turns its 16 rows around in shared memory of its own
+// Finish. Bias, ReLU and rounding in registers; then each warp rearranges its 16 rows in its own shared memory
 //   (stmatrix, no barrier) and stores them 16 bytes a lane, whole 256-byte pieces of a row. Rows after an article's end
-//   are left out, so articles stand without gaps after every layer. The loads of the next tile run on throughout. (A TMA
-//   store could clip those rows, but it traps where a box begins ahead of the article, at a negative coordinate.)
+//   are left out, so no layer leaves gaps between articles. The loads of the next tile go on throughout. (A TMA store
+//   could clip those rows, but it traps where a box begins before the article, at a negative coordinate.)
 #include "common/launch.cuh"
 #include "common/output_row.cuh"
 #include "common/types.cuh"
@@ -89,7 +89,7 @@ struct Product {
 
     // Compute: by a warpgroup, all rows of a tile and its half of the outputs; stages are released once they are read.
     __device__ __forceinline__ void multiply(float (&sum)[M_BLOCKS][GROUP_N / 2], int group, int thread) {
-        int a_used = -1, b_used = -1;  // stages that the group before the last has read
+        int a_used = -1, b_used = -1;  // stages that the wgmma group before the last has read
         for (int slab = 0; slab < slabs; slab++) {
             wait_barrier(a_full(a.stage), a.parity);
 #pragma unroll 1

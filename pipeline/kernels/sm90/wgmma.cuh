@@ -14,7 +14,7 @@ __device__ __forceinline__ uint64 descriptor(uint32 address) {
 __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Returns once all but the last PENDING groups are through.
+// Returns once all but the last PENDING groups are complete.
 template <int PENDING>
 __device__ __forceinline__ void warpgroup_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");

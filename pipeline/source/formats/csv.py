@@ -1,9 +1,9 @@
-"""CSV and TSV: records found by a quote-aware scan, fields taken apart by pyarrow.
+"""CSV and TSV: records found by a quote-aware scan, fields parsed by pyarrow.
 
-The scan follows the state machine of pyarrow's parser (RFC 4180: a quote counts only at a field's start, a doubled one
-stands for itself, backslash is no escape), so both agree on what a record is; that gives rows their numbers and files
-their safe places to be cut. A record with the wrong number of fields that spans several lines is taken for a quote
-left open: its first line alone is bad, and reading resumes at the next line.
+The scan follows the state machine of pyarrow's parser (RFC 4180: a quote counts only at the start of a field, a doubled
+quote stands for one, a backslash is no escape), so both agree on what a record is. That gives rows their numbers, and
+files the positions at which they can be cut. A record with the wrong number of fields that spans several lines is taken
+as a quote left open: only its first line is bad, and reading resumes at the next line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
 
 @dataclass(frozen=True)
 class Dialect:
-    """delimiter: one ASCII character. fields: how many each record must have, or None while the header is read."""
+    """How records are found. delimiter: one ASCII character. fields: of each record; None while the header is read."""
 
     delimiter: str
     fields: int | None
@@ -48,7 +48,7 @@ class Dialect:
         object.__setattr__(self, "_rest", re.compile(rb"[^\r\n%s]*+" % re.escape(self.delimiter.encode())))
 
     def __call__(self, buffer: bytes, final: bool) -> Split:
-        """The records of a buffer that begins at one: vectorised up to the first oddity, exact from there."""
+        """The records of a buffer that begins at one: vectorised up to the first irregular one, then one by one."""
         found = _split_regular(buffer, ord(self.delimiter), self.fields, final, self.limits.field_bytes)
         starts: list[int] = []
         ends: list[int] = []
@@ -60,7 +60,7 @@ class Dialect:
                     overlong = b"\r\n"
                 break
             end, after, problem = record
-            if end > at:  # a blank line is no record
+            if end > at:  # a blank line is not a record
                 if problem:
                     problems[len(found.starts) + len(starts)] = problem
                 starts.append(at)
@@ -71,7 +71,7 @@ class Dialect:
         return Split(np.append(found.starts, starts), np.append(found.ends, ends), problems, at, overlong)
 
     def _record(self, buffer: bytes, at: int, final: bool) -> tuple[int, int, str | None] | None:
-        """End, place after the line end, and problem of the record at `at`; None if more bytes are needed."""
+        """End, position after the line end, and problem of the record at `at`; None if more bytes are needed."""
         position, fields, total, limit = at, 0, len(buffer), self.limits.field_bytes
         after: int | None
         while True:
@@ -120,7 +120,7 @@ class Dialect:
 
 
 def _after_line_end(buffer: bytes, at: int, final: bool) -> int | None:
-    """The place after the LF, CRLF or CR at `at`; None if more bytes are needed."""
+    """The position after the LF, CRLF or CR at `at`; None if more bytes are needed."""
     if buffer[at] == _LF:
         return at + 1
     if at + 1 == len(buffer) and not final:
@@ -129,9 +129,9 @@ def _after_line_end(buffer: bytes, at: int, final: bool) -> int | None:
 
 
 def _split_regular(buffer: bytes, delimiter: int, fields: int | None, final: bool, limit: int) -> Split:
-    """All records up to the first that needs the exact scan, by counting quotes: inside after an odd number.
+    """All records up to the first that needs the exact scan, by counting quotes: after an odd number, inside a field.
 
-    That count is right as long as every quote stands where a quoted field may open or close.
+    The count is right as long as every quote is where a quoted field may open or close.
     """
     array = np.frombuffer(buffer, np.uint8)
     breaks = np.flatnonzero((array == _LF) | (array == _CR))
@@ -166,7 +166,7 @@ def _split_regular(buffer: bytes, delimiter: int, fields: int | None, final: boo
 
 
 def _first_misplaced(array: NDArray[np.uint8], quotes: NDArray[np.int64], delimiter: int) -> int:
-    """The first quote that stands neither where a field opens or closes nor beside another quote; else the length."""
+    """The first quote that neither opens nor closes a field nor is next to another quote; else the length."""
     may_touch = np.zeros(256, np.bool_)
     may_touch[[delimiter, _LF, _CR]] = True
     adjacent = np.diff(quotes) == 1
@@ -183,7 +183,7 @@ def _first_misplaced(array: NDArray[np.uint8], quotes: NDArray[np.int64], delimi
 
 @dataclass(frozen=True)
 class Csv(RecordFormat):
-    """delimiter: one ASCII character. columns: the names of a file's fields, in order; none before they are known."""
+    """delimiter: one ASCII character. columns: the names of a file's fields, in order; empty until they are known."""
 
     name = "csv"
     suffixes = (".csv",)
@@ -196,7 +196,7 @@ class Csv(RecordFormat):
         return replace(self, columns=names)
 
     def split(self, buffer: bytes, final: bool) -> Split:
-        """Its records, each of which has a field for each of `columns`."""
+        """The records, each with a field for each of `columns`."""
         return Dialect(self.delimiter, len(self.columns), self.limits)(buffer, final)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
@@ -225,8 +225,8 @@ class Csv(RecordFormat):
     def _read_at_once(self, fragment: Fragment, selection: Selection, spans: list[Span] | None) -> Chunk | None:
         """A fragment in which the scan found no problem, by the parser alone.
 
-        None where it takes another scan: the parser does not find the records that were planned, or a row is for the
-        quarantine, whose byte offset only a scan can tell.
+        None where it must be scanned again: the parser does not find the records that were planned, or a row is to be
+        quarantined, whose byte offset only a scan can find.
         """
         file, rows = fragment.file, fragment.rows
         if not fragment.regular or file.compression:
@@ -264,8 +264,7 @@ class Csv(RecordFormat):
     def _table(self, data: bytes | pa.Buffer, columns: tuple[str, ...]) -> pa.Table:
         """The fields of `columns`, as bytes.
 
-        `data` begins with a line end, which the parser passes over, for at the very start it would drop a byte order
-        mark.
+        `data` begins with a line end, which the parser skips: at the very start it would drop a byte order mark.
         """
         return pa_csv.read_csv(
             pa.BufferReader(data),
@@ -300,8 +299,8 @@ def _header(record: bytes, delimiter: str, path: str) -> tuple[str, ...]:
 
 
 def _bytes_of(stream: pa.NativeFile, start: int, stop: int) -> pa.Buffer | None:
-    """Bytes start to stop of an open file, with a line end ahead of them; None where the file is shorter."""
-    before = max(start - 1, 0)  # in general the end of the line before
+    """Bytes start to stop of an open file, with a line end before them; None where the file is shorter."""
+    before = max(start - 1, 0)  # usually the end of the line before
     stream.seek(before)
     data = stream.read_buffer(stop - before)
     if len(data) < stop - before:
@@ -312,7 +311,7 @@ def _bytes_of(stream: pa.NativeFile, start: int, stop: int) -> pa.Buffer | None:
 
 
 class _PlaceWanted(Exception):
-    """A row is for the quarantine, and nobody knows where it stands."""
+    """A row is to be quarantined, and its byte offset is not known."""
 
 
 def _no_place(i: int) -> tuple[None, bytes]:

@@ -1,7 +1,7 @@
-"""JSON Lines: an object a line, blank lines passed over.
+"""JSON Lines: an object a line; blank lines are skipped.
 
-A block of lines goes through Arrow's parser, which takes all columns at once and releases the GIL; where that could
-take a line otherwise than Python's `json` does, each line goes through `json`. So what a line gives never depends on
+A block of lines goes through Arrow's parser, which parses all columns at once and releases the GIL. Where that might
+parse a line differently from Python's `json`, each line goes through `json`, so the result for a line never depends on
 its neighbours.
 """
 
@@ -24,20 +24,20 @@ _BLANK = b" \t\r"
 _OPEN_LIST, _OPEN, _CLOSE = b"[{}"
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
 _DEEPEST = 200
-"""Brackets in a line that Arrow may see: `json` gives up somewhat below a thousand within one another."""
+"""Brackets in a line that may go to Arrow: `json` fails at a little less than a thousand nested ones."""
 
 _SAMPLED, _DIGITS = 50, 43
-"""Python refuses integers of more than 4,300 digits: of such a run every 50th byte, 43 times over, is a digit."""
+"""Python rejects integers of more than 4,300 digits: such a run has 43 digits at steps of 50 bytes."""
 
 
 class Jsonl(RecordFormat):
-    """The text must be a string or null. Ids and truths are turned into strings as JSON writes them."""
+    """The text must be a string or null. Id and truth columns become strings, as JSON writes their values."""
 
     name = "jsonl"
     suffixes = (".jsonl", ".ndjson")
 
     def split(self, buffer: bytes, final: bool) -> Split:
-        """The lines that hold more than white space."""
+        """The lines that are not blank."""
         lines = split_lines(buffer, final, self.limits)
         keep = lines.ends > lines.starts
         begin = np.frombuffer(buffer, np.uint8)[lines.starts[keep]]
@@ -50,7 +50,7 @@ class Jsonl(RecordFormat):
         return Split(lines.starts[kept], lines.ends[kept], problems, lines.consumed, lines.overlong)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        """The keys of the first line that is an object; else what is asked for: each row has keys of its own."""
+        """The keys of the first line that is an object; else the selected columns: each row has its own keys."""
         head = self.head(file)
         found = self.split(head.data, head.final)
         keys = (_keys_of(head.data[s:e]) for s, e in zip(found.starts, found.ends, strict=True))
@@ -65,7 +65,7 @@ class Jsonl(RecordFormat):
 
 
 def _keys_of(line: bytes) -> tuple[str, ...]:
-    """The keys of the object on a line; none where it is not an object."""
+    """The keys of the object on a line; empty where it is not an object."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -107,16 +107,16 @@ def _parse_at_once(records: Records, selection: Selection) -> pa.Table | None:
             pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
             pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=True),
         )
-    except (pa.ArrowInvalid, UnicodeDecodeError):  # the latter where its message quotes what is not UTF-8
+    except (pa.ArrowInvalid, UnicodeDecodeError):  # the latter where the error message quotes invalid UTF-8
         return None
-    # A null is a null, or a key that is not there.
+    # A null may also be a missing key.
     if len(table) != len(records) or any(column.null_count for column in table.columns):
         return None
     return pa.table({name: table.column(name).cast(pa.large_string()) for name in selection.columns})
 
 
 def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
-    """The types that a line's selected values have: strings, or integers where no text is asked for."""
+    """The types of a line's selected values: strings, or integers in columns other than the text."""
     try:
         value = json.loads(line)
         kinds = {name: type(value[name]) for name in selection.columns}
@@ -128,9 +128,9 @@ def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
 
 
 def _is_plain(block: pa.Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> bool:
-    """Whether what Arrow takes of these lines, `json` takes too.
+    """Whether `json` accepts every line of these that Arrow accepts.
 
-    A line from "{" to "}" that is no whole object cannot be followed by "{", so objects do not span lines.
+    A line from "{" to "}" that is not a whole object cannot be followed by "{", so objects do not span lines.
     """
     data = np.frombuffer(block, np.uint8)
     if not ((data[starts] == _OPEN).all() and (data[ends - 1] == _CLOSE).all()) or _odd_numbers(data):
@@ -147,7 +147,7 @@ def _is_plain(block: pa.Buffer, starts: NDArray[np.int64], ends: NDArray[np.int6
 
 
 def _odd_numbers(data: NDArray[np.uint8]) -> bool:
-    """Whether there may be a number that Arrow takes and `json` does not: Inf, or one of thousands of digits."""
+    """Whether there may be a number that Arrow accepts and `json` does not: Inf, or one of thousands of digits."""
     capital = np.flatnonzero(data[:-3] == ord("I"))  # the last byte is a bracket
     inf = capital[(data[capital + 1] == ord("n")) & (data[capital + 2] == ord("f"))]
     if not np.isin(data[inf + 3] | 0x20, _LETTERS).all():

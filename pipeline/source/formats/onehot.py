@@ -40,7 +40,7 @@ class OneHot(Format):
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
         rows, left = divmod(os.path.getsize(file.location), self._row_bytes)
-        problems = [f"{file.path}: {left:,} bytes after article {rows:,} are no whole article"] if left else []
+        problems = [f"{file.path}: {left:,} bytes after article {rows:,} are not a whole article"] if left else []
         if selection.answers:
             _answers_of(selection.answers, rows)
         most = max(1, min(chunk_rows, 8 * self.limits.chunk_bytes // self._row_bytes))
@@ -50,7 +50,7 @@ class OneHot(Format):
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         """A zero column is an unknown character, or padding where only zero columns follow.
 
-        Rows with a column that is neither one-hot nor zero go to the quarantine.
+        Rows with a column that is neither one-hot nor zero are quarantined.
         """
         file, start, count = fragment.file, fragment.start, fragment.rows
         total = os.path.getsize(file.location) // self._row_bytes

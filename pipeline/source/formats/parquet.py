@@ -21,7 +21,7 @@ class Parquet(Format):
     name = "parquet"
     suffixes = (".parquet", ".pq")
     seeks = Seek.ROWS
-    magic = b"PAR1\x15"  # the last byte begins the first header of Thrift's, so that no text begins so
+    magic = b"PAR1\x15"  # the last byte begins the first Thrift header; no text begins with it
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         try:
@@ -29,7 +29,7 @@ class Parquet(Format):
                 schema = pq.ParquetFile(stream).schema_arrow
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"{file.path}: not a readable Parquet file ({error})") from error
-        # Strings of every layout count as one type.
+        # All string layouts count as one type.
         types = {f.name: pa.string() if is_textual(f.type) else f.type for f in schema}
         return Schema(tuple(schema.names), types)
 
@@ -66,7 +66,7 @@ _looking_up = threading.Lock()
 
 @lru_cache(maxsize=2)
 def _row_group(file: InputFile, group: int, columns: tuple[str, ...]) -> _RowGroup:
-    """Size, time and hash are part of `file`, so that a long-lived worker never takes an old group from its memory."""
+    """Size, time and hash are part of `file`, so a long-lived worker never uses the cached group of an old file."""
     return _RowGroup(file, group, columns)
 
 

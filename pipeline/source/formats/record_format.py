@@ -1,7 +1,8 @@
-"""What formats have in common whose files are records one after another, separated by a scan.
+"""The common part of formats whose files are a sequence of records, separated by a scan.
 
-An uncompressed file is scanned for where its records begin, so that it can be read from the middle and rows have
-numbers. A compressed file has one reader: a small one is counted first, and read whole if it fits a chunk.
+An uncompressed file is scanned for the beginnings of its records, so that it can be read from the middle and rows have
+numbers. A compressed file has one reader: the rows of a small one are counted first, and if it fits a chunk, one task
+reads it whole.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _COLUMN = "text"
 
 
 class Head(NamedTuple):
-    """A file's first bytes, at `start`, after a byte order mark. final: they are all of it. failure: what cuts a
-    damaged compressed file off after them.
+    """A file's first bytes, from `start`, after a byte order mark. final: they are the whole file. failure: the error
+    of a damaged compressed file after them.
     """
 
     data: bytes
@@ -37,7 +38,7 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordFormat(Format):
-    """A format says where its records begin. Unless it says more, each is an article, in a column called "text"."""
+    """A format of records: a subclass defines `split`. By default each record is an article, in the column "text"."""
 
     seeks = Seek.RECORDS
 
@@ -80,7 +81,7 @@ class RecordFormat(Format):
         return plan if len(plan.fragments) < 2 else FilePlan(streamed=True)
 
     def _cut(self, file: InputFile, start: int, chunk_rows: int, blocks: Iterator[Records]) -> FilePlan:
-        """Cut a file at the beginnings of its records."""
+        """Cut a file into fragments at the beginnings of records."""
         fragments: list[Fragment] = []
         problems: list[str] = []
         begin, first_row, row, regular = start, 0, 0, True
@@ -95,7 +96,7 @@ class RecordFormat(Format):
         except SourceError as error:
             if not file.compression:
                 raise
-            if not row:  # else the rows before the damage are read, and it is reported with them
+            if not row:  # else the rows before the damage are read, and the problem is reported with them
                 problems.append(str(error))
         if row > first_row:
             whole = None if file.compression else file.size
