@@ -15,7 +15,7 @@ for attempt in 1 2 3; do
   broadsheet classify "$input" -o "$output" --text-column title --text-column text --resume --json
   code=$?
   case $code in
-    1 | 4) echo "attempt $attempt ended with $code: going on where it stopped" >&2 ;;
+    1 | 4) echo "attempt $attempt ended with $code: continuing where it stopped" >&2 ;;
     *) break ;;
   esac
 done

@@ -32,9 +32,9 @@ _SECONDS_BETWEEN_COUNTS = 1.0
 _LEAST_WINDOW = 16
 _WRITE_FIRST, _INFER_FIRST = 20, 10
 
-_GO_ON = "What is committed stays: start it again, then go on with --resume"
-NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_GO_ON}"
-NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_GO_ON}"
+_CONTINUE = "What is committed stays: start it again, then continue with --resume"
+NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_CONTINUE}"
+NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_CONTINUE}"
 
 
 def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iterator[Done | SetAside]:
@@ -167,7 +167,9 @@ class _Run:
                 return source, result
             if isinstance(result, CancelledError):
                 if losses == _MOST_LOSSES:
-                    raise BroadsheetError(f"{source.name}: the scheduler cancelled it ({result}); go on with --resume")
+                    raise BroadsheetError(
+                        f"{source.name}: cancelled by the scheduler ({result}); continue with --resume"
+                    )
                 self.submit([source], losses + 1)  # its text was on a worker that has been lost
             elif isinstance(result, NoWorkerError | NoValidWorkerError):
                 raise BroadsheetError(f"{NO_WORKERS} (waited {result.timeout:.0f} s)")

@@ -1,4 +1,4 @@
-"""Clusters of processes that come to harm: a worker that is stopped and goes on, a scheduler that dies, no workers."""
+"""Clusters of processes in trouble: a worker that is stopped and continues, a scheduler that dies, no workers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_scheduler_that_dies_ends_the_job_with_a_message_and_resume_completes_
     _, errors = command.communicate(timeout=60)
     assert command.returncode == 1
     assert "the connection to the scheduler tcp://127.0.0.1" in errors
-    assert "go on with --resume" in errors
+    assert "continue with --resume" in errors
     assert "Traceback" not in errors, errors
     for worker in workers:
         worker.communicate(timeout=60)

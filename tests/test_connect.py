@@ -186,7 +186,7 @@ def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(broadsheet: C
     assert 'connect(scheduler_file="$scheduler_file")' in interactive.stdout
     for more, message in (
         (["--tls", "--protocol", "ucx"], "UCX together with TLS is refused"),
-        (["--overwrite"], "remove the old output folder yourself"),
+        (["--overwrite"], "remove the old folder yourself"),
     ):
         refused = broadsheet(*arguments, "--site", site, "--dry-run", *more)
         assert refused.returncode == 2

@@ -76,13 +76,13 @@ def check_trace(events: list[dict], spans: int, end: float) -> None:
     assert named == set(rows)
     assert len({e["pid"] for e in events if e["name"] == "process_name"}) == 2
     for bars in rows.values():
-        assert all(0 < begin <= behind < end * 1e6 for begin, behind in bars)
+        assert all(0 < begin <= closed < end * 1e6 for begin, closed in bars)
         open_until: list[float] = []
-        for begin, behind in sorted(bars, key=lambda bar: (bar[0], -bar[1])):
+        for begin, closed in sorted(bars, key=lambda bar: (bar[0], -bar[1])):
             while open_until and open_until[-1] <= begin:
                 open_until.pop()
-            assert not open_until or behind <= open_until[-1] + 51  # microseconds
-            open_until.append(behind)
+            assert not open_until or closed <= open_until[-1] + 51  # microseconds
+            open_until.append(closed)
 
 
 @pytest.mark.parametrize(("name", "cause"), [("read", "reader"), ("commit", "writer")])

@@ -244,7 +244,7 @@ def test_too_little_memory_halves_the_batch(model: Model) -> None:
             warnings.simplefilter("always")
             opened = CudaEngine(model, batch=8192)
         assert opened.batch in (1024, 2048)
-        assert any("going on with" in str(w.message) for w in caught)
+        assert any("continuing with" in str(w.message) for w in caught)
         texts = Texts.of(random_texts(2, 5000))
         found = opened.classify(texts)
         opened.close()

@@ -88,8 +88,8 @@ def test_params_bin_has_its_tensors_in_the_stated_order(model: Model) -> None:
     flat = np.frombuffer(to_params(model), "<f4")
     first = model.tensors["conv1.weight"]
     assert np.array_equal(flat[: first.size].reshape(first.shape), first)
-    behind = first.size + 256
-    assert np.array_equal(flat[behind : behind + 256 * 1008].reshape(256, 1008), model.tensors["norm1.weight"])
+    norm = first.size + 256
+    assert np.array_equal(flat[norm : norm + 256 * 1008].reshape(256, 1008), model.tensors["norm1.weight"])
     assert np.array_equal(flat[-4 - 4096 : -4].reshape(4, 1024), model.tensors["fc3.weight"])
 
 

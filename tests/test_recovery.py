@@ -41,7 +41,7 @@ def test_everything_killed_at_a_step_of_a_commit(broadsheet: Command, job, tmp_p
     assert flag.exists()
     assert 2 <= committed(out) < 7
     before = {name: (out / name).stat().st_mtime_ns for name in contents(out) if name.startswith("parts/part")}
-    with pytest.raises(OutputError, match="is not finished: go on with --resume"):
+    with pytest.raises(OutputError, match="is not finished: continue with --resume"):
         verify(out)
     done = committed(out)
     resumed = broadsheet(*arguments, "-o", out, "--resume")
@@ -83,7 +83,7 @@ def test_a_full_disk_stops_the_job_and_resume_finishes_it(broadsheet: Command, j
     run = broadsheet(*arguments, "-o", out)
     assert run.returncode == 1
     assert "No space left on device" in run.stderr
-    assert "bytes are free there. Free some space, then go on with --resume" in run.stderr
+    assert "bytes are free there. Free some space, then continue with --resume" in run.stderr
     assert "Traceback" not in run.stderr
     subprocess.run(["mount", "-o", "remount,size=10m", small_disk], check=True)
     assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
@@ -101,7 +101,7 @@ def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(broadsheet:
     run = broadsheet(*arguments, "-o", out, preexec_fn=limit)
     assert run.returncode == 1
     assert "File too large" in run.stderr
-    assert "then go on with --resume" in run.stderr
+    assert "then continue with --resume" in run.stderr
     assert not list((out / "parts").iterdir())
     assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
     check_whole(out, undisturbed)

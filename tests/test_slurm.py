@@ -132,7 +132,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING", 150)
     assert 0 < committed(out) < 200
-    assert "requeued; the next run goes on where this one stopped" in log.read_text()
+    assert "requeued; the next run continues where this one stopped" in log.read_text()
     wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
     time.sleep(5)  # Slurm itself waits for two minutes, so that the first run is surely gone everywhere
     # More time now: Slurm may send its signal a minute early, and this run would be requeued too.

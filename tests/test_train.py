@@ -1,4 +1,4 @@
-"""Training: it learns, it goes on where it stopped to the same bits, and it says what is wrong with the labels."""
+"""Training: it learns, it continues where it stopped to the same bits, and it says what is wrong with the labels."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 
 Everything is measured from text in host memory to labels there, but for the steps that begin with a CSV file. The
 result is written after each step. A step that fails is recorded with its error; where it leaves the GPU unusable for
-this process, a new process goes on with the next step.
+this process, a new process continues with the next step.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace) -> None:
         )  # fmt: skip
         print(f"{step.kind}: {step.name}: {said}", flush=True)
         if not answers():
-            print("the GPU no longer answers in this process: a new one goes on", flush=True)
+            print("the GPU no longer answers in this process: a new one continues", flush=True)
             again = [a for a in sys.argv[1:] if a != "--resume"]
             os.execv(sys.executable, [sys.executable, "-m", "benchmarks.ladder", *again, "--resume"])
     reading = reading_alone(result["steps"])
@@ -93,7 +93,7 @@ def main() -> None:
     command.add_argument("--articles", type=int, default=ARTICLES, help="of a fast variant; slow ones take fewer")
     command.add_argument("--repeats", type=int, default=REPEATS)
     command.add_argument("--quick", action="store_true", help="2,048 articles and one pass: does every variant run?")
-    command.add_argument("--resume", action="store_true", help="go on after the steps that --output holds")
+    command.add_argument("--resume", action="store_true", help="continue after the steps that --output holds")
     measure(command.parse_args())
 
 

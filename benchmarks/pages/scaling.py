@@ -108,13 +108,13 @@ def _start_up(part: dict[str, Any]) -> str:
     aim = 0.95 * gpus / one["gpus"]
     chunks = [run["command"]["timings"]["classify"] for run in runs]
     starts = [run["command"]["seconds"] - seconds for run, seconds in zip(runs, chunks, strict=True)]
-    told = ", ".join(f"{start:.1f} s on {run['gpus']}" for run, start in zip(runs, starts, strict=True))
+    listed = ", ".join(f"{start:.1f} s on {run['gpus']}" for run, start in zip(runs, starts, strict=True))
     allowed = (chunks[0] - aim * chunks[-1]) / (aim - 1)
     wanted = 0.85 * gpus * part["engine"]["articles_per_second"]
     spare = 1 - wanted * chunks[-1] / part["articles"]
     reach = f"By these figures {gpus} GPUs reach 85 % of the engine's rate from"
     enough = f"{reach} {wanted * starts[-1] / spare / 1e6:,.0f} million articles on." if spare > 0 else ""
-    return f"""A command's start (Python's imports, the cluster, CUDA and the engines, the plan) takes {told}
+    return f"""A command's start (Python's imports, the cluster, CUDA and the engines, the plan) takes {listed}
 GPUs. The chunks take {chunks[0]:.1f} s on {one["gpus"]} and {chunks[-1]:.1f} s on {gpus},
 {chunks[0] / chunks[-1]:.2f} times less. If every start took {max(allowed, 0):.1f} s, the command's speed-up would be
 {aim:.1f}. {enough}
@@ -126,8 +126,8 @@ def _spent(run: dict[str, Any]) -> str:
     mean = {name: sum(d["shares"][name] for d in devices) / len(devices) for name in devices[0]["shares"]}
     before = {"before the call": run["before_the_call_seconds"]} if "before_the_call_seconds" in run else {}
     spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in {**before, **run["timings"]}.items())
-    told = ", ".join(f"{name} {share:.0%}" for name, share in mean.items())
-    return f"{spent}. While chunks ran: {told}. {run['breakdown']['verdict']}."
+    listed = ", ".join(f"{name} {share:.0%}" for name, share in mean.items())
+    return f"{spent}. While chunks ran: {listed}. {run['breakdown']['verdict']}."
 
 
 def _planning(part: dict[str, Any]) -> str:

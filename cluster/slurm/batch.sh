@@ -23,7 +23,7 @@ case $code in
   0 | 2 | 3) ;; # done, wrong usage, chunks set aside: another run would not change it
   *)
     if [ "$requeue" = 1 ]; then
-      echo "broadsheet: requeued; the next run goes on where this one stopped" >&2
+      echo "broadsheet: requeued; the next run continues where this one stopped" >&2
       end_cluster
       scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this run meanwhile
     fi

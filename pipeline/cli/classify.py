@@ -117,7 +117,7 @@ def command(
     try:
         report = _run(inputs, output, model, options, progress, connection)
     except KeyboardInterrupt:
-        typer.echo(f"broadsheet: interrupted; what is committed in {output} stays, go on with --resume", err=True)
+        typer.echo(f"broadsheet: interrupted; what is committed in {output} stays, continue with --resume", err=True)
         raise typer.Exit(1) from None
     if as_json:
         typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))

@@ -63,8 +63,8 @@ def _print(findings: list[Any], console: Console) -> None:
     for name in ("check", "verdict", "found, and what to do"):
         table.add_column(name, overflow="fold")
     for finding in findings:
-        told = Text(finding.found)
+        shown = Text(finding.found)
         if finding.remedy:
-            told.append(f"\n→ {finding.remedy}", style="bold")
-        table.add_row(finding.check, Text(finding.verdict, style=_STYLES[finding.verdict]), told)
+            shown.append(f"\n→ {finding.remedy}", style="bold")
+        table.add_row(finding.check, Text(finding.verdict, style=_STYLES[finding.verdict]), shown)
     console.print(table)

@@ -37,7 +37,7 @@ def command(
     if interactive == bool(context.args):
         raise UsageError("give INPUT … -o OUT/ as for classify, or --interactive for workers alone")
     if "--overwrite" in context.args:
-        raise UsageError("a submitted job goes on where an earlier run stopped: remove the old output folder yourself")
+        raise UsageError("a submitted job continues where an earlier run stopped: remove the old folder yourself")
     settings = load_site(site).changed(gpus_per_node=gpus_per_node, time=time, protocol=protocol, tls=tls or None)
     script = job_script(settings, nodes, None if interactive else context.args)
     if dry_run:

@@ -113,7 +113,7 @@ def command(
         )
     except KeyboardInterrupt:
         if checkpoint.exists():
-            typer.echo(f"broadsheet: interrupted; {checkpoint} stays, go on with --resume", err=True)
+            typer.echo(f"broadsheet: interrupted; {checkpoint} stays, continue with --resume", err=True)
             raise typer.Exit(1) from None
         raise
     trained.model.save(output)

@@ -102,7 +102,7 @@ class CudaEngine:
                 if batch <= _LEAST_BATCH:
                     raise BroadsheetError(self._no_room(f"batches of {batch} articles", error)) from error
                 warnings.warn(
-                    f"GPU {self.device.id} has no room for batches of {batch} articles, going on with {batch // 2}",
+                    f"GPU {self.device.id} has no room for batches of {batch} articles, continuing with {batch // 2}",
                     RuntimeWarning,
                     stacklevel=2,
                 )

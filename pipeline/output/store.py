@@ -127,4 +127,4 @@ def _explain(path: Path, size: int, error: OSError) -> str:
         message += f"; {free:,} bytes are free there. Free some space"
     elif error.errno == errno.EFBIG:
         message += " (a limit on file size). Raise the limit, or use a smaller --chunk-size with --overwrite"
-    return message + ", then go on with --resume: what is committed stays"
+    return message + ", then continue with --resume: what is committed stays"

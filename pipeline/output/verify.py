@@ -51,7 +51,7 @@ def verify(path: str | Path) -> Totals:
     manifest = folder.manifest()
     totals = manifest.totals
     if totals is None or not folder.store.has(SUCCESS):
-        raise OutputError(f"{path} is not finished: go on with --resume")
+        raise OutputError(f"{path} is not finished: continue with --resume")
     entries = folder.entries(manifest.fingerprint.id)
     files: set[str] = set()
     sums: Counter[str] = Counter(chunks=len(entries))

@@ -160,7 +160,7 @@ def train(
         run = Run(network, _rows(data, fit, on), _rows(data, held, on), symbols, recipe, seed)
         if resume:
             if checkpoint is None:
-                raise UsageError("resume needs the checkpoint to go on from")
+                raise UsageError("resume needs the checkpoint to continue from")
             run.go_on_from(Checkpoint.load(checkpoint, job))
         every = checkpoint_every if checkpoint else 0
         run.finish(on_epoch, Saving(checkpoint or Path(), every, job))
