@@ -89,14 +89,14 @@ class OutputFolder:
     def create(self, fingerprint: Fingerprint, plan: bytes | None, overwrite: bool) -> None:
         """Begin a job: write the claim, the folders, the plan, and last the manifest: then it can be resumed.
 
-        Old content is removed once the claim is written, after which no other job can finish here. Raises UsageError
-        where another job has begun here since this one looked, OutputError where the folder cannot be written.
+        Old content is removed once the claim is written, after which no other job can finish here: it ends with an
+        error. Raises UsageError where a job has begun here since this one looked, OutputError where the folder cannot
+        be written.
         """
-        store, claim = self.store, to_json(Claim(fingerprint.id))
+        store = self.store
         store.make(("",))
         self.refuse_unless(False, overwrite)
-        if not store.create(CLAIM, claim):  # what is overwritten, or was killed before its manifest, has left one
-            store.put(CLAIM, claim)
+        store.put(CLAIM, to_json(Claim(fingerprint.id)))  # of two jobs that begin at once the later claim counts
         self._remove()
         store.make(FOLDERS)
         if plan is not None:
