@@ -15,9 +15,9 @@ import psutil
 import pyarrow as pa
 from conftest import Command
 
+from benchmarks.chaos.jobs import contents
 from pipeline import verify
 
-KILL_PRELOAD = str(Path(__file__).with_name("kill_preload.py"))
 SLOWED = """
 import os, time
 from pipeline.worker import STATE
@@ -47,12 +47,6 @@ def run_undisturbed(broadsheet: Command, model: Path, folder: Path, rows: int, c
     run = broadsheet(*arguments, "-o", folder / "undisturbed")
     assert run.returncode == 0, run.stderr
     return arguments, folder / "undisturbed"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Everything that must be the same however the job went: all but the timings."""
-    files = (p for p in folder.rglob("*") if p.is_file() and "_runs" not in p.parts)
-    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 def spans_of(out: Path) -> list[dict]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from conftest import Command
 from jobs import (
-    KILL_PRELOAD,
     SLOW,
     Processes,
     check_whole,
@@ -21,6 +20,8 @@ from jobs import (
     start_worker,
     wait_until,
 )  # fmt: skip
+
+from benchmarks.chaos.machine import KILL_PRELOAD
 
 
 @pytest.fixture(scope="module")

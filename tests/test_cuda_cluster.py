@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
-from jobs import contents
 
 import pipeline
+from benchmarks.chaos.jobs import contents
 from cluster import connect
 from cluster.doctor import FAILURE, OK, examine
 from cluster.protocol import count_gpus, has_ucx

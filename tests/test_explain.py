@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT, Command
 from jobs import slowed, spans_of
 
+from benchmarks.chaos.machine import KILL_PRELOAD
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import Model
 from pipeline.profiling.sample import sample
@@ -170,7 +171,7 @@ def test_spans_of_a_worker_with_another_clock_come_home_right(
 def test_spans_survive_their_worker(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
     path, out = write_csv(tmp_path / "in.csv", 64), tmp_path / "out"
     env = {
-        "DASK_DISTRIBUTED__WORKER__PRELOAD": str(ROOT / "tests" / "kill_preload.py"),
+        "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD,
         "BROADSHEET_KILL": f"before-entry worker {tmp_path / 'flag'}",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }

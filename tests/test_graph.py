@@ -17,8 +17,9 @@ import psutil
 import pytest
 from conftest import ROOT, Command
 from distributed import Client
-from jobs import contents, slowed, spans_of
+from jobs import slowed, spans_of
 
+from benchmarks.chaos.jobs import contents
 from cluster import connect
 from pipeline import classify
 from pipeline.model.charcnn import Model

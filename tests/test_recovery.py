@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from conftest import Command
 from distributed import Client
-from jobs import KILL_PRELOAD, alive, check_whole, committed, contents, run_undisturbed, slowed
+from jobs import alive, check_whole, committed, run_undisturbed, slowed
 
+from benchmarks.chaos.jobs import contents
+from benchmarks.chaos.machine import KILL_PRELOAD
 from pipeline import OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
 from pipeline.output.layout import FOLDERS, MANIFEST

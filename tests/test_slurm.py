@@ -10,12 +10,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import slurm_nodes
 from conftest import Command
 from jobs import SLOW, check_whole, committed, run_undisturbed, spans_of, wait_until
-from slurm_nodes import SlurmNodes
 from test_settings import settings_of
 
+from benchmarks.chaos.slurm_nodes import BRIDGE, NODES, SlurmNodes, missing
 from cluster import connect, probes
 from cluster.settings import SETTINGS
 from pipeline import classify
@@ -23,7 +22,7 @@ from pipeline.model.charcnn import Model
 
 pytestmark = [
     pytest.mark.slurm,
-    pytest.mark.skipif(slurm_nodes.missing() is not None, reason=f"no Slurm: {slurm_nodes.missing()}"),
+    pytest.mark.skipif(missing() is not None, reason=f"no Slurm: {missing()}"),
 ]
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
@@ -95,7 +94,7 @@ def test_the_batch_script_spreads_a_job_over_four_nodes_by_ucx(
     text = log.read_text()
     assert ended["JobState"] == "COMPLETED", text
     assert "protocol: UCX, as requested; transports: tcp" in text
-    assert hosts_of(tmp_path / "out") == set(slurm_nodes.NODES)
+    assert hosts_of(tmp_path / "out") == set(NODES)
     check_whole(tmp_path / "out", undisturbed)
     assert not list((tmp_path / "shared").iterdir())
 
@@ -117,7 +116,7 @@ def test_a_node_that_loses_its_network_costs_only_time(
     assert "this cluster listens on 10.77.0.1" in log.read_text()
     assert hosts_of(tmp_path / "out") >= {"gpu1", "gpu2", "gpu4"}
     check_whole(tmp_path / "out", undisturbed)
-    wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
+    wait_until(lambda: idle(slurm) == len(NODES))
 
 
 def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
@@ -133,7 +132,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING", 150)
     assert 0 < committed(out) < 200
     assert "requeued; the next run continues where this one stopped" in log.read_text()
-    wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
+    wait_until(lambda: idle(slurm) == len(NODES))
     time.sleep(5)  # Slurm itself waits for two minutes, so that the first run is surely gone everywhere
     # More time now: Slurm may send its signal a minute early, and this run would be requeued too.
     slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=10", "StartTime=now")
@@ -167,9 +166,9 @@ def test_workers_for_a_notebook_come_by_script_or_on_demand(
             beyond = {port for port, ip in sockets.items() if ip != "127.0.0.1"}
             assert beyond == {urlsplit(address).port}
     slurm.run("scancel", number)
-    wait_until(lambda: idle(slurm) == len(slurm_nodes.NODES))
+    wait_until(lambda: idle(slurm) == len(NODES))
 
-    site = f"interface: eth0\nscheduler_interface: {slurm_nodes.BRIDGE}\nfolder: {tmp_path / 'shared'}\ntls: true\n"
+    site = f"interface: eth0\nscheduler_interface: {BRIDGE}\nfolder: {tmp_path / 'shared'}\ntls: true\n"
     (tmp_path / "site.yaml").write_text(site)
     monkeypatch.setenv("BROADSHEET_SITE", str(tmp_path / "site.yaml"))
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])

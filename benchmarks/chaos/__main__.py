@@ -1,0 +1,121 @@
+"""Disturb small jobs at random moments in random ways, and compare what they leave with an undisturbed run.
+
+    python -m benchmarks.chaos --trials 100 --seed 1 --at-once 2 --output benchmarks/results/chaos_local.json
+    python -m benchmarks.chaos --trials 40 --cluster slurm       # as root, with slurm-wlm, munge and iproute2
+    python -m benchmarks.chaos --trials 40 --cluster cuda
+    python -m benchmarks.chaos --trials 5 --kind interrupt --kind kill_workers
+    python -m benchmarks.chaos --seed 1 --only 17                # one trial of that seed again
+
+A trial's choices follow from the seed and its number; what the machine does meanwhile does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaos import machine, network
+from benchmarks.chaos.jobs import JOBS, Job, run_undisturbed
+from benchmarks.chaos.trial import Trial, Verdict, judge
+from benchmarks.record import about, parser, write
+
+CLUSTERS = ("local", "cuda", "slurm")
+_BAD = (Verdict.WRONG, Verdict.HUNG)
+
+
+def run_trial(number: int, seed: int, kinds: list[Any], jobs: list[Job], folder: Path) -> dict[str, Any]:
+    """One trial; the kinds take turns, all other choices are by chance."""
+    draw = random.Random(f"{seed} {number}")
+    kind = kinds[number % len(kinds)]
+    place = folder / f"trial-{number}"
+    place.mkdir()
+    trial = Trial(draw.choice(jobs), place, place / "out", draw, workers=draw.randint(1, 3))
+    trial.job.copy_input(place)
+    trial.slow(draw.choice([0, 0.05, 0.3]))
+    found = {"number": number, "kind": kind.__name__, **judge(kind, trial)}
+    if found["verdict"] not in _BAD:
+        trial.clean()
+    return found
+
+
+@contextmanager
+def _kinds(options: argparse.Namespace, folder: Path) -> Iterator[list[Callable[[Trial], Verdict]]]:
+    """The kinds to be tried on this machine."""
+    if options.cluster == "slurm":
+        with network.slurm(folder / "slurm") as all_kinds:
+            yield _chosen(all_kinds, options.kind)
+        return
+    found = []
+    for kind in _chosen(machine.KINDS, options.kind):
+        if reason := machine.missing(kind):
+            print(f"not tried: {kind.__name__} ({reason})", file=sys.stderr)
+        else:
+            found.append(kind)
+    yield found
+
+
+def _chosen(kinds: Any, names: list[str] | None) -> list[Any]:
+    known = {kind.__name__: kind for kind in kinds}
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        sys.exit(f"no kind {unknown[0]!r}; there are: {', '.join(known)}")
+    return [known[name] for name in names or known]
+
+
+def table(trials: list[dict[str, Any]]) -> str:
+    """Verdicts by kind, for a terminal."""
+    width = max(len(trial["kind"]) for trial in trials)
+    columns = ("tried", *Verdict)
+    lines = ["".join([" " * width, *(f"{name:>11}" for name in columns)])]
+    kinds = list(dict.fromkeys(trial["kind"] for trial in trials))
+    for kind in [*kinds, None]:
+        found = Counter(trial["verdict"] for trial in trials if kind in (None, trial["kind"]))
+        counts = [found.total(), *(found[name] for name in Verdict)]
+        lines.append("".join([f"{kind or 'all':<{width}}", *(f"{count:>11}" for count in counts)]))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    command = parser(__doc__)
+    command.add_argument("--trials", type=int, default=50)
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--cluster", choices=CLUSTERS, default="local")
+    command.add_argument("--kind", action="append", help="only this kind; may be repeated")
+    command.add_argument("--only", type=int, help="only the trial of this number")
+    command.add_argument("--at-once", type=int, default=1, help="trials at a time")
+    command.add_argument("--keep", type=Path, help="folder in which trials that are wrong or hung are left")
+    options = command.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
+        where = ("--cluster", "cuda", "--device", "cuda") if options.cluster == "cuda" else ("--device", "cpu")
+        jobs = [run_undisturbed(name, folder, ("--model", options.model, *where)) for name in JOBS]
+        numbers = range(options.trials) if options.only is None else [options.only]
+        trials = []
+        with _kinds(options, folder) as kinds, ThreadPoolExecutor(options.at_once) as pool:
+            for found in pool.map(lambda number: run_trial(number, options.seed, kinds, jobs, folder), numbers):
+                trials.append(found)
+                if found["verdict"] in _BAD or options.only is not None:
+                    print(found, file=sys.stderr, flush=True)
+    print(table(trials), file=sys.stderr)
+    if options.output:
+        result = {
+            "about": about(options, cluster=options.cluster),
+            "seed": options.seed,
+            "at_once": options.at_once,
+            "undisturbed_seconds": {job.name: round(job.seconds, 2) for job in jobs},
+            "trials": trials,
+        }
+        write(result, options.output)
+    sys.exit(any(trial["verdict"] in _BAD for trial in trials))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The jobs that are disturbed: small ones, of every way in which rows are read, and what each leaves undisturbed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.processes import environment
+
+CHUNKS = 12
+"""Chunks of each job."""
+
+_CHUNK_ROWS = 20
+_ROWS = CHUNKS * _CHUNK_ROWS
+_WORDS = "the market fell as oil rose and our team won its match in the last minute of a long rainy day".split()  # noqa: SIM905
+    "the",
+    "market",
+    "fell",
+    "as",
+    "oil",
+    "rose",
+    "and",
+    "our",
+    "team",
+    "won",
+    "its",
+    "match",
+    "in",
+    "the",
+    "last",
+    "minute",
+    "of",
+    "a",
+    "long",
+    "and",
+    "rainy",
+    "day",
+]
+
+Row = tuple[int, str | None]
+"""An id, and a text; None for a row that belongs into the quarantine."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """name: of the way in which its rows are read. folder: with the input in `in` and the undisturbed output in `out`.
+    command: to be run in such a folder, but for the output folder. seconds: that the undisturbed run took.
+    """
+
+    name: str
+    folder: Path
+    command: tuple[str, ...]
+    seconds: float
+
+    def copy_input(self, folder: Path) -> None:
+        """With times, which are part of a job's fingerprint."""
+        shutil.copytree(self.folder / "in", folder / "in", copy_function=shutil.copy2)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Everything that must be the same however the job went: all but the timings."""
+    files = (p for p in folder.rglob("*") if p.is_file() and "_runs" not in p.parts)
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
+    """Write a job's input, and run it. options: of `broadsheet classify`, for all jobs.
+
+    Raises CalledProcessError where it fails.
+    """
+    folder = folder / name
+    (folder / "in").mkdir(parents=True)
+    write, more = _KINDS[name]
+    write(folder / "in", _rows(name))
+    command = (sys.executable, "-m", "pipeline", "classify", "in", "--chunk-size", str(_CHUNK_ROWS), *more, *options)
+    began = time.perf_counter()
+    subprocess.run([*command, "-o", "out"], cwd=folder, env=environment(), check=True, capture_output=True)
+    return Job(name, folder, command, time.perf_counter() - began)
+
+
+def _rows(name: str) -> list[Row]:
+    draw = random.Random(name)
+    texts = (" ".join(draw.choices(_WORDS, k=draw.randint(1, 60))) for _ in range(_ROWS))
+    return [(number, text if number % 17 else None) for number, text in enumerate(texts)]
+
+
+def _lines_of_csv(rows: list[Row]) -> str:
+    return "id,text\n" + "".join(f"{number}\n" if text is None else f'{number},"{text}"\n' for number, text in rows)
+
+
+def _write_csv(folder: Path, rows: list[Row]) -> None:
+    (folder / "news.csv").write_text(_lines_of_csv(rows))
+
+
+def _write_jsonl(folder: Path, rows: list[Row]) -> None:
+    """Three files, the chunks of which hold the end of one and the beginning of the next."""
+    for part in range(3):
+        lines = [json.dumps({"id": number, "text": text}) for number, text in rows[part::3]]
+        (folder / f"news-{part}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def _write_parquet(folder: Path, rows: list[Row]) -> None:
+    columns = {"id": [number for number, _ in rows], "text": [text for _, text in rows]}
+    pq.write_table(pa.table(columns), folder / "news.parquet", row_group_size=50)
+
+
+def _write_gzip(folder: Path, rows: list[Row]) -> None:
+    """More rows than a chunk holds: read front to back."""
+    (folder / "news.csv.gz").write_bytes(gzip.compress(_lines_of_csv(rows).encode(), mtime=0))
+
+
+_KINDS: dict[str, tuple[Callable[[Path, list[Row]], None], tuple[str, ...]]] = {
+    "csv": (_write_csv, ("--id-column", "id", "--scores")),
+    "jsonl": (_write_jsonl, ("--id-column", "id", "--top-k", "2")),
+    "parquet": (_write_parquet, ("--id-column", "id")),
+    "csv.gz": (_write_gzip, ()),
+}
+
+JOBS = tuple(_KINDS)

@@ -1,0 +1,163 @@
+"""What can happen to a job in Slurm: to its network, its nodes, and by Slurm itself.
+
+The Slurm is real, its nodes are network namespaces of this machine; `tc netem` delays and loses their packets.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial, update_wrapper
+from pathlib import Path
+
+import psutil
+
+from benchmarks.chaos.slurm_nodes import NODES, SlurmNodes, missing
+from benchmarks.chaos.trial import Hung, Trial, Verdict, Wrong
+from benchmarks.processes import environment
+
+_ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+_SECONDS = 300
+_MOST_SUBMISSIONS = 4
+_SETTINGS = {
+    "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "10s",  # 120 by default: a node that is cut off would cost minutes
+    "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s",
+}
+
+Happening = Callable[[SlurmNodes, Trial, str], None]
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[list[Callable[[Trial], Verdict]]]:
+    """The kinds of a Slurm that runs within the block. Raises SystemExit where there can be none here."""
+    if reason := missing():
+        raise SystemExit(f"no Slurm here: {reason}")
+    nodes = SlurmNodes(folder)
+    try:
+        nodes.start()
+        yield [update_wrapper(partial(_try, nodes, happens), happens) for happens in HAPPENINGS]
+    finally:
+        nodes.stop()
+
+
+def delay_packets(nodes: SlurmNodes, trial: Trial, number: str) -> None:
+    """packets of some nodes delayed by 20 to 300 ms, unevenly"""
+    delay = trial.random.randint(20, 300)
+    _shape(nodes, trial, f"delay {delay}ms {delay // 2}ms")
+
+
+def lose_packets(nodes: SlurmNodes, trial: Trial, number: str) -> None:
+    """1 to 15 % of the packets of some nodes lost"""
+    _shape(nodes, trial, f"loss {trial.random.randint(1, 15)}%")
+
+
+def cut_a_node(nodes: SlurmNodes, trial: Trial, number: str) -> None:
+    """a node without network for 1 to 20 seconds"""
+    name = trial.random.choice(NODES)
+    seconds = trial.random.uniform(1, 20)
+    trial.note(f"{name} cut off for {seconds:.0f} s")
+    nodes.cut(name)
+    try:
+        time.sleep(seconds)
+    finally:
+        nodes.mend(name)
+
+
+def kill_on_a_node(nodes: SlurmNodes, trial: Trial, number: str) -> None:
+    """every process of the job on a node killed (SIGKILL)"""
+    name = trial.random.choice(NODES)
+    trial.note(name)
+    for pid in nodes.run("ip", "netns", "pids", name).split():
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(int(pid))
+            if process.name() not in ("slurmd", "slurmstepd"):
+                process.kill()
+
+
+def cancel(nodes: SlurmNodes, trial: Trial, number: str) -> None:
+    """the job cancelled, then submitted again"""
+    nodes.run("scancel", number)
+
+
+def requeue(nodes: SlurmNodes, trial: Trial, number: str) -> None:
+    """the job requeued by an administrator"""
+    nodes.run("scontrol", "requeue", number, check=False)
+
+
+def preempt(nodes: SlurmNodes, trial: Trial, number: str) -> None:
+    """the signal that comes before the time limit"""
+    nodes.run("scancel", "--batch", "--signal=USR1", number)
+
+
+HAPPENINGS: tuple[Happening, ...] = (
+    delay_packets, lose_packets, cut_a_node, kill_on_a_node, cancel, requeue, preempt
+)  # fmt: skip
+
+
+def _shape(nodes: SlurmNodes, trial: Trial, rule: str) -> None:
+    """Apply a rule of netem to some nodes; `_try` removes it."""
+    chosen = trial.random.sample(NODES, trial.random.randint(1, len(NODES)))
+    trial.note(f"{rule} on {', '.join(chosen)}")
+    for name in chosen:
+        nodes.run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", "netem", *rule.split())
+
+
+def _try(nodes: SlurmNodes, happens: Happening, trial: Trial) -> Verdict:
+    """Submit the job, let it happen at a random moment, and submit it again until it has finished."""
+    (trial.folder / "site.yaml").write_text(f"interface: eth0\nfolder: {trial.folder / 'shared'}\nstop_before: 20\n")
+    commits = trial.random.randrange(10)
+    trial.note(f"after {commits} commits")
+    try:
+        number = _submit(nodes, trial)
+        if _wait(nodes, trial, number, lambda: trial.committed() >= commits):
+            happens(nodes, trial, number)
+        for _ in range(_MOST_SUBMISSIONS):
+            _wait(nodes, trial, number, lambda: False)
+            log = (trial.folder / f"broadsheet-{number}.log").read_text(errors="replace")
+            state = nodes.job(number)["JobState"]
+            if "Traceback" in log and "broadsheet: " not in log and state == "FAILED":
+                raise Wrong(f"a traceback: {log[-1500:]!r}")
+            if state == "COMPLETED":
+                trial.check_identical(trial.job.folder / "out", trial.out)
+                return Verdict.IDENTICAL
+            trial.note(f"{state}, submitted again")
+            number = _submit(nodes, trial)
+        raise Wrong(f"not finished after {_MOST_SUBMISSIONS} submissions: {log[-600:]!r}")
+    finally:
+        for name in NODES:
+            nodes.run("tc", "-n", name, "qdisc", "del", "dev", "eth0", "root", check=False)
+        nodes.run("scancel", "--user=root", check=False)
+
+
+def _submit(nodes: SlurmNodes, trial: Trial) -> str:
+    python, _, _, _, *arguments = trial.job.command
+    options = ["--nodes", str(trial.workers + 1), "--protocol", "tcp", "--site", "site.yaml", "-o", str(trial.out)]
+    found = subprocess.run(
+        [python, "-m", "pipeline", "submit", *arguments, *options],
+        cwd=trial.folder,
+        env=environment(**nodes.environment, **_SETTINGS, **trial.environment),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode:
+        raise Wrong(f"it cannot be submitted: {found.stderr[-400:]!r}")
+    return re.findall(r"job (\d+) is submitted", found.stdout)[0]
+
+
+def _wait(nodes: SlurmNodes, trial: Trial, number: str, true: Callable[[], bool]) -> bool:
+    """Wait until something is true; False where the job has ended before. Raises Hung."""
+    deadline = time.monotonic() + _SECONDS
+    while not true():
+        job = nodes.job(number)
+        if job["JobState"] in _ENDED:
+            return False
+        if job["JobState"] == "PENDING" and job.get("Restarts", "0") != "0":  # Slurm itself waits for two minutes
+            nodes.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
+        if time.monotonic() > deadline:
+            raise Hung(f"in state {job['JobState']} {_SECONDS} s after it was disturbed")
+        time.sleep(0.2)
+    return True

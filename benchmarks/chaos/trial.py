@@ -1,0 +1,263 @@
+"""One trial: a job that something happens to, and the verdict on what it left."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.chaos.jobs import CHUNKS, Job, contents
+from benchmarks.processes import environment
+from pipeline import BroadsheetError, verify
+
+SECONDS = 150
+"""A command that has not ended so long after it was last disturbed is hung."""
+
+_SECONDS_TO_LEAVE = 15
+_COMMANDS = 4
+_EXIT_CODES = (1, 2, 3)
+
+SLOW = """
+import time
+from pipeline.worker import STATE
+def slowly(kept):
+    def commit(*arguments):
+        time.sleep({seconds})
+        return kept(*arguments)
+    return commit
+STATE.commit = slowly(vars(STATE).setdefault("kept_commit", STATE.commit))  # Dask runs a preload more than once
+"""
+
+
+class Verdict(StrEnum):
+    """identical: finished, with `--resume` where a run was killed or had stopped, byte for byte as undisturbed. told:
+    not finished, and a message says why. wrong: anything else. hung: a command or a process of it did not end.
+    """
+
+    IDENTICAL = "identical"
+    TOLD = "told"
+    WRONG = "wrong"
+    HUNG = "hung"
+
+
+class Wrong(Exception):
+    """What is wrong."""
+
+
+class Hung(Exception):
+    """What did not end."""
+
+
+@dataclass
+class Run:
+    """A command that is running, the leader of its own process group."""
+
+    process: subprocess.Popen[str]
+    output: Path
+
+    def workers(self) -> list[psutil.Process]:
+        """Its worker processes, those that Dask has started again among them."""
+        try:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return [child for child in children if _is_worker(child)]
+
+    def signal(self, number: int) -> None:
+        """Signal every process of it, as a terminal does."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+
+@dataclass
+class Trial:
+    """A folder with a job's input, and the choices of this trial.
+
+    out: the output folder. random: for every choice. environment: of the commands. notes: what was done. commands:
+    started so far.
+    """
+
+    job: Job
+    folder: Path
+    out: Path
+    random: random.Random
+    workers: int
+    environment: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    commands: list[Run] = field(default_factory=list)
+
+    def slow(self, seconds: float) -> None:
+        """Make every commit of the runs to come take longer, so that a job can be caught in the middle."""
+        file = self.folder / "slow.py"
+        file.write_text(SLOW.format(seconds=seconds))
+        self.environment["DASK_DISTRIBUTED__WORKER__PRELOAD"] = str(file)
+
+    def start(self, *options: str, limit: Callable[[], None] | None = None, **env: str) -> Run:
+        """Start the job on this machine. limit: called in the new process, to limit its resources."""
+        workers = () if "--scheduler-file" in options else ("--workers", str(self.workers))
+        path = self.folder / f"command-{len(self.commands)}.log"
+        with path.open("w") as output:
+            process = subprocess.Popen(
+                [*self.job.command, "-o", str(self.out), *workers, *options],
+                cwd=self.folder,
+                env=environment(**self.environment | env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+                preexec_fn=limit,
+            )
+        run = Run(process, path)
+        self.commands.append(run)
+        return run
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def committed(self) -> int:
+        return len(list((self.out / "_entries").glob("[!.]*.json")))
+
+    def wait_for_a_moment(self, run: Run) -> bool:
+        """Until a random number of chunks is committed, or a random time has passed. False where the run ended before.
+
+        Half of the moments by each: by time, they are spread over start, planning and end as well.
+        """
+        if self.random.random() < 0.6:
+            commits = self.random.randrange(CHUNKS)
+            self.note(f"after {commits} commits")
+            return self.wait_until(run, lambda: self.committed() >= commits and self.out.exists())
+        end = time.monotonic() + self.random.uniform(0, 1.2) * self.job.seconds
+        self.note(f"{end - time.monotonic():.1f} s after its start")
+        return self.wait_until(run, lambda: time.monotonic() >= end)
+
+    def wait_until(self, run: Run, true: Callable[[], bool]) -> bool:
+        """False where the run has ended first. Raises Hung."""
+        deadline = time.monotonic() + SECONDS
+        while not true():
+            if run.process.poll() is not None:
+                return False
+            if time.monotonic() > deadline:
+                raise Hung("not so far before")
+            time.sleep(0.01)
+        return True
+
+    def pause(self, low: float, high: float) -> None:
+        time.sleep(self.random.uniform(low, high))
+
+    def code(self, run: Run) -> int:
+        """The exit code of a run, once it has ended with all its processes. Raises Hung, Wrong."""
+        try:
+            code = run.process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            raise Hung(f"running {SECONDS} s after it was disturbed: {run.text[-400:]!r}") from None
+        # Workers of a client that was killed may live, and write, for a moment more; a later run must bear that.
+        deadline = time.monotonic() + _SECONDS_TO_LEAVE
+        while code >= 0 and (left := _group(run.process.pid)):
+            if time.monotonic() > deadline:
+                raise Hung(f"it has ended, and left processes: {left}")
+            time.sleep(0.02)
+        if "Traceback" in run.text:
+            raise Wrong(f"a traceback: {run.text[-1500:]!r}")
+        if code > 0 and (code not in _EXIT_CODES or not _says_why(run.text)):
+            raise Wrong(f"exit code {code} without a message: {run.text[-400:]!r}")
+        if code == 0 and not (self.out / "_SUCCESS").exists():
+            raise Wrong("exit code 0 without _SUCCESS")
+        return code
+
+    def settle(self, run: Run) -> Verdict:
+        """Resume the job until it is finished; its output must be that of the undisturbed job. Raises Hung, Wrong."""
+        code = self.code(run)
+        resumed = 0
+        while code != 0:
+            if resumed == _COMMANDS:
+                raise Wrong(f"not finished after {resumed} times --resume: {run.text[-600:]!r}")
+            self.note(f"exit code {code}, resumed")
+            run = self.start("--resume")
+            code = self.code(run)
+            resumed += 1
+        self.check_identical(self.job.folder / "out", self.out)
+        return Verdict.IDENTICAL
+
+    def check_identical(self, expected: Path, out: Path) -> None:
+        """Raises Wrong."""
+        here, there = contents(out), contents(expected)
+        unlike = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+        if unlike:
+            raise Wrong(f"other files than undisturbed, or other bytes in them: {', '.join(unlike[:5])}")
+        try:
+            verify(out)
+        except BroadsheetError as error:
+            raise Wrong(f"verify: {error}") from error
+
+    def told(self, run: Run) -> Verdict:
+        """The verdict on a run that must not finish. Raises Hung, Wrong."""
+        code = self.code(run)
+        if code <= 0:
+            raise Wrong(f"exit code {code}, although it could not be finished: {run.text[-400:]!r}")
+        self.note(run.text.strip().splitlines()[-1][:200])
+        return Verdict.TOLD
+
+    def clean(self) -> None:
+        """End what is still running, and remove the folder."""
+        for run in self.commands:
+            run.signal(signal.SIGCONT)
+            run.signal(signal.SIGKILL)
+            run.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def judge(happens: Callable[[Trial], Verdict], trial: Trial) -> dict[str, Any]:
+    """Run a trial: its verdict, what happened in it, and how long it took."""
+    began = time.perf_counter()
+    try:
+        verdict, why = happens(trial), ""
+    except Wrong as error:
+        verdict, why = Verdict.WRONG, str(error)
+    except Hung as error:
+        verdict, why = Verdict.HUNG, str(error)
+    seconds = round(time.perf_counter() - began, 2)
+    return {
+        "job": trial.job.name,
+        "workers": trial.workers,
+        "verdict": verdict,
+        "seconds": seconds,
+        "notes": trial.notes,
+        **({"why": why} if why else {}),
+    }
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return any("spawn_main" in word for word in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _group(number: int) -> list[str]:
+    """The names of the living processes of a process group."""
+    found = []
+    for process in psutil.process_iter(["name", "status"]):
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == number and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.info["name"])
+    return found
+
+
+def _says_why(text: str) -> bool:
+    return "broadsheet: " in text or "chunks set aside" in text or "problem" in text
