@@ -23,30 +23,7 @@ CHUNKS = 12
 
 _CHUNK_ROWS = 20
 _ROWS = CHUNKS * _CHUNK_ROWS
-_WORDS = "the market fell as oil rose and our team won its match in the last minute of a long rainy day".split()  # noqa: SIM905
-    "the",
-    "market",
-    "fell",
-    "as",
-    "oil",
-    "rose",
-    "and",
-    "our",
-    "team",
-    "won",
-    "its",
-    "match",
-    "in",
-    "the",
-    "last",
-    "minute",
-    "of",
-    "a",
-    "long",
-    "and",
-    "rainy",
-    "day",
-]
+_SENTENCE = "the market fell as oil rose and our team won its match in the last minute of a long rainy day"
 
 Row = tuple[int, str | None]
 """An id, and a text; None for a row that belongs into the quarantine."""
@@ -91,7 +68,7 @@ def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
 
 def _rows(name: str) -> list[Row]:
     draw = random.Random(name)
-    texts = (" ".join(draw.choices(_WORDS, k=draw.randint(1, 60))) for _ in range(_ROWS))
+    texts = (" ".join(draw.choices(_SENTENCE.split(), k=draw.randint(1, 60))) for _ in range(_ROWS))
     return [(number, text if number % 17 else None) for number, text in enumerate(texts)]
 
 
