@@ -12,7 +12,6 @@ A trial's choices follow from the seed and its number; what the machine does mea
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import tempfile
 from collections import Counter
@@ -23,27 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos import machine, network
-from benchmarks.chaos.jobs import JOBS, Job, run_undisturbed
-from benchmarks.chaos.trial import Trial, Verdict, judge
+from benchmarks.chaos.jobs import JOBS, run_undisturbed
+from benchmarks.chaos.trial import BAD, Trial, Verdict, run_trial
 from benchmarks.record import about, parser, write
 
 CLUSTERS = ("local", "cuda", "slurm")
-_BAD = (Verdict.WRONG, Verdict.HUNG)
-
-
-def run_trial(number: int, seed: int, kinds: list[Any], jobs: list[Job], folder: Path) -> dict[str, Any]:
-    """One trial; the kinds take turns, all other choices are by chance."""
-    draw = random.Random(f"{seed} {number}")
-    kind = kinds[number % len(kinds)]
-    place = folder / f"trial-{number}"
-    place.mkdir()
-    trial = Trial(draw.choice(jobs), place, place / "out", draw, workers=draw.randint(1, 3))
-    trial.job.copy_input(place)
-    trial.slow(draw.choice([0, 0.05, 0.3]))
-    found = {"number": number, "kind": kind.__name__, **judge(kind, trial)}
-    if found["verdict"] not in _BAD:
-        trial.clean()
-    return found
 
 
 @contextmanager
@@ -100,9 +83,13 @@ def main() -> None:
         numbers = range(options.trials) if options.only is None else [options.only]
         trials = []
         with _kinds(options, folder) as kinds, ThreadPoolExecutor(options.at_once) as pool:
-            for found in pool.map(lambda number: run_trial(number, options.seed, kinds, jobs, folder), numbers):
+
+            def one(number: int) -> dict[str, Any]:  # the kinds take turns
+                return run_trial(kinds[number % len(kinds)], number, options.seed, jobs, folder)
+
+            for found in pool.map(one, numbers):
                 trials.append(found)
-                if found["verdict"] in _BAD or options.only is not None:
+                if found["verdict"] in BAD or options.only is not None:
                     print(found, file=sys.stderr, flush=True)
     print(table(trials), file=sys.stderr)
     if options.output:
@@ -114,7 +101,7 @@ def main() -> None:
             "trials": trials,
         }
         write(result, options.output)
-    sys.exit(any(trial["verdict"] in _BAD for trial in trials))
+    sys.exit(any(trial["verdict"] in BAD for trial in trials))
 
 
 if __name__ == "__main__":

@@ -19,15 +19,13 @@ from pathlib import Path
 import psutil
 
 from benchmarks.chaos.jobs import contents
-from benchmarks.chaos.trial import Run, Trial, Verdict, Wrong
+from benchmarks.chaos.trial import Kind, Run, Trial, Verdict, Wrong
 from benchmarks.processes import environment
 
 KILL_PRELOAD = str(Path(__file__).with_name("kill_preload.py"))
 _STEPS = ("in-infer", "before-write", "after-temporary", "after-rename", "before-entry")
 _FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 _DISK_BYTES = 40 << 10
-
-Kind = Callable[[Trial], Verdict]
 
 _POISON = """
 import os, signal

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,11 +29,11 @@ _COMMANDS = 4
 _EXIT_CODES = (1, 2, 3)
 
 SLOW = """
-import time
+import threading
 from pipeline.worker import STATE
 def slowly(kept):
     def commit(*arguments):
-        time.sleep({seconds})
+        threading.Event().wait({seconds})  # libfaketime, which sets the clock in some trials, breaks time.sleep
         return kept(*arguments)
     return commit
 STATE.commit = slowly(vars(STATE).setdefault("kept_commit", STATE.commit))  # Dask runs a preload more than once
@@ -51,12 +51,19 @@ class Verdict(StrEnum):
     HUNG = "hung"
 
 
+BAD = (Verdict.WRONG, Verdict.HUNG)
+
+
 class Wrong(Exception):
     """What is wrong."""
+
+    verdict = Verdict.WRONG
 
 
 class Hung(Exception):
     """What did not end."""
+
+    verdict = Verdict.HUNG
 
 
 @dataclass
@@ -213,26 +220,42 @@ class Trial:
         self.note(run.text.strip().splitlines()[-1][:200])
         return Verdict.TOLD
 
-    def clean(self) -> None:
-        """End what is still running, and remove the folder."""
+    def clean(self, remove: bool) -> None:
+        """End what is still running, and remove the folder if asked to."""
         for run in self.commands:
             run.signal(signal.SIGCONT)
             run.signal(signal.SIGKILL)
             run.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if remove:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def judge(happens: Callable[[Trial], Verdict], trial: Trial) -> dict[str, Any]:
-    """Run a trial: its verdict, what happened in it, and how long it took."""
-    began = time.perf_counter()
+Kind = Callable[[Trial], Verdict]
+"""Something that can happen to a job; its docstring says what."""
+
+
+def run_trial(kind: Kind, number: int, seed: int, jobs: Sequence[Job], folder: Path) -> dict[str, Any]:
+    """Run a trial in a folder of its own: its verdict, what happened in it, and how long it took.
+
+    All choices follow from `seed` and `number`. The folder stays where the verdict is wrong or hung.
+    """
+    draw = random.Random(f"{seed} {number}")
+    place = folder / f"trial-{number}"
+    place.mkdir()
+    trial = Trial(draw.choice(jobs), place, place / "out", draw, workers=draw.randint(1, 3))
+    trial.job.copy_input(place)
+    trial.slow(draw.choice([0, 0.05, 0.3]))
+    began, why = time.perf_counter(), ""
     try:
-        verdict, why = happens(trial), ""
-    except Wrong as error:
-        verdict, why = Verdict.WRONG, str(error)
-    except Hung as error:
-        verdict, why = Verdict.HUNG, str(error)
+        verdict = kind(trial)
+    except (Wrong, Hung) as error:
+        verdict, why = error.verdict, str(error)
     seconds = round(time.perf_counter() - began, 2)
+    trial.clean(remove=verdict not in BAD)
     return {
+        "number": number,
+        "kind": kind.__name__,
+        "what": kind.__doc__,
         "job": trial.job.name,
         "workers": trial.workers,
         "verdict": verdict,

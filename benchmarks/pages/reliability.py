@@ -1,0 +1,74 @@
+"""docs/reliability.md: what became of jobs that were disturbed at random."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from benchmarks.pages.markdown import machine, one_cell, table
+
+_VERDICTS = ("identical", "told", "wrong", "hung")
+
+HEAD = """# Reliability
+
+Every figure comes from `benchmarks/results/chaos_*.json`; `python -m benchmarks.pages` makes this page from them.
+
+A job that is killed, starved or interfered with must end in one of two ways. Either it finishes, after `--resume` where
+a run was killed or had stopped with a message, and every file of its output but the records of its runs is byte for
+byte what an undisturbed run writes (*identical*). Or it ends with a message that says why it cannot be finished, and
+the output has no `_SUCCESS` (*told*). Anything else is *wrong*: other bytes, a lost row, a traceback, an exit code of 0
+for a job that is not whole. A command that has not ended 150 s after it was last disturbed, or that leaves processes
+behind, is *hung*.
+
+`python -m benchmarks.chaos` runs such trials. Each takes a small job (240 rows in 12 chunks, from CSV, JSON Lines,
+Parquet or compressed CSV), starts the command as a user would, waits for a random moment (a number of committed chunks,
+or a time from before the plan to after the end), and disturbs it. A seed and a number give the same choices again.
+"""
+
+_SECTIONS = {
+    "local": (
+        "On one machine",
+        "Two to three worker processes on CPU cores. Disks that fill up are small tmpfs mounts; the clock is set by "
+        "libfaketime, which moves every clock of a process but the monotonic one.",
+    ),
+    "cuda": ("On GPUs", "A worker process for each GPU, and the CUDA kernels."),
+    "slurm": (
+        "In Slurm",
+        "A real Slurm of four nodes, each a network namespace of one machine; netfilter loses packets and `tc` "
+        "narrows links between them.",
+    ),
+}
+
+
+def page(*results: dict[str, Any]) -> str:
+    """The page, from the results of benchmarks.chaos."""
+    total = Counter(trial["verdict"] for result in results for trial in result["trials"])
+    listed = ", ".join(f"{total[name]} {name}" for name in _VERDICTS)
+    return "\n".join([HEAD, f"In all: {total.total()} trials, {listed}.\n", *map(_section, results)])
+
+
+def _section(result: dict[str, Any]) -> str:
+    about, trials = result["about"], result["trials"]
+    title, what = _SECTIONS[about["cluster"]]
+    named = {trial["kind"]: trial["what"] for trial in trials}
+    rows = []
+    for kind, words in named.items():
+        found = Counter(trial["verdict"] for trial in trials if trial["kind"] == kind)
+        rows.append(f"{words} | `{kind}` | {found.total()} | " + " | ".join(str(found[name]) for name in _VERDICTS))
+    failed = [
+        f"- trial {trial['number']}, `{trial['kind']}`, {trial['verdict']}: {one_cell(trial['why'])[:300]}"
+        for trial in trials
+        if "why" in trial
+    ]
+    options = f"--trials {len(trials)} --seed {result['seed']} --at-once {result['at_once']}"
+    cluster = "" if about["cluster"] == "local" else f" --cluster {about['cluster']}"
+    return f"""## {title}
+
+{machine(about, "python", "dask", "distributed", "dask-cuda", "cupy")}.
+
+{what}
+
+    python -m benchmarks.chaos {options}{cluster}
+
+{table("what happened | kind | tried | identical | told | wrong | hung", rows)}
+""" + ("\n" + "\n".join(failed) + "\n" if failed else "")

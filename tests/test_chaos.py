@@ -1,0 +1,40 @@
+"""Trials of benchmarks.chaos with fixed seeds: whatever happens to a job, its output is whole or its user is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos import machine
+from benchmarks.chaos.jobs import JOBS, Job, run_undisturbed
+from benchmarks.chaos.trial import BAD, Kind, run_trial
+
+SEEDS = {
+    machine.kill_workers: 1,
+    machine.kill_client: 2,
+    machine.kill_at_a_step: 3,
+    machine.stop_and_continue: 4,
+    machine.kill_a_stopped_worker: 5,
+    machine.lose_the_scheduler: 6,
+    machine.make_the_disk_read_only: 7,
+    machine.change_the_input: 8,
+    machine.lose_output: 9,
+    machine.damage_output: 10,
+    machine.resume_twice_at_once: 11,
+    machine.overwrite_while_it_runs: 12,
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
+    folder = tmp_path_factory.mktemp("jobs")
+    return [run_undisturbed(name, folder, ("--model", str(small_model_file))) for name in JOBS]
+
+
+@pytest.mark.parametrize("kind", SEEDS, ids=lambda kind: kind.__name__)
+def test_a_disturbed_job_is_whole_or_its_user_is_told(kind: Kind, jobs: list[Job], tmp_path: Path) -> None:
+    if reason := machine.missing(kind):
+        pytest.skip(reason)
+    found = run_trial(kind, 0, SEEDS[kind], jobs, tmp_path)
+    assert found["verdict"] not in BAD, found
