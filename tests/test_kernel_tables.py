@@ -72,6 +72,14 @@ def test_integers_add_up_to_the_window(weights: reference.Weights, seed: int, ch
     assert (np.abs(sums * unit.astype(np.float64) + zero - exact) <= unit * len(table) / 2 + 1e-6 * np.abs(zero)).all()
 
 
+def test_a_channel_that_may_overflow_fp32_is_no_number(weights: reference.Weights) -> None:
+    table = weights.table.copy()
+    table[:, :, 7] *= np.float32(1e37)
+    _, affine = fixed_point(table, weights.bias["conv1"])
+    assert np.isnan(affine[:, 7]).all()
+    assert np.isfinite(np.delete(affine, 7, axis=1)).all()
+
+
 def test_the_memory_plan_covers_every_layer() -> None:
     for length in (123, 1000, 1014, 4096):
         layers = layer_table(70, length, 4)
