@@ -225,9 +225,13 @@ def _load(file: str, expression: str, target: str, device: int) -> Any:
     All models of a process share it, and need different amounts of shared memory, so it may use the maximum.
     """
     cubin = compile_kernel(file, expression, target)
-    function = cp.RawModule(path=str(cubin.path)).get_function(cubin.symbol)
+    module = cp.cuda.Module()
+    module.load(cubin.code)
+    function = module.get_function(cubin.symbol)
+    driver = cp.cuda.driver
     most = cp.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"]
-    function.max_dynamic_shared_size_bytes = most - function.shared_size_bytes
+    static = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.ptr)
+    driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most - static)
     return function
 
 

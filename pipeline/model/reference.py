@@ -218,7 +218,7 @@ def top_k(scores: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:
 def blocks(weights: Weights) -> list[tuple[str, Callable[[Any], Any]]]:
     """The nine blocks by name, in order: from ids uint8 [N, length], over Rows and fp32 [N, 1024], to logits."""
     first, *rest = weights.layers
-    run = [(first.name, partial(_first_block, weights=weights, layer=first))]
+    run: list[tuple[str, Callable[[Any], Any]]] = [(first.name, partial(_first_block, weights=weights, layer=first))]
     run += [(layer.name, partial(_block, weights=weights, layer=layer)) for layer in rest]
     return [(name, partial(_without_warnings, block)) for name, block in run]
 
