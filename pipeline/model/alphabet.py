@@ -146,6 +146,11 @@ def of_ids(ids: NDArray[np.uint8], alphabet: Alphabet) -> Encoded:
     return Encoded(ids, n_chars, np.zeros(len(ids), np.bool_), unknown)
 
 
+def head_bytes(length: int) -> int:
+    """The first `length` characters of any article lie within so many bytes."""
+    return _LONGEST_SEQUENCE * length
+
+
 def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphabet, length: int) -> Encoded:
     """Encode N articles, the two buffers of an Arrow string column, for a network that reads `length` characters.
 
@@ -158,7 +163,7 @@ def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphab
         np.zeros(count, np.bool_),
         np.zeros(count, np.int64),
     )
-    head = _LONGEST_SEQUENCE * length  # the first `length` characters lie within these bytes
+    head = head_bytes(length)
     first = 0
     while first < count:
         # Articles are encoded in batches of bounded bytes; one that is longer than its head, by itself.

@@ -12,13 +12,14 @@ constexpr float TAKEN = -1;  // below every probability
 constexpr int NO_LABEL = -1;
 
 // x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. logits and scores fp32 [articles, classes];
-// labels int32 and best fp32 [articles, k]. Dynamic shared memory: WARPS * ARTICLES * classes floats.
-template <typename T, int INPUTS, int WARPS, int ARTICLES>
+// labels int32 and best fp32 [articles, k]. Dynamic shared memory: BYTES_A_CLASS * classes.
+template <typename T, int INPUTS, int WARPS, int ARTICLES, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
     head(const T* x, const float* weight, const float* bias, int articles, int classes, int k, float* logits,
          float* scores, int* labels, float* best) {
     constexpr int PARTS = INPUTS / (8 * WARP);
     static_assert(INPUTS % (8 * WARP) == 0, "a lane takes eight inputs at a time");
+    static_assert(BYTES_A_CLASS == WARPS * ARTICLES * sizeof(float), "the shared memory that the host asks for");
     extern __shared__ float shared[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int first = (blockIdx.x * WARPS + warp) * ARTICLES;
