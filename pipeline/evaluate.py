@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.accuracy import Confusion, confusion_of, count_pairs
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import Model, load_model
+from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.read import chunks_here
@@ -65,6 +66,8 @@ class Evaluation:
         Rows labelled wrong, the highest score first.
     quarantined : int
         Rows that could not be read.
+    overflowed : int
+        Rows on which the model overflows, so that they have no label.
 
     """
 
@@ -73,6 +76,7 @@ class Evaluation:
     confusion: Confusion
     mistakes: tuple[Mistake, ...]
     quarantined: int
+    overflowed: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON values.
@@ -92,6 +96,7 @@ class Evaluation:
             "standard_error": _defined(confusion.standard_error),
             "without_truth": confusion.without_truth,
             "quarantined": self.quarantined,
+            "overflowed": self.overflowed,
             "classes": [
                 {name: _defined(value) for name, value in figures._asdict().items()}
                 for figures in confusion.per_class()
@@ -148,7 +153,7 @@ def evaluate(
     Raises
     ------
     UsageError
-        For a column, device or precision that is not available.
+        For a column, device or precision that is not available, or a model that overflows on every row.
     ModelError
         For a model that cannot be loaded.
     SourceError
@@ -170,12 +175,14 @@ def evaluate(
     engine = open_engine(loaded, device, precision, kernels=kernels)
     pairs: list[tuple[int, int, int]] = []
     worst: list[Mistake] = []
-    quarantined = 0
+    quarantined = overflowed = 0
     try:
-        for chunk in chunks_here(job_input):
-            predictions = engine.classify(chunk.texts)
+        for number, readable in enumerate(chunks_here(job_input)):
+            found_labels = engine.classify(readable.texts)
+            chunk, predictions = set_aside_overflow(readable, found_labels, engine, first=number == 0)
             labels, scores = predictions.labels[:, 0], predictions.scores[:, 0]
-            quarantined += len(chunk.quarantine)
+            quarantined += len(readable.quarantine)
+            overflowed += len(readable) - len(chunk)
             if chunk.truth is None or not len(chunk):
                 continue
             pairs += count_pairs(chunk.truth, labels)
@@ -186,7 +193,7 @@ def evaluate(
     finally:
         engine.close()
     confusion = confusion_of(pairs, loaded.classes)
-    return Evaluation(loaded.name, str(engine.backend), confusion, tuple(worst), quarantined)
+    return Evaluation(loaded.name, str(engine.backend), confusion, tuple(worst), quarantined, overflowed)
 
 
 def _mistake(chunk: Chunk, i: int, label: int, score: float, classes: tuple[str, ...]) -> Mistake:

@@ -19,6 +19,7 @@ from pipeline.errors import BroadsheetError, SourceError
 from pipeline.output.parts import label_table
 from pipeline.output.record import Entry
 from pipeline.output.store import LocalStore
+from pipeline.overflow import set_aside_overflow
 from pipeline.profiling.measure import Profile, measure
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.inputs import Loaded
@@ -146,7 +147,11 @@ def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
 
 
 def infer(work: Work, job: Job) -> Work:
-    """Classify the chunk on this worker's engine. Raises BroadsheetError where that belongs to another job."""
+    """Classify the chunk on this worker's engine.
+
+    Raises BroadsheetError where the engine belongs to another job; UsageError where the model overflows on every row,
+    and with `job.strict` SourceError where it does on one.
+    """
     spans = list(work.spans)
     top_k = max(2, job.top_k) if job.examples else job.top_k
     with STATE.computing:
@@ -165,9 +170,11 @@ def infer(work: Work, job: Job) -> Work:
         with span("infer", spans, "infer", engine.device_name, _number(work.name)), doing:
             predictions = engine.classify(work.chunk.texts, top_k, job.all_scores, spans, job.each_kernel)
         ACTIVITY.rows += len(work.chunk)
-    examples = closest(work.chunk, predictions.labels, predictions.scores, job.classes, job.examples)
+    chunk, predictions = set_aside_overflow(work.chunk, predictions, engine, first=work.name == part_name(0, 0))
+    refuse_bad_rows(chunk, job)
+    examples = closest(chunk, predictions.labels, predictions.scores, job.classes, job.examples)
     done = replace(work, predictions=predictions.cut(job.top_k), place=place, spans=spans, examples=examples)
-    return replace(done, chunk=work.chunk.without_text())
+    return replace(done, chunk=chunk.without_text())
 
 
 def write(work: Work, job: Job) -> Done:

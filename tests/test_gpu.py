@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline import classify, load_model
 from pipeline.engine.base import Engine, Texts
 from pipeline.engine.open import open_engine, why_no_gpu
-from pipeline.errors import BroadsheetError
+from pipeline.errors import BroadsheetError, UsageError
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
@@ -121,7 +121,12 @@ def test_encoding_is_the_twin_of_numpy(engine: Engine, model: Model) -> None:
     rng = np.random.default_rng(3)
     junk = [rng.integers(0, 256, n, np.uint8).tobytes() for n in rng.integers(0, 3000, 400)]
     mixed = [rng.choice(np.frombuffer("aé中😀\x80\xff".encode("latin-1", "replace"), np.uint8), 900).tobytes()]
-    texts = Texts.of(junk + mixed + hostile_texts())
+    # Long articles, whose characters many warps count, beside each other and among short ones.
+    pieces = [piece.encode() for piece in ("a", "é", "中", "😀")]
+    long = [rng.integers(0, 256, n, np.uint8).tobytes() for n in (4_057, 50_000, 300_001)]
+    long += [b"".join(pieces[i] for i in rng.integers(0, 4, n)) for n in (1_013, 4_100, 70_003)]
+    long += ["中".encode() * 1_014, "中".encode() * 1_353, "😀".encode() * 1_014, "😀".encode() * 1_015]
+    texts = Texts.of([*junk, *mixed, *hostile_texts(), *long, b"", *junk[:3]])
     want = encode(texts.data, texts.offsets, model.alphabet, model.length)
     found = engine.classify(texts)
     count = len(texts.offsets) - 1
@@ -253,6 +258,68 @@ def test_too_little_memory_halves_the_batch(model: Model) -> None:
     whole = CudaEngine(model)
     assert np.array_equal(whole.classify(texts).scores, found.scores)
     whole.close()
+
+
+def test_a_host_without_page_locked_memory_is_told(model: Model) -> None:
+    import cupy
+
+    from pipeline.engine.cuda import CudaEngine
+
+    pool = cupy.cuda.PinnedMemoryPool()
+
+    def allocate(size: int) -> object:
+        if size > room:
+            raise cupy.cuda.runtime.CUDARuntimeError(2)
+        return pool.malloc(size)
+
+    cupy.cuda.set_pinned_memory_allocator(allocate)
+    try:
+        room = 5_000_000  # the text of 2,048 articles takes 4.2 MB
+        with pytest.warns(RuntimeWarning, match="page-locked memory has no room .* continuing with"):
+            opened = CudaEngine(model, batch=8192)
+        assert opened.batch == 2048
+        opened.close()
+        room = 1000
+        with (
+            pytest.warns(RuntimeWarning, match="continuing with"),
+            pytest.raises(BroadsheetError, match=r"page-locked memory has no room .+ raise this job's limit of memory"),
+        ):
+            CudaEngine(model)
+    finally:
+        cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)
+
+
+@pytest.mark.parametrize("kernels", ["simt", "auto"])
+def test_a_batch_beyond_what_the_kernels_count_is_refused(model: Model, kernels: str) -> None:
+    from pipeline.engine.cuda import CudaEngine
+
+    with pytest.raises(UsageError, match=r"batches of at most [\d,]+ articles of this model"):
+        CudaEngine(model, kernels=kernels, batch=199_728)
+
+
+def test_a_gpu_without_room_for_the_kernels_is_told() -> None:
+    """In a process of its own: kernels stay loaded."""
+    script = """
+import sys; sys.path.insert(0, "tests")
+import cupy
+from conftest import random_model
+from pipeline.engine.cuda import CudaEngine
+from pipeline.errors import BroadsheetError
+taken = []
+for size in (1 << 30, 1 << 25, 1 << 20, 1 << 12):
+    try:
+        while True:
+            taken.append(cupy.cuda.runtime.malloc(size))
+    except cupy.cuda.runtime.CUDARuntimeError:
+        pass
+try:
+    CudaEngine(random_model())
+except BroadsheetError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert "has no room for the model's" in run.stdout, run.stderr
+    assert "Stop other programs on it" in run.stdout
 
 
 def test_an_error_of_the_gpu_names_kernel_and_batch(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.kernels.memory_plan import activation_bytes, plan, planned_bytes, schedule
+from pipeline.kernels.catalog import GENERATIONS, largest_batch
+from pipeline.kernels.memory_plan import activation_bytes, page_locked, plan, planned_bytes, schedule
 from pipeline.kernels.tables import fixed_point, statistics_tables
+from pipeline.kernels.tiles import SimtTile
 from pipeline.model import reference
 from pipeline.model.charcnn import layer_table
 from pipeline.profiling.ncu import read_report
@@ -72,6 +74,14 @@ def test_integers_add_up_to_the_window(weights: reference.Weights, seed: int, ch
     assert (np.abs(sums * unit.astype(np.float64) + zero - exact) <= unit * len(table) / 2 + 1e-6 * np.abs(zero)).all()
 
 
+def test_a_channel_that_may_overflow_fp32_is_no_number(weights: reference.Weights) -> None:
+    table = weights.table.copy()
+    table[:, :, 7] *= np.float32(1e37)
+    _, affine = fixed_point(table, weights.bias["conv1"])
+    assert np.isnan(affine[:, 7]).all()
+    assert np.isfinite(np.delete(affine, 7, axis=1)).all()
+
+
 def test_the_memory_plan_covers_every_layer() -> None:
     for length in (123, 1000, 1014, 4096):
         layers = layer_table(70, length, 4)
@@ -79,6 +89,29 @@ def test_the_memory_plan_covers_every_layer() -> None:
         assert first >= 10 * layers[0].rows_pooled * 256 * 2
         assert second >= 10 * layers[5].rows_out * 256 * 2  # block 6 before its norm
         assert planned_bytes(plan(layers, 10, "fp16")) > first + second
+
+
+def test_page_locked_memory_is_planned_too() -> None:
+    """With many classes it is mostly their scores. CuPy allocates powers of two."""
+    buffers = page_locked(layer_table(70, 1014, 1000), 8448)
+    assert {"text", "labels", "scores"} <= {buffer.name for buffer in buffers}
+    scores = next(buffer for buffer in buffers if buffer.name == "scores")
+    assert (scores.total, scores.count) == (3 * (64 << 20), 3)
+    assert planned_bytes(buffers) == sum(buffer.total for buffer in buffers) < 1 << 30
+
+
+@pytest.mark.parametrize("length", [123, 1000, 1014, 4096])
+def test_the_largest_batch_is_what_32_bits_and_a_grid_can_count(length: int) -> None:
+    layers = layer_table(70, length, 4)
+    pitch = schedule(layers)[0].out.pitch
+    for generation in GENERATIONS:
+        most = largest_batch(generation, "sm_90", layers)
+        vectors = pitch * 256 // 8
+        assert (most + 1) * vectors < 1 << 31
+        if generation == "simt":
+            assert most * pitch <= 65_535 * SimtTile.rows < (most + 1) * pitch
+        if generation == "sm90":
+            assert (most + 2) * vectors >= 1 << 31
 
 
 def test_no_layer_writes_the_buffer_that_it_reads() -> None:

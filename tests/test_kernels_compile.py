@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.kernels.catalog import PRECISIONS, Kernel, choose_generation, network_kernels, target
-from pipeline.kernels.compile import compile_kernel, resources
+from pipeline.kernels.compile import Cubin, compile_kernel, compiler_name, resources
 from pipeline.kernels.tiles import SHARED_LIMIT
 from pipeline.model.charcnn import layer_table
 
@@ -109,18 +112,70 @@ def test_an_error_shows_file_and_line(tmp_path: Path) -> None:
 def test_a_change_in_an_included_file_compiles_anew(tmp_path: Path) -> None:
     (tmp_path / "common").mkdir()
     (tmp_path / "kernel.cu").write_text('#include "common/value.cuh"\n__global__ void kernel(int* x) { *x = VALUE; }\n')
-    paths = set()
+    found = set()
     for value in (1, 2, 1):
         (tmp_path / "common" / "value.cuh").write_text(f"#define VALUE {value}\n")
-        paths.add(compile_kernel("kernel.cu", "kernel", "sm_80", tmp_path / "cache", tmp_path).path)
-    assert len(paths) == 2
+        found.add(compile_kernel("kernel.cu", "kernel", "sm_80", tmp_path / "cache", tmp_path).code)
+    assert len(found) == len(list((tmp_path / "cache").glob("*.kernel"))) == 2
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Callable[[], Cubin]:
+    """Compiles a small kernel, or finds it in the cache."""
+    (tmp_path / "kernel.cu").write_text("__global__ void kernel(int* x) { *x = 1; }\n")
+    return lambda: compile_kernel("kernel.cu", "kernel", "sm_80", tmp_path / "cache", tmp_path)
+
+
+def test_a_damaged_file_of_the_cache_is_compiled_anew(compiled: Callable[[], Cubin], tmp_path: Path) -> None:
+    code = compiled().code
+    (file,) = (tmp_path / "cache").glob("*.kernel")
+    whole = file.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], whole[:-9] + b"x" + whole[-8:], b"\n\n"):
+        file.write_bytes(damaged)
+        assert compiled().code == code
+        assert file.read_bytes().endswith(code)
+    forged = b'{"symbol": "kernel", "log": ""}\nnot what was compiled'
+    file.write_bytes(hashlib.sha256(forged).hexdigest().encode() + b"\n" + forged)
+    file.chmod(0o666)  # so another user may have written it
+    assert compiled().code == code
+    inode = file.stat().st_ino
+    assert compiled().code == code
+    assert file.stat().st_ino == inode
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_cache_that_others_may_write_to_is_not_used(mode: int, compiled: Callable[[], Cubin], tmp_path: Path) -> None:
+    code = compiled().code
+    (file,) = (tmp_path / "cache").glob("*.kernel")
+    file.unlink()
+    (tmp_path / "cache").chmod(mode)
+    with pytest.warns(RuntimeWarning, match="other users"):
+        assert compiled().code == code
+    assert list((tmp_path / "cache").glob("*.kernel")) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_cache_of_another_user_is_not_used(compiled: Callable[[], Cubin], tmp_path: Path) -> None:
+    compiled()
+    os.chown(tmp_path / "cache", 12345, 12345)
+    with pytest.warns(RuntimeWarning, match="another user's"):
+        compiled()
+
+
+def test_the_compiler_is_named_with_its_patch() -> None:
+    """Two patches of one release may compile to other code."""
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    assert re.fullmatch(rf"NVRTC {major}\.{minor}\.\d+", compiler_name())
 
 
 def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     script = (
-        "from pipeline.kernels.compile import compile_kernel;"
-        "print(compile_kernel('simt/conv1d.cu', 'conv1d<7, 3, true, 144, 128, Launch<256, 0>>', 'sm_80')"
-        ".path.stat().st_ino)"
+        "from pipeline.kernels.compile import cache_folder, compile_kernel;"
+        "compile_kernel('simt/conv1d.cu', 'conv1d<7, 3, true, 144, 128, Launch<256, 0>>', 'sm_80');"
+        "print([file.stat().st_ino for file in cache_folder().glob('*.kernel')])"
     )
     environment = {**os.environ, "BROADSHEET_CACHE_DIR": str(tmp_path)}
     started = [
@@ -129,7 +184,7 @@ def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     ]
     # A second compilation would be renamed into place, and the file would be another one for whoever looked before.
     assert len({process.communicate(timeout=120)[0] for process in started}) == 1
-    assert len(list(tmp_path.glob("*.cubin"))) == 1
+    assert len(list(tmp_path.glob("*.kernel"))) == 1
     assert all(process.returncode == 0 for process in started)
 
 

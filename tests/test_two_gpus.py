@@ -13,7 +13,9 @@ from pipeline.model.charcnn import Model
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
 
-def test_two_gpus_of_a_process_score_alike(model: Model) -> None:
+@pytest.mark.parametrize("kernels", ["simt", "sm80", "auto"])
+def test_two_gpus_of_a_process_score_alike(kernels: str, model: Model) -> None:
+    """Each has its own kernels, which may use more than 48 KB of shared memory on both."""
     import cupy
 
     from pipeline.engine.cuda import CudaEngine
@@ -21,7 +23,7 @@ def test_two_gpus_of_a_process_score_alike(model: Model) -> None:
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("one GPU")
     texts = Texts.of(random_texts(3, 3000))
-    first, second = (CudaEngine(model, batch=1024, device=device) for device in (0, 1))
+    first, second = (CudaEngine(model, kernels=kernels, batch=1024, device=device) for device in (0, 1))
     found = [engine.classify(texts, all_scores=True).all_scores for engine in (first, second, first)]
     for engine in (first, second):
         engine.close()

@@ -62,6 +62,8 @@ def _print(result: Evaluation, console: Console) -> None:
     console.print(f"{result.model} on {result.backend}", soft_wrap=True)
     if result.quarantined:
         console.print(f"{result.quarantined:,} unreadable rows left out", style="yellow")
+    if result.overflowed:
+        console.print(f"{result.overflowed:,} rows left out on which the model overflows", style="yellow")
     print_confusion(result.confusion, console)
     if result.mistakes:
         console.print("most confident mistakes", style="bold")

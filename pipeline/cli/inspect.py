@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.errors import UsageError
-from pipeline.kernels.memory_plan import Buffer, plan, planned_bytes
+from pipeline.kernels.memory_plan import Buffer, page_locked, plan, planned_bytes
 from pipeline.model.charcnn import Model, load_model
 
 
@@ -29,20 +29,24 @@ def command(
     if precision not in ("fp32", "fp16", "bf16"):
         raise UsageError(f"precision {precision!r}: choose fp32, fp16 or bf16")
     buffers = plan(loaded.layers, batch, precision) if memory else []
+    on_host = page_locked(loaded.layers, batch) if memory else []
     if as_json:
         about = _about(loaded)
         if memory:
-            about["memory"] = [{"name": b.name, "bytes": b.bytes, "count": b.count} for b in buffers]
+            for name, planned in (("memory", buffers), ("page_locked", on_host)):
+                about[name] = [{"name": b.name, "bytes": b.bytes, "count": b.count} for b in planned]
         typer.echo(json.dumps(about, ensure_ascii=False))
     elif memory:
-        _print_memory(buffers, batch, precision, Console(highlight=False))
+        console = Console(highlight=False)
+        _print_memory(f"GPU memory, batches of {batch:,}, {precision}", buffers, console)
+        _print_memory("page-locked memory of the host", on_host, console)
     else:
         _print(loaded, Console(highlight=False))
 
 
-def _print_memory(buffers: Sequence[Buffer], batch: int, precision: str, console: Console) -> None:
+def _print_memory(title: str, buffers: Sequence[Buffer], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
-    table.add_column(f"GPU memory, batches of {batch:,}, {precision}", "all of it")
+    table.add_column(title, "all of it")
     table.add_column("count", justify="right")
     table.add_column("MB", f"{planned_bytes(buffers) / 1e6:,.1f}", justify="right")
     for buffer in buffers:

@@ -62,11 +62,11 @@ class Predictions:
     Attributes
     ----------
     labels : int32 [N, k]
-        Class indices, the most probable first; the lower index first on a tie.
+        Class indices, the most probable first; the lower index first on a tie. -1 where the model overflows.
     scores : float32 [N, k]
-        Their probabilities.
+        Their probabilities; NaN where the model overflows.
     all_scores : float32 [N, classes], optional
-        The probability of every class, if requested.
+        The probability of every class, if requested; NaN where the model overflows.
     n_chars : int64 [N]
         Characters of the whole text.
     truncated : bool [N]
@@ -82,6 +82,17 @@ class Predictions:
     n_chars: NDArray[np.int64]
     truncated: NDArray[np.bool_]
     unknown_chars: NDArray[np.int64]
+
+    @property
+    def overflowed(self) -> NDArray[np.bool_]:
+        """Articles on which the model overflows, so that they have no label, [N]."""
+        return ~np.isfinite(self.scores[:, 0])
+
+    def take(self, rows: NDArray[np.bool_]) -> Predictions:
+        """The same of the articles where `rows`, [N], is true."""
+        every = None if self.all_scores is None else self.all_scores[rows]
+        counts = (self.n_chars[rows], self.truncated[rows], self.unknown_chars[rows])
+        return Predictions(self.labels[rows], self.scores[rows], every, *counts)
 
     def of_whole_texts(self, texts: Texts, length: int) -> Predictions:
         """The same with the counts of the whole texts, where `texts` were cut. length: what the model reads."""
@@ -179,12 +190,13 @@ class Engine(Protocol):
         Returns
         -------
         Predictions
-            The labels of the N articles, in order.
+            The labels of the N articles, in order. An article on which the model overflows has none, and never
+            changes those of others.
 
         Raises
         ------
         BroadsheetError
-            If the device fails, or the activations overflow its precision.
+            If the device fails.
 
         """
         ...

@@ -17,12 +17,11 @@ import cupy as cp
 import numpy as np
 
 from pipeline.engine.base import Backend, Predictions, Texts
-from pipeline.errors import BroadsheetError
+from pipeline.errors import BroadsheetError, UsageError
 from pipeline.kernels import memory_plan
-from pipeline.kernels.catalog import choose_generation
+from pipeline.kernels.catalog import choose_generation, largest_batch
 from pipeline.kernels.compile import compiler_name
-from pipeline.kernels.network import Network, Slot
-from pipeline.kernels.tiles import product_tile
+from pipeline.kernels.network import Network, NotPageLocked, Slot
 from pipeline.model import reference
 from pipeline.model.alphabet import Encoded, encode, of_ids
 from pipeline.model.charcnn import Model
@@ -32,12 +31,11 @@ from pipeline.telemetry.spans import Span, device_spans
 _BATCH_PER_SM = 64
 """Articles a batch for each SM: 64 windows of block 2 are a tile, so a batch is whole waves of tiles there."""
 
-_MOST_BLOCKS = 65_535
-"""Along a grid's second side (CUDA C++ Programming Guide)."""
-
 _LEAST_BATCH = 64
 _FREE_SHARE = 0.8
 """The share of the free memory that an engine plans to allocate at most."""
+
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of the driver, cudaErrorMemoryAllocation of the runtime
 
 
 class Batch(NamedTuple):
@@ -72,21 +70,24 @@ class CudaEngine:
             generation, precision = choose_generation(kernels, precision, capability)
             self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
             weights = reference.prepare(model)
+            most = largest_batch(generation, f"sm_{digits}", model.layers)
+            if batch is not None and batch > most:
+                raise UsageError(f"{generation} kernels take batches of at most {most:,} articles of this model")
             try:
                 self.network = Network(weights, model.alphabet, model.length, generation, precision, self.device)
             except cp.cuda.memory.OutOfMemoryError as error:
                 raise BroadsheetError(self._no_room("the model's weights", error)) from error
-            self._allocate(batch or self._default_batch())
+            except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
+                if error.status == _OUT_OF_MEMORY:
+                    raise BroadsheetError(self._no_room("the model's kernels", error)) from error
+                raise BroadsheetError(f"GPU {device} cannot load the model: {error}") from error
+            self._allocate(batch or self._default_batch(most))
         self.device_name = f"cuda:{_number_on_host(device)}"
         self.memory_ready = time.time()
 
-    def _default_batch(self) -> int:
-        batch = _BATCH_PER_SM * int(self.device.attributes["MultiProcessorCount"])
+    def _default_batch(self, most: int) -> int:
+        batch = min(most, _BATCH_PER_SM * int(self.device.attributes["MultiProcessorCount"]))
         free, _ = self.device.mem_info
-        if self.backend.kernels != "sm90":  # whose grids are of tiles of rows, as many as a grid's second side allows
-            second = self.model.layers[1]
-            rows = product_tile(self.backend.kernels, self.network.ops.architecture, second).rows
-            batch = min(batch, _MOST_BLOCKS * rows // second.rows_in)
         while batch > _LEAST_BATCH and memory_plan.planned_bytes(self.network.plan(batch)) > _FREE_SHARE * free:
             batch //= 2
         return batch
@@ -97,23 +98,27 @@ class CudaEngine:
             try:
                 self.network.allocate(batch)
                 break
-            except cp.cuda.memory.OutOfMemoryError as error:
+            except (cp.cuda.memory.OutOfMemoryError, NotPageLocked) as error:
                 self.network.release()
+                what = f"batches of {batch} articles"
                 if batch <= _LEAST_BATCH:
-                    raise BroadsheetError(self._no_room(f"batches of {batch} articles", error)) from error
+                    raise BroadsheetError(self._no_room(what, error)) from error
                 warnings.warn(
-                    f"GPU {self.device.id} has no room for batches of {batch} articles, continuing with {batch // 2}",
+                    f"{self._full(error)} has no room for {what}, continuing with {batch // 2}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
                 batch //= 2
         self.batch = batch
 
+    def _full(self, error: Exception) -> str:
+        return "the host's page-locked memory" if isinstance(error, NotPageLocked) else f"GPU {self.device.id}"
+
     def _no_room(self, what: str, error: Exception) -> str:
-        return (
-            f"GPU {self.device.id} has no room for {what}: {error}. Stop other programs on it, or use another GPU "
-            "(CUDA_VISIBLE_DEVICES)"
-        )
+        other = "raise this job's limit of memory"
+        if not isinstance(error, NotPageLocked):
+            other = "use another GPU (CUDA_VISIBLE_DEVICES)"
+        return f"{self._full(error)} has no room for {what}: {error}. Stop other programs on it, or {other}"
 
     def classify(
         self,
@@ -212,10 +217,6 @@ class CudaEngine:
         """Wait for a batch, copy its rows to their places, and append its spans."""
         rows = slice(batch.first, batch.last)
         result = self.network.finish(slot)
-        if result.best.size and result.best.min() < 0:  # the head's label where no probability is a number
-            raise BroadsheetError(
-                f"{self.model.name}: its activations overflow {self.backend.precision}: use --precision bf16 or fp32"
-            )
         found.labels[rows] = result.labels
         found.scores[rows] = result.best
         if found.all_scores is not None:

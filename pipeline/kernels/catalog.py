@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import UsageError
-from pipeline.kernels.tiles import Tile, tile
+from pipeline.kernels.memory_plan import schedule
+from pipeline.kernels.tiles import Tile, product_tile, tile
 from pipeline.model.charcnn import Layer
 
 GENERATIONS = ("simt", "sm80", "sm90")
@@ -17,8 +18,17 @@ WARP = 32
 WARPS = 8
 """Warps of a block, for kernels that need no other number."""
 
+COUNTED_BYTES = 4096
+"""Bytes of a warp that counts the characters of long articles."""
+
 HEAD_WARPS = 4
 HEAD_ARTICLES = 4
+
+
+_MOST_BLOCKS = 65_535
+"""Along a grid's second side (CUDA C++ Programming Guide)."""
+
+_INT32_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,10 @@ def target(generation: str, architecture: str) -> str:
 
 def encode_kernel() -> Kernel:
     return Kernel("encode", "common/encode.cu", f"encode<{WARPS}>")
+
+
+def count_kernel() -> Kernel:
+    return Kernel("count", "common/encode.cu", f"count_characters<{WARPS}, {COUNTED_BYTES}>")
 
 
 def statistics_kernel(layer: Layer) -> Kernel:
@@ -65,15 +79,15 @@ def norm_kernel(precision: str, layer: Layer) -> Kernel:
 
 
 def head_kernel(precision: str, layer: Layer) -> Kernel:
-    instance = f"head<{_ELEMENT[precision]}, {layer.inputs}, {HEAD_WARPS}, {HEAD_ARTICLES}>"
-    shared = HEAD_WARPS * HEAD_ARTICLES * layer.outputs * 4
-    return Kernel(layer.name, "common/head.cu", instance, HEAD_WARPS * WARP, shared)
+    bytes_a_class = HEAD_WARPS * HEAD_ARTICLES * 4
+    instance = f"head<{_ELEMENT[precision]}, {layer.inputs}, {HEAD_WARPS}, {HEAD_ARTICLES}, {bytes_a_class}>"
+    return Kernel(layer.name, "common/head.cu", instance, HEAD_WARPS * WARP, bytes_a_class * layer.outputs)
 
 
 def network_kernels(generation: str, precision: str, architecture: str, layers: Sequence[Layer]) -> list[Kernel]:
-    """Every kernel that a model launches, in order."""
+    """Every kernel that a model launches, in order; the second only for batches with a long article."""
     *blocks, last = layers
-    kernels = [encode_kernel()]
+    kernels = [encode_kernel(), count_kernel()]
     for layer in blocks:
         if layer.is_lookup:
             kernels.append(statistics_kernel(layer))
@@ -81,6 +95,19 @@ def network_kernels(generation: str, precision: str, architecture: str, layers: 
         if layer.norm and not layer.is_lookup:
             kernels.append(norm_kernel(precision, layer))
     return [*kernels, head_kernel(precision, last)]
+
+
+def largest_batch(generation: str, architecture: str, layers: Sequence[Layer]) -> int:
+    """The most articles that a batch can hold, however much memory there is.
+
+    Block 1 of 16 bits counts its output in vectors of eight channels, and in 32 bits. The products of `simt` and `sm80`
+    have a thread block for each tile of rows along their grid's second side; those of block 2 are the most.
+    """
+    rows = schedule(layers)[0].out
+    most = _INT32_MAX // (rows.pitch * rows.channels // 8) - 1
+    if generation == "sm90":
+        return most
+    return min(most, _MOST_BLOCKS * product_tile(generation, architecture, layers[1]).rows // rows.pitch)
 
 
 def choose_generation(kernels: str, precision: str, capability: tuple[int, int]) -> tuple[str, str]:

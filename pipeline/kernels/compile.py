@@ -1,4 +1,8 @@
-"""CUDA sources to cubins with NVRTC, through a cache on disk. It needs no GPU: any architecture is built anywhere."""
+"""CUDA sources to cubins with NVRTC, through a cache on disk. It needs no GPU: any architecture is built anywhere.
+
+A file of the cache is one kernel: the sha256 of what follows, a line about it in JSON, and its cubin. What runs on the
+GPU comes from there, so a cache that others may write to is not used, and a damaged file is compiled anew.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ import io
 import json
 import os
 import re
+import stat
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +33,9 @@ _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled kernel. path: of its cubin. symbol: its name there. log: the compiler's, with ptxas's report."""
+    """A compiled kernel. code: the cubin. symbol: its name there. log: the compiler's, with ptxas's report."""
 
-    path: Path
+    code: bytes
     symbol: str
     log: str
 
@@ -56,15 +62,17 @@ def compile_kernel(
     """
     cache = cache or cache_folder()
     key = _key(folder, file, expression, architecture)
-    path, about = cache / f"{key}.cubin", cache / f"{key}.json"
-    if not path.exists():
+    if not _is_ours(cache):
+        return _compile(folder, file, expression, architecture)
+    path = cache / f"{key}.kernel"
+    found = _read(path)
+    if found is None:
         with _locked(cache, key):
-            if not path.exists():
-                code, symbol, log = _compile(folder, file, expression, architecture)
-                _write(about, json.dumps({"symbol": symbol, "log": log, "kernel": f"{file} {expression}"}).encode())
-                _write(path, code)  # last: where it exists, both are complete
-    found = json.loads(about.read_text())
-    return Cubin(path, found["symbol"], found["log"])
+            found = _read(path)
+            if found is None:
+                found = _compile(folder, file, expression, architecture)
+                _write(path, found, f"{file} {expression}")
+    return found
 
 
 def cache_folder() -> Path:
@@ -90,7 +98,7 @@ def resources(log: str) -> Resources:
     )
 
 
-def _compile(folder: Path, file: str, expression: str, architecture: str) -> tuple[bytes, str, str]:
+def _compile(folder: Path, file: str, expression: str, architecture: str) -> Cubin:
     try:
         with _importing:  # imported by two threads at once, it would be incomplete in both
             from cuda.core import Program, ProgramOptions
@@ -103,7 +111,7 @@ def _compile(folder: Path, file: str, expression: str, architecture: str) -> tup
         built = program.compile("cubin", name_expressions=(expression,), logs=log)
     except Exception as error:  # cuda.core's classes are its own private ones
         raise BroadsheetError(f"{file}: {expression} does not compile for {architecture}:\n{error}") from error
-    return bytes(built.code), built.symbol_mapping[expression].decode(), log.getvalue()
+    return Cubin(bytes(built.code), built.symbol_mapping[expression].decode(), log.getvalue())
 
 
 def _options(architecture: str) -> dict[str, Any]:
@@ -113,7 +121,9 @@ def _options(architecture: str) -> dict[str, Any]:
 
 
 def _key(folder: Path, file: str, expression: str, architecture: str) -> str:
-    digest = hashlib.sha256(json.dumps([file, expression, architecture, _options(architecture), _compiler()]).encode())
+    digest = hashlib.sha256(
+        json.dumps([file, expression, architecture, _options(architecture), compiler_name()]).encode()
+    )
     seen: set[str] = set()
     waiting = [file]
     while waiting:
@@ -127,42 +137,102 @@ def _key(folder: Path, file: str, expression: str, architecture: str) -> str:
 
 
 @lru_cache
-def _compiler() -> list[int]:
-    """NVRTC's version."""
+def compiler_name() -> str:
+    """E.g. "NVRTC 13.0.88", which with the architecture determines the machine code. Raises UsageError without NVRTC.
+
+    `nvrtcVersion` leaves out the last number, so that is taken from the first lines of what the compiler writes.
+    """
     try:
         from cuda.bindings import nvrtc
 
-        return [int(part) for part in nvrtc.nvrtcVersion()]
+        def call(function: Any, *arguments: Any) -> Any:
+            status, *values = function(*arguments)
+            if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+                raise RuntimeError(status.name)
+            return values[0] if values else None
+
+        program = call(nvrtc.nvrtcCreateProgram, b"", b"version.cu", 0, [], [])
+        call(nvrtc.nvrtcCompileProgram, program, 0, [])
+        text = bytes(call(nvrtc.nvrtcGetPTXSize, program))
+        call(nvrtc.nvrtcGetPTX, program, text)
+        call(nvrtc.nvrtcDestroyProgram, program)
     except (ImportError, RuntimeError) as error:
         raise UsageError(f"NVRTC, the CUDA compiler, is missing: install broadsheet[cuda13] ({error})") from error
+    version = re.search(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)", text)
+    if version is None:
+        raise BroadsheetError(f"NVRTC does not tell its version: please report this ({text[:200]!r})")
+    return f"NVRTC {version[1].decode()}"
 
 
-def compiler_name() -> str:
-    """E.g. "NVRTC 13.0", which with the architecture determines the machine code. Raises UsageError without NVRTC."""
-    _, major, minor = _compiler()
-    return f"NVRTC {major}.{minor}"
+def _is_ours(cache: Path) -> bool:
+    """Whether the cache, which is created where it is missing, is this user's and nobody else may write to it."""
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = cache.stat()
+    except OSError as error:
+        raise _no_cache(cache, error) from error
+    if _only_we_write(about):
+        return True
+    whose = "is another user's" if about.st_uid != os.geteuid() else "can be written by other users (chmod go-w)"
+    warnings.warn(
+        f"the kernel cache {cache} is not used, since it {whose}: each process compiles its kernels. Mend that, or set "
+        "BROADSHEET_CACHE_DIR to a folder of your own",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return False
+
+
+def _only_we_write(about: os.stat_result) -> bool:
+    return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _no_cache(cache: Path, error: OSError) -> UsageError:
+    return UsageError(f"the kernel cache {cache} cannot be written ({error}): set BROADSHEET_CACHE_DIR")
 
 
 @contextmanager
 def _locked(cache: Path, key: str) -> Iterator[None]:
     """One process of this machine at a time; the lock is released when the process that holds it ends."""
     try:
-        cache.mkdir(parents=True, exist_ok=True)
         with open(cache / f"{key}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise UsageError(f"the kernel cache {cache} cannot be written ({error}): set BROADSHEET_CACHE_DIR") from error
+        raise _no_cache(cache, error) from error
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write under another name and rename: a reader, on any machine, sees the whole file or none."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+def _read(path: Path) -> Cubin | None:
+    """A kernel of the cache; None where it is missing, damaged, or not written by this user."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read() if _only_we_write(os.fstat(file.fileno())) else b""
+    except OSError:
+        return None
+    digest, _, rest = data.partition(b"\n")
+    if digest != hashlib.sha256(rest).hexdigest().encode():
+        return None
+    about, _, code = rest.partition(b"\n")
+    found = json.loads(about)
+    return Cubin(code, found["symbol"], found["log"])
+
+
+def _write(path: Path, cubin: Cubin, kernel: str) -> None:
+    """Write under another name, fsync and rename: a reader, on any machine, sees the whole file or none."""
+    about = {"kernel": kernel, "symbol": cubin.symbol, "log": cubin.log}
+    rest = json.dumps(about).encode() + b"\n" + cubin.code
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # of mode 0600
     try:
         with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, 0o644)  # a cache may be shared
-            file.write(data)
+            file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
+            file.flush()
+            os.fsync(handle)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

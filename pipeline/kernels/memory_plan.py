@@ -1,10 +1,14 @@
-"""The memory of an engine on a GPU, planned from the layer table before anything is allocated. Needs no GPU."""
+"""An engine's memory, on the GPU and page-locked on the host, planned from the layer table before anything is
+allocated. Needs no GPU.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
 
 from pipeline.model.charcnn import Layer
 
@@ -17,7 +21,7 @@ _ALIGNMENT = 512
 
 @dataclass(frozen=True)
 class Buffer:
-    """Device memory for one purpose. count: how many buffers of this size there are."""
+    """Memory for one purpose. count: how many buffers of this size there are."""
 
     name: str
     bytes: int
@@ -74,6 +78,26 @@ def schedule(layers: Sequence[Layer]) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def slot_arrays(layers: Sequence[Layer], batch: int) -> dict[str, tuple[int, type[np.generic]]]:
+    """Elements and type of each array of a batch in flight: its text and its results."""
+    length, classes = layers[0].rows_in, layers[-1].outputs
+    return {
+        "text": (text_bytes(length, batch), np.uint8),
+        "offsets": (batch + 1, np.int64),
+        "labels": (batch * classes, np.int32),
+        "best": (batch * classes, np.float32),
+        "scores": (batch * classes, np.float32),
+        "logits": (batch * classes, np.float32),
+        "n_chars": (batch, np.int64),
+        "truncated": (batch, np.uint8),
+        "unknown_chars": (batch, np.int64),
+    }
+
+
+ON_GPU_ONLY = "logits"
+"""The array of a slot that has no twin on the host."""
+
+
 def text_bytes(length: int, batch: int) -> int:
     """Bytes for the text of a batch: twice what the network reads of ASCII. Longer text makes smaller batches."""
     return 2 * length * batch
@@ -120,6 +144,12 @@ def plan(layers: Sequence[Layer], batch: int, precision: str) -> list[Buffer]:
         Buffer("labels and best scores", 2 * 4 * classes * batch, SLOTS),
         Buffer("counts of characters", (8 + 8 + 1) * batch, SLOTS),
     ]
+
+
+def page_locked(layers: Sequence[Layer], batch: int) -> list[Buffer]:
+    """What an engine keeps page-locked on the host: a twin of each slot's arrays. CuPy allocates powers of two."""
+    sizes = {name: count * np.dtype(dtype).itemsize for name, (count, dtype) in slot_arrays(layers, batch).items()}
+    return [Buffer(name, 1 << (size - 1).bit_length(), SLOTS) for name, size in sizes.items() if name != ON_GPU_ONLY]
 
 
 def planned_bytes(buffers: Sequence[Buffer]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cupy as cp
@@ -15,7 +16,8 @@ from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import Kernel, network_kernels, target
 from pipeline.kernels.ops import Encoded, Launched, Rows, Scored, load, operations
 from pipeline.kernels.weights import upload
-from pipeline.model.alphabet import Alphabet
+from pipeline.model.alphabet import Alphabet, head_bytes
+from pipeline.model.charcnn import Layer
 from pipeline.model.reference import Weights
 
 
@@ -30,6 +32,10 @@ class Result(NamedTuple):
     unknown_chars: NDArray[np.int64]
 
 
+class NotPageLocked(Exception):
+    """The host has no room for page-locked memory, or does not allow it."""
+
+
 class Slot:
     """A batch in flight: its text on the host (page-locked) and on the GPU, its results on both, and its events.
 
@@ -37,23 +43,17 @@ class Slot:
     each kernel, with `each_kernel`.
     """
 
-    def __init__(self, length: int, batch: int, classes: int) -> None:
-        shapes = {"text": (memory_plan.text_bytes(length, batch), np.uint8), "offsets": (batch + 1, np.int64)}
-        results = {
-            "labels": (batch * classes, np.int32),
-            "best": (batch * classes, np.float32),
-            "scores": (batch * classes, np.float32),
-            "logits": (batch * classes, np.float32),
-            "n_chars": (batch, np.int64),
-            "truncated": (batch, np.uint8),
-            "unknown_chars": (batch, np.int64),
-        }
-        self.device = {name: cp.empty(size, dtype) for name, (size, dtype) in {**shapes, **results}.items()}
-        self.host = {
-            name: cupyx.empty_pinned(size, dtype)
-            for name, (size, dtype) in {**shapes, **results}.items()
-            if name != "logits"
-        }
+    def __init__(self, layers: Sequence[Layer], batch: int) -> None:
+        arrays = memory_plan.slot_arrays(layers, batch)
+        self.device = {name: cp.empty(size, dtype) for name, (size, dtype) in arrays.items()}
+        try:
+            self.host = {
+                name: cupyx.empty_pinned(size, dtype)
+                for name, (size, dtype) in arrays.items()
+                if name != memory_plan.ON_GPU_ONLY
+            }
+        except cp.cuda.runtime.CUDARuntimeError as error:
+            raise NotPageLocked(error) from error
         self.copy_begun, self.copied_in, self.begun, self.computed, self.out_begun, self.copied_out = (
             cp.cuda.Event() for _ in range(6)
         )
@@ -121,15 +121,17 @@ class Network:
         return memory_plan.plan(self.layers, batch, self.ops.precision)
 
     def allocate(self, batch: int) -> None:
-        """Allocate every buffer of the plan. Raises CuPy's OutOfMemoryError; `release` then frees those allocated."""
+        """Allocate every buffer of the plan.
+
+        Raises CuPy's OutOfMemoryError, or NotPageLocked; `release` then frees those allocated.
+        """
         sizes = memory_plan.activation_bytes(self.layers, batch, self.ops.precision)
         self._activations = [cp.empty(size // np.dtype(self._element).itemsize, self._element) for size in sizes]
         self._ids = cp.empty((batch, memory_plan.id_pitch(self._length)), np.uint8)
         self._statistics = cp.empty((batch, 2), np.float32)
         self._text_end = cp.empty(batch, np.int32)
-        classes = self.layers[-1].outputs
         for _ in range(memory_plan.SLOTS):
-            self.slots.append(Slot(self._length, batch, classes))
+            self.slots.append(Slot(self.layers, batch))
 
     def release(self) -> None:
         self.slots.clear()
@@ -152,8 +154,11 @@ class Network:
         slot.copied_in.record(self._in)
         ids = self._ids[:count]
         self._begin(slot)
+        text, bounds, encoded = slot.device["text"], slot.device["offsets"][: count + 1], slot.encoded(ids)
         with self.compute:
-            self.encode(slot.device["text"], slot.device["offsets"][: count + 1], slot.encoded(ids))
+            self.encode(text, bounds, encoded)
+            if np.diff(offsets).max() > head_bytes(self._length):
+                self.ops.count_characters(text, bounds, size, self._length, encoded.n_chars)
         self._finish_start(slot, ids, top_k)
 
     def start_ids(self, slot: Slot, ids: NDArray[np.uint8], top_k: int) -> None:
@@ -210,7 +215,7 @@ class Network:
         )
 
     def encode(self, data: cp.ndarray, offsets: cp.ndarray, out: Encoded) -> None:
-        """Text on the GPU to ids, on the current stream."""
+        """Text on the GPU to ids, on the current stream. The characters of long articles are not counted."""
         self.ops.encode(data, offsets, self._weights.alphabet, self._length, out)
 
     def forward(self, ids: cp.ndarray, out: Scored) -> None:

@@ -22,6 +22,7 @@ from pipeline.kernels.tables import StatisticsTables
 from pipeline.kernels.tensor_map import tensor_map
 from pipeline.kernels.tiles import SLAB, LookupTile, ProductTile, SimtLookupTile, Sm90Tile, product_tile
 from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, DeviceTable
+from pipeline.model.alphabet import head_bytes
 from pipeline.model.charcnn import NORM_EPSILON, Layer
 
 
@@ -72,15 +73,28 @@ class Operations:
     def encode(
         self, data: cp.ndarray, offsets: cp.ndarray, alphabet: DeviceAlphabet, length: int, out: Encoded
     ) -> None:
-        """Encode UTF-8 bytes, uint8, by int64 offsets [N + 1]; data[0] is the byte at offsets[0]."""
+        """Encode UTF-8 bytes, uint8, by int64 offsets [N + 1]; data[0] is the byte at offsets[0].
+
+        `count_characters` completes the counts of long articles.
+        """
         count = len(offsets) - 1
         points = len(alphabet.points)
         self._launch(
             catalog.encode_kernel(),
             (-(-count // catalog.WARPS),),
-            (data, offsets, _int(count), _int(length), _int(out.ids.shape[1]), alphabet.byte_ids, alphabet.points,
-             alphabet.point_ids, _int(points), np.uint8(alphabet.unknown), *out),
+            (data, offsets, _int(count), _int(length), _int(head_bytes(length)), _int(out.ids.shape[1]),
+             alphabet.byte_ids, alphabet.points, alphabet.point_ids, _int(points), np.uint8(alphabet.unknown), *out),
         )  # fmt: skip
+
+    def count_characters(
+        self, data: cp.ndarray, offsets: cp.ndarray, size: int, length: int, n_chars: cp.ndarray
+    ) -> None:
+        """Complete `n_chars` of `encode` for articles longer than `head_bytes`. size: bytes of the batch."""
+        self._launch(
+            catalog.count_kernel(),
+            (-(-size // (catalog.WARPS * catalog.COUNTED_BYTES)),),
+            (data, offsets, _int(len(offsets) - 1), _int(head_bytes(length)), n_chars),
+        )
 
     def norm_statistics(
         self,
@@ -225,9 +239,13 @@ def _load(file: str, expression: str, target: str, device: int) -> Any:
     All models of a process share it, and need different amounts of shared memory, so it may use the maximum.
     """
     cubin = compile_kernel(file, expression, target)
-    function = cp.RawModule(path=str(cubin.path)).get_function(cubin.symbol)
+    module = cp.cuda.Module()
+    module.load(cubin.code)
+    function = module.get_function(cubin.symbol)
+    driver = cp.cuda.driver
     most = cp.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"]
-    function.max_dynamic_shared_size_bytes = most - function.shared_size_bytes
+    static = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.ptr)
+    driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most - static)
     return function
 
 

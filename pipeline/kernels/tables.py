@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.model.charcnn import NORM_EPSILON
 from pipeline.model.reference import Floats, Weights
 
 
@@ -32,7 +33,10 @@ def fixed_point(table: Floats, bias: Floats) -> tuple[NDArray[np.uint16], Floats
     unit = np.where(span > 0, span, 1) / largest
     entries = np.rint((exact - lowest) / unit).astype(np.uint16)
     zero = bias + lowest.sum(axis=(0, 1))
-    return entries, np.stack([unit[0, 0], zero, bias]).astype(np.float32)
+    affine = np.stack([unit[0, 0], zero, bias])
+    # The kernel multiplies them by 1 / deviation in fp32: what might overflow there is NaN, and so is every score.
+    affine[:, np.abs(affine[:2]).max(axis=0) > np.finfo(np.float32).max * np.sqrt(NORM_EPSILON)] = np.nan
+    return entries, affine.astype(np.float32)
 
 
 def statistics_tables(weights: Weights) -> StatisticsTables:
@@ -45,4 +49,6 @@ def statistics_tables(weights: Weights) -> StatisticsTables:
     for lag in range(1, kernel):
         products = np.stack([2 * table[tap] @ table[tap + lag].T for tap in range(kernel - lag)])
         pairs[: kernel - lag, lag - 1] = products.cumsum(axis=0)
-    return StatisticsTables(first.astype(np.float32), pairs.astype(np.float32), float(bias.sum()), float(bias @ bias))
+    with np.errstate(over="ignore"):  # the kernel makes a variance of it that is not finite
+        first, pairs = first.astype(np.float32), pairs.astype(np.float32)
+    return StatisticsTables(first, pairs, float(bias.sum()), float(bias @ bias))

@@ -15,6 +15,9 @@ from pipeline.kernels.tiles import LookupTile, tile
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.reference import Weights
 
+_LARGEST = {"fp16": 65_504.0, "bf16": 255 * 2.0**120}
+"""The largest numbers of both types."""
+
 
 @dataclass(frozen=True)
 class DeviceAlphabet:
@@ -98,9 +101,10 @@ def _to_device(values: NDArray[Any], precision: str) -> cp.ndarray:
     values = np.ascontiguousarray(values, np.float32)
     if precision == "fp32":
         return cp.asarray(values)
+    if np.abs(values).max(initial=0) > _LARGEST[precision]:
+        others = "bf16 or fp32" if precision == "fp16" else "fp32"
+        raise UsageError(f"a weight of this model does not fit {precision}: use --precision {others}")
     if precision == "fp16":
-        if np.abs(values).max(initial=0) > np.finfo(np.float16).max:
-            raise UsageError("a weight of this model does not fit fp16: use --precision bf16 or fp32")
         return cp.asarray(values.astype(np.float16))
     bits = values.view(np.uint32)
     return cp.asarray(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))

@@ -7,6 +7,8 @@ bytes never raise an error, and each takes exactly one position.
 
 from __future__ import annotations
 
+import codecs
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -146,6 +148,11 @@ def of_ids(ids: NDArray[np.uint8], alphabet: Alphabet) -> Encoded:
     return Encoded(ids, n_chars, np.zeros(len(ids), np.bool_), unknown)
 
 
+def head_bytes(length: int) -> int:
+    """The first `length` characters of any article lie within so many bytes."""
+    return _LONGEST_SEQUENCE * length
+
+
 def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphabet, length: int) -> Encoded:
     """Encode N articles, the two buffers of an Arrow string column, for a network that reads `length` characters.
 
@@ -158,7 +165,7 @@ def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphab
         np.zeros(count, np.bool_),
         np.zeros(count, np.int64),
     )
-    head = _LONGEST_SEQUENCE * length  # the first `length` characters lie within these bytes
+    head = head_bytes(length)
     first = 0
     while first < count:
         # Articles are encoded in batches of bounded bytes; one that is longer than its head, by itself.
@@ -206,7 +213,11 @@ def _encode_batch(
 
 
 def _count_characters(data: NDArray[np.uint8]) -> int:
-    """Characters of one article of any size, in bounded memory."""
+    """Characters of one article of any size, in bounded memory, by Python's decoder where all is well-formed."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with suppress(UnicodeDecodeError):
+        pieces = (data[low : low + _BATCH_BYTES].tobytes() for low in range(0, len(data), _BATCH_BYTES))
+        return sum(len(decoder.decode(piece)) for piece in pieces) + len(decoder.decode(b"", final=True))
     ends = np.array([len(data)])
     count = len(data)
     for low in range(0, len(data), _BATCH_BYTES):

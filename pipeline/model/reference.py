@@ -3,6 +3,8 @@
 Activations are channels-last rows, fp32 [R, 256]: article i of a batch is rows[offsets[i]:offsets[i + 1]], so articles
 may differ in length. Every product is one BLAS call an article, whose shape depends only on the rows of that article,
 and the linear layers run in batches of a fixed size; so no article's result depends on its neighbours.
+
+An overflow is never hidden: from a value that is not finite on, all values of that article are NaN, up to its scores.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ Offsets = NDArray[np.int64]
 
 LINEAR_BATCHES = (32, 16, 8, 4, 2)
 """Articles in each product of the linear layers, the fastest first; a last, smaller batch is filled with zeros."""
+
+
+NO_LABEL = -1
+"""The class of an article whose scores are not finite."""
 
 
 class Rows(NamedTuple):
@@ -129,6 +135,8 @@ def conv1d(rows: Rows, weight: Floats, bias: Floats, pool: int = 1, norm: Norm |
         target = out[offsets[article] : offsets[article + 1]]
         if norm is None:
             _relu_pool(acc, pool, target)
+            if not np.isfinite(acc).all():  # ReLU makes a zero of minus infinity
+                target.fill(np.nan)
         else:
             _norm_relu_pool(acc, norm, pool, target, part)
     return Rows(out, offsets)
@@ -145,7 +153,9 @@ def _norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch:
     """Overwrites `values` and `scratch`. NumPy sums pairwise, in an order that depends on the shape alone."""
     values -= values.mean()
     np.multiply(values, values, out=scratch)
-    values *= 1 / np.sqrt(scratch.mean() + np.float32(NORM_EPSILON))
+    variance = scratch.mean()
+    # Of an infinite variance the scale would be zero, and every value beta.
+    values *= 1 / np.sqrt(variance + np.float32(NORM_EPSILON)) if np.isfinite(variance) else np.float32(np.nan)
     values *= norm.gamma
     values += norm.beta
     _relu_pool(values, pool, out)
@@ -160,15 +170,19 @@ def even_batch(weights: Weights) -> int:
     """
     rng = np.random.default_rng(0)
     rows = {name: rng.standard_normal(len(weight), np.float32) for name, weight in weights.linear.items()}
-    for batch in LINEAR_BATCHES:
-        products = (np.tile(rows[name], (batch, 1)) @ weight for name, weight in weights.linear.items())
-        if all((product == product[0]).all() for product in products):
-            return batch
+    with np.errstate(over="ignore", invalid="ignore"):  # of weights that overflow on every article
+        for batch in LINEAR_BATCHES:
+            products = (np.tile(rows[name], (batch, 1)) @ weight for name, weight in weights.linear.items())
+            if all(np.array_equal(product[1:], product[:-1], equal_nan=True) for product in products):
+                return batch
     return 1
 
 
 def linear(x: Floats, weight: Floats, bias: Floats, relu: bool, batch: int = LINEAR_BATCHES[0]) -> Floats:
-    """x weight + bias, `batch` rows at a time; then ReLU if `relu`. x: fp32 [N, inputs], weight [inputs, outputs]."""
+    """x weight + bias, `batch` rows at a time; then ReLU if `relu`. x: fp32 [N, inputs], weight [inputs, outputs].
+
+    A row with a value that is not finite becomes NaN.
+    """
     out = np.empty((len(x), weight.shape[1]), np.float32)
     for first in range(0, len(x), batch):
         part = x[first : first + batch]
@@ -177,30 +191,42 @@ def linear(x: Floats, weight: Floats, bias: Floats, relu: bool, batch: int = LIN
             part = np.concatenate([part, np.zeros((batch - taken, x.shape[1]), np.float32)])
         out[first : first + taken] = (part @ weight)[:taken]
     out += bias
+    out[~np.isfinite(out).all(axis=1)] = np.nan
     if relu:
         np.maximum(out, 0, out=out)
     return out
 
 
 def softmax(logits: Floats) -> Floats:
-    """Probabilities fp32 [N, classes]."""
+    """Probabilities fp32 [N, classes]; NaN where `linear` found an overflow."""
     powers: Floats = np.exp(logits - logits.max(axis=1, keepdims=True))
     powers /= powers.sum(axis=1, keepdims=True)
     return powers
 
 
 def top_k(scores: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:
-    """The k best classes, int32 [N, k], best first and the lowest index first on a tie, and their scores."""
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int32)
-    return best, np.take_along_axis(scores, best, axis=1)
+    """The k best classes, int32 [N, k], best first and the lowest index first on a tie, and their scores.
+
+    Where the scores are NaN, so are the best, and the classes are NO_LABEL.
+    """
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int32)
+    best = np.take_along_axis(scores, order, axis=1)
+    order[np.isnan(best)] = NO_LABEL
+    return order, best
 
 
 def blocks(weights: Weights) -> list[tuple[str, Callable[[Any], Any]]]:
     """The nine blocks by name, in order: from ids uint8 [N, length], over Rows and fp32 [N, 1024], to logits."""
     first, *rest = weights.layers
-    found: list[tuple[str, Callable[[Any], Any]]] = [(first.name, partial(_first_block, weights=weights, layer=first))]
-    found += [(layer.name, partial(_block, weights=weights, layer=layer)) for layer in rest]
-    return found
+    run: list[tuple[str, Callable[[Any], Any]]] = [(first.name, partial(_first_block, weights=weights, layer=first))]
+    run += [(layer.name, partial(_block, weights=weights, layer=layer)) for layer in rest]
+    return [(name, partial(_without_warnings, block)) for name, block in run]
+
+
+def _without_warnings(block: Callable[[Any], Any], x: Any) -> Any:
+    """NumPy would warn of an overflow, in the thread where it happens; the scores tell of which article it is."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return block(x)
 
 
 def _first_block(ids: NDArray[np.uint8], weights: Weights, layer: Layer) -> Rows:

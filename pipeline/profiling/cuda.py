@@ -168,9 +168,7 @@ def _works(model: Model, count: int, text_bytes: int, precision: str) -> dict[st
 def _residency(kernel: Kernel, target: str) -> tuple[int, float]:
     """Blocks that an SM holds at once, and their warps over the most it can hold."""
     function = load(kernel.file, kernel.expression, target)
-    blocks = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
-        function.kernel.ptr, kernel.threads, kernel.shared_bytes
-    )
+    blocks = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, kernel.threads, kernel.shared_bytes)
     most = cp.cuda.Device().attributes["MaxThreadsPerMultiProcessor"]
     return max(1, blocks), blocks * kernel.threads / most
 

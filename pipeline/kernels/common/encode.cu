@@ -4,6 +4,8 @@
 // does, unless it is a continuation byte inside a well-formed sequence, and no two well-formed sequences overlap. So
 // only the running count is sequential, and a step without bytes above 0x7f skips the check. A
 // character's position is that count plus the characters that begin at lower lanes (ballot and popcount).
+//
+// Of a long article the warp reads what the network reads; many warps count the characters of the whole.
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -58,13 +60,14 @@ __device__ uint8 id_beyond_ascii(const Article& article, int64 at, const Points&
     return low < symbols.count && symbols.points[low] == point ? symbols.ids[low] : unknown;
 }
 
-// data: the bytes of the articles, article 0 first; offsets [articles + 1], from any base. byte_ids [256]:
-// ids of single bytes. ids [articles, pitch]: filled to the pitch, which is a multiple of 16, with padding.
+// data: the bytes of the articles, article 0 first; offsets [articles + 1], from any base. Articles of more than
+// head_bytes bytes have more than `length` characters, which are left to `count_characters`. byte_ids [256]: ids of
+// single bytes. ids [articles, pitch]: filled to the pitch, which is a multiple of 16, with padding.
 template <int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
-    encode(const uint8* data, const int64* offsets, int articles, int length, int pitch, const uint8* byte_ids,
-           const uint32* points, const uint8* point_ids, int point_count, uint8 unknown, uint8* ids, int64* n_chars,
-           uint8* truncated, int64* unknown_chars) {
+    encode(const uint8* data, const int64* offsets, int articles, int length, int head_bytes, int pitch,
+           const uint8* byte_ids, const uint32* points, const uint8* point_ids, int point_count, uint8 unknown,
+           uint8* ids, int64* n_chars, uint8* truncated, int64* unknown_chars) {
     const int number = blockIdx.x * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (number >= articles) return;
     const Article article = {data + (offsets[number] - offsets[0]), offsets[number + 1] - offsets[number]};
@@ -76,9 +79,10 @@ __global__ void __launch_bounds__(WARPS* WARP)
         *reinterpret_cast<uint4*>(out + i) = make_uint4(padding, padding, padding, padding);
     __syncwarp();
 
+    const bool is_long = article.size > head_bytes;
     int64 count = 0;
     int misses = 0;
-    for (int64 step = 0; step < article.size; step += WARP) {
+    for (int64 step = 0; step < article.size && !(is_long && count >= length); step += WARP) {
         const int64 at = step + lane;
         const bool inside = at < article.size;
         const uint8 byte = inside ? article.bytes[at] : 0;
@@ -95,8 +99,34 @@ __global__ void __launch_bounds__(WARPS* WARP)
     }
     misses = warp_sum(misses);
     if (lane == 0) {
-        n_chars[number] = count;
-        truncated[number] = count > length;
+        n_chars[number] = is_long ? 0 : count;
+        truncated[number] = is_long || count > length;
         unknown_chars[number] = misses;
+    }
+}
+
+// Adds to n_chars, after `encode`, the characters of articles of more than head_bytes bytes. A warp takes BYTES bytes of
+// the batch, whichever articles they belong to; the sum is exact in any order.
+template <int WARPS, int BYTES>
+__global__ void __launch_bounds__(WARPS* WARP)
+    count_characters(const uint8* data, const int64* offsets, int articles, int head_bytes, int64* n_chars) {
+    const int lane = threadIdx.x % WARP;
+    const int64 base = offsets[0], size = offsets[articles] - base;
+    const int64 begin = ((int64)blockIdx.x * WARPS + threadIdx.x / WARP) * BYTES, end = min(begin + BYTES, size);
+    int low = 0, high = articles - 1;  // the last article that begins at `begin` or before
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (offsets[middle] - base <= begin) low = middle;
+        else high = middle - 1;
+    }
+    for (int number = low; number < articles && offsets[number] - base < end; number++) {
+        const int64 first = offsets[number] - base;
+        const Article article = {data + first, offsets[number + 1] - offsets[number]};
+        if (article.size <= head_bytes) continue;
+        const int64 last = min(end - first, article.size);
+        int count = 0;
+        for (int64 at = max(begin - first, 0ll) + lane; at < last; at += WARP) count += begins_character(article, at);
+        count = warp_sum(count);
+        if (lane == 0) atomicAdd(reinterpret_cast<uint64*>(n_chars + number), (uint64)count);
     }
 }

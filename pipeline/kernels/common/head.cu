@@ -2,20 +2,24 @@
 //
 // A warp takes ARTICLES articles, so that a row of weights is read once for all of them. A logit is 32 partial sums, one
 // a lane, added up in a fixed order. Each article's probabilities are in shared memory for the selection; a selected
-// class is marked, and the lowest index wins a tie.
+// class is marked, and the lowest index wins a tie. Where a logit is not finite, neither is any probability of the
+// article: its scores are NaN and its labels -1.
+#include "common/overflow.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
 constexpr float TAKEN = -1;  // below every probability
+constexpr int NO_LABEL = -1;
 
 // x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. logits and scores fp32 [articles, classes];
-// labels int32 and best fp32 [articles, k]. Dynamic shared memory: WARPS * ARTICLES * classes floats.
-template <typename T, int INPUTS, int WARPS, int ARTICLES>
+// labels int32 and best fp32 [articles, k]. Dynamic shared memory: BYTES_A_CLASS * classes.
+template <typename T, int INPUTS, int WARPS, int ARTICLES, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
     head(const T* x, const float* weight, const float* bias, int articles, int classes, int k, float* logits,
          float* scores, int* labels, float* best) {
     constexpr int PARTS = INPUTS / (8 * WARP);
     static_assert(INPUTS % (8 * WARP) == 0, "a lane takes eight inputs at a time");
+    static_assert(BYTES_A_CLASS == WARPS * ARTICLES * sizeof(float), "the shared memory that the host asks for");
     extern __shared__ float shared[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int first = (blockIdx.x * WARPS + warp) * ARTICLES;
@@ -59,7 +63,10 @@ __global__ void __launch_bounds__(WARPS* WARP)
         }
         highest = warp_max(highest);
         float total = 0;
-        for (int c = lane; c < classes; c += WARP) total += value[c] = expf(value[c] - highest);
+        for (int c = lane; c < classes; c += WARP) {
+            total = unless_overflow(total, value[c]);  // then every probability is NaN
+            total += value[c] = expf(value[c] - highest);
+        }
         total = warp_sum(total);
         for (int c = lane; c < classes; c += WARP) scores[row + c] = value[c] /= total;
         __syncwarp();
@@ -73,11 +80,11 @@ __global__ void __launch_bounds__(WARPS* WARP)
                 const int index = __shfl_xor_sync(ALL_LANES, label, distance);
                 if (other > score || (other == score && index < label)) score = other, label = index;
             }
-            label = min(label, classes - 1);  // where no probability is a number; its score stays TAKEN
+            const bool found = label < classes;  // not where the probabilities are NaN
             if (lane == 0) {
-                labels[(int64)(first + a) * k + rank] = label;
-                best[(int64)(first + a) * k + rank] = score;
-                value[label] = TAKEN;
+                labels[(int64)(first + a) * k + rank] = found ? label : NO_LABEL;
+                best[(int64)(first + a) * k + rank] = found ? score : total;
+                if (found) value[label] = TAKEN;
             }
             __syncwarp();
         }

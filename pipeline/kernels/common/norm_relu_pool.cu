@@ -2,6 +2,7 @@
 //
 // One block an article. Three passes over its rows: mean, variance around that mean, result. Device memory is read once;
 // an article is 52 KB in 16 bits, so the second and third pass find it in the L1 cache.
+#include "common/overflow.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -31,7 +32,8 @@ __global__ void __launch_bounds__(WARPS* WARP, 4)
         for (int i = 0; i < 8; i++) part += (value[i] - mean) * (value[i] - mean);
         squares += part;
     }
-    const float scale = 1 / sqrtf(block_sum<WARPS>(squares, scratch) / count + epsilon);
+    const float variance = block_sum<WARPS>(squares, scratch) / count;
+    const float scale = unless_overflow(1 / sqrtf(variance + epsilon), variance);
 
     T* result = output + (int64)blockIdx.x * (rows / POOL) * CHANNELS + column;
     for (int window = warp; window < rows / POOL; window += WARPS) {
@@ -46,6 +48,8 @@ __global__ void __launch_bounds__(WARPS* WARP, 4)
 #pragma unroll
             for (int c = 0; c < 8; c++) best[c] = fmaxf(best[c], (value[c] - mean) * scale * g[c] + b[c]);
         }
+#pragma unroll
+        for (int c = 0; c < 8; c++) best[c] = unless_overflow(best[c], scale);
         store8(result + window * CHANNELS, best);
     }
 }

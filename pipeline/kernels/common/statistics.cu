@@ -8,11 +8,13 @@
 // off the taps that would start a window before the text or after the last one. Seven small look-ups a position replace
 // 1,792 values. Characters outside the alphabet have zero rows, so nothing after the text is visited.
 // (Derived from the expansion of |Σ_t w_t|²; pipeline/kernels/tables.py computes the tables in float64.)
+#include "common/overflow.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
 // ids [articles, pitch]. first [KERNEL][id_count] and pairs [KERNEL][KERNEL - 1][id_count][id_count] as above.
-// sum_of_biases, sum_of_square_biases: over one window. statistics [articles]: mean and 1 / sqrt(variance + epsilon).
+// sum_of_biases, sum_of_square_biases: over one window. statistics [articles]: mean and 1 / sqrt(variance + epsilon),
+// which is NaN where the variance does not fit fp32.
 // text_end [articles]: one past the last position that is not padding.
 template <int KERNEL, int CHANNELS, int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
@@ -55,7 +57,9 @@ __global__ void __launch_bounds__(WARPS* WARP)
     squares = warp_sum(squares) + windows * sum_of_square_biases;
     if (lane == 0) {
         const double count = (double)windows * CHANNELS, mean = sum / count;
-        statistics[article] = make_float2((float)mean, (float)(1 / sqrt(squares / count - mean * mean + epsilon)));
+        const double variance = squares / count - mean * mean;
+        const float scale = unless_overflow((float)(1 / sqrt(variance + epsilon)), (float)variance);
+        statistics[article] = make_float2((float)mean, scale);
         text_end[article] = end;
     }
 }

@@ -58,7 +58,24 @@ __device__ __forceinline__ uint32 pack<BFloat>(float low, float high) {
     return pair;
 }
 
-// a * b + c and the larger of two, on both halves at once.
+// The same after ReLU: a negative value becomes 0, and NaN stays NaN.
+template <typename T>
+__device__ __forceinline__ uint32 pack_relu(float low, float high);
+
+template <>
+__device__ __forceinline__ uint32 pack_relu<Half>(float low, float high) {
+    uint32 pair;
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+template <>
+__device__ __forceinline__ uint32 pack_relu<BFloat>(float low, float high) {
+    uint32 pair;
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// a * b + c and the larger of two, on both halves at once; NaN where one of them is NaN.
 template <typename T>
 __device__ __forceinline__ uint32 fma_pair(uint32 a, uint32 b, uint32 c);
 template <typename T>
@@ -79,13 +96,13 @@ __device__ __forceinline__ uint32 fma_pair<BFloat>(uint32 a, uint32 b, uint32 c)
 template <>
 __device__ __forceinline__ uint32 max_pair<Half>(uint32 a, uint32 b) {
     uint32 d;
-    asm("max.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 template <>
 __device__ __forceinline__ uint32 max_pair<BFloat>(uint32 a, uint32 b) {
     uint32 d;
-    asm("max.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 #endif

@@ -9,6 +9,7 @@
 // computes. Sums run in partial sums of 64: over 8,704 inputs one long fp32 sum would be ten times further off.
 #include "common/launch.cuh"
 #include "common/output_row.cuh"
+#include "common/overflow.cuh"
 #include "common/types.cuh"
 
 constexpr int STEP = 16;
@@ -103,20 +104,25 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int at = first_column + half * (TILE_N / 2) + column * 4;
-        const float4 b = *reinterpret_cast<const float4*>(bias + at);
+        float b[4];
+        *reinterpret_cast<float4*>(b) = *reinterpret_cast<const float4*>(bias + at);
 #pragma unroll
         for (int i = 0; i < ROWS; i += POOL) {
-            float* best = total[i] + half * 4;
+            float value[4];
 #pragma unroll
-            for (int w = 1; w < POOL; w++)
+            for (int j = 0; j < 4; j++) {
+                float best = total[i][half * 4 + j];
 #pragma unroll
-                for (int j = 0; j < 4; j++) best[j] = fmaxf(best[j], total[i + w][half * 4 + j]);
-            float4 value = make_float4(best[0] + b.x, best[1] + b.y, best[2] + b.z, best[3] + b.w);
-            if (RELU)
-                value = make_float4(fmaxf(value.x, 0), fmaxf(value.y, 0), fmaxf(value.z, 0), fmaxf(value.w, 0));
+                for (int w = 1; w < POOL; w++) best = fmaxf(best, total[i + w][half * 4 + j]);
+                value[j] = best + b[j];
+                if (RELU) value[j] = fmaxf(value[j], 0);
+#pragma unroll
+                for (int w = 0; w < POOL; w++) value[j] = unless_overflow(value[j], total[i + w][half * 4 + j]);
+            }
             const OutputRow row((first_row + group * ROWS + i) / POOL, units);
             if (row.exists(articles, rows_out))
-                *reinterpret_cast<float4*>(output + row.number(rows_out) * channels_out + at) = value;
+                *reinterpret_cast<float4*>(output + row.number(rows_out) * channels_out + at) =
+                    *reinterpret_cast<const float4*>(value);
         }
     }
 }

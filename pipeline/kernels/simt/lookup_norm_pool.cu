@@ -3,6 +3,7 @@
 // The statistics come from common/statistics.cu, so the [windows, CHANNELS] values before the norm are never stored. A
 // thread keeps gamma and beta of its four channels at one pooled position, and loops over ARTICLES articles with them.
 #include "common/launch.cuh"
+#include "common/overflow.cuh"
 #include "common/types.cuh"
 
 // ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); table [KERNEL][id_count][CHANNELS];
@@ -46,6 +47,8 @@ __global__ void __launch_bounds__(Launch::THREADS)
             best.z = fmaxf(best.z, (sum.z - mean) * scale * g[w].z + shift[w].z);
             best.w = fmaxf(best.w, (sum.w - mean) * scale * g[w].w + shift[w].w);
         }
+        best.x = unless_overflow(best.x, scale), best.y = unless_overflow(best.y, scale);
+        best.z = unless_overflow(best.z, scale), best.w = unless_overflow(best.w, scale);
         *reinterpret_cast<float4*>(output + ((int64)article * row_pitch + row) * CHANNELS + channel) = best;
     }
 }

@@ -10,6 +10,7 @@
 // and 3i + 2 of its 16 windows, so that the maximum is taken in registers, before bias and ReLU, which commute with it.
 #include "common/launch.cuh"
 #include "common/output_row.cuh"
+#include "common/overflow.cuh"
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
 #include "sm80/mma.cuh"
@@ -100,6 +101,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     wait_for_copies<0>();
     __syncthreads();  // the stages are free for the output
 
+    auto round = [](float low, float high) { return RELU ? pack_relu<T>(low, high) : pack<T>(low, high); };
     T* staged = reinterpret_cast<T*>(shared);
 #pragma unroll
     for (int n = 0; n < N_BLOCKS; n++) {
@@ -111,14 +113,17 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 value[i] = sum[m][n][i];
+                float shift = i % 2 ? b.y : b.x;
 #pragma unroll
-                for (int w = 1; w < POOL; w++) value[i] = fmaxf(value[i], sum[m + w][n][i]);
-                value[i] += i % 2 ? b.y : b.x;
-                if (RELU) value[i] = fmaxf(value[i], 0);
+                for (int w = 0; w < POOL; w++) {
+                    value[i] = fmaxf(value[i], sum[m + w][n][i]);
+                    if (RELU) shift = unless_overflow(shift, sum[m + w][n][i]);
+                }
+                value[i] += shift;
             }
             const int row = warp_m * WARP_UNITS + m * 16 + lane / 4;
-            *reinterpret_cast<uint32*>(staged + row * C_PITCH + column) = pack<T>(value[0], value[1]);
-            *reinterpret_cast<uint32*>(staged + (row + 8) * C_PITCH + column) = pack<T>(value[2], value[3]);
+            *reinterpret_cast<uint32*>(staged + row * C_PITCH + column) = round(value[0], value[1]);
+            *reinterpret_cast<uint32*>(staged + (row + 8) * C_PITCH + column) = round(value[2], value[3]);
         }
     }
     __syncthreads();

@@ -16,6 +16,7 @@
 //   could clip those rows, but it traps where a box begins before the article, at a negative coordinate.)
 #include "common/launch.cuh"
 #include "common/output_row.cuh"
+#include "common/overflow.cuh"
 #include "common/types.cuh"
 #include "sm90/barrier.cuh"
 #include "sm90/tma.cuh"
@@ -144,15 +145,19 @@ struct Product {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const int at = (j + i / 2) * 4 + i % 2 * 2;
-                    const float2 shift =
+                    float2 shift =
                         __ldg(reinterpret_cast<const float2*>(bias + column + (j + i / 2) * 8 + lane % 4 * 2));
                     float low = sum[m][at], high = sum[m][at + 1];
 #pragma unroll
-                    for (int w = 1; w < POOL; w++)
+                    for (int w = 0; w < POOL; w++) {
                         low = fmaxf(low, sum[m + w][at]), high = fmaxf(high, sum[m + w][at + 1]);
+                        if (RELU) {
+                            shift.x = unless_overflow(shift.x, sum[m + w][at]);
+                            shift.y = unless_overflow(shift.y, sum[m + w][at + 1]);
+                        }
+                    }
                     low += shift.x, high += shift.y;
-                    if (RELU) low = fmaxf(low, 0), high = fmaxf(high, 0);
-                    piece[i] = pack<T>(low, high);
+                    piece[i] = RELU ? pack_relu<T>(low, high) : pack<T>(low, high);
                 }
                 // Of a 16 x 16 piece, lanes 0 to 15 name the rows of its left half, the others those of its right.
                 store_matrices(staged_row + (((j + lane / 16) ^ (lane & 7)) << 4), piece[0], piece[1], piece[2],
