@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 from distributed import Client
 from test_gpu import LIMITS, STACKS, random_texts
 
@@ -81,6 +82,12 @@ def enlarged(model: Model, exponent: int) -> Model:
     return replace(model, tensors=tensors)
 
 
+def sums_of_block_2(model: Model, rows: np.ndarray) -> np.ndarray:
+    """Before bias, ReLU and pool, in float64; rows [N, rows, channels] of block 1."""
+    weight = torch.tensor(np.asarray(model.tensors["conv2.weight"], np.float64))
+    return torch.nn.functional.conv1d(torch.tensor(rows).transpose(1, 2), weight).numpy()
+
+
 # With mixed signs sums become infinite, or no numbers where infinities of both signs meet; with negative ones ReLU and
 # pool would make zeros of them.
 @on_each_backend
@@ -129,16 +136,17 @@ def test_the_same_function_loses_what_overflows_and_nothing_else(
     ids = encode(texts.data, texts.offsets, small_model.alphabet, small_model.length).ids
     model = enlarged(small_model, 13 if precision == "fp16" else 125)
     blocks = exact.blocks(model, ids)
-    highest = blocks["conv2"].max(axis=(1, 2)) / LARGEST_VALUE[precision]
+    stored = blocks["conv2"].max(axis=(1, 2)) / LARGEST_VALUE[precision]
+    summed = np.abs(sums_of_block_2(model, blocks["conv1"])).max(axis=(1, 2)) / LARGEST_VALUE["fp32"]
     engine = opened(model)
     found = engine.classify(texts, all_scores=True)
     kept = np.flatnonzero(~found.overflowed)
     again = engine.classify(Texts.of([articles[i] for i in kept]), all_scores=True)
     engine.close()
     assert 10 < len(kept) < 250
-    assert found.overflowed[highest > (1.1 if precision == "bf16" else 1.02)].all()
+    assert found.overflowed[stored > (1.1 if precision == "bf16" else 1.02)].all()
     # In fp32 and bf16 the sums themselves overflow, also those that ReLU would make zeros of.
-    assert not found.overflowed[highest < (0.98 if precision == "fp16" else 0.7)].any()
+    assert not found.overflowed[(stored < 0.98) & (summed < 0.7)].any()
     # A neighbour that overflows changes no bit, and what is kept is right.
     assert np.array_equal(found.all_scores[kept], again.all_scores)
     true = reference.softmax(blocks["fc3"].astype(np.float32))[kept]
@@ -184,7 +192,8 @@ def test_rows_that_overflow_are_quarantined_and_no_other(
     client: Client, small_model: Model, large: Model, rows: pa.Table, tmp_path: Path
 ) -> None:
     pq.write_table(rows, tmp_path / "in.parquet")
-    options = {"client": client, "id_column": "id", "truth_column": "truth", "top_k": 2, "chunk_size": 50}
+    options = {"client": client, "device": "cpu", "id_column": "id", "truth_column": "truth", "top_k": 2}
+    options["chunk_size"] = 50
     plain = classify(rows, model=small_model, **options).to_arrow()
     report = classify(tmp_path / "in.parquet", tmp_path / "out", model=large, **options)
     verify(tmp_path / "out")
@@ -209,11 +218,12 @@ def test_a_job_on_whose_every_row_the_model_overflows_stops(
 ) -> None:
     broken = grown(small_model, "fc1.weight", 3e38, "positive")
     for count, chunk_size in ((200, 50), (3, 1)):
+        out, options = tmp_path / f"{count}", {"client": client, "chunk_size": chunk_size, "device": "cpu"}
         with pytest.raises(UsageError, match=r"overflows in fp32 on each .* weights are damaged or too large"):
-            classify(rows.slice(0, count), tmp_path / f"{count}", model=broken, client=client, chunk_size=chunk_size)
+            classify(rows.slice(0, count), out, model=broken, **options)
         assert not (tmp_path / f"{count}" / "_SUCCESS").exists()
     with pytest.raises(UsageError, match="overflows in fp32"):
-        evaluate(broken, rows, text_column="text", label_column="truth")
+        evaluate(broken, rows, text_column="text", label_column="truth", device="cpu")
 
 
 def test_evaluation_counts_them(

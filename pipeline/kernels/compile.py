@@ -115,9 +115,12 @@ def _compile(folder: Path, file: str, expression: str, architecture: str) -> Cub
 
 
 def _options(architecture: str) -> dict[str, Any]:
-    """The options that determine the code, apart from its source. SHARED_LIMIT: for common/launch.cuh."""
+    """The options that determine the code, apart from its source. SHARED_LIMIT: for common/launch.cuh.
+
+    From the driver's own cache NVRTC would return a cubin without ptxas's report.
+    """
     limit = ("SHARED_LIMIT", str(shared_limit(architecture)))
-    return {"std": "c++17", "ptxas_options": ["-v"], "define_macro": [limit]}
+    return {"std": "c++17", "ptxas_options": ["-v"], "define_macro": [limit], "no_cache": True}
 
 
 def _key(folder: Path, file: str, expression: str, architecture: str) -> str:
