@@ -22,7 +22,8 @@ from pipeline.model.charcnn import Model
 from pipeline.visible import visible, visible_lines
 
 PURPLE, CLIPBOARD, LINK = "\x1b[35m", "\x1b]52;c;aGk=\x07", "\x1b]8;;http://x\x1b\\"
-CLASSES = ("[/b]", f"[red]x{CLIPBOARD}", "\u202e$x^\r\n", f"<script>alert(1)</script>\x9b{PURPLE}")
+NOT_UTF8 = "\udcff"  # a byte of a path
+CLASSES = ("[/b]", f"[red]x{CLIPBOARD}", "\u202e$x^$\r\n", f"<script>alert(1)</script>\x9b{PURPLE}")
 TEXT, TRUTH = f"text[/b]{PURPLE}\u2066", f"$truth^[red]{LINK}"
 RICH_CODES = re.compile(r"\x1b\[(?!35m)[\d;]*m|\r?\x1b\[2K|\x1b\[1A|\x1b\[\?25[hl]|\r(?=\n|\x1b\[1A)")
 Run = Callable[..., tuple[int, str]]
@@ -53,8 +54,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def folder(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model and a folder of two CSV files in which every name is hostile; two rows and the second file are bad."""
     folder = tmp_path_factory.mktemp("hostile")
-    card = {"note": CLIPBOARD, "[/b]": ["\u202e"], PURPLE: 1}
-    replace(small_model, classes=CLASSES, card=card).save(folder / f"m{PURPLE}[b].safetensors")
+    card = {"note": CLIPBOARD + NOT_UTF8, "[/b]": ["\u202e"], PURPLE: 1}
+    replace(small_model, classes=CLASSES, card=card).save(folder / f"m{PURPLE}[b]{NOT_UTF8}.safetensors")
     (folder / "in").mkdir()
     quoted = [f'"{name}"' for name in CLASSES]
     rows = "".join(f'"{CLIPBOARD}{PURPLE}[/b] $x^ <script>{i}",{quoted[i % 4]}\n' for i in range(12))
@@ -65,7 +66,11 @@ def folder(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(run: Run, folder: Path, client: Client) -> None:
-    model, out, data = folder / f"m{PURPLE}[b].safetensors", folder / f"out{PURPLE}[red]\u202e", folder / "in"
+    model, out, data = (
+        folder / f"m{PURPLE}[b]{NOT_UTF8}.safetensors",
+        folder / f"out{PURPLE}[red]\u202e{NOT_UTF8}",
+        folder / "in",
+    )
     text, truth = ("--text-column", TEXT), ("--truth-column", TRUTH)
     on = ("--cluster", client.scheduler.address, "--report", folder / "page.html")
     code, labelled = run("classify", data, "-o", out, "--model", model, *text, *truth, *on)
@@ -90,12 +95,13 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(run: Run, f
     for expected, command in (
         (1, ("verify", f"none{PURPLE}")),
         (2, ("inspect", f"none{PURPLE}")),
-        (2, ("classify", "in", "-o", "out", f"--{PURPLE}[/b]")),
+        (2, ("classify", "in", "-o", "out", f"--{PURPLE}\u202e[/b]")),
         (2, ("submit", "in", "-o", "out", "--dry-run", "--site", f"none{PURPLE}")),
     ):
         code, shown = run(*command)
         assert code == expected, shown
         assert r"\x1b[35m" in shown
+        assert "\u202e" not in shown
 
     page = (folder / "page.html").read_text()
     assert [line for line in page.split("\n") if not line.isprintable()] == []

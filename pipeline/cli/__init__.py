@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+import warnings
 from io import TextIOWrapper
 from types import FrameType
 from typing import cast
@@ -58,6 +59,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer letters than UTF-8
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         sys.exit(app(standalone_mode=False))
     except _UsageError as error:
@@ -72,6 +74,10 @@ def main() -> None:
     except Exception:
         say(f"broadsheet: please report this\n{traceback.format_exc()}", error=True)
         sys.exit(1)
+
+
+def _show_warning(message: Warning | str, *_where: object) -> None:
+    say(f"broadsheet: warning: {message}", error=True)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
