@@ -5,19 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-import signal
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, CommandHere
 from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cli import main
 from pipeline.model.charcnn import Model
 from pipeline.visible import visible, visible_lines
 
@@ -26,28 +22,22 @@ NOT_UTF8 = "\udcff"  # a byte of a path
 CLASSES = ("[/b]", f"[red]x{CLIPBOARD}", "\u202e$x^$\r\n", f"<script>alert(1)</script>\x9b{PURPLE}")
 TEXT, TRUTH = f"text[/b]{PURPLE}\u2066", f"$truth^[red]{LINK}"
 RICH_CODES = re.compile(r"\x1b\[(?!35m)[\d;]*m|\r?\x1b\[2K|\x1b\[1A|\x1b\[\?25[hl]|\r(?=\n|\x1b\[1A)")
-Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+def run(monkeypatch: pytest.MonkeyPatch, broadsheet_here: CommandHere) -> CommandHere:
     """Run a command as on a terminal of 80 columns: its exit code, and all it prints but Rich's own codes."""
-    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGUSR1)]
     for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "80"), ("TERM", "xterm-256color")):
         monkeypatch.setenv(name, value)
 
     def run(*command: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["broadsheet", *map(str, command)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = RICH_CODES.sub("", "".join(capsys.readouterr()))
+        code, shown = broadsheet_here(*command)
+        shown = RICH_CODES.sub("", shown)
         assert [line for line in shown.split("\n") if not line.isprintable()] == []
         assert "Traceback" not in shown
-        return int(ended.value.code or 0), shown
+        return code, shown
 
-    yield run
-    for number, handler in handlers:
-        signal.signal(number, handler)
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +55,9 @@ def folder(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(run: Run, folder: Path, client: Client) -> None:
+def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
+    run: CommandHere, folder: Path, client: Client
+) -> None:
     model, out, data = (
         folder / f"m{PURPLE}[b]{NOT_UTF8}.safetensors",
         folder / f"out{PURPLE}[red]\u202e{NOT_UTF8}",
