@@ -22,6 +22,7 @@ from cluster.settings import no_workers_seconds
 from cluster.tls import load_certificates
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import NO_SCHEDULER
+from pipeline.visible import visible
 
 TLS_FOLDER = "tls"
 """The folder of a job's certificates, next to its scheduler file."""
@@ -33,7 +34,7 @@ _EXPOSED = (
 
 
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(visible(line), file=sys.stderr, flush=True)
 
 
 @contextmanager

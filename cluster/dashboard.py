@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, Div, FixedTicker, NumeralTickFormatter
+from bokeh.models import ColumnDataSource, Div, FixedTicker, NumeralTickFormatter, PlainText
 from bokeh.plotting import figure
 from distributed import Scheduler
 from distributed.dashboard.components import add_periodic_callback
@@ -22,6 +22,7 @@ from distributed.dashboard.scheduler import applications
 
 from cluster.heartbeat import METRIC
 from cluster.progress import PAGE, TOPIC
+from pipeline.visible import visible
 
 _COLORS = {
     "copy-in": "#4c9be8",
@@ -82,6 +83,7 @@ class _Page:
         self._total = _Pace()
         self._seen: deque[tuple[float, float]] = deque(maxlen=_STRIP_SECONDS * 1000 // _REFRESH_MS)
         self._until: dict[str, float] = {}
+        self._names: list[str] = []
         self._cards = Div(text="", sizing_mode="stretch_width")
         self._rates = ColumnDataSource({"time": [], "rate": []})
         self._strip = ColumnDataSource({name: [] for name in _BAR})
@@ -156,7 +158,9 @@ class _Page:
             ("quarantined rows", f"{job['rows_quarantined']:,}"),
             ("time left", "ended" if ended else "?" if seconds is None else str(timedelta(seconds=round(seconds)))),
         ]
-        where = escape(f"{job['model']} on {job['backend']}" + (f" → {job['output']}" if job["output"] else ""))
+        where = escape(
+            visible(f"{job['model']} on {job['backend']}" + (f" → {job['output']}" if job["output"] else ""))
+        )
         body = "".join(_CARD.format(name, value) for name, value in cards)
         return f'<h2 style="margin:0">Broadsheet</h2><p style="color:#555;margin:2px 0 12px">{where}</p>{body}'
 
@@ -183,8 +187,10 @@ class _Page:
         strip = self._gantt
         strip.height = 110 + 26 * max(len(workers), 1)
         strip.y_range.start = max(len(workers), 1)
-        strip.yaxis.ticker = FixedTicker(ticks=[i + 0.5 for i in range(len(workers))])
-        strip.yaxis.major_label_overrides = {i + 0.5: name for i, name in enumerate(names)}
+        if names != self._names:
+            self._names = names
+            strip.yaxis.ticker = FixedTicker(ticks=[i + 0.5 for i in range(len(workers))])
+            strip.yaxis.major_label_overrides = {i + 0.5: PlainText(text=visible(name)) for i, name in enumerate(names)}
         seconds = [ws.metrics[METRIC]["seconds"] for ws in workers]
         doing = [max(by_name, key=by_name.get, default="") for by_name in seconds]
         rates = [self._paces[ws.address].rate for ws in workers]

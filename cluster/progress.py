@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from distributed import Client
 
 from pipeline.report.job import JobReport, Progress
+from pipeline.visible import visible
 
 PAGE = "/broadsheet"
 TOPIC = "broadsheet"
@@ -71,9 +72,9 @@ class DashboardProgress(Progress):
     def _snapshot(self, ended: bool = False) -> dict[str, Any]:
         job, tally, run = self._report.job, self._report.tally, self._report.run
         return {
-            "model": job.model,
+            "model": visible(job.model),
             "backend": job.backend,
-            "output": job.output,
+            "output": job.output and visible(job.output),  # not every path is UTF-8, and messages of Dask are
             "rows": tally.rows_read,
             "rows_this_run": run.rows,
             "rows_known": self._rows,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import dask
 import dask.dataframe as dd
 import duckdb
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import AG_NEWS, Command
+from conftest import AG_NEWS, Command, CommandHere
 from test_classify import TEXTS, scores_of
 
 import pipeline
@@ -91,13 +92,21 @@ def test_the_summary_fits_a_terminal(broadsheet: Command, small_model_file: Path
         (["in.csv", "--no-such-option"], "No such option"),
     ],
 )
-def test_usage_errors(broadsheet: Command, small_model_file: Path, tmp_path: Path, arguments, message: str) -> None:
+def test_usage_errors(
+    broadsheet_here: CommandHere,
+    monkeypatch: pytest.MonkeyPatch,
+    small_model_file: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
     (tmp_path / "in.csv").write_text("text\nx\n")
-    patience = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}  # for a scheduler that is not there
-    run = broadsheet("classify", *arguments, "-o", "out", "--model", small_model_file, cwd=tmp_path, env=patience)
-    assert message in run.stderr, run.stderr
-    assert "Traceback" not in run.stderr
-    assert run.returncode == 2
+    monkeypatch.chdir(tmp_path)
+    with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):  # for a scheduler that is not there
+        code, told = broadsheet_here("classify", *arguments, "-o", "out", "--model", small_model_file)
+    assert message in told
+    assert "Traceback" not in told
+    assert code == 2
     assert not (tmp_path / "out").exists()
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pickle
+from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 from conftest import Command, random_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pipeline.cli.inspect import about_model, print_model
 from pipeline.errors import ModelError
 from pipeline.model.charcnn import Model, from_params, layer_table, load_model, to_params
+from pipeline.report.console import PlainConsole, print_json, say
 
 
 def test_the_layer_table_is_the_published_frame() -> None:
@@ -66,12 +75,108 @@ def test_loading_says_which_tensor_is_wrong(small_model: Model, tmp_path: Path) 
     assert "fc2.bias holds" in message({**tensors, "fc2.bias": np.full(1024, np.nan, np.float32)})
     assert "fc3.weight is [4, 1024]" in message(tensors, {**metadata, "classes": '["a", "b"]'})
     assert "metadata is damaged" in message(tensors, {**metadata, "alphabet": "not json"})
+    assert "Expected `array`, got `str`" in message(tensors, {**metadata, "classes": '"abcd"'})
+    assert "class 2 has no name" in message(tensors, {**metadata, "classes": '["a", "", "c", "d"]'})
+    assert "100000 classes" in message(tensors, {**metadata, "classes": json.dumps(list(map(str, range(100_000))))})
+    assert "nested more than 50 deep" in message(tensors, {**metadata, "card": '{"a":' * 60 + "1" + "}" * 60})
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(ModelError, match="not a safetensors file"):
         load_model(path)
     path.write_bytes(b"")
     with pytest.raises(ModelError, match="not a safetensors file"):
         load_model(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+BAD_JSON = st.sampled_from(
+    ["", "nil", "NaN", '{"a": Infinity}', "1e999", "1" * 5000, "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900,
+     '"\\udc80"', '{"\\ud800": 1}', "{}", '"\x1b[31m"', json.dumps(["a"] * 4), json.dumps(["", "a", "b", "c"]),
+     json.dumps([f"{i}" for i in range(100_000)]), json.dumps(["a\x1b", "[/b]", "\u202ec", "$x^"]), "\ud800"]
+)  # fmt: skip
+METADATA = st.dictionaries(
+    st.sampled_from(["format", "alphabet", "classes", "length", "card", "other"]), JSON.map(json.dumps) | BAD_JSON
+)
+
+
+def with_header(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode("utf-8", "surrogatepass")
+    return len(text).to_bytes(8, "little") + text + data
+
+
+@st.composite
+def model_files(draw: st.DrawFn, read: Callable[[], bytes]) -> bytes:
+    """A model file with its bytes, its header, its metadata or one of its tensors replaced."""
+    whole = read()
+    size = int.from_bytes(whole[:8], "little")
+    header, data = json.loads(whole[8 : 8 + size]), whole[8 + size :]
+    tensor = draw(st.sampled_from(sorted(set(header) - {"__metadata__"})))
+    replaced = draw(st.sampled_from(["bytes", "size", "cut", "header", "metadata", "values", "tensor", "weight"]))
+    if replaced == "bytes":
+        return draw(st.binary(max_size=60))
+    if replaced == "size":
+        return draw(st.integers(0, 2**64 - 1) | st.sampled_from([1 << 60])).to_bytes(8, "little") + whole[8:]
+    if replaced == "cut":
+        return whole[: draw(st.integers(0, len(whole)))]
+    if replaced == "header":
+        return with_header(draw(JSON | BAD_JSON.map(lambda text: text.encode("utf-8", "surrogatepass"))), data)
+    if replaced == "metadata":
+        header["__metadata__"] = draw(JSON | METADATA)
+    elif replaced == "values":
+        header["__metadata__"].update(draw(METADATA))
+    elif replaced == "tensor":
+        fields = st.sampled_from(["dtype", "shape", "data_offsets"])
+        values = JSON | st.sampled_from(["F32", "F16", "BF16", "I8", "F8_E4M3"]) | st.lists(st.integers(0, 1 << 62))
+        header[tensor].update(draw(st.dictionaries(fields, values)))
+    else:
+        begin = header[tensor]["data_offsets"][0]
+        weight = np.float16(draw(st.floats(width=16))).tobytes()
+        data = data[:begin] + weight + data[begin + 2 :]
+    return with_header(header, data)
+
+
+@settings(deadline=5000, max_examples=120)
+@given(data=st.data())
+def test_a_model_file_of_any_content_loads_or_is_refused_in_a_message(data: st.DataObject, small_model: Model) -> None:
+    whole = small_model.to_bytes("float16")
+    file = data.draw(model_files(lambda: whole))
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        try:
+            model = Model.from_bytes(file, "it")
+        except ModelError as error:
+            say(str(error))
+        else:
+            print_model(model, PlainConsole())
+            print_json(about_model(model))
+            again = pickle.loads(pickle.dumps(Model.from_bytes(model.to_bytes(), "it")))
+            assert (again.digest, again.classes, again.card) == (model.digest, model.classes, model.card)
+    assert all(line.isprintable() for line in shown.getvalue().split("\n"))
+    assert " it" in shown.getvalue() or (shown.getvalue().startswith("it: ") and len(shown.getvalue()) < 500)
+
+
+@given(st.binary(max_size=100) | st.integers(0, 3_000_000).map(lambda size: bytes(4 * size)))
+def test_a_parameter_file_of_any_content_loads_or_is_refused_in_a_message(data: bytes) -> None:
+    with suppress(ModelError):
+        from_params(data)
+
+
+def test_what_is_no_model_file_is_refused_unread(tmp_path: Path) -> None:
+    (tmp_path / "huge.bin").touch()
+    os.truncate(tmp_path / "huge.bin", 1 << 40)
+    os.mkfifo(tmp_path / "fifo.safetensors")
+    for path, message in (
+        (tmp_path / "huge.bin", "1,099,511,627,776 bytes, more than any model"),
+        (tmp_path / "fifo.safetensors", "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path, "neither a shipped one"),
+        (Path("a\0b"), "neither a shipped one"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            load_model(path)
 
 
 @pytest.mark.parametrize("classes", [2, 4, 1000])

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
 import safetensors
+import safetensors.numpy
 import torch
 from conftest import Command, random_model
 
@@ -102,9 +103,10 @@ def test_a_checkpoint_is_safetensors_and_of_one_run_only(tmp_path: Path) -> None
         quick_train(rows, replace(recipe, dropout=0.5), seed=1, checkpoint=path, resume=True)
     with pytest.raises(UsageError, match="differs in data"):
         quick_train(articles(40, seed=5), recipe, checkpoint=path, resume=True)
-    path.write_bytes(b"not a checkpoint")
-    with pytest.raises(UsageError, match="is not a checkpoint"):
-        quick_train(rows, recipe, checkpoint=path, resume=True)
+    for about in ("[]", '{"format": "broadsheet-checkpoint/1", "job": 3}', "[" * 100_000, None):
+        path.write_bytes(b"not safetensors" if about is None else safetensors.numpy.save({}, {"about": about}))
+        with pytest.raises(UsageError, match="is not a checkpoint"):
+            quick_train(rows, recipe, checkpoint=path, resume=True)
 
 
 def test_training_leaves_the_callers_generator_alone() -> None:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
+import warnings
+from io import TextIOWrapper
 from types import FrameType
+from typing import cast
 
 import typer
 
 from pipeline.cli import classify, convert, doctor, evaluate, inspect, profile, submit, train, verify
 from pipeline.errors import BroadsheetError
+from pipeline.report.console import say
+from pipeline.visible import visible
+
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
+"""Click's error for a wrong command line; some versions of Typer have a copy of it."""
 
 app = typer.Typer(
     name="broadsheet",
     help="Label very large collections of short texts with a character-level CNN.",
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # brackets in a help text are text
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -32,25 +40,44 @@ app.command("convert")(convert.command)
 
 
 @app.callback(invoke_without_command=True)
-def _options(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+def _options(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.")
+) -> None:
     if version:
         from pipeline import __version__
 
-        typer.echo(f"broadsheet {__version__}")
+        say(f"broadsheet {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        context.get_help()  # with Rich it prints
+        raise typer.Exit(2)
 
 
 def main() -> None:
     """Run the command; errors a user can mend are one message on stderr, and the exit code says of what kind."""
     signal.signal(signal.SIGTERM, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer letters than UTF-8
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except _UsageError as error:
+        _UsageError(visible(error.format_message()), error.ctx).show()
+        sys.exit(error.exit_code)
     except BroadsheetError as error:
-        print(f"broadsheet: {error}", file=sys.stderr)
+        say(f"broadsheet: {error}", error=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        print("broadsheet: interrupted", file=sys.stderr)
+        say("broadsheet: interrupted", error=True)
         sys.exit(1)
+    except Exception:
+        say(f"broadsheet: please report this\n{traceback.format_exc()}", error=True)
+        sys.exit(1)
+
+
+def _show_warning(message: Warning | str, *_where: object) -> None:
+    say(f"broadsheet: warning: {message}", error=True)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from functools import partial
 from pathlib import Path
@@ -10,12 +9,12 @@ from threading import Event
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from pipeline.api import classify
 from pipeline.engine.open import expected_device
 from pipeline.errors import UsageError
 from pipeline.job import CHUNK_ROWS
+from pipeline.report.console import PlainConsole, print_json, say
 from pipeline.report.job import Progress
 from pipeline.report.terminal import TerminalProgress, print_report
 from pipeline.source.inputs import Paths
@@ -104,7 +103,7 @@ def command(
         "trace": trace,
         "report": page,
     }
-    progress = Progress() if quiet else TerminalProgress(Console(stderr=True, highlight=False))
+    progress = Progress() if quiet else TerminalProgress(PlainConsole(stderr=True))
     connection: dict[str, Any] = {
         "where": cluster,
         "workers": workers,
@@ -117,12 +116,12 @@ def command(
     try:
         report = _run(inputs, output, model, options, progress, connection)
     except KeyboardInterrupt:
-        typer.echo(f"broadsheet: interrupted; what is committed in {output} stays, continue with --resume", err=True)
+        say(f"broadsheet: interrupted; what is committed in {output} stays, continue with --resume", error=True)
         raise typer.Exit(1) from None
     if as_json:
-        typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
+        print_json(report.to_dict())
     elif not quiet:
-        print_report(report, Console(highlight=False))
+        print_report(report, PlainConsole())
     raise typer.Exit(report.exit_code)
 
 

@@ -9,7 +9,8 @@ import typer
 
 from pipeline.errors import OutputError, UsageError
 from pipeline.model.alphabet import PUBLISHED
-from pipeline.model.charcnn import from_params, load_model, to_params
+from pipeline.model.charcnn import from_params, load_model, read_model_file, to_params
+from pipeline.report.console import say
 
 
 def command(
@@ -27,7 +28,7 @@ def command(
     try:
         if kinds == (".bin", ".safetensors"):
             names = None if classes is None else classes.split(",")
-            model = from_params(source.read_bytes(), names, alphabet or PUBLISHED, str(source))
+            model = from_params(read_model_file(source), names, alphabet or PUBLISHED, str(source))
             data = model.to_bytes()
         elif kinds == (".safetensors", ".bin"):
             if classes is not None or alphabet is not None:
@@ -35,10 +36,12 @@ def command(
             data = to_params(load_model(source))
         else:
             raise UsageError(f"cannot convert {source} to {target}: one must be a .bin, the other a .safetensors")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise UsageError(f"{source}: {error}") from error
     try:
         target.write_bytes(data)
     except OSError as error:
         raise OutputError(f"{target} cannot be written: {error.strerror}") from error
-    typer.echo(f"{target}: {len(data):,} bytes")
+    say(f"{target}: {len(data):,} bytes")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from pipeline.errors import UsageError
+from pipeline.report.console import PlainConsole, lines, print_json, styled
 
 _STYLES = {"ok": "green", "warning": "yellow", "FAILURE": "bold red"}
 
@@ -35,9 +33,9 @@ def command(
         raise UsageError("--cluster and --scheduler-file exclude each other")
     findings = _examine(cluster, scheduler_file, output, device)
     if as_json:
-        typer.echo(json.dumps([finding.to_dict() for finding in findings], ensure_ascii=False, indent=1))
+        print_json([finding.to_dict() for finding in findings], indent=1)
     else:
-        _print(findings, Console(highlight=False))
+        _print(findings, PlainConsole())
     raise typer.Exit(int(any(finding.verdict == "FAILURE" for finding in findings)))
 
 
@@ -58,13 +56,12 @@ def _examine(where: str, scheduler_file: Path | None, output: Path | None, devic
     return findings
 
 
-def _print(findings: list[Any], console: Console) -> None:
+def _print(findings: list[Any], console: PlainConsole) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("check", "verdict", "found, and what to do"):
         table.add_column(name, overflow="fold")
     for finding in findings:
-        shown = Text(finding.found)
+        table.add_row(finding.check, styled((finding.verdict, _STYLES[finding.verdict])), lines(finding.found))
         if finding.remedy:
-            shown.append(f"\n→ {finding.remedy}", style="bold")
-        table.add_row(finding.check, Text(finding.verdict, style=_STYLES[finding.verdict]), shown)
+            table.add_row("", "", styled((f"→ {finding.remedy}", "bold")))
     console.print(table)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from pipeline.accuracy import Confusion
 from pipeline.errors import UsageError
 from pipeline.evaluate import Evaluation, evaluate
+from pipeline.report.console import PlainConsole, print_json
 from pipeline.report.terminal import print_confusion
 from pipeline.source.inputs import Paths
 
@@ -36,7 +33,9 @@ def command(
 ) -> None:
     """Print accuracy, its standard error, figures by class, the confusion matrix and the most confident mistakes."""
     if plot and find_spec("matplotlib") is None:
-        raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
+        raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
+    if plot and not plot.absolute().parent.is_dir():
+        raise UsageError(f"--plot {plot}: there is no such folder")
     result = evaluate(
         model,
         Paths(data),
@@ -51,14 +50,16 @@ def command(
     if not result.confusion.rows:
         raise UsageError(f"no row has a class of the model in column {label_column!r}")
     if as_json:
-        typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
+        print_json(result.to_dict())
     else:
-        _print(result, Console(highlight=False))
+        _print(result, PlainConsole())
     if plot:
-        _plot(result.confusion, plot)
+        from pipeline.report.plots import confusion_matrix, save_png
+
+        save_png(confusion_matrix(result.confusion), plot)
 
 
-def _print(result: Evaluation, console: Console) -> None:
+def _print(result: Evaluation, console: PlainConsole) -> None:
     console.print(f"{result.model} on {result.backend}", soft_wrap=True)
     if result.quarantined:
         console.print(f"{result.quarantined:,} unreadable rows left out", style="yellow")
@@ -69,26 +70,5 @@ def _print(result: Evaluation, console: Console) -> None:
         console.print("most confident mistakes", style="bold")
     for mistake in result.mistakes:
         where = f"{mistake.file} row {mistake.row}"
-        console.print(Text(f"{mistake.score:.3f} {mistake.label}, not {mistake.truth}  ({where})"), soft_wrap=True)
-        console.print(Text(f"      {' '.join(mistake.text.split())[:160]}", style="dim"), soft_wrap=True)
-
-
-def _plot(confusion: Confusion, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    names = confusion.classes
-    side = max(4.0, 0.5 * len(names) + 2)
-    figure = Figure(figsize=(side + 0.6, side), dpi=150, layout="constrained")
-    axes = figure.add_subplot(xlabel="labelled", ylabel="true class")
-    totals = confusion.counts.sum(axis=1, keepdims=True)
-    shares = confusion.counts / totals.clip(min=1)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    axes.set_yticks(range(len(names)), names)
-    axes.set_title(f"accuracy {confusion.accuracy:.2%} of {confusion.rows:,} rows")
-    if len(names) <= 20:
-        for i, row in enumerate(confusion.counts):
-            for j, count in enumerate(row):
-                color = "white" if shares[i, j] > 0.5 else "black"
-                axes.text(j, i, f"{count:,}", ha="center", va="center", color=color)
-    figure.savefig(path)
+        console.print(f"{mistake.score:.3f} {mistake.label}, not {mistake.truth}  ({where})", soft_wrap=True)
+        console.print(f"      {' '.join(mistake.text.split())[:160]}", style="dim", soft_wrap=True)

@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from pipeline.errors import UsageError
 from pipeline.kernels.memory_plan import Buffer, page_locked, plan, planned_bytes
 from pipeline.model.charcnn import Model, load_model
+from pipeline.report.console import PlainConsole, print_json, styled
 
 
 def command(
@@ -31,20 +30,20 @@ def command(
     buffers = plan(loaded.layers, batch, precision) if memory else []
     on_host = page_locked(loaded.layers, batch) if memory else []
     if as_json:
-        about = _about(loaded)
+        about = about_model(loaded)
         if memory:
             for name, planned in (("memory", buffers), ("page_locked", on_host)):
                 about[name] = [{"name": b.name, "bytes": b.bytes, "count": b.count} for b in planned]
-        typer.echo(json.dumps(about, ensure_ascii=False))
+        print_json(about)
     elif memory:
-        console = Console(highlight=False)
+        console = PlainConsole()
         _print_memory(f"GPU memory, batches of {batch:,}, {precision}", buffers, console)
         _print_memory("page-locked memory of the host", on_host, console)
     else:
-        _print(loaded, Console(highlight=False))
+        print_model(loaded, PlainConsole())
 
 
-def _print_memory(title: str, buffers: Sequence[Buffer], console: Console) -> None:
+def _print_memory(title: str, buffers: Sequence[Buffer], console: PlainConsole) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
     table.add_column(title, "all of it")
     table.add_column("count", justify="right")
@@ -54,7 +53,8 @@ def _print_memory(title: str, buffers: Sequence[Buffer], console: Console) -> No
     console.print(table)
 
 
-def _about(model: Model) -> dict[str, object]:
+def about_model(model: Model) -> dict[str, object]:
+    """What the command prints, as JSON values."""
     return {
         "model": model.name,
         "digest": model.digest,
@@ -71,7 +71,8 @@ def _about(model: Model) -> dict[str, object]:
     }
 
 
-def _print(model: Model, console: Console) -> None:
+def print_model(model: Model, console: PlainConsole) -> None:
+    """Name, classes, alphabet, layers and card."""
     shown = ", ".join(model.classes[:20]) + (f", … ({len(model.classes)})" if len(model.classes) > 20 else "")
     for name, value in (
         ("model", f"{model.name}, {model.parameters:,} parameters, {model.dtype}"),
@@ -80,7 +81,7 @@ def _print(model: Model, console: Console) -> None:
         ("alphabet", f"{len(model.alphabet)} symbols: {model.alphabet.symbols!r}"),
         ("length", f"{model.length} characters"),
     ):
-        console.print(Text(f"{name:>8}  ", style="bold") + Text(value), soft_wrap=True)
+        console.print(styled((f"{name:>8}  ", "bold"), value), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, justify in (("block", "left"), ("operation", "left"), ("output", "right"), ("MFLOP", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
@@ -96,4 +97,4 @@ def _print(model: Model, console: Console) -> None:
     console.print(table)
     for key, value in model.card.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        console.print(Text(f"{key:>8}  ", style="bold") + Text(text), soft_wrap=True)
+        console.print(styled((f"{key:>8}  ", "bold"), text), soft_wrap=True)

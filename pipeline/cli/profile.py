@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from pipeline.errors import UsageError
 from pipeline.profiling.measure import Point, profile, sweep_batch, sweep_precision
+from pipeline.report.console import PlainConsole, print_json
 from pipeline.report.roofline_table import print_profile, print_sweep
 
 SWEEPS = ("batch", "precision")
@@ -53,9 +52,9 @@ def command(
         return
     found = profile(model, batch, device, precision, kernels)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), ensure_ascii=False))
+        print_json(found.to_dict())
     else:
-        print_profile(found, Console(highlight=False))
+        print_profile(found, PlainConsole())
     if plot:
         from pipeline.report.plots import roofline, save_png
 
@@ -64,9 +63,9 @@ def command(
 
 def _show_sweep(points: list[Point], over: str, plot: Path | None, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([p.to_dict() for p in points]))
+        print_json([p.to_dict() for p in points])
     else:
-        print_sweep(points, Console(highlight=False))
+        print_sweep(points, PlainConsole())
     if plot:
         from pipeline.report.plots import save_png, sweep
 

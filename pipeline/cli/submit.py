@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.errors import UsageError
+from pipeline.report.console import print_file, say
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -41,7 +42,7 @@ def command(
     settings = load_site(site).changed(gpus_per_node=gpus_per_node, time=time, protocol=protocol, tls=tls or None)
     script = job_script(settings, nodes, None if interactive else context.args)
     if dry_run:
-        typer.echo(script, nl=False)
+        print_file(script)
         return
     number = submit(script)
-    typer.echo(f"job {number} is submitted; it writes to broadsheet-{number}.log")
+    say(f"job {number} is submitted; it writes to broadsheet-{number}.log")

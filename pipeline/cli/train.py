@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from pipeline.errors import UsageError
+from pipeline.report.console import PlainConsole, say
 from pipeline.source.inputs import Paths
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def command(
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     settings = [f"{name}={value}" for name, value in given.items() if value is not None]
     recipe = Recipe().with_settings([*settings, *(set_ or [])])
-    watch = _Watch(Console(stderr=True, highlight=False, quiet=quiet), recipe.epochs)
+    watch = _Watch(PlainConsole(stderr=True, quiet=quiet), recipe.epochs)
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
@@ -113,7 +113,7 @@ def command(
         )
     except KeyboardInterrupt:
         if checkpoint.exists():
-            typer.echo(f"broadsheet: interrupted; {checkpoint} stays, continue with --resume", err=True)
+            say(f"broadsheet: interrupted; {checkpoint} stays, continue with --resume", error=True)
             raise typer.Exit(1) from None
         raise
     trained.model.save(output)
@@ -126,7 +126,7 @@ def command(
 class _Watch:
     """Tells a terminal or a log how the run goes, a line an epoch."""
 
-    def __init__(self, console: Console, epochs: int) -> None:
+    def __init__(self, console: PlainConsole, epochs: int) -> None:
         self._console, self._epochs = console, epochs
         self._began = self._last = time.monotonic()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import msgspec
 import typer
 
 from pipeline.output.verify import verify
+from pipeline.report.console import print_json, say
 
 
 def command(
@@ -19,9 +19,9 @@ def command(
     """Read everything in an output folder again and check it; exit code 1 and a message at the first damage."""
     totals = verify(output)
     if as_json:
-        typer.echo(json.dumps(msgspec.to_builtins(totals), ensure_ascii=False))
+        print_json(msgspec.to_builtins(totals))
     else:
-        typer.echo(
+        say(
             f"{output}: whole. {totals.chunks:,} chunks; {totals.rows_read:,} rows read = "
             f"{totals.rows_written:,} labelled + {totals.rows_quarantined:,} quarantined"
         )

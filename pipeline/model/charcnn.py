@@ -1,4 +1,4 @@
-"""The network's layer table, its weights, and their two file formats: safetensors and the parent's params.bin."""
+"""The network's layer table, its weights, and the parent program's parameter file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 from numpy.typing import NDArray
 
 from pipeline.errors import ModelError
-from pipeline.model.alphabet import PUBLISHED, Alphabet
+from pipeline.model import model_file
+from pipeline.model.alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
 
-FORMAT = "broadsheet-charcnn/1"
 CHANNELS = 256
 HIDDEN = 1024
 NORM_EPSILON = 1e-5
@@ -149,7 +147,7 @@ class Model:
     Raises
     ------
     ModelError
-        For a tensor that is missing, unknown, misshapen or not finite, or two classes of one name.
+        For a tensor that is missing, unknown, misshapen or not finite, a class without a name, or two of one name.
 
     Examples
     --------
@@ -169,9 +167,11 @@ class Model:
     name: str = "model"
 
     def __post_init__(self) -> None:
-        if len(set(self.classes)) != len(self.classes):
-            raise ModelError(f"{self.name}: two classes have the same name")
-        expected = {n: s for layer in self.layers for n, s in layer.shapes.items()}
+        self._check_classes()
+        try:
+            expected = {n: s for layer in self.layers for n, s in layer.shapes.items()}
+        except ModelError as error:
+            raise ModelError(f"{self.name}: {error}") from error
         for tensor, shape in expected.items():
             if tensor not in self.tensors:
                 raise ModelError(f"{self.name}: tensor {tensor} is missing")
@@ -184,7 +184,18 @@ class Model:
                 raise ModelError(f"{self.name}: tensor {tensor} holds a value that is not finite")
         extra = sorted(set(self.tensors) - set(expected))
         if extra:
-            raise ModelError(f"{self.name}: tensor {extra[0]} does not belong to this network")
+            raise ModelError(f"{self.name}: tensor {extra[0]:.100} does not belong to this network")
+
+    def _check_classes(self) -> None:
+        """Names go into Parquet, CSV and JSON, where a label must be a text that is told from a missing one."""
+        if len(set(self.classes)) != len(self.classes):
+            raise ModelError(f"{self.name}: two classes have the same name")
+        if "" in self.classes:
+            raise ModelError(f"{self.name}: class {1 + self.classes.index('')} has no name")
+        try:
+            "".join(self.classes).encode()
+        except UnicodeEncodeError as error:
+            raise ModelError(f"{self.name}: the name of a class is not valid Unicode") from error
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -234,16 +245,8 @@ class Model:
         for name, tensor in tensors.items():
             if not np.isfinite(tensor).all():
                 raise ModelError(f"tensor {name} does not fit {dtype}")
-        about = {
-            "format": FORMAT,
-            "alphabet": self.alphabet.symbols,
-            "classes": list(self.classes),
-            "length": self.length,
-            "layers": [_describe(layer) for layer in self.layers],
-            "card": dict(self.card),
-        }
-        metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()}
-        return _with_sorted_metadata(safetensors.numpy.save(tensors, metadata))
+        about = model_file.About(self.alphabet.symbols, list(self.classes), self.length, dict(self.card))
+        return model_file.encode(tensors, about, [_describe(layer) for layer in self.layers])
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
         """Write the model to a safetensors file.
@@ -280,30 +283,12 @@ class Model:
             If the file is damaged, or is not a model of this version.
 
         """
+        tensors, about = model_file.decode(data, name)
         try:
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            tensors = safetensors.numpy.load(data)
-        except (safetensors.SafetensorError, ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{name}: not a safetensors file of fp32 or fp16 tensors ({error})") from error
-        try:
-            about = {key: json.loads(value) for key, value in header.get("__metadata__", {}).items()}
-            kind = about.get("format")
-            if kind != FORMAT:
-                raise ModelError(f"{name}: its metadata says format {kind!r}, this version reads {FORMAT!r}")
-            alphabet, classes, length = about["alphabet"], about["classes"], about["length"]
-            return cls(Alphabet(alphabet), tuple(classes), int(length), tensors, about.get("card", {}), name)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{name}: its metadata is damaged ({error!r})") from error
-
-
-def _with_sorted_metadata(file: bytes) -> bytes:
-    """The file with its metadata sorted: the library writes it in random order, and a model should be one file."""
-    size = int.from_bytes(file[:8], "little")
-    header = json.loads(file[8 : 8 + size])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
-    return len(text).to_bytes(8, "little") + text + file[8 + size :]
+            alphabet = Alphabet(about.alphabet)
+        except ValueError as error:
+            raise ModelError(f"{name}: {error}") from error
+        return cls(alphabet, tuple(about.classes), about.length, tensors, about.card, name)
 
 
 def _describe(layer: Layer) -> dict[str, Any]:
@@ -354,11 +339,20 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
         return Model.from_bytes(shipped.read_bytes(), str(source))
     path = Path(source)
     try:
-        data = path.read_bytes()
-    except OSError as error:
+        data = read_model_file(path)
+    except (OSError, ValueError) as error:
         known = ", ".join(SHIPPED)
         raise ModelError(f"no model {str(source)!r}: neither a shipped one ({known}) nor a readable file") from error
     return from_params(data, name=str(path)) if path.suffix == ".bin" else Model.from_bytes(data, str(path))
+
+
+def read_model_file(path: Path) -> bytes:
+    """The bytes of a model file or params.bin.
+
+    Raises OSError or ValueError where there is no such file; ModelError where it is none, or larger than any model.
+    """
+    largest = 4 * _parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + model_file.MOST_HEADER_BYTES
+    return model_file.read_file(path, largest)
 
 
 def from_params(
@@ -399,6 +393,6 @@ def to_params(model: Model) -> bytes:
     return b"".join(np.ascontiguousarray(model.tensors[name], "<f4").tobytes() for name in order)
 
 
-def _parameter_count(symbols: int, classes: int) -> int:
-    layers = layer_table(symbols, PUBLISHED_LENGTH, classes)
+def _parameter_count(symbols: int, classes: int, length: int = PUBLISHED_LENGTH) -> int:
+    layers = layer_table(symbols, length, classes)
     return sum(int(np.prod(shape)) for layer in layers for shape in layer.shapes.values())

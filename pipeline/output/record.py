@@ -234,7 +234,8 @@ class _Versioned(Struct):
 def to_json(value: object) -> bytes:
     """JSON with sorted keys: the same value is always the same bytes."""
     plain = msgspec.to_builtins(value, enc_hook=_scalar)
-    return json.dumps(plain, sort_keys=True, ensure_ascii=False, indent=1).encode() + b"\n"
+    text = json.dumps(plain, sort_keys=True, ensure_ascii=False, indent=1)
+    return text.encode("utf-8", "backslashreplace") + b"\n"  # a path that is not UTF-8, as JSON escapes it
 
 
 def _scalar(value: object) -> object:

@@ -6,17 +6,17 @@ import statistics
 from collections.abc import Callable
 
 from rich import box
-from rich.console import Console
+from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from pipeline.report.breakdown import MOMENTS, Breakdown, DeviceTimes
+from pipeline.report.console import PlainConsole
 
 _OWN_COLUMN = 4
 """Up to so many devices have a column each; of more, the table gives first, median and last."""
 
 
-def print_breakdown(breakdown: Breakdown, console: Console) -> None:
+def print_breakdown(breakdown: Breakdown, console: PlainConsole) -> None:
     """The table of moments, throughput and busy share, and the verdict in one line."""
     if breakdown.devices:
         few = len(breakdown.devices) <= _OWN_COLUMN
@@ -25,10 +25,10 @@ def print_breakdown(breakdown: Breakdown, console: Console) -> None:
             f"{breakdown.rows_per_second:,.0f} articles a second from first input to last output; "
             f"{breakdown.devices[0].device.partition(':')[0].upper().replace('CUDA', 'GPU')} busy {breakdown.busy:.0%}"
         )
-    console.print(Text(breakdown.verdict, style="bold"))
+    console.print(breakdown.verdict, style="bold")
 
 
-def _table(*columns: str) -> Table:
+def _table(*columns: RenderableType) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", overflow="fold")
@@ -36,7 +36,7 @@ def _table(*columns: str) -> Table:
 
 
 def _own_columns(breakdown: Breakdown) -> Table:
-    table = _table("seconds from start", *(device_name(d, "\n") for d in breakdown.devices))
+    table = _table("seconds from start", *(Group(d.host, _device(d)) for d in breakdown.devices))
     for name in MOMENTS:
         table.add_row(name, *(moment_text(d.moments[name]) for d in breakdown.devices))
     table.add_row("end", moment_text(breakdown.seconds), *[""] * (len(breakdown.devices) - 1), end_section=True)
@@ -51,13 +51,11 @@ def _summary(breakdown: Breakdown) -> Table:
     for name in MOMENTS:
         times = [d.moments[name] for d in devices]
         latest = max(devices, key=lambda d: d.moments[name])
-        table.add_row(
-            name, *map(moment_text, (min(times), statistics.median(times), max(times))), device_name(latest, " ")
-        )
+        table.add_row(name, *map(moment_text, (min(times), statistics.median(times), max(times))), device_name(latest))
     table.add_row("end", "", "", moment_text(breakdown.seconds), "", end_section=True)
     table.add_row(f"{len(devices)} devices", "least", "median", "most", "the least has", end_section=True)
     for label, value, show in (("busy", _busy, "{:.0%}"), ("articles", _rows, "{:,.0f}")):
-        table.add_row(label, *_least_median_most(devices, value, show), device_name(min(devices, key=value), " "))
+        table.add_row(label, *_least_median_most(devices, value, show), device_name(min(devices, key=value)))
     return table
 
 
@@ -81,7 +79,11 @@ def moment_text(seconds: float) -> str:
     return f"{seconds:,.2f}" if seconds >= 0 else "before"
 
 
-def device_name(device: DeviceTimes, between: str) -> str:
-    """Host and device; for a CPU the process too, since a host may run several workers on it."""
-    name = device.device if device.device.startswith("cuda") else f"{device.device} {device.where.rpartition(':')[2]}"
-    return f"{device.host}{between}{name}"
+def device_name(device: DeviceTimes) -> str:
+    """Host and device."""
+    return f"{device.host} {_device(device)}"
+
+
+def _device(device: DeviceTimes) -> str:
+    """A GPU; for a CPU the process too, since a host may run several workers on it."""
+    return device.device if device.device.startswith("cuda") else f"{device.device} {device.where.rpartition(':')[2]}"

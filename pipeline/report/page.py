@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from pipeline.accuracy import LENGTHS
 from pipeline.report import plots
@@ -21,6 +22,7 @@ from pipeline.report.breakdown_table import device_name, moment_text
 from pipeline.report.job import JobReport
 from pipeline.report.roofline import judge
 from pipeline.report.roofline_table import figure, time_text
+from pipeline.visible import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,12 +55,21 @@ def save_page(report: JobReport, path: str) -> None:
 
 
 def page(report: JobReport) -> str:
-    """The page as HTML. Everything that comes from the input is escaped."""
+    """The page as HTML. Everything that comes from the input is escaped, and its control characters are visible."""
     environment = Environment(
-        loader=PackageLoader("pipeline", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("pipeline", "report"),
+        autoescape=True,
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text, "ratio": _ratio}
     return environment.get_template("page.html.j2").render(_content(report))
+
+
+def _finalize(value: Any) -> Any:
+    """A value as the page shows it: a text visible, HTML that a macro made as it is."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _content(report: JobReport) -> dict[str, Any]:

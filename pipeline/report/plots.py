@@ -1,4 +1,4 @@
-"""The pictures of a job and of a profile, drawn with Matplotlib."""
+"""The pictures of a job, a profile and an evaluation, drawn with Matplotlib."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from pipeline.accuracy import Confusion
 from pipeline.profiling.measure import Point, Profile
 from pipeline.report.breakdown import Breakdown
 from pipeline.report.breakdown_table import device_name
@@ -18,6 +19,7 @@ from pipeline.report.roofline import Judged, judge
 from pipeline.report.roofline_table import figure as in_words
 from pipeline.report.timeline import Timeline, overlap, union
 from pipeline.telemetry.spans import Span
+from pipeline.visible import visible
 
 WIDE, NARROW = 9.6, 4.0
 """Inches: the width of a picture for desktop and mobile."""
@@ -34,7 +36,14 @@ COLORS = {
 
 _BOUND_COLORS = {"compute": "#2a9d5c", "memory": "#4c78a8", "latency": "#e45756"}
 _MOST_DEVICES = 32
-_STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#8a8f98"}
+_MOST_NUMBERED = 20
+_STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#8a8f98",
+    "text.parse_math": False,  # a name with dollar signs is no formula
+}
 
 
 def timeline(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
@@ -64,7 +73,7 @@ def timeline(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
             axes.imshow(rows, aspect="auto", interpolation="nearest", extent=(begin, end, len(lanes) - 0.5, -0.5))
             axes.set_yticks(range(len(lanes)), lanes, fontsize=8)
             axes.tick_params(axis="y", length=0)
-            title = f"{device_name(device, ' ')}, busy {device.busy:.0%}"
+            title = f"{visible(device_name(device))}, busy {device.busy:.0%}"
             axes.set_title(title, loc="left", fontsize=9, fontweight="bold", pad=3)
             axes.hlines(np.arange(len(lanes) - 1) + 0.5, begin, end, color="white", linewidth=1.5)
         panels[-1].set_xlabel("seconds since the start")
@@ -164,15 +173,36 @@ def sweep(points: list[Point], over: str) -> Figure:
     return drawn
 
 
+def confusion_matrix(confusion: Confusion) -> Figure:
+    """Rows by true class (downwards) and label, each shaded by its share of the true class."""
+    names = [visible(name) for name in confusion.classes]
+    side = max(4.0, 0.5 * len(names) + 2)
+    shares = confusion.counts / confusion.counts.sum(axis=1, keepdims=True).clip(min=1)
+    with mpl.rc_context(_STYLE):
+        drawn = Figure(figsize=(side + 0.6, side), layout="constrained")
+        axes = drawn.add_subplot(xlabel="labelled", ylabel="true class")
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+        axes.set_yticks(range(len(names)), names)
+        axes.set_title(f"accuracy {confusion.accuracy:.2%} of {confusion.rows:,} rows")
+        if len(names) <= _MOST_NUMBERED:
+            for i, row in enumerate(confusion.counts):
+                for j, count in enumerate(row):
+                    color = "white" if shares[i, j] > 0.5 else "black"
+                    axes.text(j, i, f"{count:,}", ha="center", va="center", color=color)
+    return drawn
+
+
 def save_png(drawn: Figure, path: str | Path) -> None:
     """Write a picture as PNG. Raises OSError."""
-    drawn.savefig(path, format="png", dpi=150)
+    with mpl.rc_context(_STYLE):
+        drawn.savefig(path, format="png", dpi=150)
 
 
 def to_svg(drawn: Figure) -> str:
     """The picture as SVG text, letters drawn as outlines, so that it looks the same everywhere."""
     text = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "broadsheet"}):
+    with mpl.rc_context(_STYLE | {"svg.fonttype": "path", "svg.hashsalt": "broadsheet"}):
         drawn.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
 

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from pipeline.profiling.measure import Point, Profile
+from pipeline.report.console import PlainConsole
 from pipeline.report.roofline import judge
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
-def print_profile(profile: Profile, console: Console) -> None:
+def print_profile(profile: Profile, console: PlainConsole) -> None:
     """Time, work and rates of every kernel; its place under the roofline; on a GPU, how well it fills the device."""
     rate = profile.batch / profile.seconds
     console.print(f"{profile.batch:,} articles on {profile.device}: {time_text(profile.seconds)}, {rate:,.0f} a second")
     ceilings = profile.ceilings
     flop, moved = figure(ceilings.flop_per_second, "FLOP/s"), figure(ceilings.bytes_per_second, "B/s")
-    console.print(Text(f"ceilings: {flop}, {moved} ({ceilings.how})"))
+    console.print(f"ceilings: {flop}, {moved} ({ceilings.how})")
     console.print(_work(profile))
     console.print(_roofline(profile))
     if any(kernel.occupancy is not None for kernel in profile.kernels):
         console.print(_fill(profile))
 
 
-def print_sweep(points: list[Point], console: Console) -> None:
+def print_sweep(points: list[Point], console: PlainConsole) -> None:
     """Latency and throughput by batch and precision."""
     table = _table("precision", "batch", "latency", "articles a second")
     for point in points:

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
-from rich.text import Text
 
 from pipeline.accuracy import Confusion
 from pipeline.report.breakdown_table import print_breakdown
+from pipeline.report.console import PlainConsole, lines, styled
 from pipeline.report.job import JobReport, Progress
 from pipeline.report.roofline_table import print_profile
 
@@ -26,7 +25,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 class TerminalProgress(Progress):
     """A live bar with articles done, articles a second and time left; plain lines where there is no terminal."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: PlainConsole) -> None:
         self._console = console
         self._bar: RichProgress | None = None
         self._rows = 0
@@ -38,10 +37,10 @@ class TerminalProgress(Progress):
         self._console.print(f"dashboard: {dashboard}", style="dim", soft_wrap=True)
         if self._console.is_terminal:
             self._bar = RichProgress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=None),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[pace]}"),
+                TextColumn("{task.fields[pace]}", markup=False),
                 console=self._console,
                 transient=True,
             )
@@ -70,7 +69,7 @@ class TerminalProgress(Progress):
             self._bar.stop()
 
 
-def print_report(report: JobReport, console: Console) -> None:
+def print_report(report: JobReport, console: PlainConsole) -> None:
     """Totals and labels; then accuracy, quarantined rows, breakdown, profile and problems, where there are any."""
     _print_totals(report, console)
     console.print(_label_table(report))
@@ -91,34 +90,33 @@ def print_report(report: JobReport, console: Console) -> None:
         console.print("The job was stopped early: --resume does the chunks that are left.", style="yellow")
 
 
-def _print_totals(report: JobReport, console: Console) -> None:
+def _print_totals(report: JobReport, console: PlainConsole) -> None:
     balance = f"{report.rows_read:,} read = {report.rows_written:,} labelled + {report.rows_quarantined:,} quarantined"
-    lines = [
+    facts = [
         ("rows", balance),
         ("time", f"{report.run.seconds:,.1f} s; {report.articles_per_second:,.0f} articles a second once started"),
         ("model", report.job.model),
         ("on", report.backend),
     ]
     if report.job.no_gpu:
-        lines.append(("no GPU", report.job.no_gpu))
+        facts.append(("no GPU", report.job.no_gpu))
     if report.run.chunks_before:
-        lines.insert(
-            1, ("resumed", f"{report.run.chunks_before:,} of {report.tally.chunks:,} chunks were there before")
-        )
+        before = f"{report.run.chunks_before:,} of {report.tally.chunks:,} chunks were there before"
+        facts.insert(1, ("resumed", before))
     if report.rows_written:
         unknown = report.tally.unknown_chars / max(report.tally.chars, 1)
         health = (
             f"{report.tally.chars / report.rows_written:,.0f} characters on average, {unknown:.2%} outside the alphabet"
         )
-        lines.append(("text", health + (f", {report.tally.truncated:,} rows cut" if report.tally.truncated else "")))
+        facts.append(("text", health + (f", {report.tally.truncated:,} rows cut" if report.tally.truncated else "")))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="bold", min_width=8)
     grid.add_column(overflow="fold")
-    for name, value in lines:
-        grid.add_row(name, Text(value))
+    for name, value in facts:
+        grid.add_row(name, value)
     console.print(grid)
     if report.job.output:  # on one line, so that it can be copied
-        console.print(Text("  output  ", style="bold") + Text(report.job.output), soft_wrap=True)
+        console.print(styled(("  output  ", "bold"), report.job.output), soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:
@@ -132,13 +130,13 @@ def _label_table(report: JobReport) -> Table:
     table = _table("label", "rows", "share")
     shown = report.tally.labels.most_common(_MOST_CLASSES)
     for name, rows in shown:
-        table.add_row(Text(name), f"{rows:,}", f"{rows / max(report.rows_written, 1):.1%}")
+        table.add_row(name, f"{rows:,}", f"{rows / max(report.rows_written, 1):.1%}")
     if len(report.tally.labels) > len(shown):
         table.add_row(f"{len(report.tally.labels) - len(shown)} more", "", "")
     return table
 
 
-def print_confusion(confusion: Confusion, console: Console) -> None:
+def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
     """Accuracy, the per-class table, and for few classes the matrix (true class by row)."""
     if confusion.without_truth:
         message = f"{confusion.without_truth:,} rows have a truth that is not a class of the model; they are left out"
@@ -151,16 +149,16 @@ def print_confusion(confusion: Confusion, console: Console) -> None:
     )
     table = _table("class", "precision", "recall", "F1", "rows")
     for name, precision, recall, f1, support in confusion.per_class()[:_MOST_CLASSES]:
-        table.add_row(Text(name), f"{precision:.3f}", f"{recall:.3f}", f"{f1:.3f}", f"{support:,}")
+        table.add_row(name, f"{precision:.3f}", f"{recall:.3f}", f"{f1:.3f}", f"{support:,}")
     console.print(table)
     if len(confusion.classes) <= _MOST_CLASSES // 2:
         matrix = _table("true \\ labelled", *confusion.classes)
         for name, row in zip(confusion.classes, confusion.counts, strict=True):
-            matrix.add_row(Text(name), *(f"{n:,}" for n in row))
+            matrix.add_row(name, *(f"{n:,}" for n in row))
         console.print(matrix)
 
 
-def _print_validation(report: JobReport, answers: str, console: Console) -> None:
+def _print_validation(report: JobReport, answers: str, console: PlainConsole) -> None:
     if report.wrong_answers:
         verb = "differs" if report.wrong_answers == 1 else "differ"
         verdict = f"{report.wrong_answers:,} of {report.rows_written:,} labels {verb} from {answers}"
@@ -169,7 +167,7 @@ def _print_validation(report: JobReport, answers: str, console: Console) -> None
     console.print(f"validation: {verdict}", style="red" if report.wrong_answers else "green", soft_wrap=True)
 
 
-def _print_quarantine(report: JobReport, console: Console) -> None:
+def _print_quarantine(report: JobReport, console: PlainConsole) -> None:
     for item in report.results.first_quarantined(_MOST_LINES):
         console.print(
             f"quarantined  {item['file']} row {item['row']}: {item['reason']}", style="yellow", soft_wrap=True
@@ -178,9 +176,9 @@ def _print_quarantine(report: JobReport, console: Console) -> None:
         console.print(f"quarantined  … {report.rows_quarantined:,} rows in all", style="yellow")
 
 
-def _print_list(name: str, messages: Iterable[str], console: Console) -> None:
+def _print_list(name: str, messages: Iterable[str], console: PlainConsole) -> None:
     messages = list(messages)
     for message in messages[:_MOST_LINES]:
-        console.print(f"{name}  {message}", style="yellow", soft_wrap=True)
+        console.print(lines(f"{name}  {message}", "yellow"), soft_wrap=True)
     if len(messages) > _MOST_LINES:
         console.print(f"{name}  … and {len(messages) - _MOST_LINES} more", style="yellow")

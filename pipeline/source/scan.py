@@ -24,6 +24,7 @@ from pipeline.source.formats.base import InputFile
 from pipeline.source.opening import open_at
 from pipeline.source.records import Records, Splitter, read_records
 from pipeline.threads import available_cores, threads
+from pipeline.visible import visible
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Scanner:
                     raise
                 except Exception as error:  # it kills its workers, or they run another version
                     if not warned:
-                        _log.warning("workers cannot scan %s, so it is done here: %r", file.path, error)
+                        _log.warning("workers cannot scan %s, so it is done here: %r", visible(file.path), error)
                     warned = True
                 if segment is None or segment.begin != at:
                     segment = _scan_from(file, split, at, stop)

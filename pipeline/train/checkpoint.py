@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import safetensors
 import safetensors.torch
+from msgspec import Struct
 from torch import Tensor
 
 from pipeline.errors import UsageError
@@ -34,6 +36,15 @@ class Epoch(NamedTuple):
     number: int
     loss: float
     accuracy: float
+
+
+class _About(Struct):
+    """The metadata of the file."""
+
+    format: str
+    job: dict[str, Any]
+    steps: int
+    history: tuple[Epoch, ...]
 
 
 @dataclass(frozen=True)
@@ -62,19 +73,18 @@ class Checkpoint:
         """Read a checkpoint of `job`. Raises UsageError where there is none, or it is of another job."""
         try:
             with safetensors.safe_open(path, "pt") as file:
-                about = json.loads((file.metadata() or {}).get("about", "{}"))
+                about = msgspec.convert(json.loads((file.metadata() or {}).get("about", "{}")), _About)
                 tensors: dict[str, dict[str, Tensor]] = {}
                 for key in file.keys():  # noqa: SIM118
                     part, _, name = key.partition("/")
                     tensors.setdefault(part, {})[name] = file.get_tensor(key)
         except FileNotFoundError:
             raise UsageError(f"nothing to resume: there is no {path}") from None
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
+        except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
             raise UsageError(f"{path} is not a checkpoint ({error})") from error
-        if about.get("format") != FORMAT:
+        if about.format != FORMAT:
             raise UsageError(f"{path} is not a checkpoint of this version")
-        different = sorted(name for name in job if job[name] != about["job"].get(name))
+        different = sorted(name for name in job if job[name] != about.job.get(name))
         if different:
             raise UsageError(f"{path} is of another run: it differs in {', '.join(different)}")
-        history = tuple(Epoch(*epoch) for epoch in about["history"])
-        return cls(about["job"], about["steps"], history, tensors)
+        return cls(about.job, about.steps, about.history, tensors)

@@ -1,0 +1,111 @@
+"""A model as a safetensors file: tensors, and metadata in which each value is JSON text."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import safetensors
+import safetensors.numpy
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from pipeline.errors import ModelError
+
+FORMAT = "broadsheet-charcnn/1"
+MOST_HEADER_BYTES = 4 << 20
+_DEEPEST = 50
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class About(Struct):
+    """The metadata that gives the tensors their meaning."""
+
+    alphabet: str
+    classes: list[str]
+    length: Annotated[int, Meta(ge=0, le=1 << 31)]
+    card: dict[str, Any] = {}
+
+
+class _Header(Struct, rename={"metadata": "__metadata__"}):
+    """What comes before the tensors; where they lie is left to the library."""
+
+    metadata: dict[str, str] = {}
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """A file of up to `most` bytes. Raises OSError; ModelError for a larger one, or where it is not a regular file."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # a FIFO would wait
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise ModelError(f"{path} is not a regular file")
+        if about.st_size > most:
+            raise ModelError(f"{path} has {about.st_size:,} bytes, more than any model of this kind ({most:,})")
+        return file.read(most)
+
+
+def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[str, Any]]) -> bytes:
+    """The file; the same values always give the same bytes. layers: a description for people and other programs.
+
+    Raises ModelError for a card that is too large, or that JSON cannot hold.
+    """
+    values = {"format": FORMAT, "layers": layers, **msgspec.structs.asdict(about)}
+    metadata = {name: _json(value) for name, value in values.items()}
+    file = safetensors.numpy.save(dict(tensors), metadata)
+    size = int.from_bytes(file[:8], "little")
+    header = json.loads(file[8 : 8 + size])
+    # The library writes the metadata in random order, and a model should be one file.
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    if len(text) > MOST_HEADER_BYTES:
+        raise ModelError(f"the metadata has {len(text):,} bytes, more than {MOST_HEADER_BYTES:,}: shorten the card")
+    return len(text).to_bytes(8, "little") + text + file[8 + size :]
+
+
+def _json(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ModelError(f"the card of a model holds JSON values: {error}") from error
+    # A lone surrogate stands for a byte of a file name that is not UTF-8; no reader of the file could take it.
+    return _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)
+
+
+def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About]:
+    """Tensors and metadata of a file. Raises ModelError, whatever the bytes; the tensors' shapes are not checked."""
+    size = int.from_bytes(data[:8], "little")
+    if size > MOST_HEADER_BYTES:
+        raise ModelError(f"{name}: not a safetensors file of a model (it claims a header of {size:,} bytes)")
+    with _damage_told(f"{name}: not a safetensors file of fp32 or fp16 tensors"):
+        header = msgspec.json.decode(data[8 : 8 + size], type=_Header)
+        tensors = safetensors.numpy.load(data)
+    with _damage_told(f"{name}: its metadata is damaged"):
+        kind = msgspec.json.decode(header.metadata.get("format", "null"))
+        if kind != FORMAT:
+            raise ModelError(f"{name}: its metadata says format {kind!r:.80}, this version reads {FORMAT!r}")
+        known = [field for field in About.__struct_fields__ if field in header.metadata]
+        about = msgspec.convert({field: msgspec.json.decode(header.metadata[field]) for field in known}, About)
+        if _depth(about.card) > _DEEPEST:
+            raise ValueError(f"the card is nested more than {_DEEPEST} deep")
+    return tensors, about
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
+
+
+@contextmanager
+def _damage_told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (safetensors.SafetensorError, ValueError, KeyError, RecursionError) as error:
+        raise ModelError(f"{what} ({str(error)[:200]})") from error

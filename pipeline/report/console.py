@@ -1,0 +1,53 @@
+"""What the commands print: text whose control characters are visible, or JSON. Nothing else in the package prints.
+
+Names and messages may hold anything: escape sequences that a terminal would obey, or what Rich takes for markup. So
+there is one console, which knows no markup and makes each string visible, and `styled` in the place of Rich's `Text`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from pipeline.visible import visible, visible_lines
+
+
+class PlainConsole(Console):
+    """Rich's console, on which a string is text and nothing else; cells and headers of tables too."""
+
+    def __init__(self, stderr: bool = False, quiet: bool = False) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """What Rich calls for every string that it is given."""
+        return super().render_str(visible(text), **options)
+
+
+def styled(*parts: str | tuple[str, str]) -> Text:
+    """One line of several parts, each a string, or a string and its style."""
+    pairs = [(part, "") if isinstance(part, str) else part for part in parts]
+    return Text.assemble(*((visible(text), style) for text, style in pairs))
+
+
+def lines(text: str, style: str = "") -> Text:
+    """A message that may have several lines."""
+    return Text(visible_lines(text), style)
+
+
+def say(message: str, error: bool = False) -> None:
+    """Print a message, which may have several lines, to stdout or stderr."""
+    print(visible_lines(message), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def print_file(text: str) -> None:
+    """Print the text of a file: as it is, but visible on a terminal."""
+    sys.stdout.write("\n".join(map(visible, text.split("\n"))) if sys.stdout.isatty() else text)
+
+
+def print_json(value: Any, indent: int | None = None) -> None:
+    """Print JSON in ASCII: every other character is an escape, so it is safe on a terminal and never fails."""
+    print(json.dumps(value, indent=indent), flush=True)
