@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pipeline.errors import SourceError
 from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, concat, cut, is_textual
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from pipeline.source.formats.parquet_pages import longest_value
 from pipeline.source.limits import LIMITS
 from pipeline.source.opening import open_at
 from pipeline.telemetry.spans import Span
@@ -171,12 +172,12 @@ class _RowGroup:
             with open_at(self._file) as stream:
                 parquet = _open(self._file, stream)
                 about, names = parquet.metadata.row_group(self._group), list(self._columns)
-                strings = [name for name in names if is_textual(parquet.schema_arrow.field(name).type)]
                 stored = _stored_bytes(about, self._columns)
-                rows = _MOST_DECODED // _longest_row(parquet, stream, self._group, names, strings)
+                rows = _MOST_DECODED // _longest_row(parquet, stream, self._group, names)
                 if stored > _MOST_DECODED:
                     rows = min(rows, _ROWS_AT_ONCE)
                 elif rows < min(about.num_rows, _ROWS_AT_ONCE) and stored <= LIMITS.chunk_bytes:
+                    strings = [name for name in names if is_textual(parquet.schema_arrow.field(name).type)]
                     parquet, rows = pq.ParquetFile(stream, read_dictionary=strings), about.num_rows
                 rows = max(1, min(rows, about.num_rows))
                 yield from parquet.iter_batches(rows, row_groups=[self._group], columns=names, use_threads=False)
@@ -203,19 +204,14 @@ def _stored_bytes(about: pq.RowGroupMetaData, names: Sequence[str]) -> int:
     return sum(max(column.total_uncompressed_size, 0) for column in _columns_of(about, names))
 
 
-def _longest_row(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: list[str], strings: list[str]) -> int:
+def _longest_row(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: list[str]) -> int:
     """The bytes that a row takes at most, where its values are in dictionaries: the sum of their longest."""
     longest = 1
-    about = parquet.metadata.row_group(group)
-    for column in _columns_of(about, names):
+    for column in _columns_of(parquet.metadata.row_group(group), names):
         if column.path_in_schema not in names or "DELTA_BYTE_ARRAY" in column.encodings:
-            longest = _UNKNOWN_BYTES
-    if about.num_rows and strings:
-        dictionaries = pq.ParquetFile(stream, read_dictionary=strings)
-        first = next(dictionaries.iter_batches(1, row_groups=[group], columns=strings, use_threads=False))
-        for column in first.columns:
-            values = column.dictionary if pa.types.is_dictionary(column.type) else column
-            longest += pc.max(pc.binary_length(values)).as_py() or 0
+            longest += _UNKNOWN_BYTES
+        elif column.physical_type == "BYTE_ARRAY":
+            longest += longest_value(stream, column)
     return longest
 
 
