@@ -39,5 +39,9 @@ class SourceError(BroadsheetError):
     exit_code = 3
 
 
+class InputChanged(SourceError):
+    """An input file that is no longer the one that the job was planned for. Exit code 3."""
+
+
 class OutputError(BroadsheetError):
     """An output folder that cannot be written, or whose files are missing, damaged or do not add up. Exit code 1."""

@@ -22,7 +22,7 @@ from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
 from pipeline import tasks
 from pipeline.errors import BroadsheetError, SourceError
-from pipeline.source.inputs import Loaded, Partition, Source
+from pipeline.source.inputs import Loaded, Partition, Source, Unread
 from pipeline.source.plan import Unit
 from pipeline.tasks import Done, Job, SetAside
 
@@ -54,7 +54,10 @@ def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iter
                 chunks = list(itertools.islice(waiting, room))
                 more = len(chunks) == room
                 run.submit(chunks)
+                yield from _unread(chunks, job)
             if not run.live:
+                if more:
+                    continue  # the client could read none of these chunks
                 break
             source, result = run.next_done()
             if more:
@@ -73,6 +76,14 @@ def classify_chunks(client: Client, sources: Iterable[Source], job: Job) -> Iter
             )
     finally:
         run.cancel()
+
+
+def _unread(chunks: list[Source], job: Job) -> Iterator[SetAside]:
+    for chunk in chunks:
+        if isinstance(chunk, Unread):
+            if job.strict:
+                raise SourceError(chunk.reason)
+            yield SetAside(chunk.name, chunk.reason)
 
 
 class _Run:

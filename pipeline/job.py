@@ -33,7 +33,9 @@ from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
 from pipeline.report.results import Results
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
-from pipeline.source.inputs import Files, Frame, JobInput, Rows, Source, identify, open_input
+from pipeline.source.changes import changed_chunks
+from pipeline.source.files import Files
+from pipeline.source.inputs import Frame, JobInput, Rows, Source, identify, open_input
 from pipeline.source.scan import Scanner
 from pipeline.tasks import Job, profile_engine
 
@@ -178,8 +180,17 @@ def execute(planned: Planned, client: Client) -> tuple[JobReport, Fingerprint]:
     no_gpu = None
     if options.device == "auto" and backend.device == "cpu":
         no_gpu = next(iter(client.run(why_no_gpu).values()), None)
+    left_out = prepared.found.left_out if isinstance(prepared.found, Files) else ()
     facts = JobFacts(
-        model.name, model.classes, job.out, str(backend), backend.precision, planned.chunk_rows, answers, no_gpu
+        model.name,
+        model.classes,
+        job.out,
+        str(backend),
+        backend.precision,
+        planned.chunk_rows,
+        answers,
+        no_gpu,
+        left_out,
     )
     tally = Tally(model.classes, list(planned.input.problems))
     report = JobReport(
@@ -203,13 +214,14 @@ def execute(planned: Planned, client: Client) -> tuple[JobReport, Fingerprint]:
 
 
 def finish(planned: Planned, report: JobReport, fingerprint: Fingerprint) -> JobReport:
-    """Check that every row is accounted for; write the totals, the report and the timeline.
+    """Check that every row is accounted for, and that no input has changed; write the totals, report and timeline.
 
     Raises BroadsheetError where a row is not accounted for, OutputError where a file cannot be written.
     """
     prepared, run = planned.prepared, report.run
     folder, options = prepared.request.folder, prepared.request.options
     report.tally.check()
+    _set_aside_changed(planned, run, fingerprint)
     run.seconds = time.perf_counter() - prepared.began
     if folder is not None:
         committing = time.perf_counter()
@@ -221,6 +233,18 @@ def finish(planned: Planned, report: JobReport, fingerprint: Fingerprint) -> Job
         folder.record_run(name, to_json(report.to_dict()), run.timeline.spans.to_table())
     explain(report, options.trace, options.report)
     return report
+
+
+def _set_aside_changed(planned: Planned, run: Run, fingerprint: Fingerprint) -> None:
+    """Set aside the chunks of input that is no longer what was planned. With `strict`, raises SourceError instead."""
+    options = planned.prepared.request.options
+    changed = [] if planned.input.plan is None else changed_chunks(planned.input.plan)
+    if options.settings(planned.chunk_rows).truth != fingerprint.settings.truth:
+        changed.append((os.fspath(options.truth or ""), "the answers have changed since the job was planned"))
+    if changed and options.strict:
+        raise SourceError(f"{changed[0][1]} (--strict stops here)")
+    before = {name for name, _ in run.set_aside}
+    run.set_aside += [(name, reason) for name, reason in changed if name not in before]
 
 
 def _refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprint) -> None:

@@ -6,13 +6,13 @@ import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
 from pipeline.output.record import Settings
 from pipeline.report.explain import refuse_unwritable
 from pipeline.source.chunk import Selection
+from pipeline.source.opening import read_local, reason
 
 
 @dataclass(frozen=True)
@@ -142,4 +142,7 @@ def _names(value: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _digest(path: str | os.PathLike[str]) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(read_local(os.fspath(path))).hexdigest()
+    except OSError as error:
+        raise UsageError(f"the answer file {path} cannot be read: {reason(error)}") from error

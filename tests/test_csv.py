@@ -29,7 +29,7 @@ TWO = Selection(text=("text",), ids=("id",))
 def read_all(
     path: Path, selection: Selection, chunk_rows: int, limits: Limits = LIMITS, segment: int = SEGMENT_BYTES
 ) -> list[Chunk]:
-    (file,), _ = find_files([str(path)], 70, 1014)
+    (file,) = find_files([str(path)], 70, 1014).found
     with threads_scanner(segment) as scanner:
         plan = plan_files([replace(file, format=replace(file.format, limits=limits))], selection, chunk_rows, scanner)
     return [read_unit(unit, plan.selection) for unit in plan.units]

@@ -43,7 +43,7 @@ def content() -> bytes:
 
 
 def planned(path: str, scanner: Scanner | None) -> Plan:
-    found, _ = find_files([path], 70, 1014)
+    found = find_files([path], 70, 1014).found
     return plan_files(found, COLUMNS, 1000, scanner)
 
 
@@ -83,7 +83,7 @@ def test_what_workers_do_not_see_is_scanned_here(client: Client, content: bytes)
 @pytest.fixture
 def file(content: bytes, tmp_path: Path) -> InputFile:
     (tmp_path / "f.csv").write_bytes(content)
-    (found,), _ = find_files([str(tmp_path / "f.csv")], 70, 1014)
+    (found,) = find_files([str(tmp_path / "f.csv")], 70, 1014).found
     return found
 
 

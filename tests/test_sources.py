@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,11 +160,11 @@ def test_a_glob_and_a_url_name_files(tmp_path: Path) -> None:
 
     for name in ("b.csv", "a.csv"):
         (tmp_path / name).write_bytes(as_csv([name]))
-    found, _ = find_files([str(tmp_path / "*.csv")], 70, 1014)
+    found = find_files([str(tmp_path / "*.csv")], 70, 1014).found
     assert [Path(f.path).name for f in found] == ["a.csv", "b.csv"]
     with fsspec.open("memory://bucket/articles.csv", "wb") as stream:
         stream.write(as_csv(["in a bucket"]))
-    found, _ = find_files(["memory://bucket/*.csv"], 70, 1014)
+    found = find_files(["memory://bucket/*.csv"], 70, 1014).found
     plan = plan_files(found, TEXT_AND_ID, 10)
     (unit,) = plan.units
     assert isinstance(unit, Unit)
@@ -216,7 +217,7 @@ def test_an_output_folder_among_the_inputs_is_no_input(tmp_path: Path) -> None:
         (tmp_path / "out" / name).mkdir(parents=True)
     (tmp_path / "out" / "_manifest.json").write_text("{}")
     (tmp_path / "out" / "parts" / "part-000000-0000000.parquet").write_bytes(b"")
-    found, _ = find_files([str(tmp_path)], 70, 1014)
+    found = find_files([str(tmp_path)], 70, 1014).found
     assert [Path(f.path).name for f in found] == ["a.csv"]
 
 
@@ -289,21 +290,22 @@ def test_text_columns_are_joined_by_a_space_and_stripped(tmp_path: Path) -> None
 
 
 def test_a_plan_comes_back_from_json(tmp_path: Path) -> None:
-    found, _ = find_files([str(write(tmp_path, "parquet", TEXTS))], 70, 1014)
+    found = find_files([str(write(tmp_path, "parquet", TEXTS))], 70, 1014).found
     plan = plan_files(found, TEXT_AND_ID, 64)
     assert plan_from(plan_bytes(plan), found, "plan") == plan
     paths = [str(write(tmp_path, kind, TEXTS)) for kind in ("csv", "csv.gz", "jsonl")]
-    found = with_limits(find_files(paths, 70, 1014)[0], Limits(counted_bytes=100))
+    found = with_limits(find_files(paths, 70, 1014).found, Limits(counted_bytes=100))
     plan = plan_files(found, TEXT_AND_ID, 64)
     assert any(isinstance(unit, Stream) for unit in plan.units)
     assert plan_from(plan_bytes(plan), found, "plan") == plan
 
 
-def test_a_file_that_changed_under_the_job_is_reported(tmp_path: Path) -> None:
+def test_a_file_that_changed_under_the_job_and_hides_it_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path, "csv", TEXTS)
-    found, _ = find_files([str(path)], 70, 1014)
+    found = find_files([str(path)], 70, 1014).found
     plan = plan_files(found, TEXT_AND_ID, 64)
-    path.write_bytes(path.read_bytes().replace(b'article 5"\n', b'article\n5"\n1,2\n'))
+    path.write_bytes(path.read_bytes().replace(b'article 5"\n', b'ar"\n6,"b5"\n'))
+    os.utime(path, ns=(0, int(found[0].modified)))
     (unit, *_) = plan.units
     assert isinstance(unit, Unit)
     with pytest.raises(SourceError, match="changed while the job ran"):

@@ -26,6 +26,9 @@ DONE, SET_ASIDE, STOPPED = 0, 3, 4
 EXAMPLES = 10
 """How many of the rows whose two best classes were closest are kept."""
 
+_NAMED = 10
+"""How many of the files that were left out are named."""
+
 
 @dataclass(frozen=True)
 class JobFacts:
@@ -49,6 +52,8 @@ class JobFacts:
         The answer file that the labels are compared with.
     no_gpu : str, optional
         Why the CPU was chosen, where the device was "auto".
+    left_out : tuple of str
+        Files that were not read, since their suffix belongs to no format, in folders; folders that a pattern matched.
 
     """
 
@@ -60,6 +65,7 @@ class JobFacts:
     chunk_rows: int
     answers: str | None = None
     no_gpu: str | None = None
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass
@@ -277,6 +283,7 @@ class JobReport:
             "chunks_before": run.chunks_before,
             "rows_this_run": run.rows,
             "stopped": run.stopped,
+            "left_out": {"count": len(job.left_out), "first": list(job.left_out[:_NAMED])},
             "set_aside": [list(item) for item in run.set_aside],
             "truth": None if self.confusion is None else _truth(self.confusion),
             "validation": job.answers and {"answers": job.answers, "wrong": self.wrong_answers},

@@ -82,10 +82,14 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
     print_breakdown(report.breakdown, console)
     if report.run.profile is not None:
         print_profile(report.run.profile, console)
+    _print_list("left out", report.job.left_out, console)
     _print_list("files", [message for _, message in report.tally.problems], console)
     _print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.run.set_aside], console)
     if report.run.set_aside:
-        console.print("The job is not finished: --resume tries those chunks again.", style="yellow")
+        console.print(
+            "The job is not finished: --resume tries those chunks again, unless their input has changed.",
+            style="yellow",
+        )
     if report.run.stopped:
         console.print("The job was stopped early: --resume does the chunks that are left.", style="yellow")
 

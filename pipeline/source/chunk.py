@@ -172,13 +172,25 @@ def assemble(
     return Chunk(text.cast(pa.large_binary()), rows, quarantine, None, truth, problems)
 
 
+def cut(chunk: Chunk, length: int) -> Chunk:
+    """The chunk with each text up to `length` characters, and the characters of the whole texts."""
+    text = chunk.text.cast(pa.large_string())
+    short = pc.utf8_slice_codeunits(text, 0, length).cast(pa.large_binary())
+    return replace(chunk, text=short, n_chars=_characters(text))
+
+
+def _characters(text: pa.Array) -> NDArray[np.int64]:
+    return np.asarray(pc.utf8_length(text.cast(pa.large_string())).to_numpy(), np.int64)
+
+
 def concat(chunks: Sequence[Chunk]) -> Chunk:
-    """One chunk of several, in order; each optional array is in all of them or in none."""
+    """One chunk of several, in order; `ids` and `truth` are in all of them or in none."""
     if len(chunks) == 1:
         return chunks[0]
     ids = [c.ids for c in chunks if c.ids is not None]
     truth = [c.truth for c in chunks if c.truth is not None]
-    n_chars = [c.n_chars for c in chunks if c.n_chars is not None]
+    cut_short = any(c.n_chars is not None for c in chunks)
+    n_chars = [_characters(c.text) if c.n_chars is None else c.n_chars for c in chunks] if cut_short else []
     return Chunk(
         pa.concat_arrays([c.text for c in chunks]),
         pa.concat_tables([c.rows for c in chunks]),

@@ -11,12 +11,13 @@ from typing import Any
 
 from dask.base import is_dask_collection
 
-from pipeline.errors import UsageError
+from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection
-from pipeline.source.files import Problem, find_files
-from pipeline.source.formats.base import InputFile, Seek, Stream
+from pipeline.source.files import Files, Identity, find_files
+from pipeline.source.formats.base import Stream
 from pipeline.source.plan import Plan, Unit, part_name, plan_files
 from pipeline.source.scan import Scanner
+from pipeline.source.search import Problem
 from pipeline.source.tables import MEMORY, Tables, as_tables, dask_selection, digest_of, resolve, table_chunks
 
 
@@ -53,7 +54,15 @@ class Partition:
     frame: Any
 
 
-Source = Unit | Loaded | Partition
+@dataclass(frozen=True)
+class Unread:
+    """A chunk that the client could not read, and why; the rest of its file is not read either."""
+
+    name: str
+    reason: str
+
+
+Source = Unit | Loaded | Partition | Unread
 
 
 @dataclass(frozen=True)
@@ -69,27 +78,6 @@ class JobInput:
     chunk_count: int = 0
     problems: tuple[Problem, ...] = ()
     plan: Plan | None = None
-
-
-Identity = list[dict[str, Any]]
-"""The input in a fingerprint."""
-
-
-@dataclass(frozen=True)
-class Files:
-    """Files as they were found, before they are planned."""
-
-    found: tuple[InputFile, ...]
-    problems: tuple[Problem, ...]
-
-    @property
-    def identity(self) -> Identity:
-        return [{"path": f.path, "size": f.size, "modified": f.modified, "digest": f.digest} for f in self.found]
-
-    @property
-    def bytes_to_scan(self) -> int:
-        """The size of the files that are scanned for the beginnings of their records."""
-        return sum(f.size for f in self.found if not f.compression and f.format.seeks is Seek.RECORDS)
 
 
 @dataclass(frozen=True)
@@ -117,8 +105,7 @@ def identify(source: Any, symbols: int, length: int, *, whole_hash: bool, by_con
     """
     paths = _paths(source)
     if paths is not None:
-        found, problems = find_files(paths, symbols, length, whole_hash)
-        return Files(tuple(found), tuple(problems))
+        return find_files(paths, symbols, length, whole_hash)
     if _is_frame(source):
         return Frame(source, [{"path": MEMORY, "digest": source._name}])
     tables = as_tables(source)
@@ -190,12 +177,16 @@ def _planned_files(plan: Plan) -> JobInput:
 
 
 def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str]) -> Iterator[Loaded]:
-    row = 0
-    for number, chunk in enumerate(chunks):
-        name = part_name(file, number)
-        if name not in done:
-            yield Loaded(name, ((path, row, chunk.rows_read),), chunk)
-        row += chunk.rows_read
+    """Chunks that are read here, up to the first that cannot be."""
+    row = number = 0
+    try:
+        for chunk in chunks:
+            name = part_name(file, number)
+            if name not in done:
+                yield Loaded(name, ((path, row, chunk.rows_read),), chunk)
+            row, number = row + chunk.rows_read, number + 1
+    except SourceError as error:
+        yield Unread(part_name(file, number), str(error))
 
 
 def _partitions(frame: Any, selection: Selection, done: Container[str]) -> Iterator[Source]:

@@ -1,49 +1,244 @@
-"""Input files as streams of bytes, decompressed."""
+"""Input files as streams of bytes: decompressed, from regular files only, and each still the file that was planned.
+
+Every format opens its files here, so none can read from a file that was replaced while the job ran. A file is not
+mapped into memory: a process that reads beyond the end of a mapped file, because it was cut off, is killed.
+"""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
-from typing import BinaryIO, cast
+import stat
+from datetime import UTC, datetime
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import fsspec
 import pyarrow as pa
+from fsspec import AbstractFileSystem
 
-from pipeline.errors import SourceError
+from pipeline.errors import InputChanged, SourceError
 from pipeline.source.formats.base import InputFile
 
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_STAMPS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
+"""What file systems call the time at which a file was modified, or a tag that changes with its content."""
 
-def open_location(location: str) -> BinaryIO:
-    return cast(BinaryIO, fsspec.open(location, "rb").open() if "://" in location else open(location, "rb"))
+
+class State(NamedTuple):
+    """What a file is compared by. modified: its time in ns; of a remote file, an ETag or the like."""
+
+    size: int
+    modified: str
+
+
+class LocalFile(io.FileIO):
+    """A regular file. Raises OSError for anything else, without waiting for the other end of a FIFO."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, opener=_open_regular)
+
+    def state(self) -> State:
+        return _state_of(os.fstat(self.fileno()))
+
+
+class RemoteFile(io.RawIOBase):
+    """A file at an fsspec URL. Raises OSError, whatever the file system raises."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            fs, path = fsspec.core.url_to_fs(url)
+            self._stream = fs.open(path, "rb")
+            self._state = _state_in(getattr(self._stream, "details", None) or fs.info(path))
+        except Exception as error:
+            raise _os_error(error) from error
+
+    def state(self) -> State:
+        """As it was on opening."""
+        return self._state
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read(len(buffer))
+        except Exception as error:
+            raise _os_error(error) from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._stream.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+def open_location(location: str) -> LocalFile | RemoteFile:
+    """Open a path or URL, whatever it holds. Raises OSError."""
+    return RemoteFile(location) if "://" in location else LocalFile(location)
 
 
 def open_at(file: InputFile, start: int = 0) -> BinaryIO:
-    """Open a file at byte `start`, decompressed. Raises SourceError where it cannot be opened."""
-    try:
-        if file.compression:
-            stream: BinaryIO = cast(BinaryIO, _Decompressed(file))
-            _skip(stream, start)
-        else:
-            stream = open_location(file.location)
-            stream.seek(start)
-    except OSError as error:
-        raise SourceError(f"{file.path}: {error.strerror or error}") from error
+    """Open a file at byte `start`, decompressed.
+
+    Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where its size or
+    modification time is not that of the plan.
+    """
+    if file.compression:
+        stream = cast(BinaryIO, _Decompressed(file))
+        _skip(stream, start)
+    else:
+        stream = cast(BinaryIO, io.BufferedReader(_Planned(file)))
+        stream.seek(start)
     return stream
 
 
-def open_native(file: InputFile) -> pa.NativeFile:
-    """Open an uncompressed file for Arrow, which reads local files without holding the GIL.
+def read_local(path: str) -> bytes:
+    """All of a regular file. Raises OSError."""
+    with LocalFile(path) as file:
+        return file.readall()
 
-    Raises SourceError where it cannot be opened.
-    """
+
+def check_unchanged(file: InputFile) -> None:
+    """Raise InputChanged where the file at that path is no longer the one that was planned."""
     try:
-        return pa.PythonFile(open_location(file.location), "r") if "://" in file.location else pa.OSFile(file.location)
+        if "://" in file.location:
+            fs, path = fsspec.core.url_to_fs(file.location)
+            fs.invalidate_cache(path)
+            now = state_at(fs, path)
+        else:
+            now = _state_of(os.stat(file.location))
     except OSError as error:
-        what = os.strerror(error.errno) if error.errno else error  # Arrow's message repeats the path
-        raise SourceError(f"{file.path}: {what}") from error
+        raise InputChanged(f"{file.path}: it can no longer be read: {reason(error)}") from error
+    _compare(file, now)
 
 
-def _skip(stream: BinaryIO, count: int) -> None:
-    while count and (block := stream.read(min(count, 1 << 22))):
+def state_at(fs: AbstractFileSystem, path: str) -> State:
+    """Of a file on a remote file system. Raises OSError."""
+    try:
+        return _state_in(fs.info(path))
+    except Exception as error:
+        raise _os_error(error) from error
+
+
+def reason(error: OSError) -> str:
+    """The message of an error without the path, which the caller names."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _open_regular(path: str, flags: int) -> int:
+    _refuse_irregular(os.stat(path).st_mode)  # before it is opened, which moves the tape of some devices
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        _refuse_irregular(os.fstat(descriptor).st_mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _refuse_irregular(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a regular file")
+
+
+def _state_of(about: os.stat_result) -> State:
+    return State(about.st_size, str(about.st_mtime_ns))
+
+
+def _state_in(info: dict[str, Any]) -> State:
+    """Raises OSError for what is no file."""
+    if info.get("type", "file") != "file":
+        raise OSError(errno.EINVAL, f"it is of the type {info['type']!r}, not a regular file")
+    if info.get("size") is None:
+        raise OSError(errno.EINVAL, "its server does not tell its size")
+    return State(int(info["size"]), next((str(info[name]) for name in _STAMPS if info.get(name)), ""))
+
+
+def _os_error(error: Exception) -> OSError:
+    """Drivers of remote file systems raise anything."""
+    return error if isinstance(error, OSError) else OSError(errno.EIO, f"{type(error).__name__}: {error}")
+
+
+def _compare(file: InputFile, now: State) -> None:
+    if now == (file.size, file.modified):
+        return
+    what = f"size was {file.size:,}, is {now.size:,}"
+    if now.size == file.size:
+        what = f"modified {_moment(file.modified)} then, {_moment(now.modified)} now"
+    raise InputChanged(f"{file.path}: it has changed since the job was planned ({what}). Start again with --overwrite")
+
+
+def _moment(modified: str) -> str:
+    """A time in ns as people write it; anything else as it is."""
+    if not modified.lstrip("-").isdecimal() or len(modified) > len("-9223372036854775808"):
+        return modified
+    seconds, rest = divmod(int(modified), 10**9)
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"
+    except (OverflowError, ValueError):  # a file system may give any time
+        return modified
+
+
+class _Planned(io.RawIOBase):
+    """The bytes of a file as it was planned: compared on opening, and after each read, before its bytes are used."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        try:
+            self._raw = open_location(file.location)
+        except OSError as error:
+            raise SourceError(f"{file.path}: {reason(error)}") from error
+        try:
+            _compare(file, self._raw.state())
+        except InputChanged:
+            self._raw.close()
+            raise
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            count = self._raw.readinto(buffer)
+        except OSError as error:
+            raise SourceError(f"{self._file.path}: {reason(error)}") from error
+        _compare(self._file, self._raw.state())
+        return count or 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._raw.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._raw.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+def _skip(stream: BinaryIO | pa.NativeFile, count: int, most: int = 1 << 22) -> None:
+    while count and (block := stream.read(min(count, most))):
         count -= len(block)
 
 
@@ -60,14 +255,16 @@ class _Decompressed:
         self._open()
 
     def _open(self) -> None:
-        self._raw = open_location(self._file.location)
+        self._raw = io.BufferedReader(_Planned(self._file))
         self._stream = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), self._file.compression)
 
     def read(self, size: int) -> bytes:
         while True:
             try:
                 block = bytes(self._stream.read(min(size, self._most)))
-            except (OSError, pa.ArrowException) as error:
+            except InputChanged:
+                raise
+            except (OSError, SourceError, pa.ArrowException) as error:
                 if self._most == 1:
                     path, given = self._file.path, self._given
                     raise SourceError(
@@ -82,9 +279,7 @@ class _Decompressed:
     def _reopen(self) -> None:
         self.close()
         self._open()
-        left = self._given
-        while left:
-            left -= len(self._stream.read(min(left, 1 << 16)))
+        _skip(self._stream, self._given, 1 << 16)
 
     def close(self) -> None:
         self._stream.close()

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Selection
-from pipeline.source.files import Problem
 from pipeline.source.formats.base import FilePlan, Fragment, InputFile, Schema, Stream
 from pipeline.source.scan import Scanner, threads_scanner
 from pipeline.source.schema import difference, refuse_twice, resolve
+from pipeline.source.search import Problem
 from pipeline.threads import threads
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.errors import SourceError
 from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
-from pipeline.source.inputs import JobInput, Loaded, Partition
+from pipeline.source.inputs import JobInput, Loaded, Partition, Unread
 from pipeline.source.plan import Unit
 from pipeline.source.tables import partition_chunk
 from pipeline.telemetry.spans import Span
@@ -35,6 +35,8 @@ def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
             chunk = source.chunk
         elif isinstance(source, Partition):
             chunk = partition_chunk(source.frame.compute(), source.number, job_input.selection)
+        elif isinstance(source, Unread):
+            raise SourceError(source.reason)
         else:
             chunk = read_unit(source, job_input.selection)
         if chunk.problems:

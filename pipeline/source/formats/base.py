@@ -93,6 +93,8 @@ class Fragment:
         The row group, of a format that has some.
     regular : bool
         Whether the scan found no record with a problem.
+    held : int
+        Bytes of text that it holds, about, where it is counted in rows. Needed only to plan, so it is not saved.
 
     """
 
@@ -103,12 +105,13 @@ class Fragment:
     rows: int
     group: int = -1
     regular: bool = False
+    held: int = field(default=0, compare=False)
 
     @property
     def size(self) -> int:
-        """Bytes of the file; 0 where it is counted in rows."""
+        """Bytes of the file, or `held` where it is counted in rows."""
         if self.file.format.seeks is not Seek.RECORDS:
-            return 0
+            return self.held
         return (self.stop or self.file.size) - self.start
 
 
@@ -174,7 +177,8 @@ class Format(ABC):
 
     A format is an immutable value. What it needs to know to read a file is bound to it when the file is found
     (`for_model`) and planned (`for_columns`), and is sent to the workers with the file. A subclass sets the class
-    attributes and defines `schema`, and either `plan` and `read`, or `stream`.
+    attributes and defines `schema`, and either `plan` and `read`, or `stream`. They open files with
+    `pipeline.source.opening.open_at` only, which compares each with the plan.
 
     Attributes
     ----------
@@ -186,8 +190,6 @@ class Format(ABC):
         Where reading can begin.
     magic : bytes
         The first bytes of each of its files, which no file of another format has; empty where there are none.
-    memory_mapped : bool
-        Whether its files are memory-mapped, so that they must be local.
     takes_header : bool
         Whether the user may name the columns of its files.
     limits : Limits
@@ -199,7 +201,6 @@ class Format(ABC):
     suffixes: ClassVar[tuple[str, ...]]
     seeks: ClassVar[Seek]
     magic: ClassVar[bytes] = b""
-    memory_mapped: ClassVar[bool] = False
     takes_header: ClassVar[bool] = False
 
     limits: Limits = LIMITS

@@ -13,6 +13,7 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from pipeline.source.chunk import Chunk, Selection, assemble
 from pipeline.source.formats.base import Fragment, InputFile, Schema
 from pipeline.source.formats.record_format import RecordFormat
 from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.opening import open_native
+from pipeline.source.opening import open_at
 from pipeline.source.records import Records, Split
 from pipeline.telemetry.spans import Span, span
 
@@ -231,7 +232,7 @@ class Csv(RecordFormat):
         file, rows = fragment.file, fragment.rows
         if not fragment.regular or file.compression:
             return None
-        with open_native(file) as stream:
+        with open_at(file) as stream:
             data = _bytes_of(stream, fragment.start, fragment.start + fragment.size)
         with span("decode", spans, "read"):
             try:
@@ -261,7 +262,7 @@ class Csv(RecordFormat):
         bad = records.bad_rows(first_row)
         return assemble(path, first_row + kept, table, selection, lambda i: records.raw(int(kept[i])), bad)
 
-    def _table(self, data: bytes | pa.Buffer, columns: tuple[str, ...]) -> pa.Table:
+    def _table(self, data: bytes, columns: tuple[str, ...]) -> pa.Table:
         """The fields of `columns`, as bytes.
 
         `data` begins with a line end, which the parser skips: at the very start it would drop a byte order mark.
@@ -298,16 +299,14 @@ def _header(record: bytes, delimiter: str, path: str) -> tuple[str, ...]:
     return tuple(next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)))
 
 
-def _bytes_of(stream: pa.NativeFile, start: int, stop: int) -> pa.Buffer | None:
+def _bytes_of(stream: BinaryIO, start: int, stop: int) -> bytes | None:
     """Bytes start to stop of an open file, with a line end before them; None where the file is shorter."""
     before = max(start - 1, 0)  # usually the end of the line before
     stream.seek(before)
-    data = stream.read_buffer(stop - before)
+    data = stream.read(stop - before)
     if len(data) < stop - before:
         return None
-    if bytes(data[:1]) not in (b"\n", b"\r"):
-        data = pa.py_buffer(b"\n" + data[start - before :].to_pybytes())
-    return data
+    return data if data[:1] in (b"\n", b"\r") else b"\n" + data[start - before :]
 
 
 class _PlaceWanted(Exception):

@@ -1,8 +1,7 @@
-"""The parent program's input: fp32 [N, symbols, length], one-hot columns, no header; memory-mapped."""
+"""The parent program's input: fp32 [N, symbols, length], one-hot columns, no header."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from pipeline.errors import UsageError
 from pipeline.source.chunk import HEAD_BYTES, NO_TRUTH, BadRow, Chunk, Selection, bad_rows_table
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from pipeline.source.opening import open_at, read_local, reason
 from pipeline.telemetry.spans import Span
 
 
@@ -23,7 +23,6 @@ class OneHot(Format):
     name = "one-hot"
     suffixes = (".bin",)
     seeks = Seek.ROWS
-    memory_mapped = True
 
     symbols: int = 0
     length: int = 0
@@ -39,7 +38,7 @@ class OneHot(Format):
         return Schema(None)
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
-        rows, left = divmod(os.path.getsize(file.location), self._row_bytes)
+        rows, left = divmod(file.size, self._row_bytes)
         problems = [f"{file.path}: {left:,} bytes after article {rows:,} are not a whole article"] if left else []
         if selection.answers:
             _answers_of(selection.answers, rows)
@@ -53,21 +52,18 @@ class OneHot(Format):
         Rows with a column that is neither one-hot nor zero are quarantined.
         """
         file, start, count = fragment.file, fragment.start, fragment.rows
-        total = os.path.getsize(file.location) // self._row_bytes
-        columns = np.memmap(file.location, "<f4", "r", shape=(total, self.symbols, self.length))
         ids = np.full((count, self.length), self.symbols + 1, np.uint8)
         bad: list[BadRow] = []
         good = np.ones(count, np.bool_)
-        for i in range(count):
-            article = columns[start + i]
+        for i, article in enumerate(self._articles(fragment)):
             set_here = article != 0
             per_column = set_here.sum(axis=0)
             wrong = (per_column > 1) | (set_here & (article != 1)).any(axis=0)
             if wrong.any():
                 place = int(np.flatnonzero(wrong)[0])
                 head = article.reshape(-1)[: HEAD_BYTES // 4].tobytes()
-                reason = f"column {place} is neither one-hot nor zero"
-                bad.append(BadRow(start + i, (start + i) * self._row_bytes, reason, head))
+                why = f"column {place} is neither one-hot nor zero"
+                bad.append(BadRow(start + i, (start + i) * self._row_bytes, why, head))
                 good[i] = False
                 continue
             used = np.flatnonzero(per_column)
@@ -75,20 +71,27 @@ class OneHot(Format):
                 ids[i, : used[-1] + 1] = self.symbols
                 ids[i, used] = set_here.argmax(axis=0)[used]
         numbers = np.arange(start, start + count)[good]
-        truth = _answers_of(selection.answers, total)[numbers] if selection.answers else None
+        truth = _answers_of(selection.answers, file.size // self._row_bytes)[numbers] if selection.answers else None
         if truth is not None:
             truth = np.where((truth >= 0) & (truth < len(selection.classes)), truth, NO_TRUTH).astype(np.int32)
         rows = pa.table([pa.array([file.path] * len(numbers), pa.string()), pa.array(numbers)], selection.row_schema)
         empty = pa.array([b""] * len(numbers), pa.large_binary())
         yield Chunk(empty, rows, bad_rows_table(file.path, bad), ids[good], truth)
 
+    def _articles(self, fragment: Fragment) -> Iterator[NDArray[np.float32]]:
+        with open_at(fragment.file, fragment.start * self._row_bytes) as stream:
+            for _ in range(fragment.rows):
+                data = stream.read(self._row_bytes)
+                yield np.frombuffer(data, "<f4").reshape(self.symbols, self.length)
+
 
 def _answers_of(path: str, rows: int) -> NDArray[np.int32]:
     """The parent's answer file, N fp32 class indices from 0, as int32 [N]. Raises UsageError for another size."""
     try:
-        answers = np.fromfile(path, "<f4")
+        data = read_local(path)
     except OSError as error:
-        raise UsageError(f"the answer file {path} cannot be read: {error.strerror}") from error
-    if len(answers) != rows or os.path.getsize(path) != 4 * rows:
-        raise UsageError(f"{path} holds {os.path.getsize(path):,} bytes, {rows:,} answers take {4 * rows:,}")
+        raise UsageError(f"the answer file {path} cannot be read: {reason(error)}") from error
+    if len(data) != 4 * rows:
+        raise UsageError(f"{path} holds {len(data):,} bytes, {rows:,} answers take {4 * rows:,}")
+    answers = np.frombuffer(data, "<f4")
     return np.where(np.isfinite(answers), answers, -1).astype(np.int32)

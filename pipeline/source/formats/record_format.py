@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import SourceError
+from pipeline.errors import InputChanged, SourceError
 from pipeline.source.chunk import Chunk, Selection, assemble, concat, empty_chunk
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek, Stream
 from pipeline.source.opening import open_at
@@ -65,6 +65,8 @@ class RecordFormat(Format):
                 while len(block) < self.limits.block_bytes and not final:
                     more = stream.read(self.limits.block_bytes - len(block))
                     block, final = block + more, not more
+            except InputChanged:
+                raise
             except SourceError as error:
                 failure = error
         start = len(BOM) if block.startswith(BOM) else 0
@@ -94,7 +96,7 @@ class RecordFormat(Format):
                 row += len(records)
                 regular &= not records.problems
         except SourceError as error:
-            if not file.compression:
+            if not file.compression or isinstance(error, InputChanged):
                 raise
             if not row:  # else the rows before the damage are read, and the problem is reported with them
                 problems.append(str(error))
@@ -146,6 +148,6 @@ class RecordFormat(Format):
                     yield chunk, len(records), new
                     row += len(records)
             except SourceError as error:
-                if not file.compression:
+                if not file.compression or isinstance(error, InputChanged):
                     raise
                 yield empty_chunk(selection, (str(error),)), 0, False
