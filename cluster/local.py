@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import dask
 from distributed import Client, LocalCluster, Worker, WorkerPlugin
+from distributed.core import Status
 
 from cluster.nsys import nsys_workers
 from cluster.protocol import count_gpus
@@ -22,8 +24,7 @@ from pipeline.errors import BroadsheetError, UsageError
 from pipeline.threads import available_cores
 
 _CORES_PER_WORKER = 4
-_SETTLE_SECONDS = 15
-_CLOSE_SECONDS, _STUCK_SECONDS = 30, 3
+_CLOSE_SECONDS = 30
 
 _QUIETLY: dict[str, Any] = {"dashboard_address": DASHBOARD_ADDRESS, "silence_logs": logging.CRITICAL}
 
@@ -107,17 +108,23 @@ def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: in
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-tls-"))
             options["security"] = make_certificates(Path(folder))
         stack.enter_context(configured())
-        patience = _CLOSE_SECONDS
         running = kind(**options, threads_per_worker=THREADS_PER_WORKER, protocol=protocol, **_QUIETLY)
         try:
             with Client(running) as client:
                 if processes:
                     client.register_plugin(_IgnoreInterrupts())
                 yield client
-                try:  # a cluster cannot be closed while the replacement of a lost worker is starting
-                    client.wait_for_workers(count, timeout=_SETTLE_SECONDS)
-                except TimeoutError:  # no replacement starts: Dask replaces no worker that died during its own start
-                    patience = _STUCK_SECONDS
         finally:
+            if processes:
+                _end_those_that_start(running)
             with suppress(TimeoutError):  # the rest ends with this process
-                running.close(timeout=patience)
+                running.close(timeout=_CLOSE_SECONDS)
+
+
+def _end_those_that_start(cluster: LocalCluster) -> None:
+    """End the replacements of lost workers that are starting: a cluster cannot be closed before they have started."""
+    for nanny in cluster.workers.values():
+        nanny.close_gracefully("the cluster is closed")  # it starts no other
+        if nanny.process is not None and nanny.process.status is Status.starting and nanny.pid:
+            with suppress(ProcessLookupError):
+                os.kill(nanny.pid, signal.SIGKILL)

@@ -104,7 +104,7 @@ def command(
         "trace": trace,
         "report": page,
     }
-    progress = Progress() if quiet else TerminalProgress(Console(stderr=True, highlight=False))
+    progress = _Quiet() if quiet else TerminalProgress(Console(stderr=True, highlight=False))
     connection: dict[str, Any] = {
         "where": cluster,
         "workers": workers,
@@ -124,6 +124,11 @@ def command(
     elif not quiet:
         print_report(report, Console(highlight=False))
     raise typer.Exit(report.exit_code)
+
+
+class _Quiet(Progress):
+    def warn(self, message: str) -> None:
+        pass
 
 
 def _run(
