@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, Worker, WorkerPlugin
+from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 
+from cluster.interrupts import postponed
 from cluster.nsys import nsys_workers
+from cluster.open_files import need_open_files
 from cluster.protocol import count_gpus
 from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, configured, no_workers_seconds
 from cluster.tls import make_certificates
@@ -87,6 +89,7 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterato
     """A "local" or "cuda" cluster whose workers run under Nsight Systems, which writes its report to `folder`."""
     cuda = where == "cuda"
     count = _gpus_for(workers) if cuda else workers or 1
+    need_open_files(count)
     with ExitStack() as stack:
         stack.enter_context(configured())
         cluster = stack.enter_context(LocalCluster(n_workers=0, host="127.0.0.1", **_QUIETLY))
@@ -103,28 +106,32 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterato
 
 @contextmanager
 def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: int, processes: bool) -> Iterator[Client]:
+    need_open_files(count if processes else 0)
     with ExitStack() as stack:
         if protocol == "tls":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-tls-"))
             options["security"] = make_certificates(Path(folder))
         stack.enter_context(configured())
-        running = kind(**options, threads_per_worker=THREADS_PER_WORKER, protocol=protocol, **_QUIETLY)
+        running = None
         try:
+            with postponed():
+                running = kind(**options, threads_per_worker=THREADS_PER_WORKER, protocol=protocol, **_QUIETLY)
             with Client(running) as client:
                 if processes:
                     client.register_plugin(_IgnoreInterrupts())
                 yield client
         finally:
-            if processes:
-                _end_those_that_start(running)
-            with suppress(TimeoutError):  # the rest ends with this process
-                running.close(timeout=_CLOSE_SECONDS)
+            if running is not None:
+                _close(running)
 
 
-def _end_those_that_start(cluster: LocalCluster) -> None:
-    """End the replacements of lost workers that are starting: a cluster cannot be closed before they have started."""
-    for nanny in cluster.workers.values():
-        nanny.close_gracefully("the cluster is closed")  # it starts no other
-        if nanny.process is not None and nanny.process.status is Status.starting and nanny.pid:
-            with suppress(ProcessLookupError):
-                os.kill(nanny.pid, signal.SIGKILL)
+def _close(cluster: LocalCluster) -> None:
+    """Close a cluster. It could not be closed while the replacement of a lost worker starts: those are killed."""
+    for worker in cluster.workers.values():
+        if isinstance(worker, Nanny):
+            worker.close_gracefully("the cluster is closed")  # it starts no other
+            if worker.process is not None and worker.process.status is Status.starting and worker.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
+    with suppress(TimeoutError):  # the rest ends with this process
+        cluster.close(timeout=_CLOSE_SECONDS)

@@ -11,6 +11,9 @@ import typer
 from pipeline.cli import classify, convert, doctor, evaluate, inspect, profile, submit, train, verify
 from pipeline.errors import BroadsheetError
 
+_INTERRUPTED = 130
+"""Typer's exit code where it has caught an interrupt, without a word."""
+
 app = typer.Typer(
     name="broadsheet",
     help="Label very large collections of short texts with a character-level CNN.",
@@ -49,8 +52,16 @@ def main() -> None:
         print(f"broadsheet: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        print("broadsheet: interrupted", file=sys.stderr)
-        sys.exit(1)
+        _say_interrupted()
+    except SystemExit as end:
+        if end.code != _INTERRUPTED:
+            raise
+        _say_interrupted()
+
+
+def _say_interrupted() -> None:
+    print("broadsheet: interrupted", file=sys.stderr)
+    sys.exit(1)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
