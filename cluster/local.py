@@ -115,7 +115,7 @@ def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: in
         running = None
         try:
             with postponed():
-                running = kind(**options, threads_per_worker=THREADS_PER_WORKER, protocol=protocol, **_QUIETLY)
+                running = _started(kind, {**options, "protocol": protocol})
             with Client(running) as client:
                 if processes:
                     client.register_plugin(_IgnoreInterrupts())
@@ -123,6 +123,13 @@ def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: in
         finally:
             if running is not None:
                 _close(running)
+
+
+def _started(kind: Any, options: dict[str, Any]) -> LocalCluster:
+    try:
+        return kind(**options, threads_per_worker=THREADS_PER_WORKER, **_QUIETLY)
+    except RuntimeError as error:  # of Dask's nannies
+        raise BroadsheetError("a worker's process ended while it started: was it killed, or out of memory?") from error
 
 
 def _close(cluster: LocalCluster) -> None:

@@ -95,7 +95,7 @@ class Watchdog:
             if idle < self._patience:
                 self._next = self._patience
             elif idle >= self._next:
-                self._next = 2 * self._next
+                self._next = 2 * idle
                 self._warn(f"{self._what} for {idle:.0f} s: {self._reason()}")
             try:
                 message = self._lost.get(timeout=self._next - min(idle, self._next))
@@ -121,10 +121,10 @@ class Watchdog:
 def _loss(worker: str, keys: Iterable[Any]) -> str:
     chunks = sorted({found[1] for key in keys if (found := step_and_chunk(key))})
     if not chunks:
-        return f"worker {worker} was lost (killed, or out of memory?); it had nothing to do"
+        return f"worker {worker} was lost; it had nothing to do"
     return (
-        f"worker {worker} was lost (killed, or out of memory?) while it had {_listed(chunks)}; these run again, unless "
-        "they have killed others"
+        f"worker {worker} was lost (killed, out of memory, or silent for too long) while it had {_listed(chunks)}; "
+        "these run again, unless they have killed others"
     )
 
 
