@@ -19,6 +19,7 @@ from distributed.security import Security
 from cluster.local import cpu_cluster, cuda_cluster, nsys_cluster
 from cluster.protocol import choose, count_gpus
 from cluster.settings import no_workers_seconds
+from cluster.steady_clock import use_steady_clock
 from cluster.tls import load_certificates
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import NO_SCHEDULER
@@ -95,6 +96,7 @@ def connect(
     ...     report = pipeline.classify("news/*.parquet", "out/", client=client)
 
     """
+    use_steady_clock()
     context: AbstractContextManager[Client]
     if nsys is not None:
         if scheduler_file is not None or where not in ("local", "cuda") or protocol != "auto" or tls:

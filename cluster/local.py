@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, Worker, WorkerPlugin
+from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
+from distributed.core import Status
 
+from cluster.interrupts import postponed
 from cluster.nsys import nsys_workers
+from cluster.open_files import need_open_files
 from cluster.protocol import count_gpus
 from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, configured, no_workers_seconds
 from cluster.tls import make_certificates
@@ -22,8 +26,7 @@ from pipeline.errors import BroadsheetError, UsageError
 from pipeline.threads import available_cores
 
 _CORES_PER_WORKER = 4
-_SETTLE_SECONDS = 15
-_CLOSE_SECONDS, _STUCK_SECONDS = 30, 3
+_CLOSE_SECONDS = 30
 
 _QUIETLY: dict[str, Any] = {"dashboard_address": DASHBOARD_ADDRESS, "silence_logs": logging.CRITICAL}
 
@@ -86,6 +89,7 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterato
     """A "local" or "cuda" cluster whose workers run under Nsight Systems, which writes its report to `folder`."""
     cuda = where == "cuda"
     count = _gpus_for(workers) if cuda else workers or 1
+    need_open_files(count)
     with ExitStack() as stack:
         stack.enter_context(configured())
         cluster = stack.enter_context(LocalCluster(n_workers=0, host="127.0.0.1", **_QUIETLY))
@@ -102,22 +106,39 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterato
 
 @contextmanager
 def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: int, processes: bool) -> Iterator[Client]:
+    need_open_files(count if processes else 0)
     with ExitStack() as stack:
         if protocol == "tls":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-tls-"))
             options["security"] = make_certificates(Path(folder))
         stack.enter_context(configured())
-        patience = _CLOSE_SECONDS
-        running = kind(**options, threads_per_worker=THREADS_PER_WORKER, protocol=protocol, **_QUIETLY)
+        running = None
         try:
+            with postponed():
+                running = _started(kind, {**options, "protocol": protocol})
             with Client(running) as client:
                 if processes:
                     client.register_plugin(_IgnoreInterrupts())
                 yield client
-                try:  # a cluster cannot be closed while the replacement of a lost worker is starting
-                    client.wait_for_workers(count, timeout=_SETTLE_SECONDS)
-                except TimeoutError:  # no replacement starts: Dask replaces no worker that died during its own start
-                    patience = _STUCK_SECONDS
         finally:
-            with suppress(TimeoutError):  # the rest ends with this process
-                running.close(timeout=patience)
+            if running is not None:
+                _close(running)
+
+
+def _started(kind: Any, options: dict[str, Any]) -> LocalCluster:
+    try:
+        return kind(**options, threads_per_worker=THREADS_PER_WORKER, **_QUIETLY)
+    except RuntimeError as error:  # of Dask's nannies
+        raise BroadsheetError("a worker's process ended while it started: was it killed, or out of memory?") from error
+
+
+def _close(cluster: LocalCluster) -> None:
+    """Close a cluster. It could not be closed while the replacement of a lost worker starts: those are killed."""
+    for worker in cluster.workers.values():
+        if isinstance(worker, Nanny):
+            worker.close_gracefully("the cluster is closed")  # it starts no other
+            if worker.process is not None and worker.process.status is Status.starting and worker.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
+    with suppress(TimeoutError):  # the rest ends with this process
+        cluster.close(timeout=_CLOSE_SECONDS)

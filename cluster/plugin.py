@@ -12,6 +12,7 @@ from distributed import Client, Scheduler, Worker, WorkerPlugin
 from cluster.clock import ClockPlugin
 from cluster.heartbeat import METRIC, worker_metrics
 from cluster.settings import no_workers_seconds
+from cluster.steady_clock import use_steady_clock
 from pipeline.engine.base import Backend, Engine, Texts
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import GPU_EXECUTOR
@@ -43,6 +44,7 @@ class EnginePlugin(WorkerPlugin):
         self._share = workers_per_host
 
     def setup(self, worker: Worker) -> None:
+        use_steady_clock()
         if GPU_EXECUTOR not in worker.executors:
             worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(1, "broadsheet-gpu")
         worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be iterating over the old ones
@@ -170,9 +172,11 @@ def _note(key: str, found: dict[str, Backend | None], dask_scheduler: Scheduler)
 
 
 async def _prepare(key: str, dask_scheduler: Scheduler) -> None:
-    """Before engines are replaced: delete the note about the old ones, turn work stealing off, and limit the wait for
-    workers. A scheduler started here has the last two from `cluster.settings`; one that a user started may not.
+    """Before engines are replaced: delete the note about the old ones, turn work stealing off, limit the wait for
+    workers, and use the steady clock. A scheduler started here has all but the first already; one that a user started
+    may not.
     """
+    use_steady_clock()
     dask_scheduler.task_metadata[NAME] = key, {}
     if "stealing" in dask_scheduler.extensions:
         await dask_scheduler.extensions["stealing"].stop()

@@ -32,6 +32,7 @@ class DashboardProgress(Progress):
 
     def __init__(self, other: Progress, client: Client, report: JobReport, chunks: int) -> None:
         self._other = other
+        self.patience = other.patience
         self._client = client
         self._report = report
         self._chunks = chunks
@@ -52,6 +53,9 @@ class DashboardProgress(Progress):
         if time.monotonic() - self._told > _SECONDS_BETWEEN:
             self._tell()
         self._other.advance(report)
+
+    def warn(self, message: str) -> None:
+        self._other.warn(message)
 
     def stop(self) -> None:
         if self._client.status == "running":

@@ -21,6 +21,11 @@ SETTINGS: Mapping[str, Any] = {
     # sends a heartbeat every few seconds, and neither a slow file system nor the GIL delays one by two minutes. (Dask's
     # default is five.)
     "distributed.scheduler.worker-ttl": "120s",
+    # A chunk lost with its worker comes back to the job, which tries it again, and alone if that loses a worker too.
+    "distributed.scheduler.allowed-failures": 0,
+    # A worker on this machine that is killed again and again, or starts slowly, is still replaced. (Dask gives it up if
+    # it is not there 15 s after it was lost, even where it has been lost again since.)
+    "distributed.deploy.lost-worker-timeout": "1 day",
     _NO_WORKERS_TIMEOUT: "60s",  # after that, a job without workers ends with a message
     "distributed.worker.memory.target": False,  # chunks in flight are few and bounded: never spill one
     "distributed.worker.memory.spill": False,

@@ -38,6 +38,7 @@ from pipeline.source.files import Files
 from pipeline.source.inputs import Frame, JobInput, Rows, Source, identify, open_input
 from pipeline.source.scan import Scanner
 from pipeline.tasks import Job, profile_engine
+from pipeline.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -259,9 +260,10 @@ def _start_engines(client: Client, request: Request) -> Engines:
     from cluster import start_engines
 
     began, options = time.perf_counter(), request.options
-    key, backend = start_engines(
-        client, request.model, options.device, options.precision, options.kernels, options.allow_mixed
-    )
+    with Watchdog(client, "the model is not loaded", request.progress.warn, request.progress.patience):
+        key, backend = start_engines(
+            client, request.model, options.device, options.precision, options.kernels, options.allow_mixed
+        )
     return Engines(key, backend, time.perf_counter() - began)
 
 
@@ -313,12 +315,14 @@ def _compute(client: Client, planned: Planned, job: Job, report: JobReport, chun
     progress.start(planned.input.rows, client.dashboard_link)
     try:
         checked = began
-        for event in classify_chunks(client, _until(request.stop, timeline.watch(chunks), report.run), job):
-            report.add(event)
-            progress.advance(report)
-            if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
-                request.folder.check_claim(job.fingerprint)
-                checked = time.perf_counter()
+        with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
+            sources = _until(request.stop, timeline.watch(chunks), report.run)
+            for event in classify_chunks(client, sources, job, watchdog):
+                report.add(event)
+                progress.advance(report)
+                if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
+                    request.folder.check_claim(job.fingerprint)
+                    checked = time.perf_counter()
     finally:
         progress.stop()
     report.run.timings["classify"] = time.perf_counter() - began

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, Command
+from dask import config as dask_config
 from distributed import Client
 from jobs import slowed, spans_of
 
@@ -23,6 +28,7 @@ from benchmarks.chaos.jobs import contents
 from cluster import connect
 from pipeline import classify
 from pipeline.model.charcnn import Model
+from pipeline.report.job import Progress
 
 
 def write_csv(path: Path, rows: int, width: int = 100) -> Path:
@@ -61,29 +67,91 @@ def test_reading_computing_and_writing_overlap(broadsheet: Command, small_model_
     assert elapsed < 0.6 * sum(s["seconds"] for s in spans)
 
 
-def test_a_chunk_that_kills_its_workers_is_set_aside_alone(
-    broadsheet: Command, small_model_file: Path, tmp_path: Path
+TROUBLE = """
+import os, signal, time
+from pipeline.worker import STATE
+kept = vars(STATE).setdefault("kept", STATE.read)
+def read(unit, *a):
+    first = unit.fragments[0]
+    name = os.path.basename(first.file.path)
+    if (name, first.first_row) == ("chunk.csv", 12) or (name, first.group) == ("group.parquet", 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "stall.csv" and first.first_row == 3:
+        time.sleep(4)
+    return kept(unit, *a)
+STATE.read = read
+"""
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Two workers on which one chunk of chunk.csv, and one row group of group.parquet, kill whoever reads them."""
+    preload = tmp_path_factory.mktemp("preload") / "trouble.py"
+    preload.write_text(TROUBLE)
+    with ExitStack() as stack:
+        with dask_config.set({"distributed.worker.preload": [str(preload)]}):  # for these workers only
+            client = stack.enter_context(connect(workers=2))
+        yield client
+
+
+class Told(Progress):
+    """Collects the warnings."""
+
+    def __init__(self, patience: float = 60.0) -> None:
+        self.patience = patience
+        self.warnings: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def test_a_chunk_that_kills_its_workers_is_set_aside_alone_and_each_lost_worker_is_told(
+    broadsheet: Command, troubled: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    preload = tmp_path / "poison.py"
-    preload.write_text(
-        "import os, signal\nfrom pipeline.worker import STATE\nkept = vars(STATE).setdefault('kept', STATE.read)\n"
-        "def read(unit, *a):\n"
-        "    if unit.fragments[0].first_row == 12:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return kept(unit, *a)\n"
-        "STATE.read = read\n"
-    )
-    path = write_csv(tmp_path / "in.csv", 30)
-    out = tmp_path / "out"
-    arguments = ["classify", path, "-o", out, "--model", small_model_file, "--chunk-size", 3, "--workers", 2]
-    run = broadsheet(*arguments, "--json", env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
-    assert run.returncode == 3, run.stderr
-    summary = json.loads(run.stdout)
-    assert [name for name, _ in summary["set_aside"]] == ["part-000000-0000004"]
-    assert summary["rows_written"] == 27
+    path, out, told = write_csv(tmp_path / "chunk.csv", 30), tmp_path / "out", Told()
+    workers = set(troubled.scheduler_info(n_workers=-1)["workers"])
+    report = classify(path, out, model=small_model, client=troubled, chunk_size=3, progress=told)
+    assert report.exit_code == 3
+    assert [name for name, _ in report.run.set_aside] == ["part-000000-0000004"]
+    assert report.rows_written == 27
     assert not (out / "_SUCCESS").exists()
-    assert broadsheet(*arguments, "--resume").returncode == 0
+    assert len(told.warnings) == 3, told.warnings  # two with other chunks, one alone
+    assert all("or silent for too long) while it had part-000000-00000" in w for w in told.warnings)
+    assert workers & {warning.split()[1] for warning in told.warnings}
+    assert "while it had part-000000-0000004;" in told.warnings[-1]
+    assert classify(path, out, model=small_model, chunk_size=3, resume=True).exit_code == 0
     assert pd.read_parquet(out)["row"].tolist() == list(range(30))
     assert broadsheet("verify", out).returncode == 0
+
+
+def test_a_row_group_that_kills_workers_is_set_aside_as_a_whole_and_no_other(
+    troubled: Client, small_model: Model, tmp_path: Path
+) -> None:
+    """Three groups of ten chunks: were each of the ten tried until it has killed three, it would take minutes."""
+    path, told = tmp_path / "group.parquet", Told()
+    pq.write_table(pa.table({"text": [f"{i} words" for i in range(90)]}), path, row_group_size=30)
+    report = classify(path, model=small_model, client=troubled, chunk_size=3, progress=told)
+    assert sorted(name for name, _ in report.run.set_aside) == [f"part-000000-{n:07d}" for n in range(10, 20)]
+    first, *others = (reason for _, reason in report.run.set_aside)
+    assert first == "it kills every worker that takes it"
+    assert all("row group 1 of" in reason and "not tried: part-000000-00000" in reason for reason in others)
+    assert sorted(report.to_pandas()["row"]) == [*range(30), *range(60, 90)]
+    assert 3 <= len(told.warnings) <= 6, told.warnings
+
+
+def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
+    troubled: Client, small_model: Model, tmp_path: Path
+) -> None:
+    told = Told(patience=1.0)
+    report = classify(
+        write_csv(tmp_path / "stall.csv", 9), model=small_model, client=troubled, chunk_size=3, progress=told
+    )
+    assert report.exit_code == 0
+    assert report.rows_written == 9
+    workers = "|".join(map(re.escape, troubled.scheduler_info(n_workers=-1)["workers"]))
+    expected = rf"no chunk has finished for \d s: part-000000-0000001 is in read on worker ({workers}) since \d s"
+    assert len(told.warnings) == 2, told.warnings  # after one second and after two, but not three
+    assert all(re.fullmatch(expected, warning) for warning in told.warnings), told.warnings
 
 
 def test_a_file_that_vanishes_is_set_aside_and_the_rest_is_done(

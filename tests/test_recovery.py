@@ -67,6 +67,32 @@ def test_a_worker_killed_in_mid_chunk_or_while_writing_is_replaced(
     check_whole(tmp_path / "out", undisturbed)
 
 
+def test_the_clock_set_back_in_mid_job_delays_nothing(broadsheet: Command, job, tmp_path: Path) -> None:
+    """By a day: Dask would send its next message a day later."""
+    arguments, undisturbed = job
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the clock with")
+    library, clock, out = tmp_path / "clock.so", tmp_path / "clock", tmp_path / "out"
+    source = Path(__file__).with_name("shifted_clock.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source], check=True)
+    (tmp_path / "slow.py").write_text(
+        "import pathlib\n" + slowed("commit") + f"clock = pathlib.Path({str(clock)!r})\n"
+        "def set_clock(*a):\n"
+        "    entry = slowly(STATE.kept_commit)(*a)\n"
+        f"    if len(list(pathlib.Path({str(out)!r}, '_entries').glob('[!.]*.json'))) == 3:\n"
+        "        clock.write_text('-86400')\n"
+        "    return entry\n"
+        "STATE.commit = set_clock\n"
+    )
+    env = {"LD_PRELOAD": str(library), "CLOCK_SHIFT": str(clock)}
+    env["DASK_DISTRIBUTED__WORKER__PRELOAD"] = str(tmp_path / "slow.py")
+    run = broadsheet(*arguments, "-o", out, "--workers", 1, env=env)  # which fails after four minutes
+    assert run.returncode == 0, run.stderr
+    assert clock.exists()
+    check_whole(out, undisturbed)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() != 0:
@@ -107,6 +133,18 @@ def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(broadsheet:
     assert not list((out / "parts").iterdir())
     assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
     check_whole(out, undisturbed)
+
+
+def test_a_limit_on_open_files_is_told_before_anything_waits(broadsheet: Command, job, tmp_path: Path) -> None:
+    arguments, _ = job
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+
+    run = broadsheet(*arguments, "-o", tmp_path / "out", "--workers", 2, preexec_fn=limit)
+    assert run.returncode == 2
+    assert "needs 64 open files, and the limit is 32" in run.stderr
+    assert "ulimit -n 64" in run.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -20,6 +20,9 @@ from pipeline.visible import visible
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 """Click's error for a wrong command line; some versions of Typer have a copy of it."""
 
+_INTERRUPTED = 130
+"""Typer's exit code where it has caught an interrupt, without a word."""
+
 app = typer.Typer(
     name="broadsheet",
     help="Label very large collections of short texts with a character-level CNN.",
@@ -61,7 +64,10 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer letters than UTF-8
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.exit(code)
     except _UsageError as error:
         _UsageError(visible(error.format_message()), error.ctx).show()
         sys.exit(error.exit_code)

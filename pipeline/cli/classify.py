@@ -103,7 +103,7 @@ def command(
         "trace": trace,
         "report": page,
     }
-    progress = Progress() if quiet else TerminalProgress(PlainConsole(stderr=True))
+    progress = _Quiet() if quiet else TerminalProgress(PlainConsole(stderr=True))
     connection: dict[str, Any] = {
         "where": cluster,
         "workers": workers,
@@ -123,6 +123,11 @@ def command(
     elif not quiet:
         print_report(report, PlainConsole())
     raise typer.Exit(report.exit_code)
+
+
+class _Quiet(Progress):
+    def warn(self, message: str) -> None:
+        pass
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -301,13 +302,27 @@ def _truth(confusion: Confusion) -> dict[str, Any]:
 
 
 class Progress:
-    """Receives the progress of a job. This class ignores it; subclasses show it."""
+    """Receives the progress of a job. This class ignores it, but logs warnings; subclasses show it.
+
+    Attributes
+    ----------
+    patience : float
+        Seconds without any progress after which a warning says what the job waits for. The next follows after twice
+        that time, and so on.
+
+    """
+
+    patience = 60.0
 
     def start(self, rows: int, dashboard: str) -> None:
         """Called before the first chunk. rows: of the whole job, 0 where not known. dashboard: its URL."""
 
     def advance(self, report: JobReport) -> None:
         """Called after each chunk."""
+
+    def warn(self, message: str) -> None:
+        """Called, in a thread of its own, for each worker that is lost, and when nothing progresses."""
+        logging.getLogger("pipeline").warning("%s", message)
 
     def stop(self) -> None:
         """Called at the end, also after an error."""

@@ -64,6 +64,9 @@ class TerminalProgress(Progress):
             return ""
         return f", {timedelta(seconds=round(max(self._rows - report.rows_read, 0) / rate))} left"
 
+    def warn(self, message: str) -> None:
+        self._console.print(lines(f"warning: {message}", "yellow"), soft_wrap=True)
+
     def stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()

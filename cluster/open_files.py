@@ -1,0 +1,30 @@
+"""The limit on open files: raised as far as it may be, or a message. Beyond it, connections wait without end."""
+
+from __future__ import annotations
+
+import resource
+
+from pipeline.errors import UsageError
+
+_OF_A_JOB, _OF_A_WORKER = 32, 16  # of the client, with the scheduler in it; measured: 20, and 15 for each process
+_ENOUGH = 65_536
+
+
+def need_open_files(worker_processes: int) -> None:
+    """Make room for a cluster on this machine; its workers inherit the limit.
+
+    Raises UsageError if fewer files may be open than it needs.
+    """
+    needed = _OF_A_JOB + _OF_A_WORKER * worker_processes
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= _ENOUGH:
+        return
+    most = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    if most < needed:
+        raise UsageError(
+            f"a cluster of {worker_processes or 1} workers on this machine needs {needed} open files, and the limit is "
+            f"{most}: raise it with `ulimit -n {needed}` (as root, or in /etc/security/limits.conf), or use fewer "
+            "--workers"
+        )
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
