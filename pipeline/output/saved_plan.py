@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,8 +19,9 @@ from pipeline.output.record import (
     to_json,
 )
 from pipeline.source.chunk import Selection
-from pipeline.source.formats.base import Fragment, InputFile, Stream
-from pipeline.source.plan import Plan, Unit
+from pipeline.source.formats.base import Fragment, InputFile, Seek, Stream
+from pipeline.source.plan import Plan, Unit, part_name, plan_files
+from pipeline.threads import available_cores, threads
 
 
 def plan_bytes(plan: Plan) -> bytes:
@@ -58,21 +60,120 @@ def plan_bytes(plan: Plan) -> bytes:
     )
 
 
-def plan_from(data: bytes, found: Sequence[InputFile], name: object) -> Plan:
-    """Load a plan over the files as found now. Raises OutputError, with `name`, where it is damaged."""
+def plan_from(data: bytes, found: Sequence[InputFile], selection: Selection, chunk_rows: int, name: object) -> Plan:
+    """Load a plan over the files as found now. selection, chunk_rows: of the job that is resumed.
+
+    Raises OutputError, with `name`, where it is damaged, is not a plan of that job, or has not every row once.
+    """
     saved = from_json(data, SavedPlan, name)
     try:
         pairs = zip(found, saved.columns, strict=True)
         files = [replace(file, format=file.format.for_columns(names)) for file, names in pairs]
-        units = tuple(_unit(unit, files) for unit in saved.units)
+        check_plan(saved, [file.path for file in files])
         id_types = tuple(pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(saved.selection.id_types))).types)
-    except (IndexError, ValueError, pa.ArrowException) as error:
-        raise OutputError(f"{name} is damaged: {error}") from error
-    chosen = saved.selection
-    selection = Selection(
-        chosen.text, chosen.ids, chosen.truth, chosen.header, chosen.classes, id_types, chosen.answers
+        resolved = _selection(saved.selection, id_types, selection)
+        units = tuple(_unit(unit, files) for unit in saved.units)
+        plan = Plan(tuple(files), saved.columns, units, saved.problems, resolved, saved.chunk_rows)
+        if saved.chunk_rows != chunk_rows:
+            raise ValueError(f"its chunks have {saved.chunk_rows} rows, those of the job {chunk_rows}")
+        _check_ends(plan, saved, found)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise OutputError(f"{name} is damaged: {error}. Start again with --overwrite") from error
+    return plan
+
+
+def check_plan(saved: SavedPlan, paths: Sequence[str]) -> None:
+    """Raise ValueError where a plan over these files contradicts itself: each row of a file is in one chunk, in order.
+
+    Whether it has the rows that are in the files is for those who read them.
+    """
+    last = -1
+    streams: set[int] = set()
+    ends: dict[int, SavedFragment] = {}
+    pieces: Counter[int] = Counter()
+    for unit in saved.units:
+        numbers = [unit.file] if isinstance(unit, SavedStream) else [f.file for f in unit.fragments]
+        for number in numbers:
+            if number >= len(paths):
+                raise ValueError(f"there is no file {number}")
+            if number < last or number in streams or (isinstance(unit, SavedStream) and number == last):
+                raise ValueError(f"the chunks of {paths[number]} are not in order")
+            last = number
+        if isinstance(unit, SavedStream):
+            streams.add(unit.file)
+            continue
+        first = numbers[0] if numbers else 0
+        if unit.name != part_name(first, pieces[first]) or not (numbers or len(saved.units) == 1):
+            raise ValueError(f"{unit.name} stands in the place of {part_name(first, pieces[first])}")
+        for fragment in unit.fragments:
+            if not _follows(ends.get(fragment.file), fragment):
+                raise ValueError(
+                    f"{unit.name} does not begin where the chunk before it ends, in {paths[fragment.file]}"
+                )
+            ends[fragment.file] = fragment
+            pieces[fragment.file] += 1
+        if sum(fragment.rows for fragment in unit.fragments) > saved.chunk_rows:
+            raise ValueError(f"{unit.name} has more than {saved.chunk_rows} rows")
+
+
+def _follows(before: SavedFragment | None, fragment: SavedFragment) -> bool:
+    """Whether a fragment begins where the one before it in its file ends."""
+    if not fragment.rows or (fragment.stop is not None and fragment.stop <= fragment.start):
+        return False
+    if fragment.group >= 0 and fragment.stop != fragment.start + fragment.rows:
+        return False
+    if before is None:
+        return fragment.first_row == 0 and (fragment.group < 0 or fragment.start == 0)
+    starts = {before.stop} if fragment.group == before.group else {0}
+    return (
+        fragment.first_row == before.first_row + before.rows
+        and fragment.group >= before.group
+        and fragment.start in starts
     )
-    return Plan(tuple(files), saved.columns, units, saved.problems, selection, saved.chunk_rows)
+
+
+def _check_ends(plan: Plan, saved: SavedPlan, found: Sequence[InputFile]) -> None:
+    """Raise ValueError where a file has rows after those of its last chunk, or has no chunk though it has rows.
+
+    Files whose own metadata say how many rows there are, and those that have no chunk and no problem, are planned
+    again.
+    """
+    fragments = [fragment for unit in saved.units if isinstance(unit, SavedUnit) for fragment in unit.fragments]
+    ends = {fragment.file: fragment.stop for fragment in fragments}
+    rows: Counter[int] = Counter()
+    for fragment in fragments:
+        rows[fragment.file] += fragment.rows
+    for number, stop in ends.items():
+        file = plan.files[number]
+        if file.format.seeks is not Seek.ROWS and stop != (None if file.compression else file.size):
+            raise ValueError(f"the last chunk of {file.path} does not end where the file ends")
+    streams = {unit.file for unit in saved.units if isinstance(unit, SavedStream)}
+    told = {path for path, _ in plan.problems}
+
+    def rows_now(number: int) -> int | None:
+        """None for a file that is read front to back."""
+        units = plan_files([found[number]], plan.selection, plan.chunk_rows).units
+        return None if any(isinstance(u, Stream) for u in units) else sum(u.rows for u in units if isinstance(u, Unit))
+
+    doubtful = [
+        number
+        for number, file in enumerate(found)
+        if number not in streams and file.path not in told and (number not in ends or file.format.seeks is Seek.ROWS)
+    ]
+    with threads(available_cores()) as pool:
+        for number, count in zip(doubtful, pool.map(rows_now, doubtful), strict=True):
+            if count != rows[number]:
+                raise ValueError(f"{found[number].path} has other rows than its chunks")
+
+
+def _selection(saved: SavedSelection, id_types: tuple[pa.DataType, ...], requested: Selection) -> Selection:
+    """Raises ValueError where it is not the requested one, with its default text column and its id types."""
+    selection = Selection(saved.text, saved.ids, saved.truth, saved.header, saved.classes, id_types, saved.answers)
+    text = requested.text or (saved.text if len(saved.text) <= 1 else ())
+    types = id_types if len(id_types) == len(saved.ids) else ()
+    if selection != replace(requested, text=text, id_types=types):
+        raise ValueError("its columns or classes are not those of the job")
+    return selection
 
 
 def _unit(unit: SavedUnit | SavedStream, files: Sequence[InputFile]) -> Unit | Stream:
