@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -165,8 +165,15 @@ def plan(prepared: Prepared) -> Planned:
     chunk_rows = options.chunk_size or (before.settings.chunk_size if before else CHUNK_ROWS[device])
     saved = None
     if request.folder and before and isinstance(prepared.found, Files):
-        name, found = request.folder.path / PLAN, prepared.found.found
-        saved = plan_from(request.folder.plan(), found, options.selection(model), before.settings.chunk_size, name)
+        settings, path = before.settings, request.folder.path / PLAN
+        asked = replace(
+            options.selection(model),
+            text=settings.text_columns,
+            ids=settings.id_columns,
+            truth=settings.truth_column,
+            header=settings.columns,
+        )
+        saved = plan_from(request.folder.plan(), prepared.found.found, asked, settings.chunk_size, path)
     with _scanner(prepared, helped=saved is None) as scanner:
         job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner)
     if options.strict and job_input.problems:

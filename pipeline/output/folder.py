@@ -143,6 +143,7 @@ class OutputFolder:
         job = manifest.fingerprint.id
         if not claim(self.store, job) and claimed_by(self.store) != job:
             raise UsageError(f"cannot resume {self.path}: it was being overwritten. Start again with --overwrite")
+        self.store.make(FOLDERS)  # copies of a folder may lack those that were empty
         return manifest
 
     def check_claim(self, job: str) -> None:

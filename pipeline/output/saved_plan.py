@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, SourceError, UsageError
 from pipeline.output.record import (
     SavedFragment,
     SavedPlan,
@@ -19,9 +19,12 @@ from pipeline.output.record import (
     to_json,
 )
 from pipeline.source.chunk import Selection
-from pipeline.source.formats.base import Fragment, InputFile, Seek, Stream
+from pipeline.source.formats.base import Fragment, InputFile, Schema, Seek, Stream
 from pipeline.source.plan import Plan, Unit, part_name, plan_files
 from pipeline.threads import available_cores, threads
+
+_HEAD_BYTES = 64 << 10
+"""Of a file, that usually hold its header."""
 
 
 def plan_bytes(plan: Plan) -> bytes:
@@ -60,8 +63,8 @@ def plan_bytes(plan: Plan) -> bytes:
     )
 
 
-def plan_from(data: bytes, found: Sequence[InputFile], selection: Selection, chunk_rows: int, name: object) -> Plan:
-    """Load a plan over the files as found now. selection, chunk_rows: of the job that is resumed.
+def plan_from(data: bytes, found: Sequence[InputFile], asked: Selection, chunk_rows: int, name: object) -> Plan:
+    """Load a plan over the files as found now. asked, chunk_rows: what the job that is resumed was asked for.
 
     Raises OutputError, with `name`, where it is damaged, is not a plan of that job, or has not every row once.
     """
@@ -71,12 +74,12 @@ def plan_from(data: bytes, found: Sequence[InputFile], selection: Selection, chu
         files = [replace(file, format=file.format.for_columns(names)) for file, names in pairs]
         check_plan(saved, [file.path for file in files])
         id_types = tuple(pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(saved.selection.id_types))).types)
-        resolved = _selection(saved.selection, id_types, selection)
+        resolved = _selection(saved, id_types, asked)
         units = tuple(_unit(unit, files) for unit in saved.units)
         plan = Plan(tuple(files), saved.columns, units, saved.problems, resolved, saved.chunk_rows)
         if saved.chunk_rows != chunk_rows:
             raise ValueError(f"its chunks have {saved.chunk_rows} rows, those of the job {chunk_rows}")
-        _check_ends(plan, saved, found)
+        _check_files(saved, found, resolved)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise OutputError(f"{name} is damaged: {error}. Start again with --overwrite") from error
     return plan
@@ -132,48 +135,62 @@ def _follows(before: SavedFragment | None, fragment: SavedFragment) -> bool:
     )
 
 
-def _check_ends(plan: Plan, saved: SavedPlan, found: Sequence[InputFile]) -> None:
-    """Raise ValueError where a file has rows after those of its last chunk, or has no chunk though it has rows.
+def _check_files(saved: SavedPlan, found: Sequence[InputFile], selection: Selection) -> None:
+    """Raise ValueError unless the chunks of each file have its columns, begin after its header and end where it ends.
 
-    Files whose own metadata say how many rows there are, and those that have no chunk and no problem, are planned
-    again.
+    A file without chunks must have a problem, which the job reports, or no rows. Of each file only the head, or its own
+    metadata, are read.
     """
-    fragments = [fragment for unit in saved.units if isinstance(unit, SavedUnit) for fragment in unit.fragments]
-    ends = {fragment.file: fragment.stop for fragment in fragments}
-    rows: Counter[int] = Counter()
-    for fragment in fragments:
-        rows[fragment.file] += fragment.rows
-    for number, stop in ends.items():
-        file = plan.files[number]
-        if file.format.seeks is not Seek.ROWS and stop != (None if file.compression else file.size):
-            raise ValueError(f"the last chunk of {file.path} does not end where the file ends")
-    streams = {unit.file for unit in saved.units if isinstance(unit, SavedStream)}
-    told = {path for path, _ in plan.problems}
+    pieces: dict[int, list[SavedFragment]] = defaultdict(list)
+    for fragment in (f for unit in saved.units if isinstance(unit, SavedUnit) for f in unit.fragments):
+        pieces[fragment.file].append(fragment)
+    starts = {number: fragments[0].start for number, fragments in pieces.items()}
+    starts |= {unit.file: unit.start for unit in saved.units if isinstance(unit, SavedStream)}
+    told = {path for path, _ in saved.problems}
 
-    def rows_now(number: int) -> int | None:
+    def rows_now(file: InputFile) -> int | None:
         """None for a file that is read front to back."""
-        units = plan_files([found[number]], plan.selection, plan.chunk_rows).units
+        units = plan_files([file], selection, saved.chunk_rows).units
         return None if any(isinstance(u, Stream) for u in units) else sum(u.rows for u in units if isinstance(u, Unit))
 
-    doubtful = [
-        number
-        for number, file in enumerate(found)
-        if number not in streams and file.path not in told and (number not in ends or file.format.seeks is Seek.ROWS)
-    ]
+    def difference(number: int) -> str | None:
+        file, fragments = found[number], pieces[number]
+        if number not in starts:
+            return None if file.path in told or rows_now(file) == 0 else "has rows, and no chunk"
+        schema = _schema(file, selection)
+        if schema.complete and (schema.names or ()) != saved.columns[number]:
+            return "has other columns"
+        if file.format.seeks is Seek.ROWS:
+            return None if rows_now(file) == sum(f.rows for f in fragments) else "has other rows than its chunks"
+        if starts[number] != schema.start:
+            return f"begins at byte {schema.start:,}, its first chunk at {starts[number]:,}"
+        if fragments and fragments[-1].stop != (None if file.compression else file.size):
+            return "does not end where its last chunk ends"
+        return None
+
     with threads(available_cores()) as pool:
-        for number, count in zip(doubtful, pool.map(rows_now, doubtful), strict=True):
-            if count != rows[number]:
-                raise ValueError(f"{found[number].path} has other rows than its chunks")
+        for file, what in zip(found, pool.map(difference, range(len(found))), strict=True):
+            if what:
+                raise ValueError(f"{file.path} {what}")
 
 
-def _selection(saved: SavedSelection, id_types: tuple[pa.DataType, ...], requested: Selection) -> Selection:
-    """Raises ValueError where it is not the requested one, with its default text column and its id types."""
-    selection = Selection(saved.text, saved.ids, saved.truth, saved.header, saved.classes, id_types, saved.answers)
-    text = requested.text or (saved.text if len(saved.text) <= 1 else ())
-    types = id_types if len(id_types) == len(saved.ids) else ()
-    if selection != replace(requested, text=text, id_types=types):
-        raise ValueError("its columns or classes are not those of the job")
-    return selection
+def _schema(file: InputFile, selection: Selection) -> Schema:
+    """The file's columns from as little of it as they take. Raises SourceError or UsageError."""
+    short = replace(file.format, limits=replace(file.format.limits, block_bytes=_HEAD_BYTES))
+    try:
+        return short.schema(replace(file, format=short), selection)
+    except (SourceError, UsageError):
+        return file.format.schema(file, selection)
+
+
+def _selection(plan: SavedPlan, id_types: tuple[pa.DataType, ...], asked: Selection) -> Selection:
+    """`asked` with its default text column and its id types. Raises ValueError where the plan is for another."""
+    saved = plan.selection
+    text = asked.text or (("text",) if any(plan.columns) else ())  # a file of encoded articles has no columns
+    same = (saved.text, saved.ids, saved.truth, saved.header) == (text, asked.ids, asked.truth, asked.header)
+    if not same or len(id_types) not in (len(saved.ids), 0):
+        raise ValueError("its columns are not those of the job")
+    return replace(asked, text=text, id_types=id_types)
 
 
 def _unit(unit: SavedUnit | SavedStream, files: Sequence[InputFile]) -> Unit | Stream:

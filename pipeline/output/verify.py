@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import OutputError
 from pipeline.output.account import check_account
@@ -21,6 +22,17 @@ from pipeline.output.record import Entry, FileRecord, Totals
 from pipeline.output.recount import recount
 
 _SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "chars", "truncated", "unknown_chars")
+_FIGURES = {"chars": "n_chars", "truncated": "truncated", "unknown_chars": "unknown_chars"}
+_ROWS = pa.schema([("file", pa.string()), ("row", pa.int64())])
+_PART = pa.schema(
+    [
+        *_ROWS,
+        ("label", pa.string()),
+        ("n_chars", pa.int64()),
+        ("truncated", pa.bool_()),
+        ("unknown_chars", pa.int64()),
+    ]
+)
 
 
 def verify(path: str | Path, *, input: bool = False) -> Totals:  # noqa: A002 - the command calls it --input
@@ -73,7 +85,9 @@ def verify(path: str | Path, *, input: bool = False) -> Totals:  # noqa: A002 - 
     sums: Counter[str] = Counter(chunks=len(committed.chunks))
     labels: Counter[str] = Counter()
     for entry in committed.chunks.values():
-        _check_rows(entry, [_read(folder, file) for file in entry.files])
+        part, *quarantined = (_read(folder, file) for file in entry.files)
+        _check_rows(entry, [part, *quarantined])
+        _check_figures(entry, part)
         files.update(file.name for file in entry.files)
         sums.update({name: getattr(entry, name) for name in _SUMS})
         labels.update(entry.labels)
@@ -92,18 +106,28 @@ def verify(path: str | Path, *, input: bool = False) -> Totals:  # noqa: A002 - 
 
 
 def _read(folder: OutputFolder, file: FileRecord) -> pa.Table:
-    """The columns `file` and `row`."""
+    """The columns of `_PART`, or of `_ROWS` for quarantined rows."""
     path, data = folder.path / file.name, read_committed(folder.store, file)
+    of_part = file.name.startswith(PARTS)
+    schema = _PART if of_part else _ROWS
     try:
-        table = read_part(data, ["file", "row"]) if file.name.startswith(PARTS) else quarantine_table(data)
-        table = table.select(["file", "row"]).cast(pa.schema([("file", pa.string()), ("row", pa.int64())]))
+        table = read_part(data, schema.names) if of_part else quarantine_table(data)
+        table = table.select(schema.names).cast(schema)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError, pa.ArrowException) as error:
         raise OutputError(f"{path} holds no rows of this program ({error})") from error
     if len(table) != file.rows:
         raise OutputError(f"{path} holds {len(table):,} rows, its entry has {file.rows:,}")
     if any(column.null_count for column in table.columns):
-        raise OutputError(f"{path} has a row without file or number")
+        raise OutputError(f"{path} has a null among file, row, label and counts")
     return table
+
+
+def _check_figures(entry: Entry, part: pa.Table) -> None:
+    """The entry's share of the totals must be that of its part."""
+    labels = {count["values"]: count["counts"] for count in part.column("label").value_counts().to_pylist()}
+    sums = {name: pc.sum(part.column(column)).as_py() or 0 for name, column in _FIGURES.items()}
+    if labels != entry.labels or any(getattr(entry, name) != value for name, value in sums.items()):
+        raise OutputError(f"{entry.chunk}: the labels or counts in its entry are not those of its part")
 
 
 def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:
