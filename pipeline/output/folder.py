@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -118,19 +118,20 @@ class OutputFolder:
         try:
             self._begin(fingerprint, plan, overwrite, partial(check_claim, store, job))
         except BaseException:
-            if store.has(CLAIM) and claimed_by(store) == job:
-                store.remove(CLAIM)  # so that the same command can be given again
+            with suppress(OutputError):
+                if claimed_by(store) == job:
+                    store.remove(CLAIM)  # so that the same command can be given again
             raise
 
     def _begin(self, fingerprint: Fingerprint, plan: bytes | None, overwrite: bool, check: Callable[[], None]) -> None:
         """Old content is removed, a manifest last, so that an interrupted removal can still be recognised."""
         store = self.store
         old = (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, MANIFEST, OLD_MANIFEST) if overwrite else (_OLD_QUARANTINE,)
+        if overwrite:
+            store.remove_attempts(())
         for name in old:
             check()
             store.remove(name)
-        if overwrite:
-            store.remove_attempts(())
         store.make(FOLDERS)
         if plan is not None:
             store.put(PLAN, plan, check)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline.errors import OutputError
 from pipeline.output.layout import MANIFEST, PLAN, SUCCESS
 
+_Result = TypeVar("_Result")
 _TEMPORARY = ".tmp"
 _TRIES = 5
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
@@ -32,47 +34,51 @@ class LocalStore:
 
     root: Path
 
-    def put(self, name: str, data: bytes, check: Callable[[], None] | None = None) -> None:
+    def put(self, name: str, data: bytes, check: Callable[[], None] = lambda: None) -> None:
         """Write a file, or replace it. Raises OutputError.
 
         check: called when the temporary file is there and has yet to be renamed; what it raises is raised, and the file
-        is not. Whoever first changes what `check` looks at and then removes temporary files thus stops every write:
-        one that is checked too early finds its temporary file gone.
+        is not renamed. Whoever changes what `check` looks at, and then removes temporary files, thus stops every write:
+        one that was checked before the change finds its temporary file gone, and is checked again.
         """
-        for attempt in range(_TRIES):
-            try:
-                self._attempt(name, data, check)
-                return
-            except FileNotFoundError as error:  # another run of this job has finished and removed temporary files
-                if check:
-                    check()
-                if attempt + 1 == _TRIES or not (self.root / name).parent.is_dir():
-                    raise OutputError(self._explain(name, len(data), error)) from error
-            except OSError as error:
-                raise OutputError(self._explain(name, len(data), error)) from error
 
-    def _attempt(self, name: str, data: bytes, check: Callable[[], None] | None) -> None:
-        path = self.root / name
-        with _temporary(path, data) as temporary:
-            if check:
+        def write(path: Path) -> None:
+            with _temporary(path, data) as temporary:
                 check()
-            os.replace(temporary, path)
-        _sync(path.parent)
+                os.replace(temporary, path)
+
+        self._write(name, data, write, check)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless it exists; return whether it was written. Nobody sees it incomplete. Raises OutputError.
 
         A file system without hard links is the exception: there it can be seen while it is written.
         """
-        path = self.root / name
-        try:
+
+        def write(path: Path) -> bool:
             with _temporary(path, data) as temporary:
                 created = _link(temporary, path, data)
-                temporary.unlink()
-            _sync(path.parent)
+                temporary.unlink(missing_ok=True)
             return created
-        except OSError as error:
-            raise OutputError(self._explain(name, len(data), error)) from error
+
+        return self._write(name, data, write)
+
+    def _write(
+        self, name: str, data: bytes, write: Callable[[Path], _Result], check: Callable[[], None] = lambda: None
+    ) -> _Result:
+        """Write, again if the temporary file was removed: another run of the job has finished meanwhile."""
+        path = self.root / name
+        for _ in range(_TRIES):
+            try:
+                result = write(path)
+                _sync(path.parent)
+                return result
+            except FileNotFoundError as error:
+                check()
+                missing = error
+            except OSError as error:
+                raise OutputError(self._explain(name, len(data), error)) from error
+        raise OutputError(self._explain(name, len(data), missing)) from missing
 
     def read(self, name: str) -> bytes:
         """Raises OutputError where there is no such regular file, or it cannot be read."""

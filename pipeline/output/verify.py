@@ -110,11 +110,11 @@ def _read(folder: OutputFolder, file: FileRecord) -> pa.Table:
     path, data = folder.path / file.name, read_committed(folder.store, file)
     of_part = file.name.startswith(PARTS)
     schema = _PART if of_part else _ROWS
+    table = read_part(data, path, schema.names) if of_part else quarantine_table(data, path)
     try:
-        table = read_part(data, schema.names) if of_part else quarantine_table(data)
         table = table.select(schema.names).cast(schema)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError, pa.ArrowException) as error:
-        raise OutputError(f"{path} holds no rows of this program ({error})") from error
+    except pa.ArrowException as error:
+        raise OutputError(f"{path} has columns of other types ({error})") from error
     if len(table) != file.rows:
         raise OutputError(f"{path} holds {len(table):,} rows, its entry has {file.rows:,}")
     if any(column.null_count for column in table.columns):
