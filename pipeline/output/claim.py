@@ -27,7 +27,8 @@ def claimed_by(store: LocalStore) -> str:
     try:
         return from_json(store.read(CLAIM), Claim, store.root / CLAIM).job
     except OutputError as error:
-        raise OutputError(f"{error}. If no job runs there, remove it and continue with --resume") from error
+        remedy = ". If no other job runs there, remove it, then" if store.has(CLAIM) else ":"
+        raise OutputError(f"{error}{remedy} continue with --resume") from error
 
 
 def check_claim(store: LocalStore, job: str) -> None:

@@ -240,6 +240,7 @@ class OutputFolder:
         self.store.remove_attempts(FOLDERS)
         for name in (name for folder in (PARTS, QUARANTINE, ENTRIES) for name in self.store.files(folder)):
             if not layout.of_job(name, job):
+                check()  # they might be those of a job that has taken the folder just now
                 self.store.remove(name)
         self._check_committed(manifest, counted)
         self.store.put(MANIFEST, to_json(manifest), check)
