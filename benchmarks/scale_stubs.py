@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -96,14 +97,16 @@ class Moments(Progress):
 
 def stub_job(running: Fleet, gpus: int, chunks: int, rows: int) -> dict[str, Any]:
     """A job of so many chunks, each as long as `rows` articles take a GPU. Nothing is read or written but the folder's
-    own files: a planned row, a line of a text file, stands for a chunk.
+    own files: a planned row, a line of a text file, stands for a chunk. It is stopped before one more, since the parts
+    of a job that ends are looked for.
     """
     running.client.run(sleeper.settle, rows / ARTICLES_PER_SECOND, False)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "chunks.txt"
-        source.write_text("x\n" * chunks)
-        moments, before = Moments(), running.processor_seconds()
-        report = classify(str(source), f"{folder}/out", client=running.client, chunk_size=1, progress=moments)
+        source.write_text("x\n" * (chunks + 1))
+        moments, before, asked = Moments(), running.processor_seconds(), itertools.count()
+        options = {"chunk_size": 1, "progress": moments, "stop": lambda: next(asked) == chunks}
+        report = classify(str(source), f"{folder}/out", client=running.client, **options)
     after = running.processor_seconds()
     if report.rows_written != chunks:
         raise RuntimeError(f"{report.rows_written} chunks of {chunks} are done: {report.run.set_aside[:1]}")

@@ -19,6 +19,7 @@ from distributed import Worker
 from benchmarks.stand_in import StandIn
 from pipeline.engine.base import Predictions
 from pipeline.graph import GPU_EXECUTOR
+from pipeline.output.layout import part_file
 from pipeline.output.record import Entry, FileRecord
 from pipeline.output.store import LocalStore
 from pipeline.source.chunk import Chunk, Selection, bad_rows_table
@@ -49,7 +50,9 @@ def _one_row(unit: Unit, selection: Selection, *_: Any) -> Chunk:
 
 def _not_written(store: LocalStore, table: pa.Table, quarantine: pa.Table, about: Entry) -> Entry:
     """In place of writing: an entry as long as a real one."""
-    return msgspec.structs.replace(about, files=(FileRecord("parts/part", len(table), 0, "0" * 64),))
+    return msgspec.structs.replace(
+        about, files=(FileRecord(part_file(about.chunk, about.job), len(table), 0, "0" * 64),)
+    )
 
 
 def settle(seconds: float, reading_and_writing: bool) -> None:

@@ -11,7 +11,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +27,7 @@ from pipeline.options import Options
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PLAN
 from pipeline.output.parts import output_schema
-from pipeline.output.record import WRITER, Fingerprint, InputIdentity, to_json
+from pipeline.output.record import WRITER, ClosingEntry, Fingerprint, InputIdentity, to_json
 from pipeline.output.saved_plan import plan_bytes, plan_from
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
@@ -35,9 +36,9 @@ from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
 from pipeline.source.files import Files
-from pipeline.source.inputs import Frame, JobInput, Rows, Source, identify, open_input
+from pipeline.source.inputs import End, Frame, JobInput, Rows, Source, identify, open_input
 from pipeline.source.scan import Scanner
-from pipeline.tasks import Job, profile_engine
+from pipeline.tasks import Done, Job, profile_engine
 from pipeline.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -120,12 +121,21 @@ class Planned:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Executed:
+    """A job whose chunks are done. counted: the digest of the entry of each chunk in the report's totals."""
+
+    report: JobReport
+    fingerprint: Fingerprint
+    counted: dict[str, bytes]
+
+
 def run_job(request: Request) -> JobReport:
     """Run all phases."""
     planned = plan(prepare(request))
     with request.cluster.connect() as client:
-        report, fingerprint = execute(planned, client)
-    return finish(planned, report, fingerprint)
+        executed = execute(planned, client)
+    return finish(planned, executed)
 
 
 def prepare(request: Request) -> Prepared:
@@ -158,7 +168,15 @@ def plan(prepared: Prepared) -> Planned:
     chunk_rows = options.chunk_size or (before.settings.chunk_size if before else CHUNK_ROWS[device])
     saved = None
     if request.folder and before and isinstance(prepared.found, Files):
-        saved = plan_from(request.folder.plan(), prepared.found.found, request.folder.path / PLAN)
+        settings, path = before.settings, request.folder.path / PLAN
+        asked = replace(
+            options.selection(model),
+            text=settings.text_columns,
+            ids=settings.id_columns,
+            truth=settings.truth_column,
+            header=settings.columns,
+        )
+        saved = plan_from(request.folder.plan(), prepared.found.found, asked, settings.chunk_size, path)
     with _scanner(prepared, helped=saved is None) as scanner:
         job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner)
     if options.strict and job_input.problems:
@@ -168,7 +186,7 @@ def plan(prepared: Prepared) -> Planned:
     return Planned(prepared, job_input, schema, chunk_rows, engines, seconds)
 
 
-def execute(planned: Planned, client: Client) -> tuple[JobReport, Fingerprint]:
+def execute(planned: Planned, client: Client) -> Executed:
     """Run every chunk that is not committed yet. Raises what stops the job; chunks committed by then are kept."""
     began = time.perf_counter()
     prepared, request = planned.prepared, planned.prepared.request
@@ -202,32 +220,36 @@ def execute(planned: Planned, client: Client) -> tuple[JobReport, Fingerprint]:
     done = {}
     if folder and prepared.before:
         _refuse_difference(folder, prepared.before, fingerprint)
-        folder.clean()
-        done = folder.committed(fingerprint.id)
+        done = folder.committed(fingerprint.id, model.classes)
     elif folder:
         plan = planned.input.plan
-        folder.create(fingerprint, None if plan is None else plan_bytes(plan), options.overwrite)
+        saved = None if plan is None else plan_bytes(plan)
+        folder.create(fingerprint, saved, options.resume, options.overwrite)
     report.committed_before(done.values())
-    _compute(client, planned, job, report, planned.input.chunks(done))
+    counted = {name: entry.digest for name, entry in done.items()} | _compute(
+        client, planned, job, report, planned.input.chunks(done, partial(_close, folder, fingerprint.id))
+    )
     if options.profile:
         report.run.profile = _profile(client, engines.key)
-    return report, fingerprint
+    return Executed(report, fingerprint, counted)
 
 
-def finish(planned: Planned, report: JobReport, fingerprint: Fingerprint) -> JobReport:
+def finish(planned: Planned, executed: Executed) -> JobReport:
     """Check that every row is accounted for, and that no input has changed; write the totals, report and timeline.
 
     Raises BroadsheetError where a row is not accounted for, OutputError where a file cannot be written.
     """
-    prepared, run = planned.prepared, report.run
+    prepared, report, job = planned.prepared, executed.report, executed.fingerprint.id
+    run = report.run
     folder, options = prepared.request.folder, prepared.request.options
     report.tally.check()
-    _set_aside_changed(planned, run, fingerprint)
+    _set_aside_changed(planned, run, executed.fingerprint)
     run.seconds = time.perf_counter() - prepared.began
     if folder is not None:
         committing = time.perf_counter()
+        folder.check_claim(job)
         if not run.set_aside and not run.stopped:
-            folder.finish(report.tally.totals(), fingerprint.id)
+            folder.finish(report.tally.totals(), job, executed.counted)
         run.timings["commit"] = time.perf_counter() - committing
         run.seconds = time.perf_counter() - prepared.began
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
@@ -306,7 +328,16 @@ def _timeline(client: Client, started: float) -> Timeline:
     return Timeline(started + clock.offset, clock)
 
 
-def _compute(client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source]) -> None:
+def _close(folder: OutputFolder | None, job: str, end: End) -> None:
+    """Commit the end of what was counted as it was read, where there is an output folder."""
+    if folder is not None:
+        folder.close(ClosingEntry(job=job, file=end.file, path=end.path, chunks=end.chunks, rows=end.rows))
+
+
+def _compute(
+    client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source]
+) -> dict[str, bytes]:
+    """Run the chunks; return the digests of their entries."""
     began = time.perf_counter()
     from cluster.progress import DashboardProgress
 
@@ -315,10 +346,13 @@ def _compute(client: Client, planned: Planned, job: Job, report: JobReport, chun
     progress.start(planned.input.rows, client.dashboard_link)
     try:
         checked = began
+        counted = {}
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
             sources = _until(request.stop, timeline.watch(chunks), report.run)
             for event in classify_chunks(client, sources, job, watchdog):
                 report.add(event)
+                if isinstance(event, Done):
+                    counted[event.name] = event.entry.digest
                 progress.advance(report)
                 if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
                     request.folder.check_claim(job.fingerprint)
@@ -327,6 +361,7 @@ def _compute(client: Client, planned: Planned, job: Job, report: JobReport, chun
         progress.stop()
     report.run.timings["classify"] = time.perf_counter() - began
     timeline.ended = time.time() + timeline.clock.offset
+    return counted
 
 
 def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: Run) -> Iterator[Source]:

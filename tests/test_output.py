@@ -19,7 +19,6 @@ from pipeline import OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
 from pipeline.output.quarantine import escape, unescape
 from pipeline.output.record import json_schema, to_json
-from pipeline.output.store import LocalStore
 from pipeline.report.job import JobReport, Progress
 
 GOLDEN = ROOT / "tests" / "data"
@@ -142,11 +141,3 @@ def test_numbers_of_numpy_are_numbers_in_json() -> None:
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
 def test_the_bytes_of_a_quarantined_row_can_be_had_back(head: bytes) -> None:
     assert unescape(escape(head)) == head
-
-
-def test_a_file_is_created_once(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    assert store.create("claim", b"one")
-    assert not store.create("claim", b"two")
-    assert store.read("claim") == b"one"
-    assert [path.name for path in tmp_path.iterdir()] == ["claim"]

@@ -213,16 +213,16 @@ def test_resume_refuses_another_job_and_says_what_changed(
     assert "7 of 7 chunks were there before" in run.stdout
 
 
-@pytest.mark.parametrize("option", [[], ["--resume"], ["--overwrite"]])
+@pytest.mark.parametrize("option", [{}, {"resume": True}, {"overwrite": True}], ids=str)
 def test_a_folder_whose_job_was_killed_before_its_manifest(
-    broadsheet: Command, job, tmp_path: Path, option: list[str]
+    client: Client, small_model: Model, job, tmp_path: Path, option: dict[str, bool]
 ) -> None:
     arguments, undisturbed = job
     out = tmp_path / "out"
     for name in FOLDERS:
         (out / name).mkdir(parents=True)
     (out / "._plan.json.0123.tmp").write_text('{"units": [')
-    assert broadsheet(*arguments, "-o", out, *option).returncode == 0
+    classify(str(arguments[1]), out, client=client, model=small_model, id_column="text", chunk_size=10, **option)
     check_whole(out, undisturbed)
 
 

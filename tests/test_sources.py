@@ -292,12 +292,12 @@ def test_text_columns_are_joined_by_a_space_and_stripped(tmp_path: Path) -> None
 def test_a_plan_comes_back_from_json(tmp_path: Path) -> None:
     found = find_files([str(write(tmp_path, "parquet", TEXTS))], 70, 1014).found
     plan = plan_files(found, TEXT_AND_ID, 64)
-    assert plan_from(plan_bytes(plan), found, "plan") == plan
+    assert plan_from(plan_bytes(plan), found, TEXT_AND_ID, 64, "plan") == plan
     paths = [str(write(tmp_path, kind, TEXTS)) for kind in ("csv", "csv.gz", "jsonl")]
     found = with_limits(find_files(paths, 70, 1014).found, Limits(counted_bytes=100))
     plan = plan_files(found, TEXT_AND_ID, 64)
     assert any(isinstance(unit, Stream) for unit in plan.units)
-    assert plan_from(plan_bytes(plan), found, "plan") == plan
+    assert plan_from(plan_bytes(plan), found, TEXT_AND_ID, 64, "plan") == plan
 
 
 def test_a_file_that_changed_under_the_job_and_hides_it_is_reported(tmp_path: Path) -> None:

@@ -45,10 +45,10 @@ def at(step: str) -> None:
 class Store(LocalStore):
     """The steps of a commit, as far as a store sees them."""
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, *check) -> None:
         global committed
         at({PARTS: "before-write", ENTRIES: "before-entry"}.get(name.partition("/")[0], ""))
-        super().put(name, data)
+        super().put(name, data, *check)
         committed += name.startswith(ENTRIES)
 
 

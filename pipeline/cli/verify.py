@@ -14,10 +14,17 @@ from pipeline.report.console import print_json, say
 
 def command(
     output: Annotated[Path, typer.Argument(metavar="OUT/", help="The output folder of a finished job.")],
+    against_input: Annotated[
+        bool,
+        typer.Option(
+            "--input",
+            help="Also compare with the input files: that they have not changed, and how many rows they have.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
 ) -> None:
     """Read everything in an output folder again and check it; exit code 1 and a message at the first damage."""
-    totals = verify(output)
+    totals = verify(output, input=against_input)
     if as_json:
         print_json(msgspec.to_builtins(totals))
     else:

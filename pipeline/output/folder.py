@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,6 +16,9 @@ import pyarrow as pa
 
 from pipeline.errors import OutputError, UsageError
 from pipeline.output import layout
+from pipeline.output.account import Committed, check_account
+from pipeline.output.claim import check_claim, claim, claimed_by, take_over
+from pipeline.output.commit import read_committed
 from pipeline.output.layout import (
     CLAIM,
     ENTRIES,
@@ -23,8 +31,11 @@ from pipeline.output.layout import (
     RUNS,
     SUCCESS,
 )
-from pipeline.output.record import Claim, Entry, Fingerprint, Manifest, Totals, from_json, to_json
+from pipeline.output.record import ClosingEntry, Entry, Fingerprint, Manifest, SavedPlan, Totals, from_json, to_json
+from pipeline.output.saved_plan import check_plan
 from pipeline.output.store import LocalStore
+from pipeline.source.chunk import NO_TRUTH
+from pipeline.threads import available_cores, threads
 
 _FORMAT, _OLD_FORMAT = b'"broadsheet-output"', b'"broadsheet-output/1"'
 _OLD_QUARANTINE = "quarantine"
@@ -32,6 +43,8 @@ _OLD = (
     "{path} holds the output of an earlier version of broadsheet (its format is 1, this version's is {version}): "
     "verify or finish it with that version, or replace it with --overwrite"
 )
+_LEAST_READERS = 8
+"""Threads that read small files, which takes time rather than work on a file system of the network."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +59,8 @@ class OutputFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether there is anything at the path."""
-        return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        """Whether there is anything at the path. Raises OutputError where that cannot be found out."""
+        return bool(self.store.names()) or (os.path.exists(self.path) and not os.path.isdir(self.path))
 
     @property
     def is_begun(self) -> bool:
@@ -61,11 +74,10 @@ class OutputFolder:
     @property
     def _is_beginning(self) -> bool:
         """Whether it holds only what `create` writes before the manifest: a job was killed at that moment."""
-        names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else {""}
+        names = self.store.names()
         attempts = {name for name in names if LocalStore.is_attempt(name)}
-        folders = [self.path / name for name in (*FOLDERS, _OLD_QUARANTINE)]
-        empty = not any(any(folder.iterdir()) for folder in folders if folder.is_dir())
-        return empty and names <= {*FOLDERS, _OLD_QUARANTINE, PLAN, CLAIM, *attempts}
+        empty = not any(LocalStore(self.path / name).names() for name in (*FOLDERS, _OLD_QUARANTINE))
+        return bool(names) and empty and names <= {*FOLDERS, _OLD_QUARANTINE, PLAN, CLAIM, *attempts}
 
     @property
     def _is_ours(self) -> bool:
@@ -86,44 +98,58 @@ class OutputFolder:
             what = "resume" if resume else "overwrite"
             raise UsageError(f"{self.path} is not an output folder of broadsheet: will not {what} it")
 
-    def create(self, fingerprint: Fingerprint, plan: bytes | None, overwrite: bool) -> None:
+    def create(self, fingerprint: Fingerprint, plan: bytes | None, resume: bool, overwrite: bool) -> None:
         """Begin a job: write the claim, the folders, the plan, and last the manifest: then it can be resumed.
 
-        Old content is removed once the claim is written, after which no other job can finish here: it ends with an
-        error. Raises UsageError where a job has begun here since this one looked, OutputError where the folder cannot
-        be written.
+        Of several jobs that begin here at once, one creates the claim. With `overwrite` the claim is replaced and old
+        content removed; from then on no other job can write here (see `LocalStore.put`). Raises UsageError where
+        another job has begun here, OutputError where the folder cannot be written.
         """
-        store = self.store
-        store.make(("",))
+        store, job = self.store, fingerprint.id
         self.refuse_unless(False, overwrite)
-        store.put(CLAIM, to_json(Claim(fingerprint.id)))  # of two jobs that begin at once the later claim counts
-        self._remove()
+        store.make(("",))
+        if overwrite:
+            take_over(store, job)
+        elif not claim(store, job) and not (resume and claimed_by(store) == job):
+            raise UsageError(
+                f"another job has begun in {self.path}, or was stopped as it began: choose another folder, or give "
+                "--resume to continue the same job, or --overwrite"
+            )
+        try:
+            self._begin(fingerprint, plan, overwrite, partial(check_claim, store, job))
+        except BaseException:
+            with suppress(OutputError):
+                if claimed_by(store) == job:
+                    store.remove(CLAIM)  # so that the same command can be given again
+            raise
+
+    def _begin(self, fingerprint: Fingerprint, plan: bytes | None, overwrite: bool, check: Callable[[], None]) -> None:
+        """Old content is removed, a manifest last, so that an interrupted removal can still be recognised."""
+        store = self.store
+        old = (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, MANIFEST, OLD_MANIFEST) if overwrite else (_OLD_QUARANTINE,)
+        if overwrite:
+            store.remove_attempts(())
+        for name in old:
+            check()
+            store.remove(name)
         store.make(FOLDERS)
         if plan is not None:
-            store.put(PLAN, plan)
+            store.put(PLAN, plan, check)
         digest = None if plan is None else hashlib.sha256(plan).hexdigest()
-        store.put(MANIFEST, to_json(Manifest(fingerprint=fingerprint, plan=digest)))
+        store.put(MANIFEST, to_json(Manifest(fingerprint=fingerprint, plan=digest)), check)
 
     def take_up(self) -> Manifest:
         """Resume the job of this folder. Raises UsageError where another job had begun to overwrite it."""
         manifest = self.manifest()
-        self.store.create(CLAIM, to_json(Claim(manifest.fingerprint.id)))
-        if self._claimed_by() != manifest.fingerprint.id:
+        job = manifest.fingerprint.id
+        if not claim(self.store, job) and claimed_by(self.store) != job:
             raise UsageError(f"cannot resume {self.path}: it was being overwritten. Start again with --overwrite")
+        self.store.make(FOLDERS)  # copies of a folder may lack those that were empty
         return manifest
 
     def check_claim(self, job: str) -> None:
         """Raise OutputError where another job has taken the folder."""
-        if self._claimed_by() != job:
-            raise OutputError(f"another job has overwritten {self.path}: the labels of this one are lost")
-
-    def _claimed_by(self) -> str:
-        return from_json(self.store.read(CLAIM), Claim, self.path / CLAIM).job
-
-    def _remove(self) -> None:
-        """Remove all but the claim; a manifest last, so that an interrupted removal can still be recognised."""
-        for name in (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, MANIFEST, OLD_MANIFEST):
-            self.store.remove(name)
+        check_claim(self.store, job)
 
     def manifest(self) -> Manifest:
         """Raises OutputError where there is none, or it is damaged or of another version."""
@@ -135,40 +161,119 @@ class OutputFolder:
         """The saved plan. Raises OutputError where it is missing, or not the one that the job began with."""
         data = self.store.read(PLAN)
         if hashlib.sha256(data).hexdigest() != self.manifest().plan:
-            raise OutputError(f"{self.path / PLAN} is damaged: it is not the plan that the job began with")
+            what = "is damaged: it is not the plan that the job began with"
+            raise OutputError(f"{self.path / PLAN} {what}. Start again with --overwrite")
         return data
 
-    def entries(self, job: str) -> dict[str, Entry]:
-        """The entries of a job by chunk; those of another job do not count. Raises OutputError for a damaged one."""
-        found = {}
-        for name in self.store.files(ENTRIES):
-            if layout.of_job(name, job):
-                entry = from_json(self.store.read(name), Entry, self.path / name)
-                if entry.job == job:
-                    found[entry.chunk] = entry
+    def entries(self, job: str) -> Committed:
+        """The entries of a job; those of another job do not count. Raises OutputError for a damaged one."""
+        chunks, closed = {}, {}
+        for entry in self._entries(job):
+            if isinstance(entry, OutputError):
+                raise entry
+            if isinstance(entry, Entry):
+                chunks[entry.chunk] = entry
+            else:
+                closed[entry.file] = entry
+        return Committed(chunks, closed)
+
+    def committed(self, job: str, classes: Sequence[str]) -> dict[str, Entry]:
+        """The entries by which a resumed job skips chunks: not those that are damaged, or that have labels other than
+        `classes`, or whose files are not there in their size. Such a chunk is computed again.
+
+        A job that was finished and has lost some of them is no longer finished.
+        """
+        entries = [entry for entry in self._entries(job) if isinstance(entry, Entry)]
+        with self._readers() as pool:
+            whole = pool.map(lambda entry: _is_of(entry, len(classes), {*classes}) and self._has_files(entry), entries)
+            found = {entry.chunk: entry for entry, kept in zip(entries, whole, strict=True) if kept}
+        totals = self.manifest().totals
+        if totals is not None and totals.chunks != len(found):
+            self.store.remove(SUCCESS)
         return found
 
-    def committed(self, job: str) -> dict[str, Entry]:
-        """The entries whose files exist: the chunks that a resumed job skips."""
-        has = self.store.has
-        return {chunk: e for chunk, e in self.entries(job).items() if all(has(file.name) for file in e.files)}
+    def _has_files(self, entry: Entry) -> bool:
+        return all(self.store.size(file.name) == file.bytes for file in entry.files)
 
-    def clean(self) -> None:
-        """Remove the temporary files of interrupted attempts."""
-        self.store.remove_attempts(FOLDERS)
+    def _entries(self, job: str) -> Iterator[Entry | ClosingEntry | OutputError]:
+        """The entries of a job, and errors for damaged ones."""
 
-    def finish(self, totals: Totals, job: str) -> None:
-        """Write the totals into the manifest, then _SUCCESS. Raises OutputError where another job took the folder.
+        def read(name: str) -> Entry | ClosingEntry | OutputError:
+            kind: type[Entry | ClosingEntry] = ClosingEntry if layout.is_closing(name) else Entry
+            try:
+                found = from_json(self.store.read(name), kind, self.path / name)
+                if isinstance(found, Entry) and not found.files:
+                    raise OutputError(f"{self.path / name} is damaged: it names no files")
+                return found
+            except OutputError as error:
+                return OutputError(f"{error}. Remove it, then continue with --resume")
 
-        Files that a job which was overwritten has written since are removed.
+        names = [name for name in self.store.files(ENTRIES) if layout.of_job(name, job)]
+        with self._readers() as pool:
+            for name, found in zip(names, pool.map(read, names), strict=True):
+                if isinstance(found, OutputError):
+                    yield found
+                elif found.job == job and found.file_name != name:
+                    yield OutputError(f"{self.path / name} is the entry of {found.file_name}: remove it")
+                elif found.job == job:
+                    yield found
+
+    def _readers(self) -> AbstractContextManager[ThreadPoolExecutor]:
+        return threads(max(_LEAST_READERS, available_cores()))
+
+    def close(self, entry: ClosingEntry) -> None:
+        """Commit the end of what was counted as it was read. Raises OutputError, also where another job took the
+        folder.
         """
-        self.check_claim(job)
-        self.clean()
+        self.store.put(entry.file_name, to_json(entry), partial(check_claim, self.store, entry.job))
+
+    def finish(self, totals: Totals, job: str, counted: Mapping[str, bytes]) -> None:
+        """Check all that was committed, and write the totals into the manifest, then _SUCCESS.
+
+        counted: the digest of the entry of each chunk that the totals are made of. Files that a job which was
+        overwritten has left, and temporary files, are removed. Raises OutputError where another job took the folder, or
+        where not all is there as it was committed.
+        """
+        check = partial(check_claim, self.store, job)
+        check()
+        manifest = msgspec.structs.replace(self.manifest(), totals=totals)
+        self.store.remove_attempts(FOLDERS)
         for name in (name for folder in (PARTS, QUARANTINE, ENTRIES) for name in self.store.files(folder)):
             if not layout.of_job(name, job):
+                check()  # they might be those of a job that has taken the folder just now
                 self.store.remove(name)
-        self.store.put(MANIFEST, to_json(msgspec.structs.replace(self.manifest(), totals=totals)))
-        self.store.put(SUCCESS, b"")
+        self._check_committed(manifest, counted)
+        self.store.put(MANIFEST, to_json(manifest), check)
+        self.store.put(SUCCESS, b"", check)
+
+    def _check_committed(self, manifest: Manifest, counted: Mapping[str, bytes]) -> None:
+        """Raise OutputError unless the entries are those that were counted, and their files as they were written."""
+        job = manifest.fingerprint.id
+        committed = self.entries(job)
+        for chunk, digest in counted.items():
+            path = self.path / layout.entry_file(chunk, job)
+            entry = committed.chunks.get(chunk)
+            if entry is None:
+                raise OutputError(f"{path} was removed while the job ran: continue with --resume")
+            if entry.digest != digest:
+                raise OutputError(f"{path} was changed while the job ran: remove it, then continue with --resume")
+        check_account(committed, self.checked_plan(manifest), manifest.fingerprint.inputs)
+        files = [file for entry in committed.chunks.values() for file in entry.files]
+        with self._readers() as pool:
+            for _ in pool.map(lambda file: len(read_committed(self.store, file)), files):
+                pass
+
+    def checked_plan(self, manifest: Manifest) -> SavedPlan | None:
+        """The plan of a job over files, without contradictions; None for rows in memory. Raises OutputError."""
+        if manifest.plan is None:
+            return None
+        path = self.path / PLAN
+        plan = from_json(self.plan(), SavedPlan, path)
+        try:
+            check_plan(plan, [file.path for file in manifest.fingerprint.inputs])
+        except ValueError as error:
+            raise OutputError(f"{path} is damaged: {error}. Start again with --overwrite") from error
+        return plan
 
     def record_run(self, name: str, report: bytes, spans: pa.Table) -> None:
         """Save the report of a run, JSON, and its spans as an Arrow file."""
@@ -177,3 +282,9 @@ class OutputFolder:
         with pa.ipc.new_file(buffer, spans.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
             file.write_table(spans)
         self.store.put(f"{RUNS}/{name}.spans.arrow", buffer.getvalue().to_pybytes())
+
+
+def _is_of(entry: Entry, count: int, classes: set[str]) -> bool:
+    """Whether an entry's labels are among the model's classes."""
+    pairs = entry.confusion or ()
+    return entry.labels.keys() <= classes and all(NO_TRUTH <= a < count and 0 <= b < count for a, b, _ in pairs)

@@ -38,6 +38,15 @@ def entry_file(chunk: str, job: str) -> str:
     return f"{ENTRIES}/{_stem(chunk, job)}.json"
 
 
+def closing_file(file: int, job: str) -> str:
+    return f"{ENTRIES}/file-{file:06d}-{job[:8]}.json"
+
+
+def is_closing(name: str) -> bool:
+    """Whether an entry closes a file, by its name."""
+    return name.startswith(f"{ENTRIES}/file-")
+
+
 def of_job(name: str, job: str) -> bool:
     """Whether a chunk's file is of this job, by its name."""
     return name.partition(".")[0].endswith(f"-{job[:8]}")

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.base import Predictions
-from pipeline.errors import UsageError
+from pipeline.errors import OutputError, UsageError
 from pipeline.source.chunk import Chunk, Selection
 
 _REPEATING = ["file", "label", "top_labels.list.element"]
@@ -64,6 +64,10 @@ def part_bytes(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
-def read_part(data: bytes, columns: list[str] | None = None) -> pa.Table:
-    """The rows of a part, or some columns of it. Raises ArrowInvalid for another kind of file."""
-    return pq.ParquetFile(pa.BufferReader(data)).read(columns, use_threads=False)
+def read_part(data: bytes, path: object, columns: list[str] | None = None) -> pa.Table:
+    """The rows of a part, or some columns of it. Raises OutputError, with `path`, for another kind of file."""
+    try:
+        table = pq.ParquetFile(pa.BufferReader(data)).read(columns, use_threads=False)
+        return table if columns is None else table.select(columns)
+    except (OSError, ValueError, KeyError, MemoryError, pa.ArrowException) as error:
+        raise OutputError(f"{path} is not a part of a job ({error})") from error

@@ -10,6 +10,7 @@ import re
 
 import pyarrow as pa
 
+from pipeline.errors import OutputError
 from pipeline.source.chunk import QUARANTINE_SCHEMA
 
 _ESCAPE = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
@@ -29,7 +30,10 @@ def quarantine_bytes(rows: pa.Table) -> bytes:
     return b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
 
 
-def quarantine_table(data: bytes) -> pa.Table:
-    """The rows again. Raises ValueError, KeyError or TypeError for what `quarantine_bytes` does not write."""
-    rows = [json.loads(line) for line in data.splitlines()]
-    return pa.Table.from_pylist([row | {"head": unescape(row["head"])} for row in rows], QUARANTINE_SCHEMA)
+def quarantine_table(data: bytes, path: object) -> pa.Table:
+    """The rows again. Raises OutputError, with `path`, for what `quarantine_bytes` does not write."""
+    try:
+        rows = [json.loads(line) for line in data.splitlines()]
+        return pa.Table.from_pylist([row | {"head": unescape(row["head"])} for row in rows], QUARANTINE_SCHEMA)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
+        raise OutputError(f"{path} holds no quarantined rows of a job ({error})") from error

@@ -1,4 +1,4 @@
-"""The JSON files of an output folder as types, which check what is read: entry, manifest, plan, claim.
+"""The JSON files of an output folder as types, which check what is read: entries, manifest, plan, claim.
 
 `json_schema()` gives their JSON Schema. A file of another version, or with a value that does not fit its type, is
 rejected with the place in it.
@@ -17,11 +17,26 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta, Struct
 
+from pipeline.accuracy import LENGTHS
 from pipeline.engine.base import Backend
 from pipeline.errors import OutputError
-from pipeline.output.layout import CHUNK_PATTERN, FILE_PATTERN, JOB_PATTERN, PART_ENCODING, VERSION
+from pipeline.output.layout import (
+    CHUNK_PATTERN,
+    FILE_PATTERN,
+    JOB_PATTERN,
+    PART_ENCODING,
+    VERSION,
+    closing_file,
+    entry_file,
+    part_file,
+    quarantine_file,
+)
 
-Count = Annotated[int, Meta(ge=0)]
+_MOST = 1 << 53
+"""The most of anything that is counted: every JSON reader and NumPy have such an integer."""
+
+Count = Annotated[int, Meta(ge=0, le=_MOST)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=_MOST)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 JobId = Annotated[str, Meta(pattern=JOB_PATTERN)]
 ChunkName = Annotated[str, Meta(pattern=CHUNK_PATTERN)]
@@ -64,6 +79,53 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     problems: tuple[str, ...]
     files: tuple[FileRecord, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where the figures contradict each other; in a file that is read, an error of that file."""
+        written, quarantined = self.rows_written, self.rows_quarantined
+        if self.rows_read != written + self.rows_filtered + quarantined:
+            raise ValueError("`rows_read` is not the sum of the rows written, filtered and quarantined")
+        if self.rows_read != sum(rows for *_, rows in self.sources):
+            raise ValueError("`rows_read` is not the sum of the rows of `sources`")
+        if written != sum(self.labels.values()) or written != sum(self.lengths) or len(self.lengths) != len(LENGTHS):
+            raise ValueError("`labels` or `lengths` do not add up to `rows_written`")
+        if self.confusion is not None and written != sum(rows for *_, rows in self.confusion):
+            raise ValueError("`confusion` does not add up to `rows_written`")
+        if self.problems and not self.sources:
+            raise ValueError("there are `problems`, and no `sources`")
+        expected = [(part_file(self.chunk, self.job), written)]
+        if quarantined:
+            expected.append((quarantine_file(self.chunk, self.job), quarantined))
+        if self.files and [(file.name, file.rows) for file in self.files] != expected:
+            raise ValueError("`files` are not those of this chunk")
+
+    @property
+    def file_name(self) -> str:
+        return entry_file(self.chunk, self.job)
+
+    @property
+    def digest(self) -> bytes:
+        """Of all that it says."""
+        return hashlib.sha256(to_json(self)).digest()
+
+
+class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="file"):
+    """The end of what was counted as it was read: a file that is read front to back, or rows in memory.
+
+    file: its number. path: as in the column `file`. chunks: it has, which are numbered from 0. rows: of all of them;
+    None for the partitions of a Dask DataFrame, which are counted where they are.
+    """
+
+    version: Version = VERSION
+    job: JobId
+    file: Count
+    path: str
+    chunks: Count
+    rows: Count | None
+
+    @property
+    def file_name(self) -> str:
+        return closing_file(self.file, self.job)
+
 
 class InputIdentity(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What identifies an input file. modified: time in ns, or the equivalent of a remote file system."""
@@ -83,8 +145,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     truth_column: str | None
     truth: Digest | None
     scores: bool
-    top_k: int
-    chunk_size: int
+    top_k: AtLeastOne
+    chunk_size: AtLeastOne
     hash: str
 
 
@@ -179,7 +241,7 @@ class SavedFragment(Struct, frozen=True, array_like=True):
     stop: Count | None
     first_row: Count
     rows: Count
-    group: Annotated[int, Meta(ge=-1)]
+    group: Annotated[int, Meta(ge=-1, le=_MOST)]
     regular: bool
 
 
@@ -217,7 +279,7 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     units: tuple[SavedUnit | SavedStream, ...]
     problems: tuple[tuple[str, str], ...]
     selection: SavedSelection
-    chunk_rows: Annotated[int, Meta(ge=1)]
+    chunk_rows: AtLeastOne
 
 
 class Claim(Struct, frozen=True, forbid_unknown_fields=True):
@@ -228,7 +290,7 @@ class Claim(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Versioned(Struct):
-    version: Any = None
+    version: Count | None = None
 
 
 def to_json(value: object) -> bytes:
@@ -249,7 +311,7 @@ def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
     """A value of type `kind`. Raises OutputError, naming file and place, where it is damaged or of another version."""
     try:
         found = msgspec.json.decode(data, type=_Versioned).version
-        if found != VERSION:
+        if found != VERSION and found is not None:
             raise OutputError(f"{name} is of version {found}, this version of broadsheet reads version {VERSION}")
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -258,6 +320,6 @@ def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of every record, by its type's name."""
-    records = (Entry, Manifest, SavedPlan, Claim)
+    records = (Entry, ClosingEntry, Manifest, SavedPlan, Claim)
     _, found = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": found}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, SourceError, UsageError
 from pipeline.output.record import (
     SavedFragment,
     SavedPlan,
@@ -18,8 +19,12 @@ from pipeline.output.record import (
     to_json,
 )
 from pipeline.source.chunk import Selection
-from pipeline.source.formats.base import Fragment, InputFile, Stream
-from pipeline.source.plan import Plan, Unit
+from pipeline.source.formats.base import Fragment, InputFile, Schema, Seek, Stream
+from pipeline.source.plan import Plan, Unit, part_name, plan_files
+from pipeline.threads import available_cores, threads
+
+_HEAD_BYTES = 64 << 10
+"""Of a file, that usually hold its header."""
 
 
 def plan_bytes(plan: Plan) -> bytes:
@@ -58,21 +63,134 @@ def plan_bytes(plan: Plan) -> bytes:
     )
 
 
-def plan_from(data: bytes, found: Sequence[InputFile], name: object) -> Plan:
-    """Load a plan over the files as found now. Raises OutputError, with `name`, where it is damaged."""
+def plan_from(data: bytes, found: Sequence[InputFile], asked: Selection, chunk_rows: int, name: object) -> Plan:
+    """Load a plan over the files as found now. asked, chunk_rows: what the job that is resumed was asked for.
+
+    Raises OutputError, with `name`, where it is damaged, is not a plan of that job, or has not every row once.
+    """
     saved = from_json(data, SavedPlan, name)
     try:
         pairs = zip(found, saved.columns, strict=True)
         files = [replace(file, format=file.format.for_columns(names)) for file, names in pairs]
-        units = tuple(_unit(unit, files) for unit in saved.units)
+        check_plan(saved, [file.path for file in files])
         id_types = tuple(pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(saved.selection.id_types))).types)
-    except (IndexError, ValueError, pa.ArrowException) as error:
-        raise OutputError(f"{name} is damaged: {error}") from error
-    chosen = saved.selection
-    selection = Selection(
-        chosen.text, chosen.ids, chosen.truth, chosen.header, chosen.classes, id_types, chosen.answers
+        resolved = _selection(saved, id_types, asked)
+        units = tuple(_unit(unit, files) for unit in saved.units)
+        plan = Plan(tuple(files), saved.columns, units, saved.problems, resolved, saved.chunk_rows)
+        if saved.chunk_rows != chunk_rows:
+            raise ValueError(f"its chunks have {saved.chunk_rows} rows, those of the job {chunk_rows}")
+        _check_files(saved, found, resolved)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise OutputError(f"{name} is damaged: {error}. Start again with --overwrite") from error
+    return plan
+
+
+def check_plan(saved: SavedPlan, paths: Sequence[str]) -> None:
+    """Raise ValueError where a plan over these files contradicts itself: each row of a file is in one chunk, in order.
+
+    Whether it has the rows that are in the files is for those who read them.
+    """
+    last = -1
+    streams: set[int] = set()
+    ends: dict[int, SavedFragment] = {}
+    pieces: Counter[int] = Counter()
+    for unit in saved.units:
+        numbers = [unit.file] if isinstance(unit, SavedStream) else [f.file for f in unit.fragments]
+        for number in numbers:
+            if number >= len(paths):
+                raise ValueError(f"there is no file {number}")
+            if number < last or number in streams or (isinstance(unit, SavedStream) and number == last):
+                raise ValueError(f"the chunks of {paths[number]} are not in order")
+            last = number
+        if isinstance(unit, SavedStream):
+            streams.add(unit.file)
+            continue
+        first = numbers[0] if numbers else 0
+        if unit.name != part_name(first, pieces[first]) or not (numbers or len(saved.units) == 1):
+            raise ValueError(f"{unit.name} stands in the place of {part_name(first, pieces[first])}")
+        for fragment in unit.fragments:
+            if not _follows(ends.get(fragment.file), fragment):
+                raise ValueError(
+                    f"{unit.name} does not begin where the chunk before it ends, in {paths[fragment.file]}"
+                )
+            ends[fragment.file] = fragment
+            pieces[fragment.file] += 1
+        if sum(fragment.rows for fragment in unit.fragments) > saved.chunk_rows:
+            raise ValueError(f"{unit.name} has more than {saved.chunk_rows} rows")
+
+
+def _follows(before: SavedFragment | None, fragment: SavedFragment) -> bool:
+    """Whether a fragment begins where the one before it in its file ends."""
+    if not fragment.rows or (fragment.stop is not None and fragment.stop <= fragment.start):
+        return False
+    if fragment.group >= 0 and fragment.stop != fragment.start + fragment.rows:
+        return False
+    if before is None:
+        return fragment.first_row == 0 and (fragment.group < 0 or fragment.start == 0)
+    starts = {before.stop} if fragment.group == before.group else {0}
+    return (
+        fragment.first_row == before.first_row + before.rows
+        and fragment.group >= before.group
+        and fragment.start in starts
     )
-    return Plan(tuple(files), saved.columns, units, saved.problems, selection, saved.chunk_rows)
+
+
+def _check_files(saved: SavedPlan, found: Sequence[InputFile], selection: Selection) -> None:
+    """Raise ValueError unless the chunks of each file have its columns, begin after its header and end where it ends.
+
+    A file without chunks must have a problem, which the job reports, or no rows. Of each file only the head, or its own
+    metadata, are read.
+    """
+    pieces: dict[int, list[SavedFragment]] = defaultdict(list)
+    for fragment in (f for unit in saved.units if isinstance(unit, SavedUnit) for f in unit.fragments):
+        pieces[fragment.file].append(fragment)
+    starts = {number: fragments[0].start for number, fragments in pieces.items()}
+    starts |= {unit.file: unit.start for unit in saved.units if isinstance(unit, SavedStream)}
+    told = {path for path, _ in saved.problems}
+
+    def rows_now(file: InputFile) -> int | None:
+        """None for a file that is read front to back."""
+        units = plan_files([file], selection, saved.chunk_rows).units
+        return None if any(isinstance(u, Stream) for u in units) else sum(u.rows for u in units if isinstance(u, Unit))
+
+    def difference(number: int) -> str | None:
+        file, fragments = found[number], pieces[number]
+        if number not in starts:
+            return None if file.path in told or rows_now(file) == 0 else "has rows, and no chunk"
+        schema = _schema(file, selection)
+        if schema.complete and (schema.names or ()) != saved.columns[number]:
+            return "has other columns"
+        if file.format.seeks is Seek.ROWS:
+            return None if rows_now(file) == sum(f.rows for f in fragments) else "has other rows than its chunks"
+        if starts[number] != schema.start:
+            return f"begins at byte {schema.start:,}, its first chunk at {starts[number]:,}"
+        if fragments and fragments[-1].stop != (None if file.compression else file.size):
+            return "does not end where its last chunk ends"
+        return None
+
+    with threads(available_cores()) as pool:
+        for file, what in zip(found, pool.map(difference, range(len(found))), strict=True):
+            if what:
+                raise ValueError(f"{file.path} {what}")
+
+
+def _schema(file: InputFile, selection: Selection) -> Schema:
+    """The file's columns from as little of it as they take. Raises SourceError or UsageError."""
+    short = replace(file.format, limits=replace(file.format.limits, block_bytes=_HEAD_BYTES))
+    try:
+        return short.schema(replace(file, format=short), selection)
+    except (SourceError, UsageError):
+        return file.format.schema(file, selection)
+
+
+def _selection(plan: SavedPlan, id_types: tuple[pa.DataType, ...], asked: Selection) -> Selection:
+    """`asked` with its default text column and its id types. Raises ValueError where the plan is for another."""
+    saved = plan.selection
+    text = asked.text or (("text",) if any(plan.columns) else ())  # a file of encoded articles has no columns
+    same = (saved.text, saved.ids, saved.truth, saved.header) == (text, asked.ids, asked.truth, asked.header)
+    if not same or len(id_types) not in (len(saved.ids), 0):
+        raise ValueError("its columns are not those of the job")
+    return replace(asked, text=text, id_types=id_types)
 
 
 def _unit(unit: SavedUnit | SavedStream, files: Sequence[InputFile]) -> Unit | Stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ class Results:
         if self._folder is None:
             tables = [table for _, (table, _) in sorted(self._tables.items())]
         else:
-            tables = [read_part(data) for data in self._files(self._folder, PARTS)]
+            tables = [read_part(data, path) for data, path in self._files(self._folder, PARTS)]
         return pa.concat_tables([self._schema.empty_table(), *tables])
 
     def quarantined(self) -> pa.Table:
@@ -54,8 +55,12 @@ class Results:
         if self._folder is None:
             yield from (quarantine for _, (_, quarantine) in sorted(self._tables.items()))
         else:
-            yield from map(quarantine_table, self._files(self._folder, QUARANTINE))
+            yield from (quarantine_table(data, path) for data, path in self._files(self._folder, QUARANTINE))
 
-    def _files(self, folder: OutputFolder, place: str) -> Iterator[bytes]:
+    def _files(self, folder: OutputFolder, place: str) -> Iterator[tuple[bytes, Path]]:
         """The job's own: one that was overwritten may still have written there."""
-        return (folder.store.read(name) for name in folder.store.files(place) if of_job(name, self._job))
+        return (
+            (folder.store.read(name), folder.path / name)
+            for name in folder.store.files(place)
+            if of_job(name, self._job)
+        )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dask.base import is_dask_collection
 
@@ -62,18 +62,40 @@ class Unread:
     reason: str
 
 
+@dataclass(frozen=True)
+class End:
+    """The end of what is counted as it is read. file: its number. rows: of all chunks; None where others count them."""
+
+    file: int
+    path: str
+    chunks: int
+    rows: int | None
+
+
 Source = Unit | Loaded | Partition | Unread
+Ended = Callable[[End], None]
+
+
+def _unnoted(end: End) -> None:
+    """For who needs no account of what was read."""
+
+
+class Chunks(Protocol):
+    """Returns the chunks in input order, without those whose name is in `done`. ended: called at the end of whatever
+    is counted as it is read, once the client has read it.
+    """
+
+    def __call__(self, done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]: ...
 
 
 @dataclass(frozen=True)
 class JobInput:
-    """A planned input. selection: with its text columns and id types resolved. chunks: returns the chunks in input
-    order, without those whose name is in its argument. rows, chunk_count: 0 where not known. problems: of whole files.
-    plan: of files, to be saved for a resumed job; None for rows in memory.
+    """A planned input. selection: with its text columns and id types resolved. rows, chunk_count: 0 where not known.
+    problems: of whole files. plan: of files, to be saved for a resumed job; None for rows in memory.
     """
 
     selection: Selection
-    chunks: Callable[[Container[str]], Iterator[Source]]
+    chunks: Chunks
     rows: int = 0
     chunk_count: int = 0
     problems: tuple[Problem, ...] = ()
@@ -153,21 +175,21 @@ def open_input(
         selection = dask_selection(given.frame, selection)
         return JobInput(selection, partial(_partitions, given.frame, selection), chunk_count=given.frame.npartitions)
     selection = resolve(given.tables.schema, selection)
-    return JobInput(
-        selection,
-        lambda done: _loaded(table_chunks(given.tables, selection, chunk_rows), 0, MEMORY, done),
-        rows=given.tables.rows,
-    )
+
+    def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
+        return _loaded(table_chunks(given.tables, selection, chunk_rows), 0, MEMORY, done, ended)
+
+    return JobInput(selection, chunks, rows=given.tables.rows)
 
 
 def _planned_files(plan: Plan) -> JobInput:
     """Units that workers read themselves, and streams that the client reads."""
 
-    def chunks(done: Container[str]) -> Iterator[Source]:
+    def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
         for unit in plan.units:
             if isinstance(unit, Stream):
                 read = unit.file.format.stream(unit, plan.selection, plan.chunk_rows)
-                yield from _loaded(read, unit.number, unit.file.path, done)
+                yield from _loaded(read, unit.number, unit.file.path, done, ended)
             elif unit.name not in done:
                 yield unit
 
@@ -176,22 +198,27 @@ def _planned_files(plan: Plan) -> JobInput:
     return JobInput(plan.selection, chunks, rows, chunk_count, plan.problems, plan)
 
 
-def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str]) -> Iterator[Loaded]:
+def _loaded(
+    chunks: Iterable[Chunk], file: int, path: str, done: Container[str], ended: Ended
+) -> Iterator[Loaded | Unread]:
     """Chunks that are read here, up to the first that cannot be."""
-    row = number = 0
+    row = count = 0
     try:
         for chunk in chunks:
-            name = part_name(file, number)
+            name = part_name(file, count)
             if name not in done:
                 yield Loaded(name, ((path, row, chunk.rows_read),), chunk)
-            row, number = row + chunk.rows_read, number + 1
+            row, count = row + chunk.rows_read, count + 1
     except SourceError as error:
-        yield Unread(part_name(file, number), str(error))
+        yield Unread(part_name(file, count), str(error))
+        return
+    ended(End(file, path, count, row))
 
 
-def _partitions(frame: Any, selection: Selection, done: Container[str]) -> Iterator[Source]:
+def _partitions(frame: Any, selection: Selection, done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
     """One chunk a partition."""
     for number, partition in enumerate(frame[list(selection.columns)].to_delayed()):
         name = part_name(0, number)
         if name not in done:
             yield Partition(name, number, partition)
+    ended(End(0, MEMORY, frame.npartitions, None))

@@ -1,0 +1,37 @@
+"""Whose output folder it is: a small file, created once, that only `--overwrite` replaces.
+
+Every write of a job is checked against it (see `LocalStore.put`), so that a job whose folder has been taken writes
+nothing more there, however late it is.
+"""
+
+from __future__ import annotations
+
+from pipeline.errors import OutputError
+from pipeline.output.layout import CLAIM
+from pipeline.output.record import Claim, from_json, to_json
+from pipeline.output.store import LocalStore
+
+
+def claim(store: LocalStore, job: str) -> bool:
+    """Claim a folder for a job unless it is claimed; return whether this call claimed it. Raises OutputError."""
+    return store.create(CLAIM, to_json(Claim(job)))
+
+
+def take_over(store: LocalStore, job: str) -> None:
+    """Claim a folder for a job, whosever it was. Raises OutputError."""
+    store.put(CLAIM, to_json(Claim(job)))
+
+
+def claimed_by(store: LocalStore) -> str:
+    """The id of the job that owns the folder. Raises OutputError where the claim is missing or damaged."""
+    try:
+        return from_json(store.read(CLAIM), Claim, store.root / CLAIM).job
+    except OutputError as error:
+        remedy = ". If no other job runs there, remove it, then" if store.has(CLAIM) else ":"
+        raise OutputError(f"{error}{remedy} continue with --resume") from error
+
+
+def check_claim(store: LocalStore, job: str) -> None:
+    """Raise OutputError where another job has taken the folder."""
+    if claimed_by(store) != job:
+        raise OutputError(f"another job has overwritten {store.root}: the labels of this one are lost")

@@ -1,0 +1,71 @@
+"""The output of a finished job against its input as it is now: the same files, and as many rows in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pipeline.errors import SourceError, UsageError
+from pipeline.output.account import Committed
+from pipeline.output.record import InputIdentity, Manifest, SavedPlan, Settings
+from pipeline.source.chunk import Selection
+from pipeline.source.files import describe
+from pipeline.source.formats.base import InputFile, Stream
+from pipeline.source.formats.onehot import OneHot
+from pipeline.source.plan import plan_files
+from pipeline.threads import available_cores, threads
+
+
+def recount(manifest: Manifest, plan: SavedPlan | None, committed: Committed) -> None:
+    """Plan the input of a job again and compare. A file that is read front to back is read.
+
+    A file of encoded articles is only compared by size, time and hash: its size determines its rows. Raises SourceError
+    for a file that has changed, or has other rows than were labelled, UsageError where the input were rows in memory.
+    """
+    if plan is None:
+        raise UsageError("the rows of this job were in memory: there is no input that they can be compared with")
+    inputs, settings = manifest.fingerprint.inputs, manifest.fingerprint.settings
+    with threads(available_cores()) as pool:
+        found = list(pool.map(lambda before: _same(before, settings.hash == "full"), inputs))
+    labelled: Counter[str] = Counter()
+    for entry in committed.chunks.values():
+        for path, _, rows in entry.sources:
+            labelled[path] += rows
+    counted = _rows([file for file in found if not isinstance(file.format, OneHot)], _selection(plan, settings), plan)
+    for path, rows in counted.items():
+        if rows != labelled[path]:
+            raise SourceError(f"{path} has {rows:,} rows, {labelled[path]:,} are in the output")
+
+
+def _same(before: InputIdentity, whole: bool) -> InputFile:
+    """The file as it is now. Raises SourceError where it is another."""
+    file = describe(before.path, 0, 0, whole)
+    for what, was, now in (
+        ("size", before.size, file.size),
+        ("time of modification", before.modified, file.modified),
+        ("hash", before.digest, file.digest),
+    ):
+        if was != now:
+            raise SourceError(f"{before.path} has changed since it was labelled: its {what} was {was}, now {now}")
+    return file
+
+
+def _selection(plan: SavedPlan, settings: Settings) -> Selection:
+    """As the job's options had it."""
+    return Selection(
+        settings.text_columns, settings.id_columns, settings.truth_column, settings.columns, plan.selection.classes
+    )
+
+
+def _rows(files: Sequence[InputFile], selection: Selection, before: SavedPlan) -> Counter[str]:
+    """The rows of each file, found out anew."""
+    plan = plan_files(files, selection, before.chunk_rows)
+    rows = Counter(dict.fromkeys((file.path for file in files), 0))
+    for unit in plan.units:
+        if isinstance(unit, Stream):
+            chunks = unit.file.format.stream(unit, plan.selection, plan.chunk_rows)
+            rows[unit.file.path] += sum(chunk.rows_read for chunk in chunks)
+            continue
+        for fragment in unit.fragments:
+            rows[fragment.file.path] += fragment.rows
+    return rows

@@ -1,0 +1,382 @@
+"""Output folders that are damaged, forged or not ours: a message, and with --resume only what is damaged is redone."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import resource
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jobs import contents
+from test_racing_jobs import Once
+from typer.testing import CliRunner
+
+from pipeline import BroadsheetError, OutputError, Paths, SourceError, UsageError, classify, verify
+from pipeline.cli import app
+from pipeline.model.charcnn import Model
+from pipeline.report.job import JobReport
+
+ROWS = 67
+
+
+class Finished(NamedTuple):
+    """A finished job over a CSV, a compressed CSV that the client reads, a CSV without rows and a Parquet file.
+
+    run: takes the output folder and options. files: what its folder held.
+    """
+
+    out: Path
+    run: Callable[..., JobReport]
+    files: dict[str, bytes]
+
+    def one(self, pattern: str) -> Path:
+        (path,) = self.out.glob(pattern)
+        return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("job")
+    lines = "".join(f"line {i}\n" for i in range(25))
+    (folder / "a.csv").write_text("text\n" + lines)
+    (folder / "b.csv.gz").write_bytes(gzip.compress(f"text\n{lines}".encode(), mtime=0))
+    (folder / "c.csv").write_text("text\n")
+    pq.write_table(pa.table({"text": [f"row {i}" for i in range(17)]}), folder / "d.parquet", row_group_size=6)
+    source = Paths([str(file) for file in sorted(folder.iterdir())])
+    run = partial(classify, source, model=small_model, client=client, chunk_size=10)
+    report = run(folder / "out")
+    assert report.rows_read == ROWS
+    shutil.rmtree(folder / "out" / "_runs")
+    return Finished(folder / "out", run, contents(folder / "out"))
+
+
+@pytest.fixture
+def job(undisturbed: Finished, tmp_path: Path) -> Finished:
+    """A copy of the folder."""
+    out = shutil.copytree(undisturbed.out, tmp_path / "out")
+    return Finished(out, partial(undisturbed.run, out), undisturbed.files)
+
+
+def changed(path: Path, change: Callable[[Any], object]) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def forge_plan(out: Path, change: Callable[[Any], object]) -> None:
+    """Change the plan, and its hash in the manifest."""
+    changed(out / "_plan.json", change)
+    give_hash(out)
+
+
+def give_hash(out: Path) -> None:
+    """Make the plan that of the manifest."""
+    digest = hashlib.sha256((out / "_plan.json").read_bytes()).hexdigest()
+    changed(out / "_manifest.json", lambda manifest: manifest.update(plan=digest))
+
+
+def take_away(job: Finished, chunk: str) -> None:
+    """Remove a chunk: its part, its entry, and its share of the totals."""
+    entry = job.one(f"_entries/{chunk}-*")
+    figures = json.loads(entry.read_text())
+    entry.unlink()
+    (job.out / figures["files"][0]["name"]).unlink()
+
+    def less(manifest: Any) -> None:
+        totals = manifest["totals"]
+        totals["chunks"] -= 1
+        for name in ("rows_read", "rows_written", "chars", "truncated", "unknown_chars"):
+            totals[name] -= figures[name]
+        for label, rows in figures["labels"].items():
+            totals["labels"][label] -= rows
+
+    changed(job.out / "_manifest.json", less)
+
+
+def test_what_is_damaged_costs_its_chunk(job: Finished) -> None:
+    entries = [job.one(f"_entries/part-{name}-*") for name in ("000000-0000000", "000000-0000001", "000001-0000001")]
+    entries[0].write_bytes(b"")
+    entries[1].write_bytes(entries[1].read_bytes()[:200])
+    changed(entries[2], lambda entry: entry.update(job=entry["job"][:8] + "01234567"))  # of a job with such an id
+    job.one("parts/part-000003-0000000-*").write_bytes(b"PAR1")
+    job.one("parts/part-000003-0000001-*").unlink()
+    fifo = job.one("_entries/part-000003-0000002-*")
+    fifo.unlink()
+    os.mkfifo(fifo)
+    with pytest.raises(OutputError, match=r"is damaged: .+ Remove it, then continue with --resume"):
+        verify(job.out)
+    assert job.run(resume=True).run.chunks_before == 3
+    assert contents(job.out) == job.files
+    verify(job.out)
+
+
+def test_entries_of_another_job_do_not_count(job: Finished) -> None:
+    """Neither by their content, above, nor by their name."""
+    entry = job.one("_entries/part-000001-0000001-*")
+    other = entry.with_name(entry.name.replace(entry.stem[-8:], "01234567"))
+    entry.rename(other)
+    with pytest.raises(OutputError, match=r"belongs to no entry|part-000001-0000001 of .+ has no entry"):
+        verify(job.out)
+    assert job.run(resume=True).run.chunks_before == 8
+    assert not other.exists()
+    assert contents(job.out) == job.files
+
+
+@pytest.mark.parametrize("name", ["part-000001-0000001", "file-000001"])
+def test_a_missing_entry_of_what_was_counted_as_it_was_read_is_noticed(job: Finished, name: str) -> None:
+    if name.startswith("part"):
+        take_away(job, name)
+    else:
+        job.one(f"_entries/{name}-*").unlink()
+    with pytest.raises(OutputError, match=r"b\.csv\.gz has no (closing )?entry.*: continue with --resume"):
+        verify(job.out)
+    job.run(resume=True)
+    assert contents(job.out) == job.files
+
+
+@pytest.mark.parametrize(
+    ("place", "data", "message"),
+    [
+        ("_entries/part-000000-0000000-*", None, r"\.json was removed while the job ran: continue with --resume"),
+        ("parts/part-000000-0000000-*", None, r"\.parquet is missing"),
+        ("parts/part-000000-0000000-*", b"PAR", r"is damaged: it has 3 bytes, .+: continue with --resume"),
+        ("parts/part-000000-0000000-*", b"", r"is damaged: the hash .+: remove it, then continue with --resume"),
+    ],
+)
+def test_what_is_removed_or_changed_while_the_job_runs_is_noticed_at_its_end(
+    job: Finished, place: str, data: bytes | None, message: str
+) -> None:
+    def disturb() -> None:
+        while not (found := list(job.out.glob(place))):
+            time.sleep(0.01)
+        if data is None:
+            found[0].unlink()
+        else:
+            found[0].write_bytes(data or found[0].read_bytes()[::-1])
+
+    shutil.rmtree(job.out)
+    with pytest.raises(OutputError, match=message):
+        job.run(progress=Once(disturb))
+    assert not (job.out / "_SUCCESS").exists()
+    if "remove it" in message:
+        job.one(place).unlink()
+    job.run(resume=True)
+    assert contents(job.out) == job.files
+
+
+PLANS: dict[str, Callable[[Any], object]] = {
+    "escaped": lambda plan: plan["units"][0].update(name="../../escaped"),
+    "renamed": lambda plan: plan["units"][0].update(name="part-000000-0000007"),
+    "deleted": lambda plan: plan["units"].pop(1),
+    "the last one deleted": lambda plan: plan["units"].pop(2),
+    "the last row group deleted": lambda plan: plan["units"].pop(),
+    "a stream deleted": lambda plan: plan["units"].pop(3),
+    "all deleted": lambda plan: plan.update(units=[]),
+    "doubled": lambda plan: plan["units"].insert(1, plan["units"][1]),
+    "out of order": lambda plan: plan["units"].reverse(),
+    "of no file": lambda plan: plan["units"][3].update(file=9),
+    "shorter": lambda plan: plan["units"][1]["fragments"][0].__setitem__(4, 9),
+    "begun later": lambda plan: plan["units"][0]["fragments"][0].__setitem__(1, 12),
+    "columns": lambda plan: plan["columns"].__setitem__(0, ["label"]),
+    "selection": lambda plan: plan["selection"].update(text=[]),
+    "id types": lambda plan: plan["selection"].update(id_types="ffff"),
+}
+
+
+@pytest.mark.parametrize("change", PLANS.values(), ids=PLANS)
+def test_a_forged_plan_is_not_resumed(job: Finished, change: Callable[[Any], object]) -> None:
+    forge_plan(job.out, change)
+    (job.out / "_SUCCESS").unlink()
+    before = contents(job.out)
+    with pytest.raises(OutputError, match=r"_plan\.json is damaged: "):
+        job.run(resume=True)
+    assert contents(job.out) == before
+    assert [path.name for path in job.out.parent.iterdir()] == ["out"]
+
+
+def test_the_input_tells_what_a_wholly_forged_folder_does_not(undisturbed: Finished, job: Finished) -> None:
+    told = CliRunner().invoke(app, ["verify", str(job.out), "--input"])
+    assert f"whole. 9 chunks; {ROWS} rows read" in told.output, told.output
+    take_away(job, "part-000003-0000002")
+    forge_plan(job.out, lambda plan: plan["units"].pop())
+    assert verify(job.out).rows_read == 62
+    with pytest.raises(SourceError, match=r"d\.parquet has 17 rows, 12 are in the output"):
+        verify(job.out, input=True)
+    source = undisturbed.out.parent / "a.csv"
+    before = source.stat()
+    os.utime(source, ns=(0, 0))
+    try:
+        with pytest.raises(SourceError, match=r"a\.csv has changed since it was labelled: its time of modification"):
+            verify(undisturbed.out, input=True)
+    finally:
+        os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("name", ["_plan.json", "_manifest.json", "_claim.json", "parts/part-000000-0000000-*"])
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
+def test_what_is_no_regular_file_is_not_waited_for(
+    job: Finished, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    path = job.one(name)
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            monkeypatch.chdir(path.parent)  # a socket's path is short
+            listening.bind(path.name)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(OutputError, match=f"{path.name} is not a regular file"):
+        verify(job.out)
+    if name.startswith("parts"):
+        job.run(resume=True)
+        assert contents(job.out) == job.files
+    else:
+        with pytest.raises((OutputError, UsageError), match=r"is not a regular file|is not an output folder"):
+            job.run(resume=True)
+
+
+def test_verify_says_what_a_folder_lacks_that_is_not_ours(tmp_path: Path) -> None:
+    def message(path: object) -> str:
+        with pytest.raises(OutputError) as raised:
+            verify(path)
+        return str(raised.value)
+
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "loop").symlink_to("loop")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    assert "theirs does not exist or is empty" in message(theirs)
+    pq.write_table(pa.table({"x": [1]}), theirs / "part-0.parquet")
+    for path in ("/", theirs, tmp_path / "file"):
+        assert f"{path} is not an output folder of broadsheet: _manifest.json is missing" in message(path)
+    assert "loop" in message(tmp_path / "loop")
+    assert "name too long" in message("x" * 300)
+    assert "null byte" in message("\0")
+
+
+def test_parts_of_another_kind_and_links_are_told(job: Finished) -> None:
+    def message() -> str:
+        with pytest.raises(OutputError) as raised:
+            verify(job.out)
+        return str(raised.value)
+
+    (job.out / "parts" / "up").symlink_to("..")
+    assert "parts/up belongs to no entry" in message()
+    (job.out / "parts" / "up").unlink()
+    part, entry = job.one("parts/part-000000-0000000-*"), job.one("_entries/part-000000-0000000-*")
+    table = pq.read_table(part)
+    for data in (
+        b"not Parquet",
+        _parquet(table.drop_columns("row")),
+        _parquet(table.set_column(1, "row", [["x"] * 10])),
+    ):
+        part.write_bytes(data)
+        about = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        changed(entry, lambda value, about=about: value["files"][0].update(about))
+        assert message().startswith(f"{part} ")
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+def test_a_limit_on_file_size_met_by_the_plan(job: Finished) -> None:
+    """There is nothing to resume yet, and smaller chunks would make the plan larger."""
+    shutil.rmtree(job.out)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+    try:
+        with pytest.raises(OutputError) as raised:
+            job.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large (a limit on file size, ulimit -f)" in str(raised.value)
+    assert str(raised.value).endswith("Raise the limit, or use a larger --chunk-size, then start again")
+    job.run()
+    assert contents(job.out) == job.files
+
+
+RECORDS = [
+    "_manifest",
+    "_plan",
+    "_claim",
+    "_entries/part-000000-0000001",
+    "_entries/part-000001-0000002",
+    "_entries/file",
+]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["../../x", "\0"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every value within one, as its container and its key or index."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [(value, key) for key in keys] + [place for key in keys for place in places(value[key])]
+
+
+def disturbed(data: st.DataObject, text: bytes) -> bytes:
+    """A JSON file with one value replaced, removed or doubled, cut short, or replaced as a whole."""
+    whole = data.draw(st.none() | st.binary(max_size=20) | VALUES.map(lambda v: json.dumps(v).encode()), "the whole")
+    if whole is not None:
+        return whole
+    value = json.loads(text)
+    container, key = data.draw(st.sampled_from(places(value)))
+    match data.draw(st.sampled_from(["replace", "remove", "double", "cut", "nest"])):
+        case "replace":
+            container[key] = data.draw(VALUES)
+        case "remove":
+            del container[key]
+        case "double" if isinstance(container, list):
+            container.insert(key, container[key])
+        case "cut":
+            return text[: data.draw(st.integers(0, len(text)))]
+        case _:
+            return text.replace(b": ", b": " + b"[" * 5000, 1)
+    return json.dumps(value).encode()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_record_whatever_it_holds_ends_in_a_traceback_or_loses_a_row(
+    undisturbed: Finished, tmp_path: Path, data: st.DataObject
+) -> None:
+    """verify and --resume end with a message, or the output is whole; a plan is forged together with its hash."""
+    out = tmp_path / "within" / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(undisturbed.out, out)
+    path = min(out.glob(data.draw(st.sampled_from(RECORDS)) + "*.json"))
+    path.write_bytes(disturbed(data, path.read_bytes()))
+    if path.name == "_plan.json":
+        give_hash(out)
+    parts = {name: content for name, content in undisturbed.files.items() if name.startswith("parts/")}
+    for call in (verify, partial(undisturbed.run, resume=True)):
+        message = ""
+        try:
+            result = call(out)
+        except BroadsheetError as error:
+            message = str(error)
+        assert "Traceback" not in message
+        told = message or getattr(result, "exit_code", 0)
+        assert told or parts == {name: content for name, content in contents(out).items() if name.startswith("parts/")}
+    assert [path.name for path in tmp_path.rglob("*") if out not in path.parents] == ["within", "out"]
