@@ -20,12 +20,12 @@ from benchmarks.processes import environment
 from benchmarks.record import about, parser, write
 
 WORKERS, ROUNDS, JOBS = 2, 5, 5
-ARTICLES, BYTES = 200_000, 1_000
+ARTICLES, BYTES = 50_000, 1_000
 STAND_IN = str(Path(__file__).with_name("stand_in.py"))
 
 
 def round_of(tls: bool, model: str) -> dict[str, float]:
-    """In this process: seconds until the cluster has its workers, and the median rate of a job in megabytes a second."""
+    """In this process: seconds until the cluster has its workers, and the median rate of a job."""
     from cluster import connect
     from pipeline import classify
     from pipeline.model.charcnn import load_model
