@@ -51,7 +51,7 @@ class GuardedApplication(RoutingApplication):
         if not check_allowlist(request.host, self._hosts):
             return False
         page = request.host if origin is None else urlsplit(origin).netloc
-        return page == request.host or check_allowlist(page, self._hosts[len(_LOOPBACK) :])
+        return bool(page == request.host or check_allowlist(page, self._hosts[len(_LOOPBACK) :]))
 
 
 distributed.node.RoutingApplication = GuardedApplication

@@ -81,7 +81,7 @@ def environment(more: Mapping[str, Any] | None = None) -> dict[str, str]:
 
     As with Dask's nannies, this process's own variables win over those in `pre-spawn-environ`.
     """
-    found = {}
+    found: dict[str, str] = {}
     for key, value in settings().items():
         variable = key.removeprefix(_ENVIRON)
         if variable == key:

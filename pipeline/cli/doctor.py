@@ -52,8 +52,8 @@ def _examine(where: str, scheduler_file: Path | None, output: Path | None, devic
         where = nearest(device)
     local = scheduler_file is None and where in ("local", "cuda")
     workers = 2 if local and where == "local" else None
-    chosen = {"workers": workers, "scheduler_file": scheduler_file, "protocol": protocol}
-    with connect(where, **chosen, say=lambda line: None) as client:
+    started = connect(where, workers=workers, scheduler_file=scheduler_file, protocol=protocol, say=lambda line: None)
+    with started as client:
         return list(examine(client, output, device))
 
 
