@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from weakref import WeakKeyDictionary
 
 from distributed import Client, Worker, WorkerPlugin
@@ -22,21 +22,26 @@ class ClockPlugin(WorkerPlugin):
 
     name = "broadsheet-clock"
 
+    def __init__(self, every_milliseconds: float = _EVERY_MILLISECONDS) -> None:
+        self._every = every_milliseconds
+        self._measuring: asyncio.Future[None] | None = None
+
     async def setup(self, worker: Worker) -> None:
         await _measure(worker)
-        again = PeriodicCallback(_again(worker), _EVERY_MILLISECONDS)
-        worker.periodic_callbacks[self.name] = again
-        again.start()
 
-    def teardown(self, worker: Worker) -> None:
+        async def again() -> None:
+            self._measuring = asyncio.ensure_future(_measure(worker))
+            await asyncio.wait([self._measuring])
+
+        worker.periodic_callbacks[self.name] = PeriodicCallback(again, self._every)
+        worker.periodic_callbacks[self.name].start()
+
+    async def teardown(self, worker: Worker) -> None:
+        """Stop, and end a measurement in the middle: the worker closes its connections next."""
         worker.periodic_callbacks.pop(self.name).stop()
-
-
-def _again(worker: Worker) -> Callable[[], Awaitable[None]]:
-    async def measure() -> None:
-        await _measure(worker)
-
-    return measure
+        if self._measuring is not None:
+            self._measuring.cancel()
+            await asyncio.wait([self._measuring])
 
 
 async def _measure(worker: Worker) -> None:

@@ -12,11 +12,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import dask
 from distributed import Client
 from distributed.comm.core import CommClosedError
 from distributed.security import Security
 
-from cluster.local import cpu_cluster, cuda_cluster, nsys_cluster
+from cluster.local import cluster_here, cpu_cluster, cuda_cluster, nsys_cluster
+from cluster.private import LINK, TOKEN
 from cluster.protocol import choose, count_gpus
 from cluster.settings import no_workers_seconds
 from cluster.steady_clock import use_steady_clock
@@ -28,10 +30,8 @@ from pipeline.visible import visible
 TLS_FOLDER = "tls"
 """The folder of a job's certificates, next to its scheduler file."""
 
-_EXPOSED = (
-    "this cluster listens on {host} without TLS: anyone who can reach it can run code as you. On a network that is "
-    "not yours alone, use --tls"
-)
+_EXPOSED = "this cluster listens on {address} without TLS: {who} can run code as you"
+_USERS, _NETWORK = "any user of this host", "anyone who can reach it"
 
 
 def _to_stderr(line: str) -> None:
@@ -46,14 +46,14 @@ def connect(
     processes: bool = True,
     scheduler_file: str | Path | None = None,
     protocol: str = "auto",
-    tls: bool = False,
+    tls: bool | None = None,
     nsys: str | Path | None = None,
     say: Callable[[str], None] = _to_stderr,
 ) -> Iterator[Client]:
     """Connect to a Dask cluster, and start it first unless it is running already.
 
     A context manager: at the end of the block the client is closed, and everything that was started for it is stopped.
-    Clusters on this machine listen on loopback only.
+    Clusters on this machine listen on loopback only, and their processes talk TLS with certificates of their own.
 
     Parameters
     ----------
@@ -71,8 +71,10 @@ def connect(
         used.
     protocol : str
         "auto", "tcp" or "ucx", for a cluster that is started here.
-    tls : bool
-        Create certificates for this cluster, and encrypt all its traffic.
+    tls : bool, optional
+        Encrypt the traffic of a cluster that is started here, and let in only who has the certificate made for it.
+        Default: yes, except with "ucx", which cannot. False: every user of a host that the cluster listens on, and on
+        a network everyone who can reach it, can run code as you.
     nsys : str or Path, optional
         Run the workers of a cluster on this machine under Nsight Systems, which writes its report to this folder.
     say : callable
@@ -99,11 +101,11 @@ def connect(
     use_steady_clock()
     context: AbstractContextManager[Client]
     if nsys is not None:
-        if scheduler_file is not None or where not in ("local", "cuda") or protocol != "auto" or tls:
+        if scheduler_file is not None or where not in ("local", "cuda") or protocol == "ucx":
             raise UsageError(
                 "nsys goes with a local cluster only, over TCP: put `nsys profile` before your own workers"
             )
-        context = nsys_cluster(where, workers, nsys)
+        context = nsys_cluster(where, workers, nsys, choose(protocol, 1, tls)[0])
     elif scheduler_file is not None:
         context = _existing(str(scheduler_file), Path(scheduler_file), None, say)
     else:
@@ -141,20 +143,22 @@ def _started(
     workers: int | None,
     processes: bool,
     protocol: str,
-    tls: bool,
+    tls: bool | None,
     say: Callable[[str], None],
 ) -> AbstractContextManager[Client]:
+    if where == "local" and not processes:
+        return cluster_here()
     if where in ("local", "cuda"):
         chosen, line = choose(protocol, hosts=1, tls=tls)
-        if protocol != "auto" or tls:  # TCP within one machine needs no line
+        if protocol != "auto" or tls is not None:  # what is chosen within one machine needs no line
             say(line)
-        return cuda_cluster(chosen, workers) if where == "cuda" else cpu_cluster(chosen, workers, processes)
+        return cuda_cluster(chosen, workers) if where == "cuda" else cpu_cluster(chosen, workers)
     if where == "slurm":
         from cluster.slurm.elastic import slurm_cluster
 
         context: AbstractContextManager[Client] = slurm_cluster(workers, protocol, tls, say)
         return context
-    if tls or protocol != "auto":
+    if tls is not None or protocol != "auto":
         raise UsageError(f"protocol and TLS of the cluster at {where} were chosen when it was started")
     return _existing(where, None, where, say)
 
@@ -184,7 +188,20 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
             client.wait_for_workers(1, timeout=wait)
         except TimeoutError as error:
             raise BroadsheetError(f"no worker has joined the scheduler {name} within {wait:.0f} s") from error
-        yield client
+        with dask.config.set(_dashboard_of(client)):
+            yield client
+
+
+def _dashboard_of(client: Client) -> dict[str, str]:
+    """The settings by which this process finds the dashboard of a running scheduler, whose link may have a token."""
+
+    def read(token: str = TOKEN, link: str = LINK) -> dict[str, str]:  # here, so that it is not imported there
+        import dask
+
+        return {link: dask.config.get(link)} if dask.config.get(token, None) else {}
+
+    found: dict[str, str] = client.run_on_scheduler(read)
+    return found
 
 
 class _NotOfALostConnection(logging.Filter):
@@ -193,10 +210,11 @@ class _NotOfALostConnection(logging.Filter):
 
 
 def _warn_if_exposed(address: str, say: Callable[[str], None]) -> None:
-    """Warn of a scheduler that listens beyond loopback without TLS."""
+    """Warn of a scheduler that listens without TLS: loopback has other users."""
     parts = urlsplit(address)
-    if parts.scheme in ("tcp", "ucx", "ucxx") and parts.hostname and not is_loopback(parts.hostname):
-        say(_EXPOSED.format(host=f"{parts.hostname}:{parts.port}"))
+    if parts.scheme in ("tcp", "ucx", "ucxx") and parts.hostname:
+        who = _USERS if parts.scheme == "tcp" and is_loopback(parts.hostname) else _NETWORK  # UCX: on every interface
+        say(_EXPOSED.format(address=f"{parts.hostname}:{parts.port}", who=who))
 
 
 def is_loopback(host: str) -> bool:

@@ -56,7 +56,7 @@ def examine(client: Client, output: Path | None = None, device: str = "auto") ->
     yield from _gpus(client.run(probes.about_gpu), workers)
     yield _kernels(client, device)
     yield _interfaces(client, list(workers))
-    yield from transfers(client)
+    yield from _transfers(client)
     yield from _listening(client)
     if output is not None:
         yield _output(client, output.absolute())
@@ -134,7 +134,7 @@ def _interfaces(client: Client, addresses: list[str]) -> Finding:
     return Finding("interface", OK, shown)
 
 
-def transfers(client: Client) -> Iterator[Finding]:
+def _transfers(client: Client) -> Iterator[Finding]:
     """Time the transfer of an array from one worker to another, and list UCX's transports where it is used."""
     addresses = list(client.scheduler_info(n_workers=-1)["workers"])
     protocol = urlsplit(addresses[0]).scheme
@@ -172,12 +172,13 @@ def _transfer(client: Client, source: str, target: str, device: bool) -> float:
 def _listening(client: Client) -> Iterator[Finding]:
     address = client.scheduler.address
     parts = urlsplit(address)
-    if parts.scheme in ("inproc", "tls") or is_loopback(parts.hostname or ""):
-        secured = {"tls": "TLS: mutual, by certificate"}.get(parts.scheme, "not needed: loopback only")
+    if parts.scheme in ("inproc", "tls"):
+        secured = {"tls": "mutual, by certificate"}.get(parts.scheme, "not needed: within this process")
         yield Finding("TLS", OK, secured)
     else:
-        remedy = "on a network that is not yours alone: --tls (over TCP)"
-        yield Finding("TLS", WARNING, f"none: anyone who reaches {address} can run code as you", remedy)
+        who = "any user of this host" if is_loopback(parts.hostname or "") else f"anyone who reaches {address}"
+        remedy = "let Broadsheet start it with TLS (its default, over TCP), or give your own scheduler certificates"
+        yield Finding("TLS", WARNING, f"none: {who} can run code as you", remedy)
     ports = client.run_on_scheduler(probes.listeners)
     dashboard = client.scheduler_info(n_workers=0)["services"].get("dashboard")
     where = ports.get(dashboard, "")

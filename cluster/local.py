@@ -1,11 +1,13 @@
-"""Clusters on this machine: CPU processes, or one worker for each GPU. They listen on loopback only."""
+"""Clusters on this machine: CPU processes, or one worker for each GPU.
+
+They listen on loopback only, which other users of the machine reach too: so their traffic is TLS by default.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
@@ -21,7 +23,7 @@ from cluster.nsys import nsys_workers
 from cluster.open_files import need_open_files
 from cluster.protocol import count_gpus
 from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, configured, no_workers_seconds
-from cluster.tls import make_certificates
+from cluster.tls import make_certificates, tls_settings
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.threads import available_cores
 
@@ -29,6 +31,7 @@ _CORES_PER_WORKER = 4
 _CLOSE_SECONDS = 30
 
 _QUIETLY: dict[str, Any] = {"dashboard_address": DASHBOARD_ADDRESS, "silence_logs": logging.CRITICAL}
+_TLS_FOLDER = "tls"
 
 
 class _IgnoreInterrupts(WorkerPlugin):
@@ -40,13 +43,26 @@ class _IgnoreInterrupts(WorkerPlugin):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+class _WorkerHere(Worker):
+    """A worker within this process: it listens nowhere. Dask would start its HTTP server on every interface."""
+
+    def start_http_server(self, *_: object, **__: object) -> None:
+        """Start none."""
+
+
 @contextmanager
-def cpu_cluster(protocol: str, workers: int | None, processes: bool) -> Iterator[Client]:
-    """Workers on this machine's cores, by default a process for every four; without `processes` one in this process."""
-    count = (workers or -(-available_cores() // _CORES_PER_WORKER)) if processes else 1
-    host = None if not processes else "127.0.0.1"
-    options = {"n_workers": count, "processes": processes, "host": host}
-    with _running(LocalCluster, options, protocol if processes else None, count, processes) as client:
+def cpu_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
+    """Processes on this machine's cores, by default one for every four."""
+    count = workers or -(-available_cores() // _CORES_PER_WORKER)
+    with _running(LocalCluster, {"n_workers": count, "host": "127.0.0.1"}, protocol, count, True) as client:
+        yield client
+
+
+@contextmanager
+def cluster_here() -> Iterator[Client]:
+    """One worker within this process: nothing of it can be reached from another process but the dashboard."""
+    options = {"n_workers": 1, "processes": False, "worker_class": _WorkerHere}
+    with _running(LocalCluster, options, "inproc", 1, False) as client:
         yield client
 
 
@@ -85,16 +101,18 @@ def _gpus_for(workers: int | None) -> int:
 
 
 @contextmanager
-def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterator[Client]:
+def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: str) -> Iterator[Client]:
     """A "local" or "cuda" cluster whose workers run under Nsight Systems, which writes its report to `folder`."""
     cuda = where == "cuda"
     count = _gpus_for(workers) if cuda else workers or 1
     need_open_files(count)
     with ExitStack() as stack:
-        stack.enter_context(configured())
-        cluster = stack.enter_context(LocalCluster(n_workers=0, host="127.0.0.1", **_QUIETLY))
+        certificates = stack.enter_context(configured()) / _TLS_FOLDER
+        security = make_certificates(certificates) if protocol == "tls" else None
+        cluster = stack.enter_context(LocalCluster(n_workers=0, host="127.0.0.1", security=security, **_QUIETLY))
         client = stack.enter_context(Client(cluster))
-        stack.enter_context(nsys_workers(cluster.scheduler_address, count, folder, cuda))
+        more = tls_settings(certificates) if security else {}
+        stack.enter_context(nsys_workers(cluster.scheduler_address, count, folder, cuda, more))
         try:
             client.wait_for_workers(count, timeout=no_workers_seconds())
         except TimeoutError as error:
@@ -105,13 +123,11 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path) -> Iterato
 
 
 @contextmanager
-def _running(kind: Any, options: dict[str, Any], protocol: str | None, count: int, processes: bool) -> Iterator[Client]:
+def _running(kind: Any, options: dict[str, Any], protocol: str, count: int, processes: bool) -> Iterator[Client]:
     need_open_files(count if processes else 0)
-    with ExitStack() as stack:
+    with configured() as folder:
         if protocol == "tls":
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="broadsheet-tls-"))
-            options["security"] = make_certificates(Path(folder))
-        stack.enter_context(configured())
+            options["security"] = make_certificates(folder / _TLS_FOLDER)
         running = None
         try:
             with postponed():

@@ -9,13 +9,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import dask
 
-from cluster.settings import WORKER_OPTIONS
+from cluster.settings import WORKER_OPTIONS, variables
 from pipeline.errors import BroadsheetError, UsageError
 
 _CLOSE_SECONDS = 120
@@ -33,17 +33,20 @@ def nsys_command(folder: str | Path) -> list[str]:
 
 
 @contextmanager
-def nsys_workers(scheduler: str, workers: int, folder: str | Path, cuda: bool = False) -> Iterator[None]:
+def nsys_workers(
+    scheduler: str, workers: int, folder: str | Path, cuda: bool, more: Mapping[str, object]
+) -> Iterator[None]:
     """Start workers on this host under nsys; their scheduler must be closed by the end of the block.
 
-    cuda: dask-cuda starts them, one on each of the first `workers` visible GPUs.
+    cuda: dask-cuda starts them, one on each of the first `workers` visible GPUs. more: settings for them alone.
 
     Raises UsageError where nsys is not installed, BroadsheetError where nsys or the workers fail.
     """
     if shutil.which("nsys") is None:
         raise UsageError("--nsys needs NVIDIA Nsight Systems: there is no nsys on the PATH")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(dask.config.global_config)}
+    ours = dask.config.serialize(dask.config.global_config)
+    env = {**os.environ, "DASK_INTERNAL_INHERIT_CONFIG": ours, **variables(more)}
     command = [*nsys_command(folder), sys.executable, "-m", "dask"]
     if cuda:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(workers)))

@@ -14,28 +14,35 @@ PROTOCOLS = ("auto", "tcp", "ucx")
 _ASK_UCX = "import ucxx; print(','.join(sorted(ucxx.get_active_transports())))"
 
 
-def choose(asked: str, hosts: int, tls: bool = False) -> tuple[str, str]:
-    """Choose the protocol: its name in Dask ("tcp", "tls", "ucx"), and a line with the reason and UCX's transports.
-
-    hosts: the number of machines with workers. Raises UsageError for UCX where it is not installed, or with TLS.
-    """
+def check_protocol(asked: str, tls: bool | None) -> None:
+    """Raise UsageError for an unknown protocol, or for UCX together with TLS."""
     if asked not in PROTOCOLS:
         raise UsageError(f"protocol {asked!r}: choose one of {', '.join(PROTOCOLS)}")
-    if tls:
-        if asked == "ucx":
-            raise UsageError(
-                "UCX together with TLS is refused: UCX traffic is neither encrypted nor bound to one interface. Use "
-                "--protocol tcp with --tls, or UCX on a network that only you can reach"
-            )
-        return "tls", "protocol: TLS over TCP, as requested: encrypted, and both ends show a certificate of this job"
-    if asked == "tcp":
-        return "tcp", "protocol: TCP, as requested"
+    if tls and asked == "ucx":
+        raise UsageError(
+            "UCX together with TLS is refused: UCX traffic is neither encrypted nor bound to one interface. Use "
+            "--protocol tcp with --tls, or UCX on hosts and a network that only you can reach"
+        )
+
+
+def choose(asked: str, hosts: int, tls: bool | None = None) -> tuple[str, str]:
+    """Choose the protocol: its name in Dask ("tcp", "tls", "ucx"), and a line with the reason and UCX's transports.
+
+    hosts: the number of machines with workers. tls: None means TLS, unless UCX is asked for, which cannot have it.
+
+    Raises UsageError for an unknown protocol, for UCX where it is not installed, or with TLS.
+    """
+    check_protocol(asked, tls)
     if asked == "ucx":
         if not has_ucx():
             raise UsageError(
                 "protocol ucx needs distributed-ucxx: pip install 'broadsheet[ucx13]' (or environment.yml)"
             )
         return "ucx", _ucx_line("as requested")
+    if tls is not False:
+        return "tls", "protocol: TLS over TCP: encrypted, and both ends show a certificate of this job"
+    if asked == "tcp":
+        return "tcp", "protocol: TCP, as requested"
     if hosts == 1:
         return "tcp", "protocol: TCP, since all workers are on one host"
     if not count_gpus():

@@ -6,13 +6,19 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
 
+from cluster.private import LINK, SCRATCH, TOKEN, new_token, scratch_folder
+
 _ENVIRON = "distributed.nanny.pre-spawn-environ."
 _NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"
+
+_TOKEN = new_token()
+"""One for all schedulers of this process: their clients make the link from the settings of the process."""
 
 SETTINGS: Mapping[str, Any] = {
     "distributed.scheduler.work-stealing": False,  # a chunk stays on the worker that read it
@@ -39,17 +45,19 @@ SETTINGS: Mapping[str, Any] = {
     f"{_ENVIRON}MIMALLOC_PURGE_DELAY": 10_000,
     f"{_ENVIRON}UCX_WARN_UNUSED_ENV_VARS": "n",
     "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
-    "distributed.dashboard.link": "http://127.0.0.1:{port}/status",  # where it listens, or where a tunnel to it ends
+    "distributed.worker.http.routes": [],  # a worker's HTTP server has no login, and nobody reads it
 }
 """By name in Dask's configuration; those in `pre-spawn-environ` are environment variables of workers."""
 
 DASHBOARD_ADDRESS = "127.0.0.1:0"
-"""Loopback only, since a dashboard has no login; any free port."""
+"""Loopback only; any free port."""
+
+_OUR_LINK = "http://127.0.0.1:{port}/status"  # where it listens, or where a tunnel to it ends
 
 THREADS_PER_WORKER = 4
 """Threads of a worker for reading and writing, which mostly wait; computing has an executor of its own."""
 
-NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # workers serve /health even so
+NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # their HTTP server starts even so
 WORKER_OPTIONS = ("--nthreads", str(THREADS_PER_WORKER), "--death-timeout", "120", *NO_DASHBOARD)
 """For `dask worker` and `dask cuda worker`, which wait up to two minutes for a scheduler that starts with them."""
 
@@ -64,19 +72,33 @@ def settings() -> dict[str, Any]:
     return found
 
 
+def dashboard_settings(token: str) -> dict[str, str]:
+    """For a scheduler whose dashboard is opened by a link with this token only: the token, and the link."""
+    link, default = dask.config.get(LINK), dask.config.get(LINK, config=dask.config.merge(*dask.config.defaults))
+    page = _OUR_LINK if link == default else link
+    if f"/{token}/" not in page:
+        page = f"{page.removesuffix('/status')}/{token}/status"
+    return {TOKEN: token, LINK: page}
+
+
 def environment(more: Mapping[str, Any] | None = None) -> dict[str, str]:
     """`settings()`, and `more` settings, as environment variables, for processes that Dask does not pass them to.
 
     As with Dask's nannies, this process's own variables win over those in `pre-spawn-environ`.
     """
-    found = {}
-    for key, value in {**settings(), **(more or {})}.items():
+    found: dict[str, str] = {}
+    for key, value in settings().items():
         variable = key.removeprefix(_ENVIRON)
         if variable == key:
-            found["DASK_" + key.replace(".", "__").replace("-", "_").upper()] = str(value)
+            found |= variables({key: value})
         else:
             found[variable] = os.environ.get(variable, str(value))
-    return found
+    return found | variables(more or {})
+
+
+def variables(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as the environment variables in which Dask finds them."""
+    return {f"DASK_{key.replace('.', '__').replace('-', '_').upper()}": str(v) for key, v in settings.items()}
 
 
 def export(more: Mapping[str, Any] | None = None) -> list[str]:
@@ -85,13 +107,15 @@ def export(more: Mapping[str, Any] | None = None) -> list[str]:
 
 
 @contextmanager
-def configured() -> Iterator[None]:
-    """Apply the settings, and add the page "Broadsheet", for a scheduler that starts in this process."""
+def configured() -> Iterator[Path]:
+    """Apply the settings for a scheduler that starts in this process, with the page "Broadsheet" and a dashboard that
+    only its link opens. Yields a folder that ends with the block, for temporary files of the scheduler and its workers.
+    """
     import cluster.dashboard  # noqa: F401  # adds its page, which must be done before the scheduler starts
 
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # before UCX is loaded here
-    with dask.config.set(settings()):
-        yield
+    with scratch_folder() as folder, dask.config.set(settings() | dashboard_settings(_TOKEN) | {SCRATCH: str(folder)}):
+        yield folder
 
 
 def no_workers_seconds() -> float:

@@ -1,12 +1,10 @@
-"""Where workers come from: what `connect` starts, refuses and says; TLS; the doctor."""
+"""Where workers come from: what `connect` starts, refuses and says; the doctor."""
 
 from __future__ import annotations
 
 import gc
 import json
 import os
-import socket
-import ssl
 import statistics
 import subprocess
 import sys
@@ -15,9 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import psutil
 import pytest
 from conftest import ROOT, Command
 from distributed import Client
@@ -27,7 +23,6 @@ from jobs import Processes, wait_until
 import pipeline
 from cluster import connect
 from cluster.protocol import choose, count_gpus, has_ucx
-from cluster.tls import make_certificates
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
 
@@ -39,56 +34,6 @@ def processes() -> Iterator[Processes]:
     found = Processes()
     yield found
     found.end()
-
-
-def ports_of(client: Client) -> list[int]:
-    """Where the scheduler, the nannies and the workers listen."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    addresses = [client.scheduler.address, *workers, *(worker["nanny"] for worker in workers.values())]
-    return [urlsplit(address).port or 0 for address in addresses]
-
-
-def answer(port: int, context: ssl.SSLContext | None) -> bytes:
-    """What a port sends to an unknown client: Dask's side of a connection begins with a greeting."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as plain:
-            return (plain if context is None else context.wrap_socket(plain)).recv(64)
-    except (OSError, ssl.SSLError):
-        return b""
-
-
-def stranger(folder: Path | None) -> ssl.SSLContext:
-    """A client that trusts anyone, with another job's certificate or none."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    if folder is not None:
-        context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
-    return context
-
-
-def test_with_tls_a_stranger_gets_nothing_from_any_port(
-    small_model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without TLS, or without this job's certificate, no port answers; those of a cluster without TLS do."""
-    make_certificates(tmp_path / "another")
-    assert (tmp_path / "another").stat().st_mode & 0o777 == 0o700
-    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "another").iterdir()} == {0o600}
-    with connect(workers=2, tls=True) as client:
-        assert "protocol: TLS over TCP, as requested" in capsys.readouterr().err
-        assert client.scheduler.address.startswith("tls://127.0.0.1:")
-        assert pipeline.classify(TEXTS, model=small_model, client=client, chunk_size=10).rows_written == len(TEXTS)
-        assert len(ports_of(client)) == 5
-        me = psutil.Process()
-        sockets = [c for p in (me, *me.children(recursive=True)) for c in p.net_connections("tcp")]
-        assert {c.laddr.ip for c in sockets if c.status == "LISTEN"} <= {"127.0.0.1", "::1"}
-        for port in ports_of(client):
-            for context in (None, stranger(None), stranger(tmp_path / "another")):
-                assert answer(port, context) == b""
-        with pytest.raises(OSError, match=r"TLS|SSL|imed out|closed|certificate"):
-            Client(client.scheduler.address.replace("tls://", "tcp://"), timeout=2)
-    with connect(workers=1) as client:
-        assert all(answer(port, None) for port in ports_of(client))
 
 
 def test_ucx_with_tls_is_refused_and_says_why(broadsheet: Command, tmp_path: Path) -> None:
@@ -107,15 +52,20 @@ def test_ucx_gives_the_labels_that_tcp_gives(broadsheet: Command, small_model_fi
     assert run.returncode == 0, run.stderr
     assert "protocol: UCX, as requested; transports: " in run.stderr
     assert "not encrypted, listens on all interfaces" in run.stderr
-    assert broadsheet(*arguments, "-o", tmp_path / "tcp", "--protocol", "tcp", "--cluster", "local").returncode == 0
+    assert "without TLS: anyone who can reach it can run code as you" in run.stderr
+    run = broadsheet(*arguments, "-o", tmp_path / "tcp", "--protocol", "tcp", "--cluster", "local")
+    assert run.returncode == 0, run.stderr
+    assert "protocol: TLS over TCP: encrypted" in run.stderr
+    assert "without TLS" not in run.stderr
     for file in (tmp_path / "tcp" / "parts").iterdir():
         assert (tmp_path / "ucx" / "parts" / file.name).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.skipif(count_gpus() > 0, reason="there are GPUs")
 def test_without_gpus_the_protocol_is_tcp_and_says_why() -> None:
-    assert choose("auto", hosts=1) == ("tcp", "protocol: TCP, since all workers are on one host")
-    assert choose("auto", hosts=4) == ("tcp", "protocol: TCP, since the 4 hosts have no GPUs to connect")
+    assert choose("auto", hosts=4)[0] == choose("tcp", hosts=1)[0] == choose("auto", hosts=1, tls=True)[0] == "tls"
+    assert choose("auto", hosts=1, tls=False) == ("tcp", "protocol: TCP, since all workers are on one host")
+    assert choose("auto", hosts=4, tls=False) == ("tcp", "protocol: TCP, since the 4 hosts have no GPUs to connect")
     with pytest.raises(UsageError, match=r"does nvidia-smi list one\?|pip install 'broadsheet\[cluster\]'"):
         connect("cuda").__enter__()
 
@@ -130,7 +80,7 @@ def test_another_model_replaces_the_engine_and_the_same_one_stays(client: Client
     assert engines() == before
     tensors = {name: -tensor for name, tensor in small_model.tensors.items()}
     other = Model(small_model.alphabet, small_model.classes, small_model.length, tensors)
-    with Client(client.scheduler.address, set_as_default=False) as another:
+    with Client(client.scheduler.address, security=client.security, set_as_default=False) as another:
         pipeline.classify(TEXTS, model=other, client=another)
     after = engines()
     assert all(len(of_worker) == 1 and of_worker[0][0] != before[w][0][0] for w, of_worker in after.items())
@@ -197,14 +147,19 @@ def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(broadsheet: C
     assert "unknown key 'partitoin'" in refused.stderr
 
 
-def test_the_doctor_finds_nothing_wrong_here(broadsheet: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["auto", "ucx"] if has_ucx() else ["auto"])
+def test_the_doctor_finds_nothing_wrong_here(broadsheet: Command, tmp_path: Path, protocol: str) -> None:
+    """But with UCX, which has to be named, that it has no TLS."""
     env = {"COLUMNS": "80"} | ({} if count_gpus() else {"UCX_TLS": "tcp,self"})
-    run = broadsheet("doctor", "-o", tmp_path / "out", env=env)
+    run = broadsheet("doctor", "-o", tmp_path / "out", "--protocol", protocol, env=env)
     assert run.returncode == 0, run.stdout + run.stderr
     assert max(map(len, run.stdout.splitlines())) <= 80
-    checks = ["versions", "imports", "GPUs", "CPU cores", "kernels", "interface", "transfer, tcp", "TLS", "listening"]
-    for check in checks + ["output folder", "clocks"] + ["UCX transports", "transfer, ucx"] * has_ucx():
+    checks = ["versions", "imports", "GPUs", "CPU cores", "kernels", "interface", "TLS", "listening", "output folder"]
+    transfer = ["UCX transports", "transfer, ucx"] if protocol == "ucx" else ["transfer, tls"]
+    for check in [*checks, *transfer, "clocks"]:
         assert any(line.startswith(f"{check}  ") for line in run.stdout.splitlines()), check
+    (tls,) = (line.split() for line in run.stdout.splitlines() if line.startswith("TLS  "))
+    assert tls[1] == ("warning" if protocol == "ucx" else "ok")
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -231,6 +186,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     assert f"imports cluster from {shadow / 'cluster'}" in findings["imports"]["found"]
     assert "rename your own folder" in findings["imports"]["remedy"]
     assert findings["output folder"]["verdict"] == "FAILURE"
+    assert findings["TLS"]["found"] == "none: any user of this host can run code as you"
     assert findings["listening"]["verdict"] == "warning"  # its dashboard, on every interface
     assert findings["transfer, tcp"]["verdict"] == "ok"
 

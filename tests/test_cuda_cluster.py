@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no NVIDIA GP
 two = pytest.mark.skipif(GPUS < 2, reason=f"needs two GPUs, there are {GPUS}")
 protocols = pytest.mark.parametrize(
     "protocol",
-    ["tcp", pytest.param("ucx", marks=pytest.mark.skipif(not has_ucx(), reason="distributed-ucxx is not installed"))],
+    ["tls", pytest.param("ucx", marks=pytest.mark.skipif(not has_ucx(), reason="distributed-ucxx is not installed"))],
 )
 ROWS, CHUNK_ROWS = 20_000, 1_000
 
@@ -64,7 +64,7 @@ def test_each_gpu_has_one_worker_one_context_and_gives_what_one_gpu_gives(
     news: Path, by_one: Path, tmp_path: Path, protocol: str
 ) -> None:
     before, free = contexts(), free_bytes()
-    with connect("cuda", protocol=protocol) as client:
+    with connect("cuda", protocol="ucx" if protocol == "ucx" else "auto") as client:
         report = pipeline.classify(str(news), tmp_path / "out", client=client, chunk_size=CHUNK_ROWS)
         assert report.rows_written == ROWS
         threads = client.nthreads()

@@ -39,7 +39,7 @@ def test_the_page_shows_a_running_job_until_it_ends(
     )  # fmt: skip
     assert job.stderr is not None
     first = job.stderr.readline()
-    link = re.fullmatch(r"dashboard: (http://127\.0\.0\.1:\d+/broadsheet)\n", first)
+    link = re.fullmatch(r"dashboard: (http://127\.0\.0\.1:\d+/t\w{32}/broadsheet)\n", first)
     assert link, first
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

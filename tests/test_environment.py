@@ -50,6 +50,16 @@ def test_conda_has_what_pip_has_at_a_version_that_pip_allows(project: dict, cond
             assert SpecifierSet(conda[name]) == requirement.specifier, f"{requirement}, but conda's {conda[name]}"
 
 
+def test_no_lower_bound_is_below_what_the_page_on_security_has_looked_into(project: dict) -> None:
+    page = (ROOT / "SECURITY.md").read_text()
+    checked = {
+        name: SpecifierSet(f">={bound}") for name, bound in re.findall(r"^\| ([\w-]+) \| ([\d.]+) \|", page, re.M)
+    }
+    extras = project["optional-dependencies"]
+    named = [Requirement(r) for r in project["dependencies"] + extras["train"] + extras["notebook"]]
+    assert {r.name: r.specifier for r in named if r.name in checked} == checked
+
+
 def test_what_is_installed_is_what_the_extras_name(project: dict, conda: dict[str, str]) -> None:
     for line in project["dependencies"] + [r for extra in IN_CONDA for r in project["optional-dependencies"][extra]]:
         requirement = Requirement(line)

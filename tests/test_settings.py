@@ -10,10 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urljoin
+from urllib.request import urlopen
 
 import dask
 import pytest
 from distributed import Client
+from jobs import wait_until
 
 from cluster import connect
 from cluster.settings import SETTINGS, THREADS_PER_WORKER
@@ -112,7 +116,19 @@ def test_every_kind_of_cluster_has_our_settings_and_the_users(
         assert client.run_on_scheduler(of_scheduler) == (300, 60, False)
         assert list(client.run(of_worker).values()) == [(False, False, 0.7)]
         assert list(client.nthreads().values()) == [THREADS_PER_WORKER]
+        # And what no other user gets at: traffic, the dashboard, temporary files.
+        assert client.scheduler.address.startswith("tls://")
         assert client.dashboard_link.startswith("http://127.0.0.1:")
+        assert urlopen(client.dashboard_link).status == 200
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(urljoin(client.dashboard_link, "/status"))
+        (folder,) = client.run(lambda dask_worker: dask_worker.local_directory).values()
+        scratch = Path(folder).parents[1]
+        assert scratch.name.startswith("broadsheet-")
+        assert scratch.stat().st_mode & 0o777 == 0o700
+        private = [machine / "shared", *(machine / "shared").glob("*"), *(machine / "shared").glob("*/tls")]
+        assert {path.stat().st_mode & 0o777 for path in private if path.is_dir()} <= {0o700}
+    wait_until(lambda: not scratch.exists(), 10)
 
 
 def test_what_is_set_in_python_or_in_a_file_wins_too(machine: Path) -> None:

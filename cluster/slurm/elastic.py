@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from distributed import Client
 
+from cluster.private import make_private
 from cluster.protocol import choose
 from cluster.settings import DASHBOARD_ADDRESS, NO_DASHBOARD, THREADS_PER_WORKER, configured, export, no_workers_seconds
 from cluster.slurm.site import Site, load_site
 from cluster.tls import make_certificates
 from pipeline.errors import BroadsheetError, UsageError
 
+_SCRATCH = (
+    'SCRATCH=$(mktemp -d "${TMPDIR:-/tmp}/broadsheet-XXXXXXXX") || exit 1',  # on the node's own disk
+    """trap 'rm -rf "$SCRATCH"' EXIT""",
+)
+
 
 @contextmanager
-def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[str], None]) -> Iterator[Client]:
+def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Callable[[str], None]) -> Iterator[Client]:
     """A scheduler in this process, and one to `nodes` jobs of one node each, depending on the load.
 
     Raises UsageError without dask-jobqueue or sbatch, BroadsheetError where no job starts within the wait.
@@ -27,20 +34,33 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool, say: Callable[[st
     if find_spec("dask_jobqueue") is None:
         raise UsageError("workers in Slurm jobs need dask-jobqueue: pip install 'broadsheet[slurm]'")
     from dask_jobqueue import SLURMCluster
+    from dask_jobqueue.slurm import SLURMJob
 
-    site = load_site().changed(protocol=None if protocol == "auto" else protocol, tls=tls or None)
+    class Job(SLURMJob):
+        """Hands its script to sbatch in a file that only this user can write."""
+
+        @contextmanager
+        def job_file(self) -> Iterator[str]:
+            with NamedTemporaryFile("w", suffix=".sh") as file:
+                file.write(self.job_script())
+                file.flush()
+                yield file.name
+
+    site = load_site().changed(protocol=None if protocol == "auto" else protocol, tls=tls)
     chosen, line = choose(site.protocol, nodes or 1, site.tls)
     say(line)
     wait = no_workers_seconds()
     with ExitStack() as stack:
         stack.enter_context(configured())
+        folder = site.shared_folder / f"connect-{uuid.uuid4().hex[:8]}"
+        make_private(folder)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         options = _options(site, chosen)
-        if site.tls:
-            folder = site.shared_folder / f"connect-{uuid.uuid4().hex[:8]}"
-            stack.callback(_remove, folder)
-            options["security"] = make_certificates(folder)
+        if chosen == "tls":
+            options["security"] = make_certificates(folder / "tls")
+        make_private(site.shared_folder / "logs")
         try:
-            running = stack.enter_context(SLURMCluster(**options))
+            running = stack.enter_context(SLURMCluster(**options, job_cls=Job))
         except FileNotFoundError as error:
             raise UsageError("sbatch is not on this machine's path: connect from a login node") from error
         # A job ends after a minute without work, not between two cells of a notebook.
@@ -70,7 +90,7 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "memory": site.memory or "16GB",
         "job_directives_skip": [] if site.memory else ["--mem"],
         "job_extra_directives": [*directives, *site.directives],
-        "job_script_prologue": [*export(), *(site.setup or "").splitlines()],  # the site's lines win
+        "job_script_prologue": [*_SCRATCH, *export(), *(site.setup or ())],  # the site's lines win
         "interface": site.interface,
         "protocol": f"{protocol}://",
         "scheduler_options": {
@@ -79,11 +99,6 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         },
         "worker_extra_args": [*NO_DASHBOARD],
         "log_directory": str(site.shared_folder / "logs"),
+        "local_directory": '"$SCRATCH"',
         **({"worker_command": "dask_cuda.cli"} if gpus else {}),
     }
-
-
-def _remove(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()

@@ -10,7 +10,7 @@ cat << END
 In a notebook on this cluster:   connect(scheduler_file="$scheduler_file")
 From a script:                   broadsheet classify … --scheduler-file $scheduler_file
 Dashboard, from your own machine: ssh -N -L 8787:127.0.0.1:$port -J LOGIN_NODE $(hostname)
-                                  then http://127.0.0.1:8787/broadsheet
+                                  then http://127.0.0.1:8787/$dashboard_token/broadsheet
 To end it:                       scancel $SLURM_JOB_ID
 END
 wait "$workers"

@@ -1,6 +1,6 @@
-"""For the batch scripts: Dask's settings, the protocol and the certificates, printed as lines of shell.
+"""For the batch scripts: Dask's settings, the protocol, certificates, the dashboard's link, printed as lines of shell.
 
-python -P -m cluster.slurm.prepare ASKED HOSTS TLS FOLDER   (TLS: 1 or 0; FOLDER: for certificates)
+python -P -m cluster.slurm.prepare ASKED HOSTS TLS FOLDER   (TLS: 1, 0 or nothing; FOLDER: the job's own, made here)
 """
 
 from __future__ import annotations
@@ -9,20 +9,26 @@ import shlex
 import sys
 from pathlib import Path
 
+from cluster.private import make_private, new_token
 from cluster.protocol import choose
-from cluster.settings import WORKER_OPTIONS, export
+from cluster.settings import WORKER_OPTIONS, dashboard_settings, export
 from cluster.tls import make_certificates, tls_settings
 from pipeline.errors import BroadsheetError
 
 
 def main(asked: str, hosts: str, tls: str, folder: str) -> None:
     """Print the lines for `eval`; the reason for the protocol goes to stderr."""
-    protocol, reason = choose(asked, int(hosts), tls == "1")
+    protocol, reason = choose(asked, int(hosts), bool(int(tls)) if tls else None)
     print(reason, file=sys.stderr)
+    make_private(Path(folder))
+    token = new_token()
+    more: dict[str, str | bool] = {**dashboard_settings(token)}
     if protocol == "tls":
-        make_certificates(Path(folder))
-    print(*export(tls_settings(Path(folder)) if protocol == "tls" else {}), sep="\n")
-    print(f"protocol={protocol}\nworker_options=({shlex.join(WORKER_OPTIONS)})")
+        certificates = Path(folder) / "tls"
+        make_certificates(certificates)
+        more |= tls_settings(certificates)
+    print(*export(more), sep="\n")
+    print(f"protocol={protocol}\nworker_options=({shlex.join(WORKER_OPTIONS)})\ndashboard_token={token}")
 
 
 if __name__ == "__main__":

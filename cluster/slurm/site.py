@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import yaml
 
 from pipeline.errors import UsageError
@@ -14,25 +16,55 @@ from pipeline.errors import UsageError
 DEFAULTS = Path(__file__).with_name("site.yaml")
 USERS = Path("~/.config/broadsheet/site.yaml")
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+
+_WORDS = ("partition", "account", "time", "memory", "interface", "scheduler_interface", "folder")
+_WORD = re.compile(r"[\w.,:;@%+=/*^~\[\]()-]+")
+"""No space and no quote: a directive ends at a space, and the next word would be another. Letters of any script."""
+
+_NULLS = ("", "~", "null", "Null", "NULL")
+
 
 @dataclass(frozen=True)
 class Site:
-    """The keys of `site.yaml`, which documents them. stop_before: seconds."""
+    """The keys of `site.yaml`, which documents them. stop_before: seconds.
+
+    Raises UsageError for a value that would be more than one word or line of the script.
+    """
 
     partition: str | None
     account: str | None
     time: str
-    stop_before: int
-    gpus_per_node: int
-    cpus_per_node: int | None
+    stop_before: Positive
+    gpus_per_node: NotNegative
+    cpus_per_node: Positive | None
     memory: str | None
     directives: tuple[str, ...]
     interface: str | None
     scheduler_interface: str | None
-    protocol: str
-    tls: bool
+    protocol: Literal["auto", "tcp", "ucx"]
+    tls: bool | None
     folder: str
-    setup: str | None
+    setup: tuple[str, ...] | None
+
+    def __post_init__(self) -> None:
+        for key in _WORDS:
+            value = getattr(self, key)
+            if value is not None and not _WORD.fullmatch(value):
+                raise UsageError(
+                    f"{key} is {value!r}: it must be one word of letters, digits and .,:;@%+=/*^~[]()-, to be put "
+                    "into a line of the job's script"
+                )
+        for key in ("directives", "setup"):
+            for line in getattr(self, key) or ():
+                if not line.isprintable():
+                    raise UsageError(f"{key} has {line!r}: each item of the list is one line of the job's script")
+        if os.path.expanduser(self.folder).startswith("~"):
+            raise UsageError(f"folder is {self.folder!r}: there is no such user here")
+        for line in self.directives:
+            if not line.startswith("-"):
+                raise UsageError(f"directives has {line!r}: each is an option of sbatch, for example --qos=long")
 
     @property
     def shared_folder(self) -> Path:
@@ -47,7 +79,7 @@ class Site:
 def load_site(file: Path | None = None) -> Site:
     """The shipped settings, changed by `file`, else by $BROADSHEET_SITE, else by ~/.config/broadsheet/site.yaml.
 
-    Raises UsageError for a file that cannot be read or holds an unknown key.
+    Raises UsageError for a file that cannot be read, an unknown key, or a value that is not of its key's form.
     """
     settings = _read(DEFAULTS)
     if file is None and "BROADSHEET_SITE" in os.environ:
@@ -59,16 +91,21 @@ def load_site(file: Path | None = None) -> Site:
     unknown = sorted(set(settings) - {field.name for field in fields(Site)})
     if unknown:
         raise UsageError(f"{file}: unknown key {unknown[0]!r}; the keys are those of {DEFAULTS}")
-    settings["directives"] = tuple(settings["directives"])
-    settings["time"] = str(settings["time"])
-    return Site(**settings)
+    try:
+        return msgspec.convert(settings, Site, strict=False)  # not strict: what is read is text
+    except msgspec.ValidationError as error:
+        problem, _, key = str(error).partition(" - at `$.")
+        raise UsageError(f"{file}: {key.rstrip('`')}: {problem}; {DEFAULTS} shows the form of each key") from error
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from error
 
 
 def _read(file: Path) -> dict[str, Any]:
+    """The keys of a file and their values, all as text: YAML would read the time 04:00:00 as a number, of minutes."""
     try:
-        found = yaml.safe_load(file.read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
+        found = yaml.load(file.read_text("utf-8"), yaml.BaseLoader) or {}
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise UsageError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise UsageError(f"{file} is not a list of settings; its form is that of {DEFAULTS}")
-    return found
+    return {key: None if value in _NULLS else value for key, value in found.items()}

@@ -1,16 +1,14 @@
 # --- The cluster: a scheduler on this first node, workers on all of them -----------------------------------------------
 set -u
-(umask 077 && mkdir -p "$FOLDER") || exit 1
+# Dask's settings (cluster/settings.py), the protocol, and the job's folder, which is this user's alone.
+settings=$(python -P -m cluster.slurm.prepare "$PROTOCOL" "$SLURM_JOB_NUM_NODES" "$TLS" "$FOLDER") || exit 2
+eval "$settings"
 scheduler_file=$FOLDER/scheduler.json
 rm -f "$scheduler_file" # of a run before a requeue
-
-# Dask's settings (cluster/settings.py) and the protocol.
-settings=$(python -P -m cluster.slurm.prepare "$PROTOCOL" "$SLURM_JOB_NUM_NODES" "$TLS" "$FOLDER/tls") || exit 2
-eval "$settings"
 where=(--protocol "$protocol")
 if [ -n "$INTERFACE" ]; then where+=(--interface "$INTERFACE"); fi
 
-# The dashboard has no login, so it listens on loopback only.
+# The dashboard listens on loopback only, and has a token in its link, in the environment: others see command lines.
 dask scheduler "${where[@]}" --port 0 --scheduler-file "$scheduler_file" --dashboard-address 127.0.0.1:8787 \
   --preload cluster.dashboard &
 scheduler=$!
@@ -20,10 +18,21 @@ if [ "$GPUS_PER_NODE" -gt 0 ]; then
 else
   worker=(dask worker --nworkers 1)
 fi
+# A folder of its own on each node's disk, for a worker's temporary files. srun signals the shell alone or both, so the
+# shell passes on what it gets, and waits again: the signal ends the first wait.
+in_scratch='
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/broadsheet-XXXXXXXX") || exit 1
+"$@" --local-directory "$scratch" &
+trap "kill $! 2> /dev/null" TERM INT
+wait $!
+wait $!
+code=$?
+rm -rf "$scratch"
+exit $code'
 # A node that fails takes its own worker only. --no-kill: nor does it take the step.
 srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --no-kill --wait=0 --kill-on-bad-exit=0 \
-  "${worker[@]}" "${where[@]}" --scheduler-file "$scheduler_file" "${worker_options[@]}" \
-  --local-directory "${TMPDIR:-/tmp}" &
+  bash -c "$in_scratch" worker "${worker[@]}" "${where[@]}" --scheduler-file "$scheduler_file" \
+  "${worker_options[@]}" &
 workers=$!
 
 end_cluster() {

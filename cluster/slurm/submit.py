@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.protocol import PROTOCOLS
+from cluster.protocol import check_protocol
 from cluster.slurm.site import Site
 from pipeline.errors import BroadsheetError, UsageError
 
@@ -20,21 +21,20 @@ def job_script(site: Site, nodes: int, arguments: Sequence[str] | None) -> str:
 
     Raises UsageError for an unknown protocol, or UCX with TLS.
     """
-    if site.protocol not in PROTOCOLS:
-        raise UsageError(f"protocol {site.protocol!r}: choose one of {', '.join(PROTOCOLS)}")
-    if site.tls and site.protocol == "ucx":
-        raise UsageError(
-            "UCX together with TLS is refused: UCX traffic is not encrypted. Use --protocol tcp with --tls"
-        )
+    check_protocol(site.protocol, site.tls)
     body = ["start.sh", "interactive.sh" if arguments is None else "batch.sh"]
     parts = ["#!/bin/bash", *_directives(site, nodes), "", *_settings(site, arguments), ""]
     return "\n".join([*parts, *((_HERE / name).read_text() for name in body)])
 
 
 def submit(script: str) -> str:
-    """Submit the script to Slurm; return the job's number. Raises BroadsheetError where Slurm rejects it."""
+    """Submit the script to Slurm; return the job's number. Raises BroadsheetError where Slurm rejects it.
+
+    Slurm makes the job's log with the umask of this call: the log has the dashboard's link, and is for its user alone.
+    """
+    command = ["sbatch", "--parsable"]
     try:
-        run = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
+        run = subprocess.run(command, input=script, capture_output=True, text=True, check=False, umask=0o077)
     except FileNotFoundError as error:
         raise UsageError("sbatch is not on this machine's path: submit from a login node of the cluster") from error
     if run.returncode:
@@ -68,14 +68,22 @@ def _directives(site: Site, nodes: int) -> list[str]:
 
 def _settings(site: Site, arguments: Sequence[str] | None) -> list[str]:
     lines = [
+        f"umask {_umask():04o}",  # the log has another
         f"FOLDER={shlex.quote(str(site.shared_folder))}/$SLURM_JOB_ID",
         f"INTERFACE={shlex.quote(site.interface or '')}",
         f"PROTOCOL={site.protocol}",
-        f"TLS={int(site.tls)}",
+        f"TLS={'' if site.tls is None else int(site.tls)}",
         f"GPUS_PER_NODE={site.gpus_per_node}",
         f"STOP_BEFORE={site.stop_before}",
     ]
     if arguments is not None:
         lines.append(f"ARGUMENTS=({shlex.join(arguments)})")
-    setup = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH" if site.setup is None else site.setup
-    return [*lines, *setup.rstrip().splitlines()]
+    if site.setup is None:
+        return [*lines, f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"]
+    return [*lines, *site.setup]
+
+
+def _umask() -> int:
+    found = os.umask(0o077)
+    os.umask(found)
+    return found

@@ -20,6 +20,10 @@ from pipeline.report.terminal import TerminalProgress, print_report
 from pipeline.source.inputs import Paths
 
 _INPUT = "Files, folders, globs or URLs: CSV, TSV, JSONL, Parquet, text (one article a line), .bin; also .gz and .zst."
+TLS_HELP = (
+    "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a host "
+    "can run code as you."
+)
 _CHUNK_SIZE = f"Rows in a chunk.  [default: {CHUNK_ROWS['cpu']} on a CPU, {CHUNK_ROWS['cuda']} on a GPU]"
 
 
@@ -54,7 +58,7 @@ def command(
     ] = "auto",
     scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File of a running scheduler.")] = None,
     protocol: Annotated[str, typer.Option(metavar="auto|tcp|ucx", help="Between workers and scheduler.")] = "auto",
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt all traffic, with new certificates.")] = False,
+    tls: Annotated[bool | None, typer.Option("--tls/--no-tls", show_default=False, help=TLS_HELP)] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted job.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier job's output.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
@@ -80,7 +84,7 @@ def command(
     Exit code 0: done (quarantined rows are reported, not an error). 2: wrong usage. 3: a file or chunk was set aside or
     could not be read. 4: stopped early by SIGUSR1, continue with --resume. 1: any other error.
     """
-    if scheduler_file and (cluster != "auto" or workers or protocol != "auto" or tls or nsys):
+    if scheduler_file and (cluster != "auto" or workers or protocol != "auto" or tls is not None or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
     options: dict[str, Any] = {
         "text_column": text_column or (),

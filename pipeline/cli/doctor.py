@@ -23,15 +23,18 @@ def command(
         Path | None, typer.Option("-o", "--output", metavar="OUT/", help="A folder that every worker should see.")
     ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
+    protocol: Annotated[
+        str, typer.Option(metavar="auto|tcp|ucx", help="For a cluster that is started; ucx is checked only if named.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check versions, GPUs, kernels, network, security, folders and clocks: a verdict and a remedy for each.
 
     Exit code 1 if a check fails, else 0; warnings do not count.
     """
-    if scheduler_file and cluster != "auto":
-        raise UsageError("--cluster and --scheduler-file exclude each other")
-    findings = _examine(cluster, scheduler_file, output, device)
+    if scheduler_file and (cluster != "auto" or protocol != "auto"):
+        raise UsageError("--scheduler-file excludes --cluster and --protocol")
+    findings = _examine(cluster, scheduler_file, output, device, protocol)
     if as_json:
         print_json([finding.to_dict() for finding in findings], indent=1)
     else:
@@ -39,21 +42,17 @@ def command(
     raise typer.Exit(int(any(finding.verdict == "FAILURE" for finding in findings)))
 
 
-def _examine(where: str, scheduler_file: Path | None, output: Path | None, device: str) -> list[Any]:
+def _examine(where: str, scheduler_file: Path | None, output: Path | None, device: str, protocol: str) -> list[Any]:
     from cluster import connect, nearest
-    from cluster.doctor import examine, transfers
-    from cluster.protocol import has_ucx
+    from cluster.doctor import examine
 
     if where == "auto":
         where = nearest(device)
     local = scheduler_file is None and where in ("local", "cuda")
     workers = 2 if local and where == "local" else None
-    with connect(where, workers=workers, scheduler_file=scheduler_file, say=lambda line: None) as client:
-        findings = list(examine(client, output, device))
-    if local and has_ucx():
-        with connect(where, workers=workers, protocol="ucx", say=lambda line: None) as client:
-            findings += transfers(client)
-    return findings
+    started = connect(where, workers=workers, scheduler_file=scheduler_file, protocol=protocol, say=lambda line: None)
+    with started as client:
+        return list(examine(client, output, device))
 
 
 def _print(findings: list[Any], console: PlainConsole) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.classify import TLS_HELP
 from pipeline.errors import UsageError
 from pipeline.report.console import print_file, say
 
@@ -21,7 +22,7 @@ def command(
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of each run.")] = None,
     protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help="Between workers and scheduler.")] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt all traffic, with new certificates.")] = False,
+    tls: Annotated[bool | None, typer.Option("--tls/--no-tls", show_default=False, help=TLS_HELP)] = None,
     site: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Site settings.  [default: ~/.config/broadsheet/site.yaml]")
     ] = None,
@@ -39,7 +40,7 @@ def command(
         raise UsageError("give INPUT … -o OUT/ as for classify, or --interactive for workers alone")
     if "--overwrite" in context.args:
         raise UsageError("a submitted job continues where an earlier run stopped: remove the old folder yourself")
-    settings = load_site(site).changed(gpus_per_node=gpus_per_node, time=time, protocol=protocol, tls=tls or None)
+    settings = load_site(site).changed(gpus_per_node=gpus_per_node, time=time, protocol=protocol, tls=tls)
     script = job_script(settings, nodes, None if interactive else context.args)
     if dry_run:
         print_file(script)

@@ -1,0 +1,57 @@
+"""Who may open a dashboard: only who has its link. Dask's dashboard has no login, and loopback has other users.
+
+Importing this module where a scheduler starts makes its HTTP server answer 404 to every request, of any page, file or
+websocket, unless the path begins with this job's token, the `Host` header names this host's loopback interface, and an
+`Origin` is the page's own: a web page elsewhere can make a browser send requests here, by DNS too.
+
+Dask documents no such interface, so all code that depends on it is in this file.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+from urllib.parse import urlsplit
+
+import dask
+import distributed.node
+from bokeh.server.util import check_allowlist
+from distributed.http.routing import RoutingApplication
+from tornado.httputil import HTTPServerRequest
+from tornado.web import ErrorHandler
+
+from cluster.private import TOKEN
+
+_ORIGINS = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
+_LOOPBACK = ("127.0.0.1:*", "localhost:*", "[::1]:*")  # any port: that of a tunnel may be another
+
+
+class GuardedApplication(RoutingApplication):
+    """Dask's HTTP server, below the token; without one in the configuration it is as Dask made it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._token = dask.config.get(TOKEN, None)
+        # Behind a proxy such as JupyterHub's, browsers name other hosts: those that the user has set for Dask.
+        self._hosts = (*_LOOPBACK, *(host for host in dask.config.get(_ORIGINS) if host != "*"))
+
+    def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> Any:
+        """Find what answers a request; for a page, as if the token were not in its path."""
+        if self._token is not None:
+            if not self._admits(request):
+                return self.get_handler_delegate(request, ErrorHandler, {"status_code": 404})
+            prefix = f"/{self._token}"
+            request.path, request.uri = request.path.removeprefix(prefix), (request.uri or "").removeprefix(prefix)
+        return super().find_handler(request, **kwargs)
+
+    def _admits(self, request: HTTPServerRequest) -> bool:
+        asked, origin = request.path.split("/", 2), request.headers.get("Origin")
+        if len(asked) < 3 or not secrets.compare_digest(asked[1].encode(), self._token.encode()):
+            return False
+        if not check_allowlist(request.host, self._hosts):
+            return False
+        page = request.host if origin is None else urlsplit(origin).netloc
+        return bool(page == request.host or check_allowlist(page, self._hosts[len(_LOOPBACK) :]))
+
+
+distributed.node.RoutingApplication = GuardedApplication

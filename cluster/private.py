@@ -1,0 +1,59 @@
+"""What no other user of a host can read, write, guess or put in place beforehand: folders, and a dashboard's token."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import dask
+
+from pipeline.errors import UsageError
+
+SCRATCH = "temporary-directory"
+"""Where Dask's configuration names the folder below which each process makes one of its own."""
+
+TOKEN = "broadsheet.dashboard-token"
+"""Where Dask's configuration holds the token of a scheduler's dashboard when it starts."""
+
+LINK = "distributed.dashboard.link"
+"""Where Dask's configuration holds the form of the dashboard's link."""
+
+
+def new_token() -> str:
+    """A token for the link of a dashboard. It begins with a letter, so that Dask reads no number in it."""
+    return f"t{secrets.token_hex(16)}"
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder of mode 0700, unless it is there. Raises UsageError where it is not this user's own."""
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        owner = folder.lstat().st_uid
+        if folder.is_symlink() or owner != os.geteuid():
+            raise UsageError(f"{folder} is a link or belongs to another user (number {owner}): choose another folder")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror}") from error
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A new folder for a cluster's temporary files, below Dask's `temporary-directory` or $TMPDIR; removed at the end.
+
+    Raises UsageError where none can be made.
+    """
+    where = dask.config.get(SCRATCH, None)
+    try:
+        if where is not None:
+            Path(where).mkdir(parents=True, exist_ok=True)
+        # Processes that are killed late may still be writing when it is removed.
+        made = TemporaryDirectory(prefix="broadsheet-", dir=where, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise UsageError(f"no folder for temporary files can be made: {error}. Set TMPDIR to one") from error
+    with made as folder:
+        yield Path(folder)
