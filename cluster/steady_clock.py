@@ -27,4 +27,4 @@ def use_steady_clock() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("distributed.") and vars(module).get("time") is _wall_clock:
             vars(module)["time"] = steady_time
-    IOLoop.time = lambda self: steady_time()  # type: ignore[method-assign]  # of loops that run already too
+    IOLoop.time = lambda self: steady_time()  # of loops that run already too

@@ -64,7 +64,9 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
         folder / "in",
     )
     text, truth = ("--text-column", TEXT), ("--truth-column", TRUTH)
-    on = ("--cluster", client.scheduler.address, "--report", folder / "page.html")
+    scheduler_file = Path(client.security.tls_ca_file).parent.with_name("scheduler.json")  # beside its certificates
+    scheduler_file.write_text(json.dumps({"address": client.scheduler.address}))
+    on = ("--scheduler-file", scheduler_file, "--report", folder / "page.html")
     code, labelled = run("classify", data, "-o", out, "--model", model, *text, *truth, *on)
     assert code == 3, labelled
     assert "articles ━━" in labelled  # the bar: Rich takes this for a terminal
