@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
 // Adds to n_chars, after `encode`, the characters of articles of more than head_bytes bytes. A warp takes BYTES bytes of
 // the batch, whichever articles they belong to; the sum is exact in any order.
 template <int WARPS, int BYTES>
-__global__ void __launch_bounds__(WARPS* WARP)
+__global__ void __launch_bounds__(WARPS* WARP, 4)
     count_characters(const uint8* data, const int64* offsets, int articles, int head_bytes, int64* n_chars) {
     const int lane = threadIdx.x % WARP;
     const int64 base = offsets[0], size = offsets[articles] - base;
