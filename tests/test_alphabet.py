@@ -80,8 +80,9 @@ def test_the_cut_falls_inside_and_beside_multi_byte_characters(filler: str, coun
     check([article, b"", shifted, article[:-1]], ALPHABETS[1], 1014)
 
 
-def test_a_very_long_article_is_counted_whole_in_bounded_memory() -> None:
-    article = "é😀".encode() * (3 << 19) + b"\xff"
+@pytest.mark.parametrize("end", [b"x", b"\xff", b"\xe4"])
+def test_a_very_long_article_is_counted_whole_in_bounded_memory(end: bytes) -> None:
+    article = "é😀".encode() * (3 << 19) + end
     data = np.frombuffer(article, np.uint8)
     found = encode(data, np.array([0, len(article)]), ALPHABETS[0], 1014)
     assert found.n_chars[0] == (3 << 20) + 1

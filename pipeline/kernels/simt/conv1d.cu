@@ -115,9 +115,11 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
 #pragma unroll
                 for (int w = 1; w < POOL; w++) best = fmaxf(best, total[i + w][half * 4 + j]);
                 value[j] = best + b[j];
-                if (RELU) value[j] = fmaxf(value[j], 0);
+                if (RELU) {
+                    value[j] = fmaxf(value[j], 0);
 #pragma unroll
-                for (int w = 0; w < POOL; w++) value[j] = unless_overflow(value[j], total[i + w][half * 4 + j]);
+                    for (int w = 0; w < POOL; w++) value[j] = unless_overflow(value[j], total[i + w][half * 4 + j]);
+                }
             }
             const OutputRow row((first_row + group * ROWS + i) / POOL, units);
             if (row.exists(articles, rows_out))
