@@ -176,7 +176,7 @@ def _planned_files(plan: Plan) -> JobInput:
     return JobInput(plan.selection, chunks, rows, chunk_count, plan.problems, plan)
 
 
-def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str]) -> Iterator[Loaded]:
+def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str]) -> Iterator[Source]:
     """Chunks that are read here, up to the first that cannot be."""
     row = number = 0
     try:
