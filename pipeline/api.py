@@ -17,6 +17,7 @@ from pipeline.model.charcnn import Model, load_model
 from pipeline.options import Options
 from pipeline.output.folder import OutputFolder
 from pipeline.report.job import JobReport, Progress
+from pipeline.source.search import printable
 
 
 def classify(
@@ -78,6 +79,8 @@ def classify(
     settings = Options(**options)
     folder = None
     if output is not None:
+        if printable(os.fspath(output)) != os.fspath(output):
+            raise UsageError(f"{printable(os.fspath(output))}: the name of the output folder is not UTF-8")
         folder = OutputFolder(Path(output).absolute())
         folder.refuse_unless(settings.resume, settings.overwrite)
     elif settings.resume or settings.overwrite:

@@ -13,6 +13,7 @@ from pipeline.output.record import Settings
 from pipeline.report.explain import refuse_unwritable
 from pipeline.source.chunk import Selection
 from pipeline.source.opening import read_local, reason
+from pipeline.source.search import printable
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,9 @@ class Options:
                 object.__setattr__(self, name, given)
                 if len(set(given)) < len(given):
                     raise UsageError(f"{name} names {next(n for n in given if given.count(n) > 1)!r} twice")
+                _refuse_not_utf8(name, *given)
+        _refuse_not_utf8("truth_column", self.truth_column or "")
+        _refuse_not_utf8("truth", os.fspath(self.truth or ""))
         refuse_unwritable(self.trace, self.report)
         if self.hash not in ("edges", "full"):
             raise UsageError(f"hash {self.hash!r}: choose edges or full")
@@ -135,6 +139,12 @@ class Options:
             chunk_size=chunk_rows,
             hash=self.hash,
         )
+
+
+def _refuse_not_utf8(option: str, *values: str) -> None:
+    for value in values:
+        if printable(value) != value:
+            raise UsageError(f"{option} is {value!r}, which is not UTF-8")
 
 
 def _names(value: str | Iterable[str]) -> tuple[str, ...]:

@@ -198,9 +198,7 @@ def _planned_files(plan: Plan) -> JobInput:
     return JobInput(plan.selection, chunks, rows, chunk_count, plan.problems, plan)
 
 
-def _loaded(
-    chunks: Iterable[Chunk], file: int, path: str, done: Container[str], ended: Ended
-) -> Iterator[Loaded | Unread]:
+def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str], ended: Ended) -> Iterator[Source]:
     """Chunks that are read here, up to the first that cannot be."""
     row = count = 0
     try:

@@ -64,8 +64,12 @@ def search(names: Sequence[str], is_known: Callable[[str], bool]) -> Found:
 
 
 def printable(path: str) -> str:
-    r"""A path as text: bytes that are not UTF-8 as \xNN."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    r"""A path as text: bytes that are not UTF-8 as \xNN, and halves of surrogate pairs as \udNNN."""
+    try:
+        data = path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        data = path.encode("utf-8", "backslashreplace")
+    return data.decode("utf-8", "backslashreplace")
 
 
 def _search_local(name: str, is_known: Callable[[str], bool]) -> Found:
@@ -110,7 +114,7 @@ def _matching(pattern: str) -> Found:
             elif not rest and os.path.lexists(path):
                 (found.left_out if os.path.isdir(path) else found.paths).append(path)
             continue
-        further: list[tuple[str, list[str]]] = []
+        further = [(folder, rest)] if first == "**" and rest else []
         for entry in _entries(folder, len(rest), seen, found):
             if entry.name.startswith(".") and not first.startswith("."):
                 continue
@@ -124,8 +128,6 @@ def _matching(pattern: str) -> Found:
                     (found.left_out if _is_folder(entry) else found.paths).append(path)
             elif first == "**" and not rest:
                 found.paths.append(os.path.join(folder, entry.name))
-        if first == "**" and rest:
-            further.append((folder, rest))
         waiting += reversed(further)
     return found
 

@@ -24,7 +24,7 @@ from pipeline.errors import SourceError
 from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, concat, cut, is_textual
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 from pipeline.source.formats.parquet_pages import longest_value
-from pipeline.source.limits import LIMITS
+from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.opening import open_at
 from pipeline.telemetry.spans import Span
 
@@ -79,7 +79,7 @@ class Parquet(Format):
         at, stop = fragment.start, fragment.start + fragment.rows
         while at < stop:
             decoded = found.take(at, stop)
-            for table, n_chars in _bounded(decoded, selection, self.length):
+            for table, n_chars in _bounded(decoded, selection, self.length, self.limits):
                 first = fragment.first_row - fragment.start + at
                 chunk = _chunk(table, fragment.file.path, first, selection)
                 if n_chars is not None:
@@ -88,16 +88,18 @@ class Parquet(Format):
                     chunk = cut(chunk, self.length)
                 pieces.append(chunk)
                 at += len(table)
-            if sum(piece.rows.nbytes for piece in pieces) > _MOST_DECODED:
-                raise SourceError(
-                    f"{fragment.file.path}: the id columns of {fragment.rows:,} rows from row {fragment.first_row:,} "
-                    f"on take more than {_MOST_DECODED >> 20} MiB: choose others, or a smaller --chunk-size"
-                )
+                if sum(piece.rows.nbytes for piece in pieces) > (most := _most_decoded(self.limits)):
+                    raise SourceError(
+                        f"{fragment.file.path}: the id columns of {fragment.rows:,} rows from {fragment.first_row:,} "
+                        f"on take more than {most >> 20} MiB: choose others, or a smaller --chunk-size"
+                    )
         yield concat(pieces)
 
 
-_MOST_DECODED = 4 * LIMITS.chunk_bytes
-"""Bytes of decoded rows that are held of a row group."""
+def _most_decoded(limits: Limits) -> int:
+    """Bytes of decoded rows that are held of a row group."""
+    return 4 * limits.chunk_bytes
+
 
 _looking_up = threading.Lock()
 
@@ -116,6 +118,8 @@ class _RowGroup:
 
     def __init__(self, file: InputFile, group: int, columns: tuple[str, ...]) -> None:
         self._file, self._group, self._columns = file, group, columns
+        self._limits = file.format.limits
+        self._most = _most_decoded(self._limits)
         self._decoding = threading.Lock()
         self._restart()
 
@@ -133,12 +137,12 @@ class _RowGroup:
             if start < (self._kept[0][0] if self._kept else self._decoded):
                 self._restart()  # another thread is further ahead than what is kept
             held = 0
-            while self._decoded <= start or (self._decoded < stop and held < 2 * LIMITS.chunk_bytes):
+            while self._decoded <= start or (self._decoded < stop and held < 2 * self._limits.chunk_bytes):
                 table = self._next_batch()
                 self._kept.append((self._decoded, table))
                 self._decoded += len(table)
                 held += table.nbytes if self._decoded > start else 0
-                while sum(t.nbytes for _, t in self._kept) > _MOST_DECODED and self._ends(0) <= start:
+                while sum(t.nbytes for _, t in self._kept) > self._most and self._ends(0) <= start:
                     self._kept.popleft()
             parts = []
             for i, (first, table) in enumerate(self._kept):
@@ -163,7 +167,7 @@ class _RowGroup:
             raise
 
     def _decode(self) -> Iterator[pa.RecordBatch]:
-        """Batches that take at most `_MOST_DECODED` bytes, by what the footer and the dictionaries tell.
+        """Batches that take at most `_most_decoded` bytes, by what the footer and the dictionaries tell.
 
         A small row group with very long values keeps its dictionaries, and so needs little more memory than it is long;
         an ordinary one does not, since to find repeated values takes longer than to copy them.
@@ -173,10 +177,10 @@ class _RowGroup:
                 parquet = _open(self._file, stream)
                 about, names = parquet.metadata.row_group(self._group), list(self._columns)
                 stored = _stored_bytes(about, self._columns)
-                rows = _MOST_DECODED // _longest_row(parquet, stream, self._group, names)
-                if stored > _MOST_DECODED:
+                rows = self._most // _longest_row(parquet, stream, self._group, names)
+                if stored > self._most:
                     rows = min(rows, _ROWS_AT_ONCE)
-                elif rows < min(about.num_rows, _ROWS_AT_ONCE) and stored <= LIMITS.chunk_bytes:
+                elif rows < min(about.num_rows, _ROWS_AT_ONCE) and stored <= self._limits.chunk_bytes:
                     strings = [name for name in names if is_textual(parquet.schema_arrow.field(name).type)]
                     parquet, rows = pq.ParquetFile(stream, read_dictionary=strings), about.num_rows
                 rows = max(1, min(rows, about.num_rows))
@@ -215,7 +219,9 @@ def _longest_row(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: l
     return longest
 
 
-def _bounded(table: pa.Table, selection: Selection, length: int) -> Iterator[tuple[pa.Table, NDArray[np.int64] | None]]:
+def _bounded(
+    table: pa.Table, selection: Selection, length: int, limits: Limits
+) -> Iterator[tuple[pa.Table, NDArray[np.int64] | None]]:
     """Runs of rows that take a bounded size without dictionaries; with the characters of their text, where it is cut.
 
     The only text column is cut in its dictionary, once for all rows that have a text.
@@ -226,7 +232,8 @@ def _bounded(table: pa.Table, selection: Selection, length: int) -> Iterator[tup
         return
     table = table.combine_chunks()
     n_chars = None
-    if len(selection.text) == 1 and selection.text[0] in encoded:
+    others = {*selection.ids, selection.truth}
+    if len(selection.text) == 1 and selection.text[0] in {*encoded} - others:
         text = table.column(selection.text[0]).combine_chunks()
         values, counts = _cut_values(text.dictionary, length)
         place = table.column_names.index(selection.text[0])
@@ -240,7 +247,7 @@ def _bounded(table: pa.Table, selection: Selection, length: int) -> Iterator[tup
     at = 0
     while at < len(table):
         before = int(after[at - 1]) if at else 0
-        stop = max(at + 1, int(np.searchsorted(after, before + LIMITS.chunk_bytes, "right")))
+        stop = max(at + 1, int(np.searchsorted(after, before + limits.chunk_bytes, "right")))
         yield table.slice(at, stop - at), None if n_chars is None else n_chars[at:stop]
         at = stop
 

@@ -28,13 +28,13 @@ def longest_value(stream: BinaryIO, column: pq.ColumnChunkMetaData) -> int:
         if header[1] != _DICTIONARY_PAGE:
             return 0
         if not 0 <= max(size, compressed) <= _MOST_BYTES:
-            return max(size, 0)
+            return max(int(size), 0)
         stream.seek(start + begin)
         data = stream.read(compressed)
     except (IndexError, KeyError, TypeError, ValueError):
         if header.get(1, _DICTIONARY_PAGE) != _DICTIONARY_PAGE:
             return 0  # the header of other pages may be longer, with their least and greatest value
-        return max(int(column.total_uncompressed_size), 0)
+        return int(column.total_uncompressed_size)
     if column.compression != "UNCOMPRESSED":
         try:
             codec = {"LZ4": "lz4_raw"}.get(column.compression, column.compression.lower())

@@ -1,0 +1,307 @@
+"""Input that changes while a job runs, that is no file, that cannot be read, or that is far larger than it looks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client
+
+import pipeline
+from pipeline import UsageError, classify
+from pipeline.errors import SourceError
+from pipeline.model.charcnn import Model
+from pipeline.report.job import Progress
+from pipeline.source.changes import changed_chunks
+from pipeline.source.chunk import Selection
+from pipeline.source.files import find_files
+from pipeline.source.limits import Limits
+from pipeline.source.plan import Unit, plan_files
+from pipeline.source.read import read_unit
+
+ROWS = 400
+OLD, NEW = "an old article number {:04}", "a later article no. {:04}xx"  # of one length
+
+
+class Disturbing(Progress):
+    """Calls `disturb` once: after the first chunk of a job, or once its last is done."""
+
+    def __init__(self, disturb: Callable[[], object], at_the_end: bool = False) -> None:
+        self._disturb, self._at_the_end = disturb, at_the_end
+
+    def advance(self, report: pipeline.JobReport) -> None:
+        if not self._at_the_end:
+            self._once()
+
+    def stop(self) -> None:
+        self._once()
+
+    def _once(self) -> None:
+        disturb, self._disturb = self._disturb, lambda: None
+        disturb()
+
+
+def write_rows(path: Path, text: str = OLD) -> None:
+    rows = [text.format(i) for i in range(ROWS)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": rows}), path, row_group_size=100)
+    elif path.name.endswith(".csv.gz"):
+        with pa.CompressedOutputStream(str(path), "gzip") as stream:
+            stream.write(("text\n" + "\n".join(rows) + "\n").encode())
+    else:
+        path.write_text("text\n" + "\n".join(rows) + "\n")
+
+
+def append(path: Path) -> None:
+    with path.open("a") as stream:
+        stream.write("one more article\n")
+
+
+def replace_by_rename(path: Path) -> None:
+    write_rows(path.with_name("new"), NEW)
+    path.with_name("new").rename(path)
+
+
+CHANGES = {
+    "same size": lambda path: write_rows(path, NEW),
+    "appended": append,
+    "touched": lambda path: os.utime(path),
+    "another file": replace_by_rename,
+    "removed": Path.unlink,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [*(("in.csv", change) for change in CHANGES), ("in.parquet", "same size"), ("in.csv.gz", "same size")],
+)
+def test_no_row_of_another_file_is_labelled_once_the_input_changes(
+    client: Client, small_model: Model, tmp_path: Path, name: str, change: str
+) -> None:
+    path, out = tmp_path / name, tmp_path / "out"
+    write_rows(path)
+    report = classify(
+        path, out, model=small_model, client=client, id_column="text", chunk_size=10,
+        progress=Disturbing(lambda: CHANGES[change](path)),
+    )  # fmt: skip
+    labelled = report.to_arrow()
+    expected = [OLD.format(row) for row in labelled["row"].to_pylist()]
+    assert labelled["text"].to_pylist() == expected
+    assert expected
+    assert report.exit_code == 3
+    assert not (out / "_SUCCESS").exists()
+    aside = {chunk for chunk, _ in report.run.set_aside}
+    if name == "in.csv.gz":  # read by the client, which cannot know how many chunks there would be
+        assert "part-000000-*" in aside
+    else:  # also those committed before the change: their file is no longer what the job says
+        assert aside == {f"part-000000-{i:07d}" for i in range(ROWS // 10)}
+    reasons = " ".join(why for _, why in report.run.set_aside)
+    assert f"{path}: " in reasons
+    assert ("No such file" if change == "removed" else "it has changed since the job was planned") in reasons
+    assert len(labelled) < ROWS or name == "in.parquet"  # a row group is decoded once
+    if change != "removed":
+        with pytest.raises(UsageError, match="Start again with --overwrite"):
+            classify(path, out, model=small_model, client=client, id_column="text", chunk_size=10, resume=True)
+
+
+def test_a_change_after_the_last_read_is_seen_before_success(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    good, late, out = tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "out"
+    for path in (good, late):
+        write_rows(path)
+    options = {"model": small_model, "client": client, "chunk_size": ROWS}
+    change = Disturbing(lambda: append(late), at_the_end=True)
+    report = classify(pipeline.Paths([str(good), str(late)]), out, progress=change, **options)
+    assert report.rows_written == 2 * ROWS
+    assert report.exit_code == 3
+    ((name, why),) = report.run.set_aside
+    assert name == "part-000001-0000000"
+    assert f"{late}: it has changed since the job was planned (size was " in why
+    assert not (out / "_SUCCESS").exists()
+    touch = Disturbing(lambda: os.utime(late), at_the_end=True)
+    with pytest.raises(SourceError, match="it has changed since"):
+        classify(late, strict=True, progress=touch, **options)
+
+
+def test_a_folder_and_a_pattern_leave_nothing_out_in_silence(tmp_path: Path) -> None:
+    top = tmp_path / "in"
+    (top / "sub").mkdir(parents=True)
+    for name in ("a.csv", "sub/b.csv", "notes.pdf", ".hidden.csv", "_draft.csv"):
+        (top / name).write_text("text\nx\n")
+    (top / "sub" / "up").symlink_to(top)  # a loop
+    (top / "also").symlink_to(top / "sub")
+    os.mkfifo(top / "fifo.csv")
+    (top / "link.csv").symlink_to("fifo.csv")
+    (top / "zero.csv").symlink_to("/dev/zero")
+    (top / "gone.csv").symlink_to("nowhere")
+    (top / "empty.csv").touch()
+    (top / "line\nbreak.csv").write_text("text\nx\n")
+    with open(os.fsencode(top) + b"/caf\xe9.csv", "w") as stream:
+        stream.write("text\nx\n")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(top / "socket.csv"))
+    unreadable = too_deep(top)
+    problems = {
+        "fifo.csv": "it is a FIFO, not a regular file",
+        "link.csv": "it is a FIFO, not a regular file",
+        "zero.csv": "it is a device, not a regular file",
+        "socket.csv": "it is a socket, not a regular file",
+        "gone.csv": "No such file or directory",
+        "caf\\xe9.csv": "its name is not UTF-8",
+        unreadable: "nothing in this folder was read",
+    }
+    for given in (str(top), f"{top}/**/*.csv"):
+        found = find_files([given], 70, 1014)
+        told = {Path(path).name: message for path, message in found.problems}
+        assert told.keys() == problems.keys()
+        assert all(problems[name] in message for name, message in told.items())
+        names = ["a.csv", "b.csv", "empty.csv", "line\nbreak.csv"]
+        names += ["_draft.csv"] if "*" in given else []
+        assert sorted(Path(file.path).name for file in found.found) == sorted(names)  # each once, in spite of the loop
+        assert [Path(path).name for path in found.left_out] == ([] if "*" in given else ["notes.pdf"])
+
+
+def too_deep(top: Path) -> str:
+    """Make a folder whose path is too long to be opened, by whoever; returns its name."""
+    at = os.open(top, os.O_RDONLY)
+    for level in range(17):
+        name = f"{level:02d}" + "d" * 248
+        os.mkdir(name, dir_fd=at)
+        inner = os.open(name, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(at)
+    depth = next(n for n in range(17) if len(os.fspath(top)) + 251 * (n + 1) >= 4096)
+    return f"{depth:02d}" + "d" * 248
+
+
+def test_left_out_files_and_unreadable_ones_are_reported(client: Client, small_model: Model, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\nx\n")
+    (tmp_path / "b.docx").write_text("x")
+    os.mkfifo(tmp_path / "c.csv")
+    report = classify(tmp_path, model=small_model, client=client)
+    assert (report.rows_written, report.exit_code) == (1, 3)
+    assert report.to_dict()["left_out"] == {"count": 1, "first": [str(tmp_path / "b.docx")]}
+
+
+def test_answers_must_be_a_regular_file_and_stay_the_same(client: Client, small_model: Model, tmp_path: Path) -> None:
+    zeros, answers = np.zeros((3, len(small_model.alphabet), small_model.length), "<f4"), tmp_path / "answers"
+    zeros.tofile(tmp_path / "in.bin")
+    os.mkfifo(answers)
+    options = {"model": small_model, "client": client, "truth": answers}
+    with pytest.raises(UsageError, match="is a FIFO, not a regular file"):
+        classify(tmp_path / "in.bin", **options)
+    answers.unlink()
+    np.zeros(3, "<f4").tofile(answers)
+    change = Disturbing(lambda: np.ones(3, "<f4").tofile(answers), at_the_end=True)
+    report = classify(tmp_path / "in.bin", progress=change, **options)
+    assert report.run.set_aside == [(str(answers), "the answers have changed since the job was planned")]
+
+
+@pytest.mark.parametrize("options", [{"text_column": "\ud800"}, {"id_column": "\udcff"}, {"output": "\udcff"}])
+def test_names_that_are_not_text_are_refused(small_model: Model, options: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="not UTF-8"):
+        classify(["x"], model=small_model, **options)
+
+
+BOMB_ROWS, BOMB_BYTES = 200_000, 1 << 20
+READ_BOMB = """
+import resource, sys
+from pathlib import Path
+from pipeline.source.chunk import Selection
+from pipeline.source.files import find_files
+from pipeline.source.limits import Limits
+from pipeline.source.plan import plan_files
+from pipeline.source.read import read_unit
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+found = find_files([sys.argv[1]], 70, 1014).found
+before, rows = peak(), 0
+plan = plan_files(found, Selection(), 131_072)
+for unit in plan.units:
+    chunk = read_unit(unit, plan.selection)
+    assert set(chunk.n_chars.tolist()) == {1 << 20} and chunk.text[-1].as_py() == b"x" * 1014
+    rows += len(chunk)
+print(rows, peak() - before)
+"""
+
+
+def test_a_few_hundred_bytes_that_stand_for_200_gb_are_read_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.parquet"
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(BOMB_ROWS, np.int32)), pa.array(["x" * BOMB_BYTES]))
+    pq.write_table(pa.table({"text": text}), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 1000
+    run = subprocess.run([sys.executable, "-c", READ_BOMB, path], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    rows, mebibytes = map(int, run.stdout.split())
+    assert rows == BOMB_ROWS
+    assert mebibytes < 800  # 131,072 rows of 1,014 characters are 127 MiB
+    plan = plan_files(find_files([str(path)], 70, 1014).found, Selection(ids=("text",)), 131_072)
+    assert isinstance(plan.units[0], Unit)
+    with pytest.raises(SourceError, match=r"id columns .* take more than 256 MiB: choose others, or a smaller"):
+        read_unit(plan.units[0], plan.selection)
+
+
+@pytest.mark.parametrize("columns", [["text"], ["title", "text"]])
+def test_repeated_long_texts_get_the_labels_of_the_same_texts_in_memory(
+    client: Client, small_model: Model, tmp_path: Path, columns: list[str]
+) -> None:
+    texts = [
+        b"\xc3\xa9" * 300_000,
+        b"Stocks fell. " * 60_000,
+        b"z" * (17 << 20),
+        None,
+        b"short",
+        b"x" * 400_000 + b"\xff",
+    ]
+    one = pa.table({"title": [" t "] * 6, "text": pa.array(texts, pa.binary()).view(pa.string())})
+    many = pa.concat_tables([one] * 6).combine_chunks()
+    pq.write_table(many, tmp_path / "in.parquet", compression="zstd", dictionary_pagesize_limit=1 << 30)
+    options = {"model": small_model, "client": client, "text_column": columns, "scores": True}
+    found = classify(tmp_path / "in.parquet", chunk_size=60, **options)
+    expected = classify(one, **options)
+    assert found.rows_read == 36
+    for here, there in ((found.to_arrow(), expected.to_arrow()), (found.quarantine(), expected.quarantine())):
+        rows = {row["row"]: {**row, "file": ""} for row in there.to_pylist()}
+        for row in here.to_pylist():
+            assert {**row, "file": "", "row": row["row"] % 6} == rows[row["row"] % 6]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1000, 30_000])
+def test_batches_of_a_row_group_are_read_in_any_order(tmp_path: Path, chunk_bytes: int) -> None:
+    """The smaller limit is below what the column takes in the file, the larger one above."""
+    texts = [f"{i} " + "é" * 80 * (i % 5) for i in range(2000)]
+    title = [f"title {i % 9} " + "t" * 900 for i in range(2000)]
+    pq.write_table(pa.table({"title": title, "text": texts, "n": range(2000)}), tmp_path / "f.parquet")
+    found = find_files([str(tmp_path / "f.parquet")], 70, 123).found
+    limited = [replace(file, format=replace(file.format, limits=Limits(chunk_bytes=chunk_bytes))) for file in found]
+    plan = plan_files(limited, Selection(text=("title", "text"), ids=("n",)), 100)
+    units = [unit for unit in plan.units if isinstance(unit, Unit)]
+    assert len(units) > 1
+    for unit in [*reversed(units[:4]), *units]:
+        chunk = read_unit(unit, plan.selection)
+        first = unit.fragments[0].first_row
+        whole = [f"{title[i]} {texts[i]}".strip() for i in range(first, first + unit.rows)]
+        assert [len(text) for text in whole] == (
+            chunk.n_chars.tolist() if chunk.n_chars is not None else list(map(len, whole))
+        )
+        cut = 123 if chunk.n_chars is not None else None
+        assert [text.decode() for text in chunk.text.to_pylist()] == [text[:cut] for text in whole]
+        assert chunk.rows.column("n").to_pylist() == list(range(first, first + unit.rows))
+
+
+def test_rows_of_long_texts_do_not_share_a_chunk_beyond_its_limit(tmp_path: Path) -> None:
+    for i in range(6):
+        pq.write_table(pa.table({"text": [os.urandom(10 << 20).hex()]}), tmp_path / f"{i}.parquet")
+    plan = plan_files(find_files([str(tmp_path)], 70, 1014).found, Selection(), 1000)
+    assert [unit.rows for unit in plan.units if isinstance(unit, Unit)] == [3, 3]
+    assert changed_chunks(plan) == []
