@@ -17,11 +17,14 @@ _BEFORE, _AFTER = timedelta(days=1), timedelta(days=365)
 
 
 def make_certificates(folder: Path) -> Security:
-    """Write a new key and its certificate to `folder` (mode 0700)."""
+    """Write a new key and its certificate to `folder` (mode 0700). Raises UsageError where it cannot be written."""
     make_private(folder)
-    for name, text in zip((_KEY, _CERTIFICATE), _key_and_certificate(), strict=True):
-        with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(text)
+    try:
+        for name, text in zip((_KEY, _CERTIFICATE), _key_and_certificate(), strict=True):
+            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(text)
+    except OSError as error:
+        raise UsageError(f"no certificates can be written to {folder}: {error.strerror}. Free space there") from error
     return load_certificates(folder)
 
 

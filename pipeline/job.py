@@ -220,11 +220,12 @@ def execute(planned: Planned, client: Client) -> Executed:
     done = {}
     if folder and prepared.before:
         _refuse_difference(folder, prepared.before, fingerprint)
-        done = folder.committed(fingerprint.id, model.classes)
     elif folder:
         plan = planned.input.plan
         saved = None if plan is None else plan_bytes(plan)
         folder.create(fingerprint, saved, options.resume, options.overwrite)
+    if folder and options.resume:
+        done = folder.committed(fingerprint.id, model.classes)
     report.committed_before(done.values())
     counted = {name: entry.digest for name, entry in done.items()} | _compute(
         client, planned, job, report, planned.input.chunks(done, partial(_close, folder, fingerprint.id))

@@ -25,6 +25,7 @@ from benchmarks.chaos import machine, network
 from benchmarks.chaos.jobs import JOBS, run_undisturbed
 from benchmarks.chaos.trial import BAD, Trial, Verdict, run_trial
 from benchmarks.record import about, parser, write
+from cluster.protocol import count_gpus
 
 CLUSTERS = ("local", "cuda", "slurm")
 
@@ -38,7 +39,7 @@ def _kinds(options: argparse.Namespace, folder: Path) -> Iterator[list[Callable[
         return
     found = []
     for kind in _chosen(machine.KINDS, options.kind):
-        if reason := machine.missing(kind):
+        if reason := machine.missing(kind, options.cluster):
             print(f"not tried: {kind.__name__} ({reason})", file=sys.stderr)
         else:
             found.append(kind)
@@ -79,13 +80,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         where = ("--cluster", "cuda", "--device", "cuda") if options.cluster == "cuda" else ("--device", "cpu")
+        workers = count_gpus() if options.cluster == "cuda" else 3
         jobs = [run_undisturbed(name, folder, ("--model", options.model, *where)) for name in JOBS]
         numbers = range(options.trials) if options.only is None else [options.only]
         trials = []
         with _kinds(options, folder) as kinds, ThreadPoolExecutor(options.at_once) as pool:
 
             def one(number: int) -> dict[str, Any]:  # the kinds take turns
-                return run_trial(kinds[number % len(kinds)], number, options.seed, jobs, folder)
+                return run_trial(kinds[number % len(kinds)], number, options.seed, jobs, folder, workers)
 
             for found in pool.map(one, numbers):
                 trials.append(found)

@@ -24,7 +24,7 @@ from benchmarks.processes import environment
 
 KILL_PRELOAD = str(Path(__file__).with_name("kill_preload.py"))
 _STEPS = ("in-infer", "before-write", "after-temporary", "after-rename", "before-entry")
-_FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+_CLOCK = Path(__file__).with_name("shifted_clock.c")
 _DISK_BYTES = 40 << 10
 
 _POISON = """
@@ -210,14 +210,27 @@ def change_the_input(trial: Trial) -> Verdict:
     how = trial.random.choice([_replace, _extend, _cut, os.utime, os.unlink])
     trial.note(f"{file.name}: {how.__name__.strip('_')}")
     how(file)
-    if trial.code(run) == 0:  # the last look at the input may have been before it was changed
-        return trial.settle(run)
+    if trial.code(run) == 0:
+        return _settle_before_or_after(trial, run)
     if trial.random.random() < 0.5:
         return trial.told(run)
     shutil.rmtree(trial.folder / "in")
     trial.job.copy_input(trial.folder)
     trial.note("restored")
     return trial.settle(run)
+
+
+def _settle_before_or_after(trial: Trial, run: Run) -> Verdict:
+    """The job's last look at its input was before the change, or its first one after it: then it is another job."""
+    try:
+        return trial.settle(run)
+    except Wrong:
+        first, trial.out = trial.out, trial.folder / "again"
+        if trial.code(trial.start()):
+            raise
+        trial.check_identical(trial.out, first)
+        trial.note("changed before the job looked at it")
+        return Verdict.IDENTICAL
 
 
 def _replace(file: Path) -> None:
@@ -342,20 +355,20 @@ def overwrite_while_it_runs(trial: Trial) -> Verdict:
 
 def set_the_clock(trial: Trial) -> Verdict:
     """the clock set back or forth by minutes to a day (not the monotonic one)"""
-    file = trial.folder / "clock"
-    file.write_text("+0\n")
-    run = trial.start(
-        LD_PRELOAD=_FAKETIME,
-        FAKETIME_TIMESTAMP_FILE=str(file),
-        FAKETIME_NO_CACHE="1",
-        FAKETIME_DONT_FAKE_MONOTONIC="1",
-        NO_FAKE_STAT="1",
-    )
+    library, clock = _build_clock(trial.folder), trial.folder / "clock"
+    run = trial.start(LD_PRELOAD=str(library), CLOCK_SHIFT=str(clock))
     if trial.wait_for_a_moment(run):
-        shift = trial.random.choice(["-10m", "-1d", "-1h", "+10m", "+1d"])
-        trial.note(shift)
-        file.write_text(shift + "\n")
+        seconds = trial.random.choice([-86_400, -3_600, -600, 600, 86_400])
+        trial.note(f"by {seconds} s")
+        clock.write_text(str(seconds))
     return trial.settle(run)
+
+
+def _build_clock(folder: Path) -> Path:
+    """A library that shifts the time of day of the processes that load it."""
+    library = folder / "clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, _CLOCK], check=True)
+    return library
 
 
 KINDS: tuple[Kind, ...] = (
@@ -366,12 +379,14 @@ KINDS: tuple[Kind, ...] = (
 )  # fmt: skip
 
 
-def missing(kind: Kind) -> str | None:
-    """The reason why a kind cannot be tried here, or None."""
+def missing(kind: Kind, cluster: str = "local") -> str | None:
+    """The reason why a kind cannot be tried here, or None. cluster: that the job starts, "local" or "cuda"."""
+    if cluster == "cuda" and kind in (lose_the_scheduler, lose_a_node):
+        return "its cluster is of CPU workers"
     if kind in (fill_the_disk, make_the_disk_read_only) and not _can_mount():
         return "mounting a small disk needs root"
-    if kind is set_the_clock and not Path(_FAKETIME).exists():
-        return "libfaketime is not installed"
+    if kind is set_the_clock and shutil.which("cc") is None:
+        return "no C compiler to build the clock with"
     return None
 
 

@@ -29,11 +29,11 @@ _COMMANDS = 4
 _EXIT_CODES = (1, 2, 3)
 
 SLOW = """
-import threading
+import time
 from pipeline.worker import STATE
 def slowly(kept):
     def commit(*arguments):
-        threading.Event().wait({seconds})  # libfaketime, which sets the clock in some trials, breaks time.sleep
+        time.sleep({seconds})
         return kept(*arguments)
     return commit
 STATE.commit = slowly(vars(STATE).setdefault("kept_commit", STATE.commit))  # Dask runs a preload more than once
@@ -234,7 +234,9 @@ Kind = Callable[[Trial], Verdict]
 """Something that can happen to a job; its docstring says what."""
 
 
-def run_trial(kind: Kind, number: int, seed: int, jobs: Sequence[Job], folder: Path) -> dict[str, Any]:
+def run_trial(
+    kind: Kind, number: int, seed: int, jobs: Sequence[Job], folder: Path, most_workers: int = 3
+) -> dict[str, Any]:
     """Run a trial in a folder of its own: its verdict, what happened in it, and how long it took.
 
     All choices follow from `seed` and `number`. The folder stays where the verdict is wrong or hung.
@@ -242,7 +244,7 @@ def run_trial(kind: Kind, number: int, seed: int, jobs: Sequence[Job], folder: P
     draw = random.Random(f"{seed} {number}")
     place = folder / f"trial-{number}"
     place.mkdir()
-    trial = Trial(draw.choice(jobs), place, place / "out", draw, workers=draw.randint(1, 3))
+    trial = Trial(draw.choice(jobs), place, place / "out", draw, workers=draw.randint(1, most_workers))
     trial.job.copy_input(place)
     trial.slow(draw.choice([0, 0.05, 0.3]))
     began, why = time.perf_counter(), ""

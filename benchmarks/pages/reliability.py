@@ -28,8 +28,8 @@ or a time from before the plan to after the end), and disturbs it. A seed and a 
 _SECTIONS = {
     "local": (
         "On one machine",
-        "Two to three worker processes on CPU cores. Disks that fill up are small tmpfs mounts; the clock is set by "
-        "libfaketime, which moves every clock of a process but the monotonic one.",
+        "One to three worker processes on CPU cores. Disks that fill up are small tmpfs mounts; the clock that is "
+        "set is that of the job's processes, by a library that they load.",
     ),
     "cuda": ("On GPUs", "A worker process for each GPU, and the CUDA kernels."),
     "slurm": (

@@ -106,15 +106,18 @@ class OutputFolder:
         another job has begun here, OutputError where the folder cannot be written.
         """
         store, job = self.store, fingerprint.id
-        self.refuse_unless(False, overwrite)
+        self.refuse_unless(resume, overwrite)
         store.make(("",))
         if overwrite:
             take_over(store, job)
-        elif not claim(store, job) and not (resume and claimed_by(store) == job):
-            raise UsageError(
-                f"another job has begun in {self.path}, or was stopped as it began: choose another folder, or give "
-                "--resume to continue the same job, or --overwrite"
-            )
+        elif not claim(store, job):
+            if not (resume and claimed_by(store) == job):
+                raise UsageError(
+                    f"another job has begun in {self.path}, or was stopped as it began: choose another folder, or give "
+                    "--resume to continue the same job, or --overwrite"
+                )
+            if self.is_begun:
+                return  # by another run of this job, since this one looked
         try:
             self._begin(fingerprint, plan, overwrite, partial(check_claim, store, job))
         except BaseException:
