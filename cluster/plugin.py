@@ -22,6 +22,7 @@ from pipeline.worker import STATE
 
 NAME = "broadsheet-engine"
 
+_NO_WORKERS = "the cluster has no workers: start some, and call again"
 _ONE_ARTICLE = Texts.of([b"x"])
 _log = logging.getLogger("distributed.worker.broadsheet")  # so that Dask's own handlers show it
 
@@ -112,19 +113,27 @@ def start_engines(
     """
     key = engine_key(model, device, precision, kernels)
     found = client.run_on_scheduler(_noted, key)
+    if not found:  # they are starting, or were lost just now
+        _wait_for_a_worker(client)
+        found = client.run_on_scheduler(_noted, key)
     if None in found.values():
         found = _backends(client, key)
-        if None in found.values():
+        if not found or None in found.values():
             hosts = [w["host"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
             client.run_on_scheduler(_prepare, key)
-            most = max(hosts.count(host) for host in hosts)
+            most = max((hosts.count(host) for host in hosts), default=1)
             client.register_plugin(ClockPlugin())
             client.register_plugin(EnginePlugin(model, device, precision, kernels, most))
             found = _wait_for_engines(client, key)
         client.run_on_scheduler(_note, key, found)
-    if not found:
-        raise BroadsheetError("the cluster has no workers: start some, and call again")
     return key, _one_backend([backend for backend in found.values() if backend is not None], mixed)
+
+
+def _wait_for_a_worker(client: Client) -> None:
+    try:
+        client.wait_for_workers(1, timeout=no_workers_seconds())
+    except TimeoutError as error:
+        raise BroadsheetError(_NO_WORKERS) from error
 
 
 def _backend_on(key: str, dask_worker: Worker) -> Backend | None:
@@ -147,9 +156,11 @@ def _wait_for_engines(client: Client, key: str) -> dict[str, Backend | None]:
     deadline = time.monotonic() + no_workers_seconds()
     while True:
         found = _backends(client, key)
-        if None not in found.values():
+        if found and None not in found.values():
             return found
         if time.monotonic() > deadline:
+            if not found:
+                raise BroadsheetError(_NO_WORKERS)
             absent = ", ".join(address for address, backend in found.items() if backend is None)
             raise BroadsheetError(f"the engine did not load on {absent}: see the logs of those workers")
         time.sleep(0.2)
