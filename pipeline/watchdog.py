@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -18,6 +18,9 @@ from pipeline.task_keys import step_and_chunk
 
 _EVENTS = "all"
 """Dask's topic of the events of all workers."""
+
+_QUIET_SECONDS = 1.0
+"""A shorter job asks the scheduler for no events: each message delays it by up to 10 ms."""
 
 _ANSWER_SECONDS = 10.0
 """After so long without an answer the scheduler counts as stuck."""
@@ -55,18 +58,18 @@ class Watchdog:
         self._what = what
         self._warn = warn
         self._patience = self._next = patience
-        self._last = time.monotonic()
+        self._began = self._last = time.monotonic()
         self._doing: tuple[str, float] | None = None
         self._lost: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._subscribed = False
         self._thread = threading.Thread(target=self._watch, name="broadsheet-watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
-        self._client.subscribe_topic(_EVENTS, self._hear)
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._client.status == "running":
+        if self._subscribed and self._client.status == "running":
             self._client.unsubscribe_topic(_EVENTS)
         self._lost.put(None)
         self._thread.join(timeout=1.0)  # it may be waiting for a scheduler that does not answer
@@ -85,11 +88,23 @@ class Watchdog:
             self._doing = None
 
     def _hear(self, event: tuple[float, dict[str, Any]]) -> None:
-        _, message = event
-        if message.get("action") == "remove-worker" and not message["expected"]:
-            self._lost.put(message)
+        if _is_a_loss(event[1]):
+            self._lost.put(event[1])
+
+    def _subscribe(self) -> None:
+        """Subscribe to Dask's events, and look up those since the watchdog began."""
+        self._client.subscribe_topic(_EVENTS, self._hear)
+        self._subscribed = True
+        seconds = time.monotonic() - self._began
+        with suppress(OSError, RuntimeError, TimeoutError):  # a scheduler in trouble: a stall tells of it
+            for message in self._client.run_on_scheduler(_losses, seconds, callback_timeout=_ANSWER_SECONDS):
+                self._lost.put(message)
 
     def _watch(self) -> None:
+        with suppress(Empty):
+            if self._lost.get(timeout=_QUIET_SECONDS) is None:
+                return
+        self._subscribe()
         while True:
             idle = time.monotonic() - self._last
             if idle < self._patience:
@@ -116,6 +131,16 @@ class Watchdog:
         except (OSError, RuntimeError) as error:
             return f"the scheduler cannot be reached ({error})"
         return "; ".join(_reasons(found))
+
+
+def _is_a_loss(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("action") == "remove-worker" and not message["expected"]
+
+
+def _losses(seconds: float, dask_scheduler: Scheduler) -> list[dict[str, Any]]:
+    """The losses of the last seconds; runs on the scheduler."""
+    since = dask_module.time() - seconds
+    return [message for moment, message in dask_scheduler.get_events(_EVENTS) if moment > since and _is_a_loss(message)]
 
 
 def _loss(worker: str, keys: Iterable[Any]) -> str:
