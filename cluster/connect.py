@@ -188,6 +188,8 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
             client.wait_for_workers(1, timeout=wait)
         except TimeoutError as error:
             raise BroadsheetError(f"no worker has joined the scheduler {name} within {wait:.0f} s") from error
+        except OSError as error:
+            raise BroadsheetError(NO_SCHEDULER.format(name)) from error
         with dask.config.set(_dashboard_of(client)):
             yield client
 

@@ -6,37 +6,24 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from multiprocessing import resource_tracker
 
 
 @contextmanager
 def postponed() -> Iterator[None]:
-    """Postpone the first interrupt to the end of the block; a second one, for the impatient, ends it at once.
-
-    Does nothing outside the main thread, which gets no signals.
+    """Postpone interrupts to the end of the block. A cluster that is started in it never sees Ctrl-C, which a terminal
+    sends to all processes of a job: the one that the user sees ends the others.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    here = threading.current_thread() is threading.main_thread()  # no other gets signals
     caught: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if caught:
-            restore()
-            signal.raise_signal(number)
-        caught.append(number)
-
-    before = {number: signal.signal(number, note) for number in _SIGNALS}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
+    resource_tracker.ensure_running()  # else it would be started later, in a thread in which it unblocks SIGINT
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # new threads and processes inherit it
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number)) if here else None
     try:
         yield
     finally:
-        restore()
+        if here:
+            signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if caught:
-            signal.raise_signal(caught[0])
+            signal.raise_signal(signal.SIGTERM)

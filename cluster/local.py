@@ -133,8 +133,6 @@ def _running(kind: Any, options: dict[str, Any], protocol: str, count: int, proc
             with postponed():
                 running = _started(kind, {**options, "protocol": protocol})
             with Client(running) as client:
-                if processes:
-                    client.register_plugin(_IgnoreInterrupts())
                 yield client
         finally:
             if running is not None:

@@ -1,6 +1,18 @@
-"""`python -m pipeline` is the command `broadsheet`."""
+"""The command `broadsheet`, also as `python -m pipeline`."""
 
-from pipeline.cli import main
+from __future__ import annotations
+
+import signal
+
+
+def main() -> None:
+    """Run the command. Ctrl-C while its modules are imported ends it without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from pipeline.cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -23,6 +23,7 @@ SEEDS = {
     machine.damage_output: 10,
     machine.resume_twice_at_once: 11,
     machine.overwrite_while_it_runs: 12,
+    machine.set_the_clock: 13,
 }
 
 

@@ -217,7 +217,7 @@ def change_the_input(trial: Trial) -> Verdict:
     shutil.rmtree(trial.folder / "in")
     trial.job.copy_input(trial.folder)
     trial.note("restored")
-    return trial.settle(run)
+    return _settle_or_start_again(trial, trial.start("--resume"))
 
 
 def _settle_before_or_after(trial: Trial, run: Run) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -285,4 +286,4 @@ def _group(number: int) -> list[str]:
 
 
 def _says_why(text: str) -> bool:
-    return "broadsheet: " in text or "chunks set aside" in text or "problem" in text
+    return re.search(r"^(broadsheet: |chunks set aside |files  )", text, re.MULTILINE) is not None

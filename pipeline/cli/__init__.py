@@ -58,6 +58,8 @@ def _options(
 
 def main() -> None:
     """Run the command; errors a user can mend are one message on stderr, and the exit code says of what kind."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

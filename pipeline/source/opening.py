@@ -10,6 +10,8 @@ import errno
 import io
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -52,12 +54,10 @@ class RemoteFile(io.RawIOBase):
     """A file at an fsspec URL. Raises OSError, whatever the file system raises."""
 
     def __init__(self, url: str) -> None:
-        try:
+        with _os_errors():
             fs, path = fsspec.core.url_to_fs(url)
             self._stream = fs.open(path, "rb")
             self._state = _state_in(getattr(self._stream, "details", None) or fs.info(path))
-        except Exception as error:
-            raise _os_error(error) from error
 
     def state(self) -> State:
         """As it was on opening."""
@@ -70,10 +70,8 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        try:
+        with _os_errors():
             data = self._stream.read(len(buffer))
-        except Exception as error:
-            raise _os_error(error) from error
         buffer[: len(data)] = data
         return len(data)
 
@@ -131,10 +129,8 @@ def check_unchanged(file: InputFile) -> None:
 
 def state_at(fs: AbstractFileSystem, path: str) -> State:
     """Of a file on a remote file system. Raises OSError."""
-    try:
+    with _os_errors():
         return _state_in(fs.info(path))
-    except Exception as error:
-        raise _os_error(error) from error
 
 
 def reason(error: OSError) -> str:
@@ -171,9 +167,15 @@ def _state_in(info: dict[str, Any]) -> State:
     return State(int(info["size"]), next((str(info[name]) for name in _STAMPS if info.get(name)), ""))
 
 
-def _os_error(error: Exception) -> OSError:
+@contextmanager
+def _os_errors() -> Iterator[None]:
     """Drivers of remote file systems raise anything."""
-    return error if isinstance(error, OSError) else OSError(errno.EIO, f"{type(error).__name__}: {error}")
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 
 
 def _compare(file: InputFile, now: State) -> None:
