@@ -31,6 +31,15 @@ def claimed_by(store: LocalStore) -> str:
         raise OutputError(f"{error}{remedy} continue with --resume") from error
 
 
+def is_claimed(store: LocalStore) -> bool:
+    """Whether a job, of any id, owns the folder by a claim that can be read."""
+    try:
+        claimed_by(store)
+    except OutputError:
+        return False
+    return True
+
+
 def check_claim(store: LocalStore, job: str) -> None:
     """Raise OutputError where another job has taken the folder."""
     if claimed_by(store) != job:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pipeline.errors import OutputError, UsageError
 from pipeline.output import layout
 from pipeline.output.account import Committed, check_account
-from pipeline.output.claim import check_claim, claim, claimed_by, take_over
+from pipeline.output.claim import check_claim, claim, claimed_by, is_claimed, take_over
 from pipeline.output.commit import read_committed
 from pipeline.output.layout import (
     CLAIM,
@@ -81,8 +81,8 @@ class OutputFolder:
 
     @property
     def _is_ours(self) -> bool:
-        """Whether a job of ours is there, of any version, damaged or not."""
-        return self._is_old or (self.is_begun and _FORMAT in self.store.read(MANIFEST))
+        """Whether a job of ours is there, of any version, damaged or not: its manifest or its claim says so."""
+        return self._is_old or (self.is_begun and _FORMAT in self.store.read(MANIFEST)) or is_claimed(self.store)
 
     def refuse_unless(self, resume: bool, overwrite: bool) -> None:
         """Raise UsageError where the state of the folder does not fit the options."""
@@ -143,7 +143,10 @@ class OutputFolder:
 
     def take_up(self) -> Manifest:
         """Resume the job of this folder. Raises UsageError where another job had begun to overwrite it."""
-        manifest = self.manifest()
+        try:
+            manifest = self.manifest()
+        except OutputError as error:
+            raise OutputError(f"{error}. Start again with --overwrite") from error
         job = manifest.fingerprint.id
         if not claim(self.store, job) and claimed_by(self.store) != job:
             raise UsageError(f"cannot resume {self.path}: it was being overwritten. Start again with --overwrite")
