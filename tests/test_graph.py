@@ -197,7 +197,7 @@ def _compute_threads() -> int:
 def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
     """Eight times the input costs no process more memory, but for the plan and a little noise."""
     command = [sys.executable, "-m", "benchmarks.memory", "--model", str(small_model_file)]
-    command += ["--megabytes", "40", "--megabytes", "320", "--chunk-size", "4096"]
+    command += ["--megabytes", "20", "--megabytes", "160", "--chunk-size", "4096"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
     small, large = json.loads(run.stdout)["runs"]
     assert large["rows"] > 7 * small["rows"]

@@ -60,7 +60,7 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
 ) -> None:
     model, out, data = (
         folder / f"m{PURPLE}[b]{NOT_UTF8}.safetensors",
-        folder / f"out{PURPLE}[red]\u202e{NOT_UTF8}",
+        folder / f"out{PURPLE}[red]\u202e",
         folder / "in",
     )
     text, truth = ("--text-column", TEXT), ("--truth-column", TRUTH)

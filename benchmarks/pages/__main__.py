@@ -19,7 +19,7 @@ PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "performance.md": (performance.page, ("gpu", "cpu", "memory")),
     "ladder.md": (ladder.page, ("ladder",)),
     "scaling.md": (scaling.page, ("scale",)),
-    "reliability.md": (reliability.page, ("chaos_local", "chaos_cuda", "chaos_slurm")),
+    "reliability.md": (reliability.page, ("chaos_local", "chaos_slurm")),
 }
 """What makes each page, and from which files."""
 
