@@ -65,7 +65,7 @@ class OutputFolder:
     @property
     def is_begun(self) -> bool:
         """Whether it holds a manifest of this program: from then on the job can be resumed."""
-        return self.store.has(MANIFEST)
+        return MANIFEST in self.store.names()
 
     @property
     def _is_old(self) -> bool:
@@ -82,7 +82,7 @@ class OutputFolder:
     @property
     def _is_ours(self) -> bool:
         """Whether a job of ours is there, of any version, damaged or not: its manifest or its claim says so."""
-        return self._is_old or (self.is_begun and _FORMAT in self.store.read(MANIFEST)) or is_claimed(self.store)
+        return self._is_old or is_claimed(self.store) or (self.is_begun and _FORMAT in self.store.read(MANIFEST))
 
     def refuse_unless(self, resume: bool, overwrite: bool) -> None:
         """Raise UsageError where the state of the folder does not fit the options."""
