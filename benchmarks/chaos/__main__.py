@@ -1,7 +1,7 @@
 """Disturb small jobs at random moments in random ways, and compare what they leave with an undisturbed run.
 
     python -m benchmarks.chaos --trials 100 --seed 1 --at-once 2 --output benchmarks/results/chaos_local.json
-    python -m benchmarks.chaos --trials 40 --cluster slurm       # as root, with slurm-wlm, munge and iproute2
+    python -m benchmarks.chaos --trials 40 --cluster slurm  # as root, with slurm-wlm, munge, iproute2, iptables
     python -m benchmarks.chaos --trials 40 --cluster cuda
     python -m benchmarks.chaos --trials 5 --kind interrupt --kind kill_workers
     python -m benchmarks.chaos --seed 1 --only 17                # one trial of that seed again
