@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -141,3 +143,27 @@ def test_numbers_of_numpy_are_numbers_in_json() -> None:
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
 def test_the_bytes_of_a_quarantined_row_can_be_had_back(head: bytes) -> None:
     assert unescape(escape(head)) == head
+
+
+READ_AT_ONCE = """
+import sys, threading
+from pathlib import Path
+sys.setswitchinterval(1e-6)
+from pipeline.output.record import Entry, from_json
+data = [file.read_bytes() for file in Path(sys.argv[1]).glob("_entries/part-*.json")]
+start = threading.Barrier(8)
+def read():
+    start.wait()
+    assert all(from_json(one, Entry, "an entry").chunk for one in data)
+threads = [threading.Thread(target=read) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_the_first_entries_are_read_by_several_threads() -> None:
+    """msgspec crashed where it prepared a type in two threads at once, in two of three such processes."""
+    folder = Path(__file__).with_name("data") / "output-v2"
+    assert list(folder.glob("_entries/part-*.json"))
+    for _ in range(4):
+        subprocess.run([sys.executable, "-c", READ_AT_ONCE, folder], cwd=folder.parents[2], check=True)

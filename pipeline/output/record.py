@@ -293,6 +293,11 @@ class _Versioned(Struct):
     version: Count | None = None
 
 
+# msgspec prepares a type when it is first decoded, and crashes where two threads do that at once: so it is done here.
+for _kind in (Entry, ClosingEntry, Manifest, SavedPlan, Claim, _Versioned):
+    msgspec.json.Decoder(_kind)
+
+
 def to_json(value: object) -> bytes:
     """JSON with sorted keys: the same value is always the same bytes."""
     plain = msgspec.to_builtins(value, enc_hook=_scalar)
