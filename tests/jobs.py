@@ -16,25 +16,8 @@ import pyarrow as pa
 from conftest import Command
 
 from benchmarks.chaos.jobs import contents
+from benchmarks.chaos.slow import slowed
 from pipeline import verify
-
-SLOWED = """
-import os, time
-from pipeline.worker import STATE
-def slowly(kept):
-    def slow(*arguments):
-        time.sleep({seconds})
-        return kept(*arguments)
-    return slow
-# Dask runs a preload more than once.
-STATE.{step} = slowly(vars(STATE).setdefault("kept_{step}", STATE.{step}))
-"""
-
-
-def slowed(step: str, seconds: object = 0.3) -> str:
-    """A worker preload: `read` or `commit` takes that much longer, so that a job can be caught in the middle."""
-    return SLOWED.format(step=step, seconds=seconds)
-
 
 SLOW = slowed("commit")
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, Command
-from jobs import slowed, spans_of
+from jobs import spans_of
 
 from benchmarks.chaos.machine import KILL_PRELOAD
+from benchmarks.chaos.slow import slowed
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import Model
 from pipeline.profiling.sample import sample

@@ -22,9 +22,10 @@ import pytest
 from conftest import ROOT, Command
 from dask import config as dask_config
 from distributed import Client
-from jobs import slowed, spans_of
+from jobs import spans_of
 
 from benchmarks.chaos.jobs import contents
+from benchmarks.chaos.slow import slowed
 from cluster import connect
 from pipeline import classify
 from pipeline.model.charcnn import Model

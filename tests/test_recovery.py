@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from conftest import Command
 from distributed import Client
-from jobs import alive, check_whole, committed, run_undisturbed, slowed
+from jobs import alive, check_whole, committed, run_undisturbed
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.machine import KILL_PRELOAD
+from benchmarks.chaos.slow import slowed
 from pipeline import OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
 from pipeline.output.layout import FOLDERS, MANIFEST

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from benchmarks.chaos.jobs import CHUNKS, Job, contents
+from benchmarks.chaos.slow import slowed
 from benchmarks.processes import environment
 from pipeline import BroadsheetError, verify
 
@@ -28,17 +29,8 @@ SECONDS = 150
 _SECONDS_TO_LEAVE = 15
 _COMMANDS = 4
 _EXIT_CODES = (1, 2, 3)
-
-SLOW = """
-import time
-from pipeline.worker import STATE
-def slowly(kept):
-    def commit(*arguments):
-        time.sleep({seconds})
-        return kept(*arguments)
-    return commit
-STATE.commit = slowly(vars(STATE).setdefault("kept_commit", STATE.commit))  # Dask runs a preload more than once
-"""
+_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+"""Those that trials send."""
 
 
 class Verdict(StrEnum):
@@ -112,7 +104,7 @@ class Trial:
     def slow(self, seconds: float) -> None:
         """Make every commit of the runs to come take longer, so that a job can be caught in the middle."""
         file = self.folder / "slow.py"
-        file.write_text(SLOW.format(seconds=seconds))
+        file.write_text(slowed("commit", seconds))
         self.environment["DASK_DISTRIBUTED__WORKER__PRELOAD"] = str(file)
 
     def start(self, *options: str, limit: Callable[[], None] | None = None, **env: str) -> Run:
@@ -182,6 +174,8 @@ class Trial:
             time.sleep(0.02)
         if "Traceback" in run.text:
             raise Wrong(f"a traceback: {run.text[-1500:]!r}")
+        if code < 0 and -code not in _SIGNALS:
+            raise Wrong(f"it died of {signal.Signals(-code).name}")
         if code > 0 and (code not in _EXIT_CODES or not _says_why(run.text)):
             raise Wrong(f"exit code {code} without a message: {run.text[-400:]!r}")
         if code == 0 and not (self.out / "_SUCCESS").exists():

@@ -183,8 +183,16 @@ class _RowGroup:
                 elif rows < min(about.num_rows, _ROWS_AT_ONCE) and stored <= self._limits.chunk_bytes:
                     strings = [name for name in names if is_textual(parquet.schema_arrow.field(name).type)]
                     parquet, rows = pq.ParquetFile(stream, read_dictionary=strings), about.num_rows
-                rows = max(1, min(rows, about.num_rows))
-                yield from parquet.iter_batches(rows, row_groups=[self._group], columns=names, use_threads=False)
+                rows, left = max(1, min(rows, about.num_rows)), about.num_rows
+                for batch in parquet.iter_batches(rows, row_groups=[self._group], columns=names, use_threads=False):
+                    left -= len(batch)
+                    if not left:
+                        break  # the file and its buffers are not kept while the last rows are in use
+                    yield batch
+                else:
+                    return
+                del parquet
+            yield batch
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise SourceError(f"{self._file.path}: row group {self._group} cannot be read: {error}") from error
 
