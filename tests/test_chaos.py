@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos import machine
+from benchmarks.chaos import files, machine, processes
 from benchmarks.chaos.jobs import Job, run_undisturbed
 from benchmarks.chaos.trial import BAD, Kind, run_trial
 
 SEEDS = {
-    machine.kill_workers: 1,
-    machine.kill_client: 2,
-    machine.kill_at_a_step: 3,
-    machine.stop_and_continue: 4,
-    machine.kill_a_stopped_worker: 5,
-    machine.lose_the_scheduler: 12,
-    machine.change_the_input: 8,
-    machine.lose_output: 9,
-    machine.damage_output: 10,
-    machine.resume_twice_at_once: 11,
-    machine.overwrite_while_it_runs: 12,
+    processes.kill_workers: 1,
+    processes.kill_client: 2,
+    processes.kill_at_a_step: 3,
+    processes.stop_and_continue: 4,
+    processes.kill_a_stopped_worker: 5,
+    processes.lose_the_scheduler: 12,
+    files.change_the_input: 8,
+    files.lose_output: 9,
+    files.damage_output: 10,
+    processes.resume_twice_at_once: 11,
+    processes.overwrite_while_it_runs: 12,
     machine.set_the_clock: 13,
 }
 

@@ -21,7 +21,7 @@ from jobs import (
     wait_until,
 )  # fmt: skip
 
-from benchmarks.chaos.machine import KILL_PRELOAD
+from benchmarks.chaos.processes import KILL_PRELOAD
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, Command
 from jobs import spans_of
 
-from benchmarks.chaos.machine import KILL_PRELOAD
+from benchmarks.chaos.processes import KILL_PRELOAD
 from benchmarks.chaos.slow import slowed
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import Model

@@ -19,7 +19,7 @@ from distributed import Client
 from jobs import alive, check_whole, committed, run_undisturbed
 
 from benchmarks.chaos.jobs import contents
-from benchmarks.chaos.machine import KILL_PRELOAD
+from benchmarks.chaos.processes import KILL_PRELOAD
 from benchmarks.chaos.slow import slowed
 from pipeline import OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
