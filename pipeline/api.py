@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from distributed import Client
 from pipeline.errors import UsageError
 from pipeline.job import OnDemand, Request, Running, run_job
 from pipeline.model.charcnn import Model, load_model
-from pipeline.options import Options
+from pipeline.options import OPTIONS, Options
 from pipeline.output.folder import OutputFolder
 from pipeline.report.job import JobReport, Progress
 from pipeline.source.search import printable
@@ -28,7 +27,35 @@ def classify(
     client: Client | Callable[[], AbstractContextManager[Client]] | None = None,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
-    **options: Any,
+    text_column: str | Iterable[str] = (),
+    id_column: str | Iterable[str] = (),
+    keep: str | Iterable[str] = (),
+    keep_all: bool = False,
+    columns: Iterable[str] | None = None,
+    truth_column: str | None = None,
+    encoding: str = "utf-8",
+    delimiter: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    limit: int | None = None,
+    truth: str | os.PathLike[str] | None = None,
+    scores: bool = False,
+    top_k: int = 1,
+    format: str = "parquet",  # noqa: A002 - as other libraries call it
+    partition_by: str | None = None,
+    where: str | None = None,
+    chunk_size: int | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+    workers: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    strict: bool = False,
+    hash: str = "edges",  # noqa: A002
+    allow_mixed: bool = False,
+    profile: bool = False,
+    trace: str | os.PathLike[str] | None = None,
+    report: str | os.PathLike[str] | None = None,
 ) -> JobReport:
     """Label every article of `source`.
 
@@ -48,8 +75,66 @@ def classify(
         Notified of chunks as they finish.
     stop : callable
         Called before each chunk is submitted; once it returns True, the job finishes the chunks in flight and ends.
-    **options
-        The fields of `Options`.
+    text_column : str or iterable of str
+        Column with the text, "text" by default. Several are joined by a space, and the result is stripped.
+    id_column : str or iterable of str
+        Columns to copy to the output, first.
+    keep : str or iterable of str
+        Further columns to copy to the output.
+    keep_all : bool
+        Copy every column of the input to the output.
+    columns : iterable of str, optional
+        Column names of a CSV or TSV without a header line.
+    truth_column : str, optional
+        Column with the true class, by name or by number from 1. The report then has the accuracy.
+    encoding : str
+        Character encoding of CSV, TSV, JSONL and text files, by a name that Python knows, for example "latin-1".
+    delimiter : str, optional
+        The character between the fields of a CSV file. Default: a comma, a tab in TSV files.
+    root : str or path, optional
+        A folder above the input files: the column ``file`` has their paths relative to it. Default: absolute paths.
+    limit : int, optional
+        Label the first `limit` rows only.
+    truth : str or path, optional
+        Answer file of a one-hot input: float32 class indices from 0, one for each article.
+    scores : bool
+        Write the probability of every class, in columns ``score_<class>``.
+    top_k : int
+        Write the `top_k` most probable labels and their scores, in columns ``top_labels`` and ``top_scores``, where it
+        is above 1.
+    format : str
+        "parquet", "jsonl" or "csv": of the files in the output folder.
+    partition_by : str, optional
+        "label": a folder for each label, named as Hive names them, ``label=Sports``.
+    where : str, optional
+        Write only the rows for which this expression is true, for example ``label == "Sports" and score >= 0.9``.
+    chunk_size : int, optional
+        Rows in a chunk at most. Default: 512 on a CPU, 131,072 on a GPU.
+    device : str
+        "auto" (a GPU where one works, else the CPU), "cpu" or "cuda".
+    precision : str
+        "auto", "fp32", "fp16" or "bf16". A CPU computes in fp32 only.
+    kernels : str
+        "auto", or a generation of CUDA kernels: "simt", "sm80" or "sm90".
+    workers : int, optional
+        Processes of the cluster that `classify` starts where it gets no client. A script that sets this needs the
+        ``if __name__ == "__main__":`` guard of multiprocessing. Default: one worker within this process.
+    resume : bool
+        Continue an interrupted job in its output folder.
+    overwrite : bool
+        Replace the output of an earlier job.
+    strict : bool
+        Stop at the first row that cannot be read, or file with a problem.
+    hash : str
+        "edges" (the first and last 64 KiB) or "full": how much of each input file is hashed to identify it.
+    allow_mixed : bool
+        Accept workers that differ in what decides the bits of a score, for example in GPU architecture.
+    profile : bool
+        Record a span for every kernel, and measure each kernel by itself at the end.
+    trace : str or path, optional
+        File for the timeline as JSON, which ui.perfetto.dev opens.
+    report : str or path, optional
+        File for a report on the job as one HTML page. Needs Matplotlib.
 
     Returns
     -------
@@ -73,10 +158,8 @@ def classify(
     100
 
     """
-    unknown = sorted(set(options) - {field.name for field in fields(Options)})
-    if unknown:
-        raise TypeError(f"classify() got an unexpected keyword argument {unknown[0]!r}")
-    settings = Options(**options)
+    given = locals()
+    settings = Options(**{name: given[name] for name in OPTIONS})
     folder = None
     if output is not None:
         if printable(os.fspath(output)) != os.fspath(output):

@@ -172,7 +172,8 @@ def plan(prepared: Prepared) -> Planned:
         asked = replace(
             options.selection(model),
             text=settings.text_columns,
-            ids=settings.id_columns,
+            kept=settings.kept_columns,
+            keep_all=settings.keep_all,
             truth=settings.truth_column,
             header=settings.columns,
         )

@@ -23,7 +23,7 @@ from pipeline.source.read import read_unit
 from pipeline.source.records import read_records, split_lines
 from pipeline.source.scan import SEGMENT_BYTES, threads_scanner
 
-TWO = Selection(text=("text",), ids=("id",))
+TWO = Selection(text=("text",), kept=("id",))
 
 
 def read_all(
@@ -286,7 +286,7 @@ def test_json_lines_at_once_are_json_lines_one_by_one(lines: list[bytes], spoils
     data = ending.join([*lines, b""])
     for at, what in spoils:
         data = data[: at % (len(data) + 1)] + what + data[at % (len(data) + 1) + 1 :]
-    selection = Selection(text=("text",), ids=("id",), id_types=(pa.string(),))
+    selection = Selection(text=("text",), kept=("id",), kept_types=(pa.string(),))
     for block in read_records(io.BytesIO(data), Jsonl().split, 0):
         at_once = Jsonl().parse(block, "f", 0, selection)
         alone = parse_one_by_one(block, "f", 0, selection)

@@ -27,7 +27,7 @@ from pipeline.source.plan import Plan, plan_files
 from pipeline.source.records import Split
 from pipeline.source.scan import Scanner, threads_scanner
 
-COLUMNS = Selection(text=("text",), ids=("id",))
+COLUMNS = Selection(text=("text",), kept=("id",))
 ROWS = 40_000
 SEGMENT = 50_000  # more of them than are scanned ahead of their use
 SPLIT = Csv(columns=("id", "text")).split

@@ -26,7 +26,7 @@ from pipeline.source.read import read_unit
 from pipeline.source.tables import as_tables, table_chunks
 
 TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]
-TEXT_AND_ID = Selection(text=("text",), ids=("id",))
+TEXT_AND_ID = Selection(text=("text",), kept=("id",))
 
 
 def as_csv(texts: list[str], first: int = 0) -> bytes:
@@ -199,7 +199,7 @@ def test_the_first_file_decides_the_columns(tmp_path: Path) -> None:
 )
 def test_a_bad_first_record_costs_itself_alone(tmp_path: Path, name, data, header, texts, aside) -> None:
     (tmp_path / name).write_bytes(data)
-    _, chunks = chunks_of([tmp_path / name], Selection(text=("text",), ids=("id",), header=header), 10)
+    _, chunks = chunks_of([tmp_path / name], Selection(text=("text",), kept=("id",), header=header), 10)
     assert [t for _, c in chunks for t in c.text.to_pylist()] == texts
     assert sum(len(c.quarantine) for _, c in chunks) == aside
 
@@ -252,7 +252,7 @@ def test_a_parquet_file_under_another_name_is_reported(tmp_path: Path) -> None:
 def test_a_missing_column_names_the_file_and_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"headline,body\nx,y\n")
-    for selection, missing in ((Selection(text=()), "text"), (Selection(text=("body",), ids=("nr",)), "nr")):
+    for selection, missing in ((Selection(text=()), "text"), (Selection(text=("body",), kept=("nr",)), "nr")):
         with pytest.raises(UsageError) as caught:
             chunks_of([path], selection, 10)
         for part in (str(path), repr(missing), "headline, body"):

@@ -36,13 +36,33 @@ def command(
         typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
     ] = None,
     id_column: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Column to copy to the output.")] = None,
+    keep: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Another column to copy.")] = None,
+    keep_all: Annotated[bool, typer.Option("--keep-all", help="Copy every column to the output.")] = False,
     columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="Column names of a headerless CSV.")] = None,
     truth_column: Annotated[
         str | None, typer.Option(metavar="NAME", help="Column with the true class, by name or number from 1.")
     ] = None,
+    encoding: Annotated[
+        str, typer.Option(metavar="NAME", help="Of CSV, TSV, JSONL and text files: latin-1, cp1252, utf-16, …")
+    ] = "utf-8",
+    delimiter: Annotated[
+        str | None, typer.Option(metavar="C", help="Between the fields of a CSV.  [default: ,]", show_default=False)
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write paths relative to it.  [default: absolute paths]")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Label the first N rows only.")] = None,
     truth: Annotated[Path | None, typer.Option(metavar="FILE", help="True classes of a one-hot .bin input.")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Write the probability of every class.")] = False,
     top_k: Annotated[int, typer.Option(metavar="K", help="Write the K best labels and scores.", min=1)] = 1,
+    format_: Annotated[str, typer.Option("--format", metavar="parquet|jsonl|csv", help="Of the output files.")] = (
+        "parquet"
+    ),
+    partition_by: Annotated[str | None, typer.Option(metavar="label", help="A folder for each label.")] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="EXPRESSION", help="Write only these rows: 'score >= 0.9'."),
+    ] = None,
     chunk_size: Annotated[
         int | None,
         typer.Option(metavar="ROWS", min=1, help=_CHUNK_SIZE),
@@ -89,11 +109,20 @@ def command(
     options: dict[str, Any] = {
         "text_column": text_column or (),
         "id_column": id_column or (),
+        "keep": keep or (),
+        "keep_all": keep_all,
         "columns": None if columns is None else columns.split(","),
         "truth_column": truth_column,
+        "encoding": encoding,
+        "delimiter": delimiter,
+        "root": root,
+        "limit": limit,
         "truth": truth,
         "scores": scores,
         "top_k": top_k,
+        "format": format_,
+        "partition_by": partition_by,
+        "where": where,
         "chunk_size": chunk_size,
         "device": device,
         "precision": precision,

@@ -12,13 +12,13 @@ PARTS, QUARANTINE, ENTRIES, RUNS = "parts", "_quarantine", "_entries", "_runs"
 FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
 MANIFEST, PLAN, CLAIM, SUCCESS = "_manifest.json", "_plan.json", "_claim.json", "_SUCCESS"
 
-VERSION: Final = 2
+VERSION: Final = 3
 """The version of this layout and of every file in it but the parts."""
 
 OLD_MANIFEST = "manifest.json"
 """The manifest of version 1, by which such a folder is recognised and refused."""
 
-PART_ENCODING = 2
+PART_ENCODING = 3
 """The version of the encoding of parts: another encoding gives other bytes for the same rows."""
 
 CHUNK_PATTERN = r"^part-\d{6,}-\d{7,}$"

@@ -40,7 +40,7 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=_MOST)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 JobId = Annotated[str, Meta(pattern=JOB_PATTERN)]
 ChunkName = Annotated[str, Meta(pattern=CHUNK_PATTERN)]
-Version = Literal[2]
+Version = Literal[3]
 _Record = TypeVar("_Record")
 
 
@@ -140,7 +140,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options that change a byte of the output. truth: SHA-256 of the answer file."""
 
     text_columns: tuple[str, ...]
-    id_columns: tuple[str, ...]
+    kept_columns: tuple[str, ...]
+    keep_all: bool
     columns: tuple[str, ...] | None
     truth_column: str | None
     truth: Digest | None
@@ -148,6 +149,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     top_k: AtLeastOne
     chunk_size: AtLeastOne
     hash: str
+    encoding: str
+    delimiter: str | None
+    limit: AtLeastOne | None
+    format: str
+    partition_by: str | None
+    where: str | None
 
 
 class Writer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -260,11 +267,11 @@ class SavedStream(Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
 
 
 class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`source.chunk.Selection`; id_types: an Arrow schema of the id columns, its IPC message in hexadecimal."""
+    """`source.chunk.Selection`; kept_types: an Arrow schema of the kept columns, its IPC message in hexadecimal."""
 
     text: tuple[str, ...]
-    ids: tuple[str, ...]
-    id_types: str
+    kept: tuple[str, ...]
+    kept_types: str
     truth: str | None
     header: tuple[str, ...] | None
     classes: tuple[str, ...]

@@ -53,7 +53,13 @@ def _same(before: InputIdentity, whole: bool) -> InputFile:
 def _selection(plan: SavedPlan, settings: Settings) -> Selection:
     """As the job's options had it."""
     return Selection(
-        settings.text_columns, settings.id_columns, settings.truth_column, settings.columns, plan.selection.classes
+        settings.text_columns,
+        plan.selection.kept,
+        settings.truth_column,
+        settings.columns,
+        plan.selection.classes,
+        encoding=settings.encoding,
+        delimiter=settings.delimiter,
     )
 
 

@@ -41,11 +41,11 @@ def plan_bytes(plan: Plan) -> bytes:
         return SavedUnit(unit.name, tuple(fragments))
 
     chosen = plan.selection
-    id_types = pa.schema(list(zip(chosen.ids, chosen.id_types, strict=False)))
+    kept_types = pa.schema(list(zip(chosen.kept, chosen.kept_types, strict=False)))
     selection = SavedSelection(
         text=chosen.text,
-        ids=chosen.ids,
-        id_types=id_types.serialize().to_pybytes().hex(),
+        kept=chosen.kept,
+        kept_types=kept_types.serialize().to_pybytes().hex(),
         truth=chosen.truth,
         header=chosen.header,
         classes=chosen.classes,
@@ -73,8 +73,8 @@ def plan_from(data: bytes, found: Sequence[InputFile], asked: Selection, chunk_r
         pairs = zip(found, saved.columns, strict=True)
         files = [replace(file, format=file.format.for_columns(names)) for file, names in pairs]
         check_plan(saved, [file.path for file in files])
-        id_types = tuple(pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(saved.selection.id_types))).types)
-        resolved = _selection(saved, id_types, asked)
+        kept_types = tuple(pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(saved.selection.kept_types))).types)
+        resolved = _selection(saved, kept_types, asked)
         units = tuple(_unit(unit, files) for unit in saved.units)
         plan = Plan(tuple(files), saved.columns, units, saved.problems, resolved, saved.chunk_rows)
         if saved.chunk_rows != chunk_rows:
@@ -183,14 +183,14 @@ def _schema(file: InputFile, selection: Selection) -> Schema:
         return file.format.schema(file, selection)
 
 
-def _selection(plan: SavedPlan, id_types: tuple[pa.DataType, ...], asked: Selection) -> Selection:
+def _selection(plan: SavedPlan, kept_types: tuple[pa.DataType, ...], asked: Selection) -> Selection:
     """`asked` with its default text column and its id types. Raises ValueError where the plan is for another."""
     saved = plan.selection
     text = asked.text or (("text",) if any(plan.columns) else ())  # a file of encoded articles has no columns
-    same = (saved.text, saved.ids, saved.truth, saved.header) == (text, asked.ids, asked.truth, asked.header)
-    if not same or len(id_types) not in (len(saved.ids), 0):
+    same = (saved.text, saved.kept, saved.truth, saved.header) == (text, asked.kept, asked.truth, asked.header)
+    if not same or len(kept_types) not in (len(saved.kept), 0):
         raise ValueError("its columns are not those of the job")
-    return replace(asked, text=text, id_types=id_types)
+    return replace(asked, text=text, kept_types=kept_types)
 
 
 def _unit(unit: SavedUnit | SavedStream, files: Sequence[InputFile]) -> Unit | Stream:

@@ -33,28 +33,32 @@ QUARANTINE_SCHEMA = pa.schema(
 class Selection:
     """The columns of the input that a job uses, and the class names that its truth column may hold.
 
-    `ids` are the id columns and `id_types` their Arrow types, in order. `header` names the columns of a headerless CSV.
+    `kept` are the columns that are copied to the output and `kept_types` their Arrow types, in order; with `keep_all`
+    they are every column of the first file or table, once it is known. `header` names the columns of a headerless CSV.
     `answers` is the path of the parent program's answer file, for a one-hot input.
     """
 
     text: tuple[str, ...] = ("text",)
-    ids: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     truth: str | None = None
     header: tuple[str, ...] | None = None
     classes: tuple[str, ...] = ()
-    id_types: tuple[pa.DataType, ...] = ()
+    kept_types: tuple[pa.DataType, ...] = ()
     answers: str | None = None
+    keep_all: bool = False
+    encoding: str = "utf-8"
+    delimiter: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column used, each once, text first."""
         truth = (self.truth,) if self.truth else ()
-        return tuple(dict.fromkeys((*self.text, *self.ids, *truth)))
+        return tuple(dict.fromkeys((*self.text, *self.kept, *truth)))
 
     @property
     def row_schema(self) -> pa.Schema:
-        ids = zip(self.ids, self.id_types or [pa.string()] * len(self.ids), strict=True)
-        return pa.schema([("file", pa.string()), ("row", pa.int64()), *ids])
+        kept = zip(self.kept, self.kept_types or [pa.string()] * len(self.kept), strict=True)
+        return pa.schema([("file", pa.string()), ("row", pa.int64()), *kept])
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class BadRow:
 class Chunk:
     """N readable articles in input order, and the rows and files that could not be read.
 
-    text: large_binary [N], valid UTF-8. rows: table [N] of `file`, `row` and the id columns. ids: uint8 [N, length],
+    text: large_binary [N], valid UTF-8. rows: table [N] of `file`, `row` and the kept columns. ids: uint8 [N, length],
     encoded characters, for input that is encoded already (then `text` is empty strings), else None. truth: int32 [N],
     class indices or NO_TRUTH; None without a truth column. problems: messages about whole files. n_chars: int64 [N],
     characters of each whole text where `text` holds only its beginning, else None.
@@ -162,7 +166,7 @@ def assemble(
     keep = np.ones(len(numbers), np.bool_)
     keep[list(reasons)] = False
     columns = [pa.repeat(pa.scalar(file, pa.string()), len(numbers)), pa.array(numbers)]
-    columns += [_id_column(decoded[f.name], f.type) for f in list(selection.row_schema)[2:]]
+    columns += [_kept_column(decoded[f.name], f.type) for f in list(selection.row_schema)[2:]]
     rows = pa.table(columns, selection.row_schema)
     if reasons:
         mask = pa.array(keep)
@@ -285,8 +289,8 @@ def _decode(name: str, column: pa.ChunkedArray, reasons: dict[int, str]) -> pa.A
     return pa.array(values, pa.large_binary()).cast(pa.large_string())
 
 
-def _id_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _kept_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return column.cast(kind)
     except pa.ArrowInvalid as error:
-        raise UsageError(f"an id column cannot be written as {kind}: {error}") from error
+        raise UsageError(f"a kept column cannot be written as {kind}: {error}") from error

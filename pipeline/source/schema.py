@@ -23,7 +23,7 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
     """The selection for a job whose first file is this one. Raises UsageError."""
     path = file.path
     if schema.names is None:
-        if selection.ids or selection.truth or selection.text:
+        if selection.kept or selection.truth or selection.text:
             raise UsageError(f"{path}: a one-hot file has no columns to name")
         return selection
     if selection.answers:
@@ -41,8 +41,8 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
         kind = schema.types.get(name, pa.string())
         if kind != pa.string():
             raise UsageError(f"{path}: the text column {name!r} holds {kind}, not strings")
-    types = tuple(schema.types.get(name, pa.string()) for name in selection.ids)
-    return replace(selection, id_types=types)
+    types = tuple(schema.types.get(name, pa.string()) for name in selection.kept)
+    return replace(selection, kept_types=types)
 
 
 def difference(path: str, schema: Schema, first: tuple[str, Schema], selection: Selection) -> str | None:
@@ -56,7 +56,7 @@ def difference(path: str, schema: Schema, first: tuple[str, Schema], selection: 
     if missing and schema.complete:
         have = ", ".join(schema.names) or "none"
         raise SourceError(f"{path}: no column {missing[0]!r} as in {other}; it has: {have}. It was not read")
-    wanted = dict(zip(selection.ids, selection.id_types, strict=True))
+    wanted = dict(zip(selection.kept, selection.kept_types, strict=True))
     for name in selection.columns:
         held = schema.types.get(name, pa.string())
         if held != wanted.get(name, held if name == selection.truth else pa.string()):

@@ -123,8 +123,8 @@ def resolve(schema: pa.Schema, selection: Selection) -> Selection:
         kind = schema.field(name).type
         if not is_textual(kind):
             raise UsageError(f"the text column {name!r} holds {kind}, not strings")
-    types = tuple(_written(schema.field(name).type) for name in selection.ids)
-    return replace(selection, id_types=types)
+    types = tuple(_written(schema.field(name).type) for name in selection.kept)
+    return replace(selection, kept_types=types)
 
 
 def _written(kind: pa.DataType) -> pa.DataType:

@@ -240,7 +240,7 @@ def _bounded(
         return
     table = table.combine_chunks()
     n_chars = None
-    others = {*selection.ids, selection.truth}
+    others = {*selection.kept, selection.truth}
     if len(selection.text) == 1 and selection.text[0] in {*encoded} - others:
         text = table.column(selection.text[0]).combine_chunks()
         values, counts = _cut_values(text.dictionary, length)
