@@ -176,6 +176,8 @@ def plan(prepared: Prepared) -> Planned:
             keep_all=settings.keep_all,
             truth=settings.truth_column,
             header=settings.columns,
+            encoding=settings.encoding,
+            delimiter=settings.delimiter,
         )
         saved = plan_from(request.folder.plan(), prepared.found.found, asked, settings.chunk_size, path)
     with _scanner(prepared, helped=saved is None) as scanner:
@@ -212,7 +214,8 @@ def execute(planned: Planned, client: Client) -> Executed:
         no_gpu,
         left_out,
     )
-    tally = Tally(model.classes, list(planned.input.problems))
+    unread = planned.input.plan.unread if planned.input.plan else ()
+    tally = Tally(model.classes, list(planned.input.problems), list(unread))
     report = JobReport(
         facts, tally, Run(_timeline(client, prepared.started)), Results(planned.schema, folder, fingerprint.id)
     )
@@ -257,6 +260,7 @@ def finish(planned: Planned, executed: Executed) -> JobReport:
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
         folder.record_run(name, to_json(report.to_dict()), run.timeline.spans.to_table())
     explain(report, options.trace, options.report)
+    prepared.request.progress.finished(report)
     return report
 
 

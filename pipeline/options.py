@@ -12,6 +12,8 @@ from pipeline.model.charcnn import Model
 from pipeline.output.record import Settings
 from pipeline.report.explain import refuse_unwritable
 from pipeline.source.chunk import Selection
+from pipeline.source.delimiter import delimiter_named
+from pipeline.source.encoding import encoding_named
 from pipeline.source.opening import read_local, reason
 from pipeline.source.search import printable
 
@@ -67,6 +69,9 @@ class Options:
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= 1) and (value is not None or name == "top_k"):
                 raise UsageError(f"{name} is {value!r}, it must be an integer of at least 1")
+        object.__setattr__(self, "encoding", encoding_named(self.encoding))
+        if self.delimiter is not None:
+            object.__setattr__(self, "delimiter", delimiter_named(self.delimiter))
         for name in ("text_column", "id_column", "keep", "columns"):
             if getattr(self, name) is not None:
                 given = _names(getattr(self, name))

@@ -15,7 +15,7 @@ from pipeline.engine.open import expected_device
 from pipeline.errors import UsageError
 from pipeline.job import CHUNK_ROWS
 from pipeline.report.console import PlainConsole, print_json, say
-from pipeline.report.job import Progress
+from pipeline.report.job import JobReport, Progress
 from pipeline.report.terminal import TerminalProgress, print_report
 from pipeline.source.inputs import Paths
 
@@ -161,6 +161,11 @@ def command(
 class _Quiet(Progress):
     def warn(self, message: str) -> None:
         pass
+
+    def finished(self, report: JobReport) -> None:
+        """What is left out is never left out in silence."""
+        for line in report.not_read:
+            say(f"broadsheet: {line}", error=True)
 
 
 def _run(

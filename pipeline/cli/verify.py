@@ -10,6 +10,7 @@ import typer
 
 from pipeline.output.verify import verify
 from pipeline.report.console import print_json, say
+from pipeline.report.remarks import unread_line
 
 
 def command(
@@ -32,3 +33,5 @@ def command(
             f"{output}: whole. {totals.chunks:,} chunks; {totals.rows_read:,} rows read = "
             f"{totals.rows_written:,} labelled + {totals.rows_quarantined:,} quarantined"
         )
+        if totals.unread:
+            say(f"Of the input, {unread_line(totals.unread)}")

@@ -215,6 +215,8 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Rows by label.
     problems : tuple of (str, str)
         File and message of each file that was not wholly readable.
+    unread : tuple of (str, int or None)
+        Each file or folder of which nothing was read, and its rows where they are known; `problems` say why.
 
     """
 
@@ -228,6 +230,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unknown_chars: Count
     labels: dict[str, Count]
     problems: tuple[tuple[str, str], ...]
+    unread: tuple[tuple[str, Count | None], ...]
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -279,7 +282,9 @@ class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where each chunk begins, so that a resumed job need not scan its input again. columns: of each file."""
+    """Where each chunk begins, so that a resumed job need not scan its input again. columns: of each file. unread:
+    files of which nothing is read, with their rows where they are known.
+    """
 
     version: Version = VERSION
     columns: tuple[tuple[str, ...], ...]
@@ -287,6 +292,7 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     problems: tuple[tuple[str, str], ...]
     selection: SavedSelection
     chunk_rows: AtLeastOne
+    unread: tuple[tuple[str, Count | None], ...]
 
 
 class Claim(Struct, frozen=True, forbid_unknown_fields=True):

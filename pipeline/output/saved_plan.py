@@ -20,7 +20,8 @@ from pipeline.output.record import (
 )
 from pipeline.source.chunk import Selection
 from pipeline.source.formats.base import Fragment, InputFile, Schema, Seek, Stream
-from pipeline.source.plan import Plan, Unit, part_name, plan_files
+from pipeline.source.plan import Plan, Unit, bound, part_name, plan_files
+from pipeline.source.schema import kept_types
 from pipeline.threads import available_cores, threads
 
 _HEAD_BYTES = 64 << 10
@@ -41,11 +42,11 @@ def plan_bytes(plan: Plan) -> bytes:
         return SavedUnit(unit.name, tuple(fragments))
 
     chosen = plan.selection
-    kept_types = pa.schema(list(zip(chosen.kept, chosen.kept_types, strict=False)))
+    types = pa.schema(list(zip(chosen.kept, chosen.kept_types, strict=False)))
     selection = SavedSelection(
         text=chosen.text,
         kept=chosen.kept,
-        kept_types=kept_types.serialize().to_pybytes().hex(),
+        kept_types=types.serialize().to_pybytes().hex(),
         truth=chosen.truth,
         header=chosen.header,
         classes=chosen.classes,
@@ -59,6 +60,7 @@ def plan_bytes(plan: Plan) -> bytes:
             problems=plan.problems,
             selection=selection,
             chunk_rows=plan.chunk_rows,
+            unread=plan.unread,
         )
     )
 
@@ -69,14 +71,15 @@ def plan_from(data: bytes, found: Sequence[InputFile], asked: Selection, chunk_r
     Raises OutputError, with `name`, where it is damaged, is not a plan of that job, or has not every row once.
     """
     saved = from_json(data, SavedPlan, name)
+    found = bound(found, asked)
     try:
         pairs = zip(found, saved.columns, strict=True)
         files = [replace(file, format=file.format.for_columns(names)) for file, names in pairs]
         check_plan(saved, [file.path for file in files])
-        kept_types = tuple(pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(saved.selection.kept_types))).types)
-        resolved = _selection(saved, kept_types, asked)
+        types = tuple(pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(saved.selection.kept_types))).types)
+        resolved = _selection(saved, types, asked)
         units = tuple(_unit(unit, files) for unit in saved.units)
-        plan = Plan(tuple(files), saved.columns, units, saved.problems, resolved, saved.chunk_rows)
+        plan = Plan(tuple(files), saved.columns, units, saved.problems, resolved, saved.chunk_rows, saved.unread)
         if saved.chunk_rows != chunk_rows:
             raise ValueError(f"its chunks have {saved.chunk_rows} rows, those of the job {chunk_rows}")
         _check_files(saved, found, resolved)
@@ -136,7 +139,8 @@ def _follows(before: SavedFragment | None, fragment: SavedFragment) -> bool:
 
 
 def _check_files(saved: SavedPlan, found: Sequence[InputFile], selection: Selection) -> None:
-    """Raise ValueError unless the chunks of each file have its columns, begin after its header and end where it ends.
+    """Raise ValueError unless the chunks of each file have its columns, begin after its header and end where it ends,
+    and the kept columns have the types that the files give them.
 
     A file without chunks must have a problem, which the job reports, or no rows. Of each file only the head, or its own
     metadata, are read.
@@ -147,24 +151,26 @@ def _check_files(saved: SavedPlan, found: Sequence[InputFile], selection: Select
     starts = {number: fragments[0].start for number, fragments in pieces.items()}
     starts |= {unit.file: unit.start for unit in saved.units if isinstance(unit, SavedStream)}
     told = {path for path, _ in saved.problems}
+    schemas: dict[int, Schema] = {}
+    counted = replace(selection, kept=(), kept_types=(), keep_all=False)
 
     def rows_now(file: InputFile) -> int | None:
         """None for a file that is read front to back."""
-        units = plan_files([file], selection, saved.chunk_rows).units
+        units = plan_files([file], counted, saved.chunk_rows).units
         return None if any(isinstance(u, Stream) for u in units) else sum(u.rows for u in units if isinstance(u, Unit))
 
     def difference(number: int) -> str | None:
         file, fragments = found[number], pieces[number]
         if number not in starts:
             return None if file.path in told or rows_now(file) == 0 else "has rows, and no chunk"
-        schema = _schema(file, selection)
+        schema = schemas[number] = _schema(file, selection)
         if schema.complete and (schema.names or ()) != saved.columns[number]:
             return "has other columns"
         if file.format.seeks is Seek.ROWS:
             return None if rows_now(file) == sum(f.rows for f in fragments) else "has other rows than its chunks"
         if starts[number] != schema.start:
             return f"begins at byte {schema.start:,}, its first chunk at {starts[number]:,}"
-        if fragments and fragments[-1].stop != (None if file.compression else file.size):
+        if fragments and fragments[-1].stop != (None if file.in_order else file.size):
             return "does not end where its last chunk ends"
         return None
 
@@ -172,6 +178,8 @@ def _check_files(saved: SavedPlan, found: Sequence[InputFile], selection: Select
         for file, what in zip(found, pool.map(difference, range(len(found))), strict=True):
             if what:
                 raise ValueError(f"{file.path} {what}")
+    if kept_types([schemas[number] for number in sorted(schemas)], selection.kept) != selection.kept_types:
+        raise ValueError("the types of its kept columns are not those of the files")
 
 
 def _schema(file: InputFile, selection: Selection) -> Schema:
@@ -183,14 +191,17 @@ def _schema(file: InputFile, selection: Selection) -> Schema:
         return file.format.schema(file, selection)
 
 
-def _selection(plan: SavedPlan, kept_types: tuple[pa.DataType, ...], asked: Selection) -> Selection:
-    """`asked` with its default text column and its id types. Raises ValueError where the plan is for another."""
+def _selection(plan: SavedPlan, types: tuple[pa.DataType, ...], asked: Selection) -> Selection:
+    """`asked` with its default text column, its kept columns and their types. Raises ValueError where the plan is for
+    another.
+    """
     saved = plan.selection
     text = asked.text or (("text",) if any(plan.columns) else ())  # a file of encoded articles has no columns
-    same = (saved.text, saved.kept, saved.truth, saved.header) == (text, asked.kept, asked.truth, asked.header)
-    if not same or len(kept_types) not in (len(saved.kept), 0):
+    kept = saved.kept[: len(asked.kept)] if asked.keep_all else saved.kept
+    same = (saved.text, kept, saved.truth, saved.header) == (text, asked.kept, asked.truth, asked.header)
+    if not same or len(types) != len(saved.kept):
         raise ValueError("its columns are not those of the job")
-    return replace(asked, text=text, kept_types=kept_types)
+    return replace(asked, text=text, kept=saved.kept, kept_types=types)
 
 
 def _unit(unit: SavedUnit | SavedStream, files: Sequence[InputFile]) -> Unit | Stream:

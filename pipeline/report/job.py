@@ -15,6 +15,7 @@ from pipeline.accuracy import LENGTHS, Confusion, Example
 from pipeline.output.record import Entry
 from pipeline.profiling.measure import Profile
 from pipeline.report.breakdown import Breakdown, break_down
+from pipeline.report.remarks import hints, not_read
 from pipeline.report.results import Results
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
@@ -201,6 +202,16 @@ class JobReport:
         """Share of rows whose label is the true class; None without a truth column."""
         return None if self.confusion is None else self.confusion.accuracy
 
+    @property
+    def not_read(self) -> list[str]:
+        """What was left out or read in part: a line for each kind, with a count and the first names."""
+        return not_read(self.tally, self.job.left_out, self.run.set_aside)
+
+    @cached_property
+    def hints(self) -> list[str]:
+        """Lines that name an option by which more rows may be read. Found once, so ask only when the job is over."""
+        return hints(self.tally, self.results)
+
     @cached_property
     def breakdown(self) -> Breakdown:
         """Where the time of this run went. Computed once, so call it only when the run is over."""
@@ -286,6 +297,8 @@ class JobReport:
             "stopped": run.stopped,
             "left_out": {"count": len(job.left_out), "first": list(job.left_out[:_NAMED])},
             "set_aside": [list(item) for item in run.set_aside],
+            "not_read": self.not_read,
+            "hints": self.hints,
             "truth": None if self.confusion is None else _truth(self.confusion),
             "validation": job.answers and {"answers": job.answers, "wrong": self.wrong_answers},
         }
@@ -326,3 +339,8 @@ class Progress:
 
     def stop(self) -> None:
         """Called at the end, also after an error."""
+
+    def finished(self, report: JobReport) -> None:
+        """Called once the job is over: warns of what was not read, and of what may be amiss."""
+        for line in (*report.not_read, *report.hints):
+            self.warn(line)

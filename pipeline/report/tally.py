@@ -23,6 +23,8 @@ class Tally:
         Names of the labels.
     problems : list of (str, str)
         File and message of each file that was not wholly readable, or has other columns than the first.
+    unread : list of (str, int or None)
+        Each file or folder of which nothing is read, and its rows where they are known.
     chunks : int
         Committed chunks.
     rows_read, rows_written, rows_filtered, rows_quarantined : int
@@ -40,6 +42,7 @@ class Tally:
 
     classes: tuple[str, ...]
     problems: list[tuple[str, str]] = field(default_factory=list)
+    unread: list[tuple[str, int | None]] = field(default_factory=list)
     chunks: int = 0
     rows_read: int = 0
     rows_written: int = 0
@@ -79,4 +82,5 @@ class Tally:
             **{name: getattr(self, name) for name in _SUMS},
             labels={name: self.labels[name] for name in self.classes if self.labels[name]},
             problems=tuple(sorted(self.problems)),
+            unread=tuple(self.unread),
         )

@@ -15,6 +15,7 @@ from pipeline.accuracy import Confusion
 from pipeline.report.breakdown_table import print_breakdown
 from pipeline.report.console import PlainConsole, lines, styled
 from pipeline.report.job import JobReport, Progress
+from pipeline.report.remarks import unread_line
 from pipeline.report.roofline_table import print_profile
 
 _MOST_CLASSES = 20
@@ -71,6 +72,9 @@ class TerminalProgress(Progress):
         if self._bar is not None:
             self._bar.stop()
 
+    def finished(self, report: JobReport) -> None:
+        """The report says it."""
+
 
 def print_report(report: JobReport, console: PlainConsole) -> None:
     """Totals and labels; then accuracy, quarantined rows, breakdown, profile and problems, where there are any."""
@@ -86,6 +90,8 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
     if report.run.profile is not None:
         print_profile(report.run.profile, console)
     _print_list("left out", report.job.left_out, console)
+    if report.tally.unread:
+        console.print(lines(unread_line(report.tally.unread), "yellow"), soft_wrap=True)
     _print_list("files", [message for _, message in report.tally.problems], console)
     _print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.run.set_aside], console)
     if report.run.set_aside:
@@ -95,6 +101,8 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         )
     if report.run.stopped:
         console.print("The job was stopped early: --resume does the chunks that are left.", style="yellow")
+    for line in report.hints:
+        console.print(lines(line, "yellow"), soft_wrap=True)
 
 
 def _print_totals(report: JobReport, console: PlainConsole) -> None:

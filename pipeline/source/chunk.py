@@ -12,11 +12,27 @@ from numpy.typing import NDArray
 
 from pipeline.engine.base import Texts
 from pipeline.errors import UsageError
+from pipeline.source.encoding import UTF8, why_not_decoded
+from pipeline.source.kept import copied
 from pipeline.source.limits import LIMITS
 
 HEAD_BYTES = 256
 NO_TRUTH = -1
 _SPACE = pa.scalar(" ", pa.large_string())
+_OURS = {
+    "file",
+    "row",
+    "label",
+    "score",
+    "truth",
+    "top_labels",
+    "top_scores",
+    "n_chars",
+    "truncated",
+    "unknown_chars",
+    "reason",
+}
+"""Names of columns that the output may have beside the kept ones, and beside `score_` with the name of a class."""
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -35,7 +51,8 @@ class Selection:
 
     `kept` are the columns that are copied to the output and `kept_types` their Arrow types, in order; with `keep_all`
     they are every column of the first file or table, once it is known. `header` names the columns of a headerless CSV.
-    `answers` is the path of the parent program's answer file, for a one-hot input.
+    `answers` is the path of the parent program's answer file, for a one-hot input. `encoding` is Python's name of that
+    of the text files, `delimiter` the character between the fields of CSV files, where the user gave one.
     """
 
     text: tuple[str, ...] = ("text",)
@@ -46,7 +63,7 @@ class Selection:
     kept_types: tuple[pa.DataType, ...] = ()
     answers: str | None = None
     keep_all: bool = False
-    encoding: str = "utf-8"
+    encoding: str = UTF8
     delimiter: str | None = None
 
     @property
@@ -56,8 +73,24 @@ class Selection:
         return tuple(dict.fromkeys((*self.text, *self.kept, *truth)))
 
     @property
+    def kept_names(self) -> tuple[str, ...]:
+        """The kept columns as the output calls them. With `keep_all`, one called like a column of the output itself
+        gets the suffix `_source`: nobody named it.
+        """
+        if not self.keep_all:
+            return self.kept
+        ours = _OURS | {f"score_{name}" for name in self.classes}
+        names: dict[str, str] = {}
+        for name in self.kept:
+            renamed = name
+            while renamed in ours or (renamed != name and renamed in {*self.kept, *names.values()}):
+                renamed += "_source"
+            names[name] = renamed
+        return tuple(names.values())
+
+    @property
     def row_schema(self) -> pa.Schema:
-        kept = zip(self.kept, self.kept_types or [pa.string()] * len(self.kept), strict=True)
+        kept = zip(self.kept_names, self.kept_types or [pa.string()] * len(self.kept), strict=True)
         return pa.schema([("file", pa.string()), ("row", pa.int64()), *kept])
 
 
@@ -141,11 +174,19 @@ def assemble(
     """A chunk from the parsed rows of one file.
 
     numbers: int64 [N], the record number of each row. table: N rows with the selection's columns; text and string
-    columns may be binary or string. raw(i): byte offset and first bytes of row i, for the quarantine. bad: rows that
-    could not be parsed; those whose text is null, too long or not UTF-8 are added to them.
+    columns may be binary or string, and kept columns may be missing: then they are null. raw(i): byte offset and first
+    bytes of row i, for the quarantine. bad: rows that could not be parsed; those whose text is null, too long or not
+    UTF-8 are added to them.
     """
     reasons: dict[int, str] = {}
-    decoded = {name: _decode(name, table.column(name), reasons) for name in selection.columns}
+    held = {name: _column(table, name) for name in selection.columns}
+    kept_types = dict(zip(selection.kept, selection.row_schema.types[2:], strict=True))
+    used = {*selection.text, selection.truth}
+    decoded = {
+        name: _decode(name, column, reasons, selection.encoding)
+        for name, column in held.items()
+        if name in used or not _is_copied_as_it_is(column.type, kept_types[name])
+    }
     texts = [decoded[name] for name in selection.text]
     for i in np.flatnonzero(np.logical_and.reduce([_nulls(t) for t in texts])).tolist():
         reasons.setdefault(i, "the text is null")
@@ -166,7 +207,9 @@ def assemble(
     keep = np.ones(len(numbers), np.bool_)
     keep[list(reasons)] = False
     columns = [pa.repeat(pa.scalar(file, pa.string()), len(numbers)), pa.array(numbers)]
-    columns += [_kept_column(decoded[f.name], f.type) for f in list(selection.row_schema)[2:]]
+    for name, kind in kept_types.items():
+        as_it_is = _is_copied_as_it_is(held[name].type, kind)
+        columns.append(copied(held[name] if as_it_is else decoded[name], kind))
     rows = pa.table(columns, selection.row_schema)
     if reasons:
         mask = pa.array(keep)
@@ -265,11 +308,21 @@ def _nulls(values: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(values.is_null().to_numpy(zero_copy_only=False))
 
 
-def _decode(name: str, column: pa.ChunkedArray, reasons: dict[int, str]) -> pa.Array:
-    """One array, strings where the column holds bytes; rows that are not UTF-8 become null and get a reason."""
-    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+def _column(table: pa.Table, name: str) -> pa.Array:
+    """One array without a dictionary; of nulls where the table lacks the column."""
+    if name not in table.column_names:
+        return pa.nulls(len(table))
+    column = table.column(name).combine_chunks()
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _is_copied_as_it_is(held: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether a kept column needs no decoding: bytes stay bytes, and nulls have any type."""
+    return bool(pa.types.is_null(held) or kind == pa.binary())
+
+
+def _decode(name: str, column: pa.Array, reasons: dict[int, str], encoding: str) -> pa.Array:
+    """Strings where the column holds bytes; rows that are not text become null and get a reason."""
     if not is_textual(column.type):
         return column
     column = column.cast(pa.large_binary())
@@ -278,19 +331,7 @@ def _decode(name: str, column: pa.ChunkedArray, reasons: dict[int, str]) -> pa.A
     except pa.ArrowInvalid:
         values = column.to_pylist()
     for i, value in enumerate(values):
-        try:
-            if value is not None:
-                value.decode("utf-8")
-        except UnicodeDecodeError as error:
-            reasons.setdefault(
-                i, f"column {name!r} is not UTF-8: byte {error.start} of it is 0x{value[error.start]:02x}"
-            )
+        if value is not None and (why := why_not_decoded(value, encoding)):
+            reasons.setdefault(i, f"column {name!r} {why}")
             values[i] = None
     return pa.array(values, pa.large_binary()).cast(pa.large_string())
-
-
-def _kept_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    try:
-        return column.cast(kind)
-    except pa.ArrowInvalid as error:
-        raise UsageError(f"a kept column cannot be written as {kind}: {error}") from error

@@ -13,9 +13,10 @@ from dask.base import is_dask_collection
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection
+from pipeline.source.encoding import UTF8
 from pipeline.source.files import Files, Identity, find_files
 from pipeline.source.formats.base import Stream
-from pipeline.source.plan import Plan, Unit, part_name, plan_files
+from pipeline.source.plan import Plan, Unit, part_name, plan_files, refuse_useless
 from pipeline.source.scan import Scanner
 from pipeline.source.search import Problem
 from pipeline.source.tables import MEMORY, Tables, as_tables, dask_selection, digest_of, resolve, table_chunks
@@ -167,10 +168,14 @@ def open_input(
     if isinstance(given, Files):
         if saved is not None:
             return _planned_files(saved)
+        refuse_useless(given.found, selection)
         plan = plan_files(given.found, selection, chunk_rows, scanner)
-        return _planned_files(replace(plan, problems=given.problems + plan.problems))
+        unread = (*((path, None) for path, _ in given.problems), *plan.unread)
+        return _planned_files(replace(plan, problems=given.problems + plan.problems, unread=unread))
     if selection.answers:
         raise UsageError("an answer file goes with a one-hot file only")
+    if selection.encoding != UTF8 or selection.delimiter:
+        raise UsageError("an encoding or a delimiter goes with files only: these rows are in memory")
     if isinstance(given, Frame):
         selection = dask_selection(given.frame, selection)
         return JobInput(selection, partial(_partitions, given.frame, selection), chunk_count=given.frame.npartitions)

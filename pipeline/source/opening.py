@@ -20,6 +20,7 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from pipeline.errors import InputChanged, SourceError
+from pipeline.source.encoding import UTF8, Transcoded
 from pipeline.source.formats.base import InputFile
 
 _KINDS = {
@@ -93,16 +94,17 @@ def open_location(location: str) -> LocalFile | RemoteFile:
 
 
 def open_at(file: InputFile, start: int = 0) -> BinaryIO:
-    """Open a file at byte `start`, decompressed.
+    """Open a file at byte `start`, decompressed, as UTF-8 where its format is one of text.
 
     Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where its size or
     modification time is not that of the plan.
     """
-    if file.compression:
-        stream = cast(BinaryIO, _Decompressed(file))
+    stream = cast(BinaryIO, _Decompressed(file) if file.compression else io.BufferedReader(_Planned(file)))
+    if file.format.encoding != UTF8:
+        stream = cast(BinaryIO, Transcoded(stream, file.format.encoding))
+    if file.in_order:
         _skip(stream, start)
     else:
-        stream = cast(BinaryIO, io.BufferedReader(_Planned(file)))
         stream.seek(start)
     return stream
 

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Selection
+from pipeline.source.encoding import UTF8
 from pipeline.source.formats.base import FilePlan, Fragment, InputFile, Schema, Stream
 from pipeline.source.scan import Scanner, threads_scanner
-from pipeline.source.schema import difference, refuse_twice, resolve
+from pipeline.source.schema import difference, kept_types, refuse_twice, resolve
 from pipeline.source.search import Problem
 from pipeline.threads import threads
 
@@ -29,10 +30,15 @@ class Unit:
         return sum(fragment.rows for fragment in self.fragments)
 
 
+Unread = tuple[str, int | None]
+"""A file or folder of which nothing is read, and its rows where they are known."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The chunks of a job over files. columns: names of each file's columns, empty where it has none or could not be
-    read. selection: with its text columns and id types resolved.
+    read. selection: with its text columns, kept columns and their types resolved. unread: path of each file of which
+    nothing is read, with its rows where they are known; its problem says why.
     """
 
     files: tuple[InputFile, ...]
@@ -41,6 +47,7 @@ class Plan:
     problems: tuple[Problem, ...]
     selection: Selection
     chunk_rows: int
+    unread: tuple[Unread, ...] = ()
 
     @property
     def rows_known(self) -> int:
@@ -58,6 +65,7 @@ def plan_files(
 
     scanner: scans large files, in place of threads here. Raises UsageError for columns that the first file lacks.
     """
+    found = bound(found, selection)
     planned: list[_Planned] = []
     first: tuple[str, Schema] | None = None
     rest = iter(found)
@@ -69,6 +77,8 @@ def plan_files(
                 first, selection = (file.path, planned[-1].schema), planned[-1].selection
                 break
         planned += pool.map(lambda file: plan(file, selection, first), rest)
+    read = [one.schema for one in planned if one.schema and (one.plan.fragments or one.plan.streamed)]
+    selection = replace(selection, kept_types=kept_types(read, selection.kept))
     packing = _Packing(chunk_rows)
     for number, one in enumerate(planned):
         if one.schema is not None and one.plan.streamed:
@@ -81,7 +91,34 @@ def plan_files(
         units = [Unit(part_name(0, 0), ())]
     problems = tuple((one.file.path, message) for one in planned for message in one.plan.problems)
     columns = tuple((one.schema and one.schema.names) or () for one in planned)
-    return Plan(tuple(one.file for one in planned), columns, tuple(units), problems, selection, chunk_rows)
+    unread = tuple(
+        (one.file.path, _rows_of(one.file))
+        for one in planned
+        if one.plan.problems and not (one.plan.fragments or one.plan.streamed)
+    )
+    return Plan(tuple(one.file for one in planned), columns, tuple(units), problems, selection, chunk_rows, unread)
+
+
+def bound(found: Sequence[InputFile], selection: Selection) -> list[InputFile]:
+    """The files, each with the encoding and delimiter that the user gave, where its format has some."""
+    encoding, delimiter = selection.encoding, selection.delimiter
+    return [replace(file, format=file.format.for_options(encoding, delimiter)) for file in found]
+
+
+def refuse_useless(found: Sequence[InputFile], selection: Selection) -> None:
+    """Raise UsageError for an encoding or a delimiter that none of the files can have."""
+    files = bound(found, selection)
+    if files and selection.encoding != UTF8 and all(file.format.encoding == UTF8 for file in files):
+        raise UsageError(f"{files[0].path}: --encoding is for CSV, TSV, JSONL and text files, and there is none")
+    if files and selection.delimiter and not any(file.format.takes_header for file in files):
+        raise UsageError(f"{files[0].path}: --delimiter is for CSV and TSV files, and there is none")
+
+
+def _rows_of(file: InputFile) -> int | None:
+    try:
+        return file.format.rows_of(file) if file.size else 0
+    except SourceError:
+        return None
 
 
 class _Planned(NamedTuple):
@@ -111,7 +148,7 @@ def _plan_file(
         refuse_twice(path, found)
         if first is None:
             selection = resolve(file, found, selection)
-        elif message := difference(path, found, first, selection):
+        elif message := difference(file, found, first, selection):
             problems.append(message)
         schema = found
         file = replace(file, format=file.format.for_columns(schema.names or ()))

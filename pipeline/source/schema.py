@@ -1,14 +1,17 @@
-"""Checks of a file's columns: that the job's columns exist, and that they are those of the first file."""
+"""The columns of files: that those of the job exist, what it copies of them, and how files differ."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
 from pipeline.errors import SourceError, UsageError
-from pipeline.source.chunk import Selection
+from pipeline.source.chunk import Selection, is_textual
+from pipeline.source.delimiter import other_delimiter, separated_by
 from pipeline.source.formats.base import InputFile, Schema
+from pipeline.source.kept import common_type
 
 
 def refuse_twice(path: str, schema: Schema) -> None:
@@ -20,10 +23,10 @@ def refuse_twice(path: str, schema: Schema) -> None:
 
 
 def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
-    """The selection for a job whose first file is this one. Raises UsageError."""
+    """The selection for a job whose first readable file is this one. Raises UsageError."""
     path = file.path
     if schema.names is None:
-        if selection.kept or selection.truth or selection.text:
+        if selection.kept or selection.keep_all or selection.truth or selection.text:
             raise UsageError(f"{path}: a one-hot file has no columns to name")
         return selection
     if selection.answers:
@@ -34,33 +37,61 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
         selection = replace(selection, text=("text",))
     for name in selection.columns:
         if name not in schema.names:
-            have = ", ".join(schema.names) or "none"
             asked = "--text-column names another" if selection.text == ("text",) else "it is named in the options"
-            raise UsageError(f"{path}: no column {name!r} ({asked}); it has: {have}")
-    for name in selection.text:
-        kind = schema.types.get(name, pa.string())
-        if kind != pa.string():
-            raise UsageError(f"{path}: the text column {name!r} holds {kind}, not strings")
-    types = tuple(schema.types.get(name, pa.string()) for name in selection.kept)
-    return replace(selection, kept_types=types)
+            raise UsageError(f"{path}: no column {name!r} ({asked}); {_what_it_has(file, schema.names, name)}")
+    if strange := _not_text(schema, selection):
+        textual = [name for name in schema.names if is_textual(schema.types.get(name, pa.string()))]
+        others = f"; columns with strings: {', '.join(textual)}" if textual else ""
+        raise UsageError(f"{path}: {strange}{others}")
+    if selection.keep_all:
+        selection = replace(selection, kept=tuple(dict.fromkeys((*selection.kept, *schema.names))))
+    return selection
 
 
-def difference(path: str, schema: Schema, first: tuple[str, Schema], selection: Selection) -> str | None:
+def kept_types(schemas: Sequence[Schema], kept: Sequence[str]) -> tuple[pa.DataType, ...]:
+    """The types of the columns that are copied from files with these schemas: those that the files agree on."""
+    return tuple(
+        common_type(s.types.get(name, pa.string()) for s in schemas if s.names and name in s.names) for name in kept
+    )
+
+
+def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selection: Selection) -> str | None:
     """A message where a file's columns differ from the first file's; SourceError where it thus cannot be read."""
-    other, expected = first
+    path, (other, expected) = file.path, first
     if (schema.names is None) != (expected.names is None):
         raise SourceError(f"{path}: not of the same kind as {other}; classify it in a job of its own")
     if schema.names is None or expected.names is None:
         return None
-    missing = [name for name in selection.columns if name not in schema.names]
-    if missing and schema.complete:
-        have = ", ".join(schema.names) or "none"
-        raise SourceError(f"{path}: no column {missing[0]!r} as in {other}; it has: {have}. It was not read")
-    wanted = dict(zip(selection.kept, selection.kept_types, strict=True))
-    for name in selection.columns:
-        held = schema.types.get(name, pa.string())
-        if held != wanted.get(name, held if name == selection.truth else pa.string()):
-            raise SourceError(f"{path}: column {name!r} holds {held}, unlike {other}. It was not read")
+    missing = [name for name in selection.columns if name not in schema.names] if schema.complete else []
+    for name in missing:
+        if name in (*selection.text, selection.truth):
+            has = _what_it_has(file, schema.names, name)
+            raise SourceError(f"{path}: no column {name!r} as in {other}; {has}. It was not read")
+    if strange := _not_text(schema, selection):
+        raise SourceError(f"{path}: {strange}, unlike {other}. It was not read")
     if not (schema.named and schema.complete) or set(schema.names) == set(expected.names):
         return None
-    return f"{path}: its columns differ from those of {other}; it was read by the columns that this job names"
+    remark = f"{path}: its columns differ from those of {other}; it was read by the columns that this job names"
+    if missing:
+        remark += f"; it has no {', '.join(map(repr, missing))}: null in its rows"
+    more = [name for name in schema.names if name not in expected.names]
+    if more and selection.keep_all:
+        remark += f"; not copied: {', '.join(map(repr, more))}"
+    return remark
+
+
+def _not_text(schema: Schema, selection: Selection) -> str | None:
+    """What is wrong with a text column that does not hold strings."""
+    kinds = {name: schema.types.get(name, pa.string()) for name in selection.text}
+    return next(
+        (f"the text column {n!r} holds {kind}, not strings" for n, kind in kinds.items() if not is_textual(kind)), None
+    )
+
+
+def _what_it_has(file: InputFile, names: Sequence[str], missing: str) -> str:
+    """The columns of a file that lacks one, and what would give it the one that is missing."""
+    delimiter = other_delimiter(names, missing) if file.format.takes_header else None
+    if delimiter is None:
+        return f"it has: {', '.join(names) or 'none'}"
+    one = "one column" if len(names) == 1 else f"{len(names)} columns"
+    return f"it has {one}, {', '.join(map(repr, names))}: {separated_by(delimiter)}"

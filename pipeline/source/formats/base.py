@@ -11,6 +11,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from pipeline.source.chunk import Chunk, Selection
+from pipeline.source.encoding import UTF8
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.records import Records, Splitter
 from pipeline.telemetry.spans import Span
@@ -46,6 +47,11 @@ class InputFile:
     modified: str
     digest: str
     location: str
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it can only be read front to back: it is compressed, or its text is not UTF-8."""
+        return self.compression is not None or self.format.encoding != UTF8
 
 
 @dataclass(frozen=True)
@@ -194,6 +200,8 @@ class Format(ABC):
         Whether the user may name the columns of its files.
     limits : Limits
         The sizes that reading and planning keep to.
+    encoding : str
+        Of the text in its files, by Python's name. Files in another than UTF-8 are opened as streams of UTF-8.
 
     """
 
@@ -204,6 +212,7 @@ class Format(ABC):
     takes_header: ClassVar[bool] = False
 
     limits: Limits = LIMITS
+    encoding: str = UTF8
 
     def for_model(self, symbols: int, length: int) -> Format:
         """Bind the model's frame, for formats of encoded articles.
@@ -214,6 +223,24 @@ class Format(ABC):
             Characters in the model's alphabet.
         length : int
             Characters of each article that the model reads.
+
+        Returns
+        -------
+        Format
+            The bound format; by default this one.
+
+        """
+        return self
+
+    def for_options(self, encoding: str, delimiter: str | None) -> Format:
+        """Bind what the user says of the files, for formats of text.
+
+        Parameters
+        ----------
+        encoding : str
+            The encoding of their text, by Python's name.
+        delimiter : str or None
+            The character between the fields of a record; None for that of the format.
 
         Returns
         -------
@@ -263,6 +290,17 @@ class Format(ABC):
             If the user must change an option, for example the column names.
 
         """
+
+    def rows_of(self, file: InputFile) -> int | None:
+        """Return the number of rows that the file's own metadata give; None where only reading it tells.
+
+        Raises
+        ------
+        SourceError
+            If the file cannot be read.
+
+        """
+        return None
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
         """Cut a file into fragments, or decide that it is streamed, which is the default.

@@ -22,6 +22,8 @@ from pyarrow import csv as pa_csv
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection, assemble
+from pipeline.source.delimiter import DELIMITERS, separated_by
+from pipeline.source.encoding import UTF8, why_not_decoded
 from pipeline.source.formats.base import Fragment, InputFile, Schema
 from pipeline.source.formats.record_format import RecordFormat
 from pipeline.source.limits import LIMITS, Limits
@@ -193,6 +195,9 @@ class Csv(RecordFormat):
     delimiter: str = ","
     columns: tuple[str, ...] = ()
 
+    def for_options(self, encoding: str, delimiter: str | None) -> Csv:
+        return replace(self, encoding=encoding, delimiter=delimiter or self.delimiter)
+
     def for_columns(self, names: tuple[str, ...]) -> Csv:
         return replace(self, columns=names)
 
@@ -206,16 +211,26 @@ class Csv(RecordFormat):
         found = Dialect(self.delimiter, None if header is None else len(header), self.limits)(head.data, head.final)
         if header is not None:
             if len(found.starts) and len(found.problems) == len(found.starts):
-                raise UsageError(f"{file.path}: --columns names {len(header)} columns; {found.problems[0]}")
+                first = head.data[found.starts[0] : found.ends[0]].decode(UTF8, "replace")
+                other = next((c for c in DELIMITERS if c != self.delimiter and first.count(c) == len(header) - 1), None)
+                hint = f"; {separated_by(other)}" if other and len(header) > 1 else ""
+                raise UsageError(f"{file.path}: --columns names {len(header)} columns; {found.problems[0]}{hint}")
             return Schema(header, start=head.start)
         if not len(found.starts):
             if head.failure:
                 raise head.failure
             longer = f"its first record is longer than {self.limits.block_bytes >> 20} MiB"
             raise SourceError(f"{file.path}: {'the file holds no record' if head.final else longer}")
-        names = _header(head.data[found.starts[0] : found.ends[0]], self.delimiter, file.path)
+        names = self._header(head.data[found.starts[0] : found.ends[0]], file.path)
         after = int(found.starts[1]) if len(found.starts) > 1 else found.consumed
         return Schema(names, start=head.start + after)
+
+    def _header(self, record: bytes, path: str) -> tuple[str, ...]:
+        """The fields of a file's first record. Raises SourceError where they cannot be decoded."""
+        if why := why_not_decoded(record, self.encoding):
+            raise SourceError(f"{path}: its first line {why}. --encoding names another")
+        text = io.StringIO(record.decode(UTF8), newline="")
+        return tuple(next(csv.reader(text, delimiter=self.delimiter)))
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         if (chunk := self._read_at_once(fragment, selection, spans)) is not None:
@@ -230,7 +245,7 @@ class Csv(RecordFormat):
         quarantined, whose byte offset only a scan can find.
         """
         file, rows = fragment.file, fragment.rows
-        if not fragment.regular or file.compression:
+        if not fragment.regular or file.in_order:
             return None
         with open_at(file) as stream:
             data = _bytes_of(stream, fragment.start, fragment.start + fragment.size)
@@ -263,7 +278,7 @@ class Csv(RecordFormat):
         return assemble(path, first_row + kept, table, selection, lambda i: records.raw(int(kept[i])), bad)
 
     def _table(self, data: bytes, columns: tuple[str, ...]) -> pa.Table:
-        """The fields of `columns`, as bytes.
+        """The fields of those of `columns` that the file has, as bytes.
 
         `data` begins with a line end, which the parser skips: at the very start it would drop a byte order mark.
         """
@@ -273,7 +288,7 @@ class Csv(RecordFormat):
             pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(columns, pa.binary()),
-                include_columns=list(columns),
+                include_columns=[name for name in columns if name in self.columns],
                 strings_can_be_null=False,
                 null_values=[],
                 true_values=[],
@@ -288,15 +303,6 @@ class Tsv(Csv):
     suffixes = (".tsv",)
 
     delimiter: str = "\t"
-
-
-def _header(record: bytes, delimiter: str, path: str) -> tuple[str, ...]:
-    """The fields of a file's first record. Raises SourceError where they are not UTF-8."""
-    try:
-        text = record.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path}: its first line is not UTF-8 ({error.reason})") from error
-    return tuple(next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)))
 
 
 def _bytes_of(stream: BinaryIO, start: int, stop: int) -> bytes | None:

@@ -8,6 +8,7 @@ its neighbours.
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from pyarrow import json as pa_json
 
 from pipeline.source.chunk import BadRow, Chunk, Selection, assemble
+from pipeline.source.encoding import UTF8, why_not_decoded
 from pipeline.source.formats.base import InputFile, Schema
 from pipeline.source.formats.record_format import RecordFormat
 from pipeline.source.records import Records, Split, split_lines
@@ -26,12 +28,17 @@ _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
 _DEEPEST = 200
 """Brackets in a line that may go to Arrow: `json` fails at a little less than a thousand nested ones."""
 
+_LINES_WITH_KEYS = 100
+"""So many first lines say which columns a file has."""
+
 _SAMPLED, _DIGITS = 50, 43
 """Python rejects integers of more than 4,300 digits: such a run has 43 digits at steps of 50 bytes."""
 
 
 class Jsonl(RecordFormat):
-    """The text must be a string or null. Id and truth columns become strings, as JSON writes their values."""
+    """The text must be a string or null. Other columns become strings, as JSON writes their values; a key that a row
+    lacks is null in a kept column.
+    """
 
     name = "jsonl"
     suffixes = (".jsonl", ".ndjson")
@@ -50,12 +57,12 @@ class Jsonl(RecordFormat):
         return Split(lines.starts[kept], lines.ends[kept], problems, lines.consumed, lines.overlong)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        """The keys of the first line that is an object; else the selected columns: each row has its own keys."""
+        """The keys of the first lines that are objects; else the selected columns: each row has its own keys."""
         head = self.head(file)
         found = self.split(head.data, head.final)
-        keys = (_keys_of(head.data[s:e]) for s, e in zip(found.starts, found.ends, strict=True))
-        names = next((names for names in keys if names), ()) or selection.columns or ("text",)
-        return Schema(names, start=head.start, complete=False)
+        lines = (head.data[s:e] for s, e in zip(found.starts, found.ends, strict=True))
+        keys = dict.fromkeys(key for line in islice(lines, _LINES_WITH_KEYS) for key in _keys_of(line))
+        return Schema(tuple(keys) or selection.columns or ("text",), start=head.start, complete=False)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         table = _parse_at_once(records, selection)
@@ -109,18 +116,24 @@ def _parse_at_once(records: Records, selection: Selection) -> pa.Table | None:
         )
     except (pa.ArrowInvalid, UnicodeDecodeError):  # the latter where the error message quotes invalid UTF-8
         return None
-    # A null may also be a missing key.
-    if len(table) != len(records) or any(column.null_count for column in table.columns):
+    needed = _needed(selection)  # there, a null may also be a missing key
+    if len(table) != len(records) or any(table.column(name).null_count for name in needed):
         return None
     return pa.table({name: table.column(name).cast(pa.large_string()) for name in selection.columns})
+
+
+def _needed(selection: Selection) -> set[str]:
+    """The keys that each row must have."""
+    return {*selection.text, *((selection.truth,) if selection.truth else ())}
 
 
 def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
     """The types of a line's selected values: strings, or integers in columns other than the text."""
     try:
         value = json.loads(line)
-        kinds = {name: type(value[name]) for name in selection.columns}
-    except (ValueError, RecursionError, TypeError, KeyError):
+        kinds = {name: type(value[name]) for name in _needed(selection)}
+        kinds |= {name: str if (item := value.get(name)) is None else type(item) for name in selection.kept}
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None
     if any(kind is not str and (kind is not int or name in selection.text) for name, kind in kinds.items()):
         return None
@@ -158,19 +171,20 @@ def _odd_numbers(data: NDArray[np.uint8]) -> bool:
 
 
 def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:
+    if why := why_not_decoded(line, selection.encoding):
+        raise ValueError(f"the line {why}")
     try:
-        value = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the line is not UTF-8: byte {error.start} of it is 0x{line[error.start]:02x}") from error
+        value = json.loads(line.decode(UTF8))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"not a JSON object but {_kind(value)}")
     row: dict[str, str | None] = {}
+    needed = _needed(selection)
     for name in selection.columns:
-        if name not in value:
+        if name not in value and name in needed:
             raise ValueError(f"no key {name!r}")
-        item = value[name]
+        item = value.get(name)
         if name in selection.text and not isinstance(item, str | None):
             raise ValueError(f"the text {name!r} is {_kind(item)}, not a string")
         row[name] = item if isinstance(item, str | None) else json.dumps(item, ensure_ascii=False)

@@ -37,6 +37,9 @@ class OneHot(Format):
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         return Schema(None)
 
+    def rows_of(self, file: InputFile) -> int:
+        return file.size // self._row_bytes
+
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
         rows, left = divmod(file.size, self._row_bytes)
         problems = [f"{file.path}: {left:,} bytes after article {rows:,} are not a whole article"] if left else []

@@ -24,6 +24,7 @@ from pipeline.errors import SourceError
 from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, concat, cut, is_textual
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 from pipeline.source.formats.parquet_pages import longest_value
+from pipeline.source.kept import plain_type
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.opening import open_at
 from pipeline.telemetry.spans import Span
@@ -50,9 +51,11 @@ class Parquet(Format):
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         with open_at(file) as stream:
             schema = _open(file, stream).schema_arrow
-        # All string layouts count as one type.
-        types = {f.name: pa.string() if is_textual(f.type) else f.type for f in schema}
-        return Schema(tuple(schema.names), types)
+        return Schema(tuple(schema.names), {f.name: plain_type(f.type) for f in schema})
+
+    def rows_of(self, file: InputFile) -> int:
+        with open_at(file) as stream:
+            return int(_open(file, stream).metadata.num_rows)
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
         with open_at(file) as stream:
@@ -90,7 +93,7 @@ class Parquet(Format):
                 at += len(table)
                 if sum(piece.rows.nbytes for piece in pieces) > (most := _most_decoded(self.limits)):
                     raise SourceError(
-                        f"{fragment.file.path}: the id columns of {fragment.rows:,} rows from {fragment.first_row:,} "
+                        f"{fragment.file.path}: the kept columns of {fragment.rows:,} rows from {fragment.first_row:,} "
                         f"on take more than {most >> 20} MiB: choose others, or a smaller --chunk-size"
                     )
         yield concat(pieces)
@@ -181,7 +184,7 @@ class _RowGroup:
                 if stored > self._most:
                     rows = min(rows, _ROWS_AT_ONCE)
                 elif rows < min(about.num_rows, _ROWS_AT_ONCE) and stored <= self._limits.chunk_bytes:
-                    strings = [name for name in names if is_textual(parquet.schema_arrow.field(name).type)]
+                    strings = [f.name for f in parquet.schema_arrow if f.name in names and is_textual(f.type)]
                     parquet, rows = pq.ParquetFile(stream, read_dictionary=strings), about.num_rows
                 rows, left = max(1, min(rows, about.num_rows)), about.num_rows
                 for batch in parquet.iter_batches(rows, row_groups=[self._group], columns=names, use_threads=False):

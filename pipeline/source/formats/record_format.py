@@ -1,22 +1,23 @@
 """The common part of formats whose files are a sequence of records, separated by a scan.
 
-An uncompressed file is scanned for the beginnings of its records, so that it can be read from the middle and rows have
-numbers. A compressed file has one reader: the rows of a small one are counted first, and if it fits a chunk, one task
-reads it whole.
+An uncompressed file of UTF-8 is scanned for the beginnings of its records, so that it can be read from the middle and
+rows have numbers. A compressed file, or one in another encoding, has one reader: the rows of a small one are counted
+first, and if it fits a chunk, one task reads it whole.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import InputChanged, SourceError
+from pipeline.errors import InputChanged, SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection, assemble, concat, empty_chunk
+from pipeline.source.encoding import UTF8, looks_like, unescaped
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek, Stream
 from pipeline.source.opening import open_at
 from pipeline.source.records import BOM, Records, Split, cut, read_records
@@ -42,6 +43,9 @@ class RecordFormat(Format):
 
     seeks = Seek.RECORDS
 
+    def for_options(self, encoding: str, delimiter: str | None) -> RecordFormat:
+        return replace(self, encoding=encoding)
+
     @abstractmethod
     def split(self, buffer: bytes, final: bool) -> Split:
         """The records of `buffer`, which begins at a record; `final` where the stream ends with it."""
@@ -58,7 +62,7 @@ class RecordFormat(Format):
         return assemble(path, numbers, table, selection, lambda i: records.raw(kept[i]), records.bad_rows(first_row))
 
     def head(self, file: InputFile) -> Head:
-        """Raises SourceError where the file cannot be opened."""
+        """Raises SourceError where the file cannot be opened, UsageError where its encoding is plainly another."""
         block, final, failure = b"", False, None
         with open_at(file) as stream:
             try:
@@ -69,11 +73,13 @@ class RecordFormat(Format):
                 raise
             except SourceError as error:
                 failure = error
+        if other := looks_like(block):
+            raise UsageError(f"{file.path}: it looks like {other.upper()}: --encoding {other}")
         start = len(BOM) if block.startswith(BOM) else 0
         return Head(block[start:], start, final, failure)
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
-        if not file.compression:
+        if not file.in_order:
             return self._cut(file, schema.start, chunk_rows, scan(file, schema.start, self.split))
         if file.size > self.limits.counted_bytes:
             return FilePlan(streamed=True)
@@ -101,13 +107,13 @@ class RecordFormat(Format):
             if not row:  # else the rows before the damage are read, and the problem is reported with them
                 problems.append(str(error))
         if row > first_row:
-            whole = None if file.compression else file.size
+            whole = None if file.in_order else file.size
             fragments.append(Fragment(file, begin, whole, first_row, row - first_row, regular=regular))
         return FilePlan(fragments, problems)
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         file, row = fragment.file, fragment.first_row
-        size = None if file.compression else fragment.size
+        size = None if file.in_order else fragment.size
         for chunk, count, _ in self._chunks(file, fragment.start, size, row, fragment.rows, selection, spans):
             yield chunk
             row += count
@@ -145,6 +151,12 @@ class RecordFormat(Format):
                 for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes):
                     with span("decode", spans, "read"):
                         chunk = self.parse(records, file.path, row, selection)
+                    if self.encoding != UTF8:
+                        heads = [unescaped(head) for head in chunk.quarantine.column("head").to_pylist()]
+                        table = chunk.quarantine.drop_columns("head").append_column(
+                            "head", pa.array(heads, pa.binary())
+                        )
+                        chunk = replace(chunk, quarantine=table)
                     yield chunk, len(records), new
                     row += len(records)
             except SourceError as error:

@@ -1,0 +1,77 @@
+"""The columns that are copied to the output: their types over all files of a job, and their values as those types.
+
+A value becomes text by itself, whatever its neighbours are: so the text does not depend on how rows are chunked.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.errors import UsageError
+
+_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """A column's type as it is copied: the same, with one layout for strings, bytes and dictionaries of strings."""
+    if pa.types.is_dictionary(kind):
+        value = plain_type(kind.value_type)
+        return pa.dictionary(pa.int32(), value) if value == pa.string() else value
+    if any(test(kind) for test in _STRINGS):
+        return pa.string()
+    return pa.binary() if any(test(kind) for test in _BYTES) else kind
+
+
+def common_type(kinds: Iterable[pa.DataType]) -> pa.DataType:
+    """A column's type over several files: what they agree on, int64 for integers of several sizes, else strings.
+
+    A file in which it holds nulls only agrees with any.
+    """
+    held = {kind for kind in kinds if not pa.types.is_null(kind)}
+    if len(held) > 1:
+        held = {kind.value_type if pa.types.is_dictionary(kind) else kind for kind in held}
+    if len(held) > 1 and all(pa.types.is_integer(kind) and kind != pa.uint64() for kind in held):
+        held = {pa.int64()}
+    return held.pop() if len(held) == 1 else pa.string()
+
+
+def copied(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values as `kind`, which `common_type` found for their column. Raises UsageError where that is not possible.
+
+    As text, numbers and dates are written as Arrow does (1.0 as "1"), moments in the form of ISO 8601, bytes of fixed
+    size in hexadecimal, lists and the like as JSON.
+    """
+    try:
+        if pa.types.is_null(column.type):
+            return pa.nulls(len(column), kind)
+        if kind == pa.string() and not any(test(column.type) for test in (*_STRINGS, *_BYTES)):
+            return _as_text(column)
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"a kept column of {column.type} cannot be written as {kind}: {error}") from error
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.array([None if value is None else value.hex() for value in column.to_pylist()], pa.string())
+    if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
+        values = column.to_pylist()
+        texts = [None if v is None else json.dumps(v, ensure_ascii=False, default=_json_value) for v in values]
+        return pa.array(texts, pa.string())
+    return column.cast(pa.string())
+
+
+def _json_value(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
