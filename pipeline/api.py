@@ -15,6 +15,7 @@ from pipeline.job import OnDemand, Request, Running, run_job
 from pipeline.model.charcnn import Model, load_model
 from pipeline.options import OPTIONS, Options
 from pipeline.output.folder import OutputFolder
+from pipeline.output.place import refuse_url
 from pipeline.report.job import JobReport, Progress
 from pipeline.source.search import printable
 
@@ -92,7 +93,8 @@ def classify(
     delimiter : str, optional
         The character between the fields of a CSV file. Default: a comma, a tab in TSV files.
     root : str or path, optional
-        A folder above the input files: the column ``file`` has their paths relative to it. Default: absolute paths.
+        A folder, or the beginning of a URL, above all input files: the column ``file`` has their paths relative to it.
+        Default: absolute paths.
     limit : int, optional
         Label the first `limit` rows only.
     truth : str or path, optional
@@ -162,6 +164,7 @@ def classify(
     settings = Options(**{name: given[name] for name in OPTIONS})
     folder = None
     if output is not None:
+        refuse_url(output)
         if printable(os.fspath(output)) != os.fspath(output):
             raise UsageError(f"{printable(os.fspath(output))}: the name of the output folder is not UTF-8")
         folder = OutputFolder(Path(output).absolute())

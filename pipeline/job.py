@@ -145,7 +145,7 @@ def prepare(request: Request) -> Prepared:
     options.selection(request.model)
     symbols, length = len(request.model.alphabet), request.model.length
     whole, by_content = options.hash == "full", folder is not None
-    found = identify(request.source, symbols, length, whole_hash=whole, by_content=by_content)
+    found = identify(request.source, symbols, length, whole_hash=whole, by_content=by_content, root=options.root)
     inputs = tuple(InputIdentity(**about) for about in found.identity)
     before = folder.take_up().fingerprint if folder and options.resume and folder.is_begun else None
     if folder and before:

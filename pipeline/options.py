@@ -14,6 +14,7 @@ from pipeline.report.explain import refuse_unwritable
 from pipeline.source.chunk import Selection
 from pipeline.source.delimiter import delimiter_named
 from pipeline.source.encoding import encoding_named
+from pipeline.source.names import root_of
 from pipeline.source.opening import read_local, reason
 from pipeline.source.search import printable
 
@@ -81,6 +82,8 @@ class Options:
                 _refuse_not_utf8(name, *given)
         _refuse_not_utf8("truth_column", self.truth_column or "")
         _refuse_not_utf8("truth", os.fspath(self.truth or ""))
+        _refuse_not_utf8("root", os.fspath(self.root or ""))
+        root_of(self.root)
         refuse_unwritable(self.trace, self.report)
         if self.hash not in ("edges", "full"):
             raise UsageError(f"hash {self.hash!r}: choose edges or full")

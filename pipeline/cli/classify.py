@@ -14,6 +14,7 @@ from pipeline.api import classify
 from pipeline.engine.open import expected_device
 from pipeline.errors import UsageError
 from pipeline.job import CHUNK_ROWS
+from pipeline.output.place import refuse_url
 from pipeline.report.console import PlainConsole, print_json, say
 from pipeline.report.job import JobReport, Progress
 from pipeline.report.terminal import TerminalProgress, print_report
@@ -104,6 +105,7 @@ def command(
     Exit code 0: done (quarantined rows are reported, not an error). 2: wrong usage. 3: a file or chunk was set aside or
     could not be read. 4: stopped early by SIGUSR1, continue with --resume. 1: any other error.
     """
+    refuse_url(output)
     if scheduler_file and (cluster != "auto" or workers or protocol != "auto" or tls is not None or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
     options: dict[str, Any] = {

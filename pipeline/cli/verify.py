@@ -22,10 +22,14 @@ def command(
             help="Also compare with the input files: that they have not changed, and how many rows they have.",
         ),
     ] = False,
+    root: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="With --input: of a job with --root.  [default: the current folder]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
 ) -> None:
     """Read everything in an output folder again and check it; exit code 1 and a message at the first damage."""
-    totals = verify(output, input=against_input)
+    totals = verify(output, input=against_input, root=root)
     if as_json:
         print_json(msgspec.to_builtins(totals))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,15 +10,16 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.output.account import Committed
 from pipeline.output.record import InputIdentity, Manifest, SavedPlan, Settings
 from pipeline.source.chunk import Selection
-from pipeline.source.files import describe
+from pipeline.source.files import find_again
 from pipeline.source.formats.base import InputFile, Stream
 from pipeline.source.formats.onehot import OneHot
 from pipeline.source.plan import plan_files
-from pipeline.threads import available_cores, threads
 
 
-def recount(manifest: Manifest, plan: SavedPlan | None, committed: Committed) -> None:
-    """Plan the input of a job again and compare. A file that is read front to back is read.
+def recount(
+    manifest: Manifest, plan: SavedPlan | None, committed: Committed, root: str | os.PathLike[str] | None
+) -> None:
+    """Plan the input of a job again and compare. A file that is read front to back is read. root: of relative paths.
 
     A file of encoded articles is only compared by size, time and hash: its size determines its rows. Raises SourceError
     for a file that has changed, or has other rows than were labelled, UsageError where the input were rows in memory.
@@ -25,8 +27,9 @@ def recount(manifest: Manifest, plan: SavedPlan | None, committed: Committed) ->
     if plan is None:
         raise UsageError("the rows of this job were in memory: there is no input that they can be compared with")
     inputs, settings = manifest.fingerprint.inputs, manifest.fingerprint.settings
-    with threads(available_cores()) as pool:
-        found = list(pool.map(lambda before: _same(before, settings.hash == "full"), inputs))
+    found = find_again([before.path for before in inputs], root, settings.hash == "full")
+    for before, now in zip(inputs, found, strict=True):
+        _refuse_difference(before, now)
     labelled: Counter[str] = Counter()
     for entry in committed.chunks.values():
         for path, _, rows in entry.sources:
@@ -37,9 +40,8 @@ def recount(manifest: Manifest, plan: SavedPlan | None, committed: Committed) ->
             raise SourceError(f"{path} has {rows:,} rows, {labelled[path]:,} are in the output")
 
 
-def _same(before: InputIdentity, whole: bool) -> InputFile:
-    """The file as it is now. Raises SourceError where it is another."""
-    file = describe(before.path, 0, 0, whole)
+def _refuse_difference(before: InputIdentity, file: InputFile) -> None:
+    """Raise SourceError where the file is another now."""
     for what, was, now in (
         ("size", before.size, file.size),
         ("time of modification", before.modified, file.modified),
@@ -47,7 +49,6 @@ def _same(before: InputIdentity, whole: bool) -> InputFile:
     ):
         if was != now:
             raise SourceError(f"{before.path} has changed since it was labelled: its {what} was {was}, now {now}")
-    return file
 
 
 def _selection(plan: SavedPlan, settings: Settings) -> Selection:

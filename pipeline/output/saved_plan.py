@@ -170,7 +170,7 @@ def _check_files(saved: SavedPlan, found: Sequence[InputFile], selection: Select
             return None if rows_now(file) == sum(f.rows for f in fragments) else "has other rows than its chunks"
         if starts[number] != schema.start:
             return f"begins at byte {schema.start:,}, its first chunk at {starts[number]:,}"
-        if fragments and fragments[-1].stop != (None if file.in_order else file.size):
+        if fragments and fragments[-1].stop != (None if file.front_to_back else file.size):
             return "does not end where its last chunk ends"
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,7 +36,12 @@ _PART = pa.schema(
 )
 
 
-def verify(path: str | Path, *, input: bool = False) -> Totals:  # noqa: A002 - the command calls it --input
+def verify(
+    path: str | Path,
+    *,
+    input: bool = False,  # noqa: A002 - the command calls it --input
+    root: str | os.PathLike[str] | None = None,
+) -> Totals:
     """Check every file of an output folder.
 
     Parameters
@@ -44,7 +50,9 @@ def verify(path: str | Path, *, input: bool = False) -> Totals:  # noqa: A002 - 
         The output folder of a finished job.
     input : bool
         Also compare with the input files: that they are those that were labelled, and how many rows they have, which is
-        found out anew. Relative paths are relative to the folder in which the job ran.
+        found out anew.
+    root : str or path, optional
+        The folder to which the paths of the input files are relative, where the job had one. Default: the current one.
 
     Returns
     -------
@@ -101,7 +109,7 @@ def verify(path: str | Path, *, input: bool = False) -> Totals:  # noqa: A002 - 
     if totals.labels != +labels:
         raise OutputError(f"{path}: the labels in the manifest do not add up to those of its entries")
     if input:
-        recount(manifest, plan, committed)
+        recount(manifest, plan, committed, root)
     return totals
 
 

@@ -119,16 +119,25 @@ class Frame:
     identity: Identity
 
 
-def identify(source: Any, symbols: int, length: int, *, whole_hash: bool, by_content: bool) -> Files | Rows | Frame:
+def identify(
+    source: Any,
+    symbols: int,
+    length: int,
+    *,
+    whole_hash: bool,
+    by_content: bool,
+    root: str | os.PathLike[str] | None = None,
+) -> Files | Rows | Frame:
     """The input of a job, before it is planned. Raises UsageError where there is none.
 
     symbols, length: of the model, for files that are encoded already. whole_hash: hash whole files, not their edges.
-    by_content: identify rows in memory by a hash of them. A string is a path, and so is each item of `Paths` or of a
+    by_content: identify rows in memory by a hash of them. root: names of files are relative to it, else absolute. A
+    string is a path, and so is each item of `Paths` or of a
     list of `pathlib.Path`; a list of strings is articles.
     """
     paths = _paths(source)
     if paths is not None:
-        return find_files(paths, symbols, length, whole_hash)
+        return find_files(paths, symbols, length, whole_hash, root)
     if _is_frame(source):
         return Frame(source, [{"path": MEMORY, "digest": source._name}])
     tables = as_tables(source)

@@ -20,8 +20,10 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from pipeline.errors import InputChanged, SourceError
+from pipeline.source.archive import DAMAGE, open_member
 from pipeline.source.encoding import UTF8, Transcoded
 from pipeline.source.formats.base import InputFile
+from pipeline.source.names import is_url, without_secrets
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -30,19 +32,24 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_WEB = {"headers": {"Accept-Encoding": "identity"}}  # else a server may compress what has a length of its own
 _STAMPS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 """What file systems call the time at which a file was modified, or a tag that changes with its content."""
 
 
 class State(NamedTuple):
-    """What a file is compared by. modified: its time in ns; of a remote file, an ETag or the like."""
+    """What a file is compared by. size: None where its server does not tell it. modified: its time in ns; of a remote
+    file, an ETag or the like.
+    """
 
-    size: int
+    size: int | None
     modified: str
 
 
 class LocalFile(io.FileIO):
     """A regular file. Raises OSError for anything else, without waiting for the other end of a FIFO."""
+
+    ranges = True
 
     def __init__(self, path: str) -> None:
         super().__init__(path, opener=_open_regular)
@@ -52,13 +59,27 @@ class LocalFile(io.FileIO):
 
 
 class RemoteFile(io.RawIOBase):
-    """A file at an fsspec URL. Raises OSError, whatever the file system raises."""
+    """A file at an fsspec URL. Raises OSError, whatever the file system raises.
 
-    def __init__(self, url: str) -> None:
+    ranges: whether it can be read from any byte on; None to find out, which costs a server of the web a request.
+    """
+
+    def __init__(self, url: str, ranges: bool | None = None) -> None:
         with _os_errors():
-            fs, path = fsspec.core.url_to_fs(url)
-            self._stream = fs.open(path, "rb")
-            self._state = _state_in(getattr(self._stream, "details", None) or fs.info(path))
+            fs, path = remote(url)
+            options = _WEB if is_web(url) else {}
+            self._stream = fs.open(path, "rb", **options)
+            about = getattr(self._stream, "details", None) or {}
+            if not any(about.get(name) for name in _STAMPS):
+                about = fs.info(path)
+            self._state = _state_in(about)
+            if self._state.size is None and not is_web(url):
+                raise OSError(errno.EINVAL, "its server does not tell its size")
+        self.ranges = _has_ranges(self._stream, self._state) if ranges is None and is_web(url) else ranges is not False
+        if not self.ranges:
+            with _os_errors():
+                self._stream.close()
+                self._stream = fs.open(path, "rb", block_size=0, **options)
 
     def state(self) -> State:
         """As it was on opening."""
@@ -68,7 +89,7 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        return True
+        return self.ranges
 
     def readinto(self, buffer: Any) -> int:
         with _os_errors():
@@ -88,9 +109,29 @@ class RemoteFile(io.RawIOBase):
         super().close()
 
 
-def open_location(location: str) -> LocalFile | RemoteFile:
-    """Open a path or URL, whatever it holds. Raises OSError."""
-    return RemoteFile(location) if "://" in location else LocalFile(location)
+def is_web(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
+def remote(url: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of a URL, and the path on it. Raises OSError where its driver is not installed."""
+    options: dict[str, Any] = {}
+    try:
+        if is_web(url):
+            from aiohttp import ClientTimeout
+
+            # By default a response may take five minutes, all in all.
+            options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=60, sock_read=300)}
+        fs, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        package = getattr(error.__cause__ or error.__context__ or error, "name", None) or "a package that is not there"
+        raise OSError(errno.ENOPKG, f"{url.partition(':')[0]}:// needs {package}: pip install {package}") from error
+    return fs, path
+
+
+def open_location(location: str, ranges: bool | None = None) -> LocalFile | RemoteFile:
+    """Open a path or URL, whatever it holds. ranges: as of `RemoteFile`. Raises OSError."""
+    return RemoteFile(location, ranges) if is_url(location) else LocalFile(location)
 
 
 def open_at(file: InputFile, start: int = 0) -> BinaryIO:
@@ -99,10 +140,10 @@ def open_at(file: InputFile, start: int = 0) -> BinaryIO:
     Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where its size or
     modification time is not that of the plan.
     """
-    stream = cast(BinaryIO, _Decompressed(file) if file.compression else io.BufferedReader(_Planned(file)))
+    stream = cast(BinaryIO, io.BufferedReader(_Planned(file)) if file.seekable else _FrontToBack(file))
     if file.format.encoding != UTF8:
         stream = cast(BinaryIO, Transcoded(stream, file.format.encoding))
-    if file.in_order:
+    if file.front_to_back:
         _skip(stream, start)
     else:
         stream.seek(start)
@@ -118,8 +159,8 @@ def read_local(path: str) -> bytes:
 def check_unchanged(file: InputFile) -> None:
     """Raise InputChanged where the file at that path is no longer the one that was planned."""
     try:
-        if "://" in file.location:
-            fs, path = fsspec.core.url_to_fs(file.location)
+        if is_url(file.location):
+            fs, path = remote(file.location)
             fs.invalidate_cache(path)
             now = state_at(fs, path)
         else:
@@ -137,7 +178,16 @@ def state_at(fs: AbstractFileSystem, path: str) -> State:
 
 def reason(error: OSError) -> str:
     """The message of an error without the path, which the caller names."""
-    return error.strerror or str(error) or type(error).__name__
+    return without_secrets(error.strerror or str(error) or type(error).__name__)
+
+
+def why(error: BaseException) -> str:
+    """What the error of a driver says, without the address, which the caller names."""
+    if isinstance(error, FileNotFoundError):
+        return why(error.__cause__) if error.__cause__ else "no such file"
+    if status := getattr(error, "status", None):
+        return f"its server answers {status} {getattr(error, 'message', '')}".rstrip()
+    return reason(error) if isinstance(error, OSError) else without_secrets(f"{type(error).__name__}: {error}")
 
 
 def _open_regular(path: str, flags: int) -> int:
@@ -164,9 +214,25 @@ def _state_in(info: dict[str, Any]) -> State:
     """Raises OSError for what is no file."""
     if info.get("type", "file") != "file":
         raise OSError(errno.EINVAL, f"it is of the type {info['type']!r}, not a regular file")
-    if info.get("size") is None:
-        raise OSError(errno.EINVAL, "its server does not tell its size")
-    return State(int(info["size"]), next((str(info[name]) for name in _STAMPS if info.get(name)), ""))
+    size = None if info.get("size") is None else int(info["size"])
+    return State(size, next((str(info[name]) for name in _STAMPS if info.get(name)), ""))
+
+
+def _has_ranges(stream: Any, state: State) -> bool:
+    """Whether a server of the web sends a file from a byte that is not the first."""
+    if state.size is None:
+        return False
+    if state.size < 2:
+        return True
+    try:
+        stream.seek(state.size - 1)
+        stream.read(1)
+        stream.seek(0)
+    except ValueError:  # what fsspec raises
+        return False
+    except Exception as error:
+        raise OSError(errno.EIO, why(error)) from error
+    return True
 
 
 @contextmanager
@@ -174,13 +240,15 @@ def _os_errors() -> Iterator[None]:
     """Drivers of remote file systems raise anything."""
     try:
         yield
-    except OSError:
-        raise
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, why(error)) from error
     except Exception as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+        raise OSError(errno.EIO, why(error)) from error
 
 
 def _compare(file: InputFile, now: State) -> None:
+    if now.size is None:
+        now = now._replace(size=file.size)  # nothing is known to have changed it
     if now == (file.size, file.modified):
         return
     what = f"size was {file.size:,}, is {now.size:,}"
@@ -206,7 +274,7 @@ class _Planned(io.RawIOBase):
     def __init__(self, file: InputFile) -> None:
         self._file = file
         try:
-            self._raw = open_location(file.location)
+            self._raw = open_location(file.location, file.ranges)
         except OSError as error:
             raise SourceError(f"{file.path}: {reason(error)}") from error
         try:
@@ -219,7 +287,7 @@ class _Planned(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        return True
+        return self._raw.ranges
 
     def readinto(self, buffer: Any) -> int:
         try:
@@ -241,15 +309,15 @@ class _Planned(io.RawIOBase):
         super().close()
 
 
-def _skip(stream: BinaryIO | pa.NativeFile, count: int, most: int = 1 << 22) -> None:
+def _skip(stream: Any, count: int, most: int = 1 << 22) -> None:
     while count and (block := stream.read(min(count, most))):
         count -= len(block)
 
 
-class _Decompressed:
-    """A decompressed stream that returns every byte before the position at which its file is cut off or damaged.
+class _FrontToBack:
+    """A stream, decompressed, that returns every byte before the position at which its file is cut off or damaged.
 
-    Arrow's reader drops what a failing read has decompressed, so that read is repeated in smaller pieces.
+    Readers drop what a failing read has decompressed, so that read is repeated in smaller pieces.
     """
 
     def __init__(self, file: InputFile) -> None:
@@ -260,7 +328,14 @@ class _Decompressed:
 
     def _open(self) -> None:
         self._raw = io.BufferedReader(_Planned(self._file))
-        self._stream = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), self._file.compression)
+        self._stream: Any = self._raw
+        if self._file.member:
+            try:
+                self._stream = open_member(self._raw, self._file.member)
+            except (*DAMAGE, OSError) as error:
+                raise SourceError(f"{self._file.path}: {error}") from error
+        if self._file.compression:
+            self._stream = pa.CompressedInputStream(pa.PythonFile(self._stream, "r"), self._file.compression)
 
     def read(self, size: int) -> bytes:
         while True:
@@ -268,11 +343,12 @@ class _Decompressed:
                 block = bytes(self._stream.read(min(size, self._most)))
             except InputChanged:
                 raise
-            except (OSError, SourceError, pa.ArrowException) as error:
+            except (OSError, SourceError, pa.ArrowException, *DAMAGE) as error:
                 if self._most == 1:
                     path, given = self._file.path, self._given
+                    unit = "decompressed bytes" if self._file.compression or self._file.member else "bytes"
                     raise SourceError(
-                        f"{path}: cut off or damaged after {given:,} decompressed bytes; all before is read ({error})"
+                        f"{path}: cut off or damaged after {given:,} {unit}; all before is read ({error})"
                     ) from error
                 self._most = max(self._most // 16, 1)
                 self._reopen()
@@ -289,7 +365,7 @@ class _Decompressed:
         self._stream.close()
         self._raw.close()
 
-    def __enter__(self) -> _Decompressed:
+    def __enter__(self) -> _FrontToBack:
         return self
 
     def __exit__(self, *_: object) -> None:

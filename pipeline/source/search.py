@@ -2,7 +2,8 @@
 
 A folder is searched with all below it, through symbolic links too; so is what a pattern leads to. Within one name, each
 real folder is searched once, under the first of its names, so links may form loops. Names that begin with a dot or an
-underscore are skipped in folders, and those with a dot by patterns, as shells do.
+underscore are skipped in folders, and those with a dot by patterns, as shells do. Of a dataset that Hugging Face
+`datasets` has saved, the shards are input; its descriptions and what it has cached are not.
 """
 
 from __future__ import annotations
@@ -14,51 +15,57 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import UsageError
 from pipeline.output.layout import ENTRIES, MANIFEST, OLD_MANIFEST, PARTS
-from pipeline.source.opening import reason
+from pipeline.source.names import absolute, as_url, in_archive, member_name, without_secrets
+from pipeline.source.opening import is_web, reason, remote, why
 
 Problem = tuple[str, str]
 """A path, and a message about the problem of that file or folder."""
+
+_OF_DATASETS = {"dataset_info.json", "dataset_dict.json", "state.json"}
+_CACHED_BY_DATASETS = "cache-*.arrow"
 
 
 @dataclass
 class Found:
     """paths: of files, and of what else a name may stand for. left_out: of files whose suffix belongs to no format, and
-    of folders that a pattern matches. problems: of folders that cannot be read. A path is as the operating system has
-    it: see `printable`.
+    of folders that a pattern matches. unreadable: folders, each with the reason. A path is absolute, and as the
+    operating system has it: see `printable`.
     """
 
     paths: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, more: Found) -> None:
-        self.paths += sorted(set(more.paths))
-        self.left_out += sorted(set(more.left_out))
-        self.problems += sorted(set(more.problems))
+        """Add what another name stands for; what two names stand for is read once."""
+        self.paths += sorted({absolute(path) for path in more.paths} - {*self.paths})
+        self.left_out += sorted({absolute(path) for path in more.left_out} - {*self.left_out})
+        self.unreadable += sorted({(absolute(path), why) for path, why in more.unreadable} - {*self.unreadable})
 
-    def unreadable(self, folder: str, error: OSError) -> None:
-        path = printable(folder)
-        self.problems.append((path, f"{path}: {reason(error)}; nothing in this folder was read"))
+    def is_unreadable(self, folder: str, error: OSError) -> None:
+        self.unreadable.append((folder, reason(error)))
 
 
 def search(names: Sequence[str], is_known: Callable[[str], bool]) -> Found:
     """What paths, folders, patterns and fsspec URLs name: in the order given, sorted within each.
 
-    is_known: whether the suffix of a path belongs to a format. Raises UsageError where a name stands for nothing.
+    is_known: whether the suffix of a path or URL belongs to what can be read. Raises UsageError where a name stands for
+    nothing.
     """
     found = Found()
     for name in names:
-        here = _search_url(name, is_known) if "://" in name else _search_local(name, is_known)
-        if not (here.paths or here.problems):
+        url = as_url(name)
+        here = _search_url(url, is_known) if url else _search_local(name, is_known)
+        if not (here.paths or here.unreadable):
             others = f" ({len(here.left_out):,} files of other kinds)" if here.left_out else ""
-            raise UsageError(f"no input at {name!r}: no such file, or a folder or pattern without one{others}")
+            shown = without_secrets(url or name)
+            raise UsageError(f"no input at {shown!r}: no such file, or a folder or pattern without one{others}")
         found.add(here)
     return found
 
@@ -92,12 +99,17 @@ def _below(top: str, is_known: Callable[[str], bool]) -> Found:
         names = {entry.name for entry in entries}
         if {ENTRIES, PARTS} <= names and {MANIFEST, OLD_MANIFEST} & names:
             continue  # an output folder of this program is not input
-        shown = [entry for entry in entries if not entry.name.startswith((".", "_"))]
+        shown = [entry for entry in entries if not (entry.name.startswith((".", "_")) or _is_beside(entry.name, names))]
         waiting += [entry.path for entry in reversed(shown) if _is_folder(entry)]
         for entry in shown:
             if not _is_folder(entry):
                 (found.paths if is_known(entry.name) else found.left_out).append(entry.path)
     return found
+
+
+def _is_beside(name: str, names: set[str]) -> bool:
+    """Whether a file belongs to a dataset of Hugging Face in its folder, and holds none of its rows."""
+    return bool(_OF_DATASETS & names) and (name in _OF_DATASETS or fnmatchcase(name, _CACHED_BY_DATASETS))
 
 
 def _matching(pattern: str) -> Found:
@@ -142,7 +154,7 @@ def _entries(folder: str, kind: int, seen: set[tuple[int, ...]], found: Found) -
         with os.scandir(folder or ".") as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        found.unreadable(folder, error)
+        found.is_unreadable(folder, error)
         return []
 
 
@@ -155,10 +167,18 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _search_url(name: str, is_known: Callable[[str], bool]) -> Found:
+    shown = without_secrets(name)
     try:
-        fs, path = fsspec.core.url_to_fs(name)
+        if inside := in_archive(name):
+            archive = as_url(inside.archive)
+            here = _search_url(archive, is_known) if archive else _search_local(inside.archive, is_known)
+            return Found([member_name(inside.member, path) for path in here.paths])
+        fs, path = remote(name)
         if isinstance(fs, LocalFileSystem):
             return _search_local(path, is_known)
+        if is_web(name) and ("?" in name or (is_known(name) and not glob.has_magic(shown))):
+            fs.info(path)
+            return Found([name])  # to look for files below it would read all of it
         if glob.has_magic(path):
             found = Found()
             for one, info in fs.glob(path, detail=True).items():
@@ -167,8 +187,10 @@ def _search_url(name: str, is_known: Callable[[str], bool]) -> Found:
         if not fs.isdir(path):
             return Found([name] if fs.exists(path) else [])
         return _below_remote(fs, path, is_known)
+    except UsageError:
+        raise
     except Exception as error:  # drivers raise anything
-        raise UsageError(f"{name}: {error or type(error).__name__}") from error
+        raise UsageError(f"{shown}: {why(error)}") from error
 
 
 def _below_remote(fs: AbstractFileSystem, top: str, is_known: Callable[[str], bool]) -> Found:
@@ -185,7 +207,7 @@ def _below_remote(fs: AbstractFileSystem, top: str, is_known: Callable[[str], bo
                     if info["name"].rstrip("/") != folder.rstrip("/"):
                         (waiting if info["type"] == "directory" else paths).append(info["name"])
             except OSError as error:
-                found.unreadable(fs.unstrip_protocol(folder), error)
+                found.is_unreadable(fs.unstrip_protocol(folder), error)
     for path in paths:
         if not any(part.startswith((".", "_")) for part in PurePosixPath(path[len(top) :]).parts):
             (found.paths if is_known(path) else found.left_out).append(fs.unstrip_protocol(path))

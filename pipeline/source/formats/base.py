@@ -18,25 +18,61 @@ from pipeline.telemetry.spans import Span
 
 
 @dataclass(frozen=True)
+class Member:
+    """A file within a zip archive.
+
+    Attributes
+    ----------
+    name : str
+        Its path in the archive.
+    offset : int
+        The byte of the archive at which it begins, with its header.
+    method : int
+        The number of its compression.
+    size, length : int
+        Bytes, compressed and decompressed.
+    checksum : int
+        CRC-32 of its content.
+    problem : str
+        Why it cannot be read; empty where it can.
+
+    """
+
+    name: str
+    offset: int
+    method: int
+    size: int
+    length: int
+    checksum: int
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class InputFile:
     """One input file of a job.
 
     Attributes
     ----------
     path : str
-        The path or URL, as in the output.
+        What it is called in the output and in messages; see `pipeline.source.names`.
     format : Format
         How it is read.
     compression : str or None
         Arrow's name of its compression, e.g. "gzip".
     size : int
-        Bytes, compressed.
+        Bytes, compressed; of the archive that it is in, if it is in one.
     modified : str
         Modification time in ns, or the equivalent of a remote file system, such as an ETag.
     digest : str
-        SHA-256 of its first and last 64 KiB, or of the whole file.
+        SHA-256 of its first and last 64 KiB, or of the whole file; of a member of an archive, of what the archive says
+        of it, or of its content.
     location : str
-        Absolute path or URL, by which a process in any working directory can open it.
+        Absolute path or URL, by which a process in any working directory can open it; if it is in an archive, that
+        one's.
+    member : Member or None
+        Its place in a zip archive.
+    ranges : bool
+        Whether its server sends it from any byte on, and not only from the first.
 
     """
 
@@ -47,11 +83,23 @@ class InputFile:
     modified: str
     digest: str
     location: str
+    member: Member | None = None
+    ranges: bool = True
 
     @property
-    def in_order(self) -> bool:
-        """Whether it can only be read front to back: it is compressed, or its text is not UTF-8."""
-        return self.compression is not None or self.format.encoding != UTF8
+    def seekable(self) -> bool:
+        """Whether its bytes can be read from any on."""
+        return not self.compression and self.member is None and self.ranges
+
+    @property
+    def front_to_back(self) -> bool:
+        """Whether it can be read from its first record on only: its bytes cannot be sought, or are to be transcoded."""
+        return not self.seekable or self.format.encoding != UTF8
+
+    @property
+    def stored(self) -> int:
+        """Its bytes as they are stored: compressed, and without the archive around them."""
+        return self.member.size if self.member else self.size
 
 
 @dataclass(frozen=True)
@@ -118,7 +166,7 @@ class Fragment:
         """Bytes of the file, or `held` where it is counted in rows."""
         if self.file.format.seeks is not Seek.RECORDS:
             return self.held
-        return (self.stop or self.file.size) - self.start
+        return (self.stop or self.file.stored) - self.start
 
 
 @dataclass(frozen=True)
@@ -164,8 +212,8 @@ class FilePlan:
 class Seek(Enum):
     """Where reading of a file can begin.
 
-    ROWS: at any row, by the metadata of the file; such a file is read at many places at once, so it cannot be
-    compressed. RECORDS: at any record, once a scan has found them. NOTHING: only at the front.
+    ROWS: at any row, by the metadata of the file. RECORDS: at any record, once a scan has found them. NOTHING: only at
+    the front.
     """
 
     ROWS = auto()
@@ -198,6 +246,9 @@ class Format(ABC):
         The first bytes of each of its files, which no file of another format has; empty where there are none.
     takes_header : bool
         Whether the user may name the columns of its files.
+    jumps : bool
+        Whether its files are read at many places, so that they cannot be compressed, in an archive, or on a server that
+        sends them from the first byte on only.
     limits : Limits
         The sizes that reading and planning keep to.
     encoding : str
@@ -210,6 +261,7 @@ class Format(ABC):
     seeks: ClassVar[Seek]
     magic: ClassVar[bytes] = b""
     takes_header: ClassVar[bool] = False
+    jumps: ClassVar[bool] = False
 
     limits: Limits = LIMITS
     encoding: str = UTF8

@@ -245,7 +245,7 @@ class Csv(RecordFormat):
         quarantined, whose byte offset only a scan can find.
         """
         file, rows = fragment.file, fragment.rows
-        if not fragment.regular or file.in_order:
+        if not fragment.regular or file.front_to_back:
             return None
         with open_at(file) as stream:
             data = _bytes_of(stream, fragment.start, fragment.start + fragment.size)

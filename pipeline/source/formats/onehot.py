@@ -23,6 +23,7 @@ class OneHot(Format):
     name = "one-hot"
     suffixes = (".bin",)
     seeks = Seek.ROWS
+    jumps = True
 
     symbols: int = 0
     length: int = 0

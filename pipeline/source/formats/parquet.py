@@ -41,6 +41,7 @@ class Parquet(Format):
     name = "parquet"
     suffixes = (".parquet", ".pq")
     seeks = Seek.ROWS
+    jumps = True
     magic = b"PAR1\x15"  # the last byte begins the first Thrift header; no text begins with it
 
     length: int = 0

@@ -79,9 +79,9 @@ class RecordFormat(Format):
         return Head(block[start:], start, final, failure)
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
-        if not file.in_order:
+        if not file.front_to_back:
             return self._cut(file, schema.start, chunk_rows, scan(file, schema.start, self.split))
-        if file.size > self.limits.counted_bytes:
+        if file.stored > self.limits.counted_bytes:
             return FilePlan(streamed=True)
         with open_at(file, schema.start) as stream:
             records = read_records(stream, self.split, schema.start, limits=self.limits)
@@ -102,18 +102,18 @@ class RecordFormat(Format):
                 row += len(records)
                 regular &= not records.problems
         except SourceError as error:
-            if not file.compression or isinstance(error, InputChanged):
+            if not file.front_to_back or isinstance(error, InputChanged):
                 raise
             if not row:  # else the rows before the damage are read, and the problem is reported with them
                 problems.append(str(error))
         if row > first_row:
-            whole = None if file.in_order else file.size
+            whole = None if file.front_to_back else file.size
             fragments.append(Fragment(file, begin, whole, first_row, row - first_row, regular=regular))
         return FilePlan(fragments, problems)
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         file, row = fragment.file, fragment.first_row
-        size = None if file.in_order else fragment.size
+        size = None if file.front_to_back else fragment.size
         for chunk, count, _ in self._chunks(file, fragment.start, size, row, fragment.rows, selection, spans):
             yield chunk
             row += count
@@ -160,6 +160,6 @@ class RecordFormat(Format):
                     yield chunk, len(records), new
                     row += len(records)
             except SourceError as error:
-                if not file.compression or isinstance(error, InputChanged):
+                if not file.front_to_back or isinstance(error, InputChanged):
                     raise
                 yield empty_chunk(selection, (str(error),)), 0, False
