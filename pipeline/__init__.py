@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.api import classify
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
+    from pipeline.labelled import label
     from pipeline.model.charcnn import Model, load_model
     from pipeline.options import Options
     from pipeline.output.verify import verify
@@ -33,6 +34,7 @@ __all__ = [
     "SourceError",
     "UsageError",
     "classify",
+    "label",
     "load_model",
     "verify",
 ]
@@ -43,6 +45,7 @@ _MODULES = {
     "Options": "options",
     "Paths": "source.inputs",
     "classify": "api",
+    "label": "labelled",
     "load_model": "model.charcnn",
     "verify": "output.verify",
 }

@@ -31,7 +31,7 @@ from pipeline.output.record import WRITER, ClosingEntry, Fingerprint, InputIdent
 from pipeline.output.saved_plan import plan_bytes, plan_from
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
-from pipeline.report.results import Results
+from pipeline.report.results import Results, origin_of
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
@@ -184,7 +184,9 @@ def plan(prepared: Prepared) -> Planned:
         job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
-    schema = output_schema(job_input.selection, model.classes, options.top_k, options.scores)
+    schema = output_schema(
+        job_input.selection, model.classes, options.top_k, options.scores, in_memory=request.folder is None
+    )
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
     return Planned(prepared, job_input, schema, chunk_rows, engines, seconds)
 
@@ -216,9 +218,9 @@ def execute(planned: Planned, client: Client) -> Executed:
     )
     unread = planned.input.plan.unread if planned.input.plan else ()
     tally = Tally(model.classes, list(planned.input.problems), list(unread))
-    report = JobReport(
-        facts, tally, Run(_timeline(client, prepared.started)), Results(planned.schema, folder, fingerprint.id)
-    )
+    origin = origin_of(request.source, planned.input.selection)
+    results = Results(planned.schema, folder, fingerprint.id, origin)
+    report = JobReport(facts, tally, Run(_timeline(client, prepared.started)), results)
     start = time.perf_counter() - began + (planned.engines.seconds if planned.engines else 0.0)
     report.run.timings |= {"plan": planned.seconds, "start": start}
     done = {}
