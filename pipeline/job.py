@@ -146,6 +146,11 @@ def prepare(request: Request) -> Prepared:
     symbols, length = len(request.model.alphabet), request.model.length
     whole, by_content = options.hash == "full", folder is not None
     found = identify(request.source, symbols, length, whole_hash=whole, by_content=by_content, root=options.root)
+    if folder and options.resume and folder.is_begun and isinstance(found, Rows) and found.once:
+        raise UsageError(
+            f"cannot resume {folder.path}: a {found.held.kind} is read once, so which of its rows the job has labelled "
+            "is not known. Start again with --overwrite. What a list, a table or files hold can be resumed"
+        )
     inputs = tuple(InputIdentity(**about) for about in found.identity)
     before = folder.take_up().fingerprint if folder and options.resume and folder.is_begun else None
     if folder and before:

@@ -23,7 +23,7 @@ from pipeline.source.inputs import Files, JobInput, identify, open_input
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.plan import Unit, plan_files
 from pipeline.source.read import read_unit
-from pipeline.source.tables import as_tables, table_chunks
+from pipeline.source.tables import of_table
 
 TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]
 TEXT_AND_ID = Selection(text=("text",), kept=("id",))
@@ -229,7 +229,7 @@ def test_streams_of_long_articles_make_smaller_chunks(tmp_path: Path) -> None:
 
 
 def test_chunks_in_one_keep_the_characters_of_whole_texts() -> None:
-    chunks = list(table_chunks(as_tables(["one", "two", "three"]), Selection(), 2))
+    chunks = list(of_table(pa.table({"text": ["one", "two", "three"]})).chunks(Selection(), 2))
     counted = [replace(c, n_chars=np.arange(len(c)) + 2000) for c in chunks]
     assert concat(counted).without_text().n_chars.tolist() == [2000, 2001, 2000]
     assert concat(chunks).n_chars is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,10 +17,14 @@ from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.encoding import UTF8
 from pipeline.source.files import Files, Identity, find_files
 from pipeline.source.formats.base import Stream
+from pipeline.source.items import Items, as_items
 from pipeline.source.plan import Plan, Unit, part_name, plan_files, refuse_useless
 from pipeline.source.scan import Scanner
 from pipeline.source.search import Problem
-from pipeline.source.tables import MEMORY, Tables, as_tables, dask_selection, digest_of, resolve, table_chunks
+from pipeline.source.tables import MEMORY, Tables, as_tables, dask_selection
+
+_SHOWN = 60
+"""Characters of a text that is taken for a path, in a message."""
 
 
 class Paths(tuple[str, ...]):
@@ -27,7 +32,7 @@ class Paths(tuple[str, ...]):
 
     Parameters
     ----------
-    paths : iterable of str
+    paths : iterable of str or pathlib.Path
         The paths, in the order in which their rows are read.
 
     Examples
@@ -107,10 +112,14 @@ class JobInput:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows in the client's memory."""
+    """Rows in the client's memory, or that the client gets from an object which is read once."""
 
-    tables: Tables
+    held: Tables | Items
     identity: Identity
+
+    @property
+    def once(self) -> bool:
+        return self.held.rows is None
 
 
 @dataclass(frozen=True)
@@ -133,22 +142,28 @@ def identify(
     """The input of a job, before it is planned. Raises UsageError where there is none.
 
     symbols, length: of the model, for files that are encoded already. whole_hash: hash whole files, not their edges.
-    by_content: identify rows in memory by a hash of them. root: names of files are relative to it, else absolute. A
-    string is a path, and so is each item of `Paths` or of a
-    list of `pathlib.Path`; a list of strings is articles.
+    by_content: identify rows in memory by a hash of them; what is read once is never the same again. root: names of
+    files are relative to it, else absolute. A string is a path, and so is each item of `Paths` or of a list of
+    `pathlib.Path`; a list of strings is articles.
     """
     paths = _paths(source)
     if paths is not None:
-        return find_files(paths, symbols, length, whole_hash, root)
-    if _is_frame(source):
-        return Frame(source, [{"path": MEMORY, "digest": source._name}])
+        return _find(source, paths, symbols, length, whole_hash, root)
+    if is_dask_collection(source):
+        frame = _dask_frame(source)
+        return Frame(frame, [{"path": MEMORY, "digest": frame._name}])
     tables = as_tables(source)
-    return Rows(tables, [{"path": MEMORY, "digest": digest_of(tables) if by_content else ""}])
+    rows = as_items(source) if tables is None else tables
+    if rows is None:
+        raise UsageError(_refusal(source))
+    if rows.rows is None:
+        return Rows(rows, [{"path": MEMORY, "digest": f"read once: {uuid.uuid4().hex}"}])
+    return Rows(rows, [{"path": MEMORY, "digest": rows.digest if by_content else ""}])
 
 
 def _paths(source: Any) -> list[str] | None:
     if isinstance(source, Paths):
-        return list(source)
+        return [os.fspath(path) for path in source]
     if isinstance(source, str | os.PathLike):
         return [os.fspath(source)]
     if isinstance(source, list | tuple) and source and all(isinstance(s, Path) for s in source):
@@ -156,12 +171,43 @@ def _paths(source: Any) -> list[str] | None:
     return None
 
 
-def _is_frame(source: Any) -> bool:
-    if not is_dask_collection(source):
-        return False
-    from dask.dataframe import DataFrame  # takes a second to import, so only where it is needed
+def _find(
+    source: Any, paths: list[str], symbols: int, length: int, whole_hash: bool, root: str | os.PathLike[str] | None
+) -> Files:
+    try:
+        return find_files(paths, symbols, length, whole_hash, root)
+    except UsageError as error:
+        if isinstance(source, str) and "://" not in source and not os.path.lexists(source):
+            shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"
+            raise UsageError(
+                f"no input at {shown!r}: no such file, or a folder or pattern without one. To label a text, give a "
+                "list of texts"
+            ) from error
+        raise
 
-    return isinstance(source, DataFrame)
+
+def _dask_frame(source: Any) -> Any:
+    """A Dask DataFrame; of a Series, with the column "text"."""
+    from dask.dataframe import DataFrame, Series  # takes a second to import, so only where it is needed
+
+    if isinstance(source, DataFrame):
+        return source
+    if isinstance(source, Series):
+        return source.to_frame("text")
+    raise UsageError(_refusal(source))
+
+
+def _refusal(source: Any) -> str:
+    kind = type(source).__name__
+    remedies = {
+        "LazyFrame": "it is a query: give .collect() of it",
+        "DuckDBPyConnection": "give .to_arrow_reader() of it",
+        "DatasetDict": "give one of its splits, for example dataset['train']",
+        "IterableDatasetDict": "give one of its splits, for example dataset['train']",
+        "dict": "give a list of texts or of dicts, or its .values()",
+    }
+    remedy = remedies.get(kind, "give paths, texts or dicts in a list or iterator, or a DataFrame or table")
+    return f"cannot classify a {kind}: {remedy}"
 
 
 def open_input(
@@ -190,12 +236,12 @@ def open_input(
     if isinstance(given, Frame):
         selection = dask_selection(given.frame, selection)
         return JobInput(selection, partial(_partitions, given.frame, selection), chunk_count=given.frame.npartitions)
-    selection = resolve(given.tables.schema, selection)
+    selection = given.held.resolve(selection)
 
     def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
-        return _loaded(table_chunks(given.tables, selection, chunk_rows), 0, MEMORY, done, ended)
+        return _loaded(given.held.chunks(selection, chunk_rows), 0, MEMORY, done, ended)
 
-    return JobInput(selection, chunks, rows=given.tables.rows)
+    return JobInput(selection, chunks, rows=given.held.rows or 0)
 
 
 def _planned_files(plan: Plan) -> JobInput:

@@ -1,73 +1,104 @@
-"""Articles that are in memory: lists, Arrow, pandas; and Dask DataFrames, whose partitions stay where they are."""
+"""Articles in Arrow tables, and in whatever gives them through Arrow's PyCapsule interface; also pandas, Hugging Face
+datasets, and the partitions of Dask DataFrames, which stay where they are.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pa_dataset
+from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
+from pipeline.errors import BroadsheetError, UsageError
 from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, is_textual
+from pipeline.source.limits import LIMITS, Limits
 
 MEMORY = "memory"
 """The value of the column `file` for rows that do not come from a file."""
 
+_HELD_BY = ("pandas", "polars")
+"""Libraries whose objects hold their rows: they can be read again. Others with the same interface may run a query."""
+
+_DATASET_ROWS = 1_000
+"""Rows that are taken from a Hugging Face dataset at once, as its own methods do."""
+
 
 @dataclass(frozen=True)
 class Tables:
-    """A table or dataset, which can be read any number of times. schema: of all its columns."""
+    """Rows as Arrow tables. schema: of all columns. rows: None where they can be read once only. read: their tables,
+    with these columns, or all for None. kind: of the object that holds them.
+    """
 
-    source: pa.Table | pa_dataset.Dataset
-    rows: int
+    schema: pa.Schema
+    rows: int | None
+    read: Callable[[list[str] | None], Iterator[pa.Table]]
+    kind: str = "Table"
 
     @property
-    def schema(self) -> pa.Schema:
-        return self.source.schema
+    def digest(self) -> str:
+        """sha256 of columns and rows, however they are laid out in batches, views and dictionaries."""
+        digest = hashlib.sha256(str(self.schema.names).encode())
+        for table in self.read(None):
+            for batch in _plain(table).combine_chunks().to_batches(max_chunksize=1 << 16):
+                digest.update(batch.serialize())
+        return digest.hexdigest()
 
-    def read(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        if isinstance(self.source, pa.Table):
-            yield self.source if columns is None else self.source.select(columns)
-        else:
-            for batch in self.source.to_batches(columns=columns):
-                yield pa.Table.from_batches([batch])
+    def resolve(self, selection: Selection) -> Selection:
+        """The selection with its default text column and the types of its kept columns. Raises UsageError."""
+        return resolve(self.schema, selection)
+
+    def chunks(self, selection: Selection, chunk_rows: int, limits: Limits = LIMITS) -> Iterator[Chunk]:
+        """The rows in chunks of up to `chunk_rows` rows and `limits.chunk_bytes` bytes of text, wherever batches begin;
+        one empty chunk where there are none.
+        """
+        held: list[pa.Table] = []
+        rows = size = row = 0
+        for piece, ends in self._pieces(selection, chunk_rows):
+            at = 0
+            while at < len(piece):
+                begin = int(ends[at - 1]) if at else 0
+                fit = int(np.searchsorted(ends, begin + limits.chunk_bytes - size, "right"))
+                stop = min(len(piece), at + chunk_rows - rows, max(fit, at if rows else at + 1))
+                if stop > at:
+                    held.append(piece.slice(at, stop - at))
+                    rows, size = rows + stop - at, size + int(ends[stop - 1]) - begin
+                if stop < len(piece) or rows == chunk_rows:
+                    yield table_chunk(pa.concat_tables(held), MEMORY, row, selection)
+                    held, rows, size, row = [], 0, 0, row + rows
+                at = stop
+        if held or not row:
+            none = pa.schema([self.schema.field(name) for name in selection.columns]).empty_table()
+            yield table_chunk(pa.concat_tables(held or [_plain(none)]), MEMORY, row, selection)
+
+    def _pieces(self, selection: Selection, most: int) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
+        """Pieces of up to `most` rows with the selection's columns, and the bytes of text up to the end of each row."""
+        for table in self.read(list(selection.columns)):
+            for at in range(0, len(table), most):
+                piece = _plain(table.slice(at, most))
+                lengths = (pc.fill_null(pc.binary_length(piece.column(name)), 0) for name in selection.text)
+                yield piece, np.cumsum(sum(each.to_numpy().astype(np.int64) for each in lengths))
 
 
-def digest_of(tables: Tables) -> str:
-    """sha256 of columns and rows, however they are laid out in batches and dictionaries."""
-    digest = hashlib.sha256(str(tables.schema.names).encode())
-    for table in tables.read():
-        plain = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in table.columns]
-        table = pa.table(plain, table.schema.names).combine_chunks()
-        for batch in table.to_batches(max_chunksize=1 << 16):
-            digest.update(batch.serialize())
-    return digest.hexdigest()
-
-
-def table_chunks(tables: Tables, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
-    """The rows in chunks of `chunk_rows`; one empty chunk where there are none."""
-    held: list[pa.Table] = []
-    count = row = 0
-    for table in tables.read(list(selection.columns)):
-        while len(table):
-            piece = table.slice(0, chunk_rows - count)
-            held.append(piece)
-            count, table = count + len(piece), table.slice(len(piece))
-            if count == chunk_rows:
-                yield table_chunk(pa.concat_tables(held), MEMORY, row, selection)
-                held, count, row = [], 0, row + count
-    if held or not row:
-        schema = pa.schema([tables.schema.field(name) for name in selection.columns])
-        yield table_chunk(pa.concat_tables([schema.empty_table(), *held]), MEMORY, row, selection)
+def _plain(table: pa.Table) -> pa.Table:
+    """The table without dictionaries and views, whose layout says nothing about the rows; its strings as bytes."""
+    for i, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            kind = field.type.value_type
+            kind = pa.large_string() if is_textual(kind) else kind  # Arrow takes nothing from an array of views
+            chunks = [chunk.dictionary.cast(kind).take(chunk.indices) for chunk in table.column(i).chunks]
+            table = table.set_column(i, field.name, pa.chunked_array(chunks, kind))
+    return as_bytes(table)
 
 
 def table_chunk(table: pa.Table, file: str, row: int, selection: Selection) -> Chunk:
     """A chunk of a table's rows, the first of which is row `row`."""
-    table = as_bytes(table)
+    table = _plain(table)
     texts = table.column(selection.text[0])
 
     def raw(i: int) -> tuple[None, bytes]:
@@ -77,40 +108,130 @@ def table_chunk(table: pa.Table, file: str, row: int, selection: Selection) -> C
     return assemble(file, row + np.arange(len(table)), table, selection, raw)
 
 
-def as_tables(source: Any) -> Tables:
-    """A list of strings, a pandas Series or DataFrame, an Arrow array, batch, table or dataset.
+def as_tables(source: Any) -> Tables | None:
+    """The rows of a pandas Series or DataFrame, an Arrow array, batch, table or dataset, a Hugging Face dataset, and of
+    all that has Arrow's PyCapsule interface; None for anything else, and for pandas with a column of several types.
 
-    What has no column names gets the column "text". Raises UsageError for anything else.
+    What has no column names gets the column "text". Raises UsageError where the rows cannot be read.
     """
-    if isinstance(source, pa_dataset.Dataset):
-        return Tables(source, source.count_rows())
-    table = _as_table(source)
-    return Tables(table, len(table))
-
-
-def _as_table(source: Any) -> pa.Table:
+    kind = type(source).__name__
     try:
+        if isinstance(source, pa_dataset.Dataset):
+            return _of_dataset(source)
         if isinstance(source, pa.Table):
-            return source
+            return of_table(source)
         if isinstance(source, pa.RecordBatch):
-            return pa.Table.from_batches([source])
+            return of_table(pa.Table.from_batches([source]), kind)
         if isinstance(source, pa.Array | pa.ChunkedArray):
-            return pa.table({"text": source})
-        kind = type(source).__module__.partition(".")[0], type(source).__name__
-        if kind == ("pandas", "DataFrame"):
-            if not len(source):  # an empty column of pandas has the type double
-                return pa.table({str(name): pa.array([], pa.string()) for name in source.columns})
-            return pa.Table.from_pandas(source, preserve_index=False)
-        if kind == ("pandas", "Series"):
-            return pa.table({"text": pa.Array.from_pandas(source)})
-        if isinstance(source, list | tuple):
-            return pa.table({"text": pa.array(source, pa.large_string())})
+            return of_table(pa.table({"text": source}), kind)
+        if is_pandas(source, "DataFrame", "Series"):
+            return _of_pandas(source)
+        library = type(source).__module__.partition(".")[0]
+        if library == "datasets" and hasattr(source, "features"):
+            return _of_hugging_face(source)
+        if hasattr(source, "__arrow_c_stream__"):
+            return _of_stream(source, held=library in _HELD_BY)
+        if hasattr(source, "__arrow_c_array__"):
+            return of_table(_of_capsule(source), kind)
     except (ValueError, TypeError, pa.ArrowException) as error:
-        raise UsageError(f"the {type(source).__name__} cannot be read as text: {error}") from error
-    raise UsageError(
-        f"cannot classify a {type(source).__name__}: give paths, a list of strings, a pandas Series or DataFrame, "
-        "an Arrow table or dataset, or a Dask DataFrame"
-    )
+        raise UsageError(f"the {kind} cannot be read as text: {error}") from error
+    return None
+
+
+def of_table(table: pa.Table, kind: str = "Table") -> Tables:
+    """The rows of a table."""
+
+    def read(columns: list[str] | None) -> Iterator[pa.Table]:
+        yield table if columns is None else table.select(columns)
+
+    return Tables(table.schema, len(table), read, kind)
+
+
+def _of_dataset(dataset: pa_dataset.Dataset) -> Tables:
+    def read(columns: list[str] | None) -> Iterator[pa.Table]:
+        return (pa.Table.from_batches([batch]) for batch in dataset.to_batches(columns=columns))
+
+    return Tables(dataset.schema, dataset.count_rows(), read, "Dataset")
+
+
+def is_pandas(source: Any, *kinds: str) -> bool:
+    return type(source).__module__.partition(".")[0] == "pandas" and type(source).__name__ in kinds
+
+
+def _of_pandas(source: Any) -> Tables | None:
+    """None where a column holds values of several types."""
+    kind = type(source).__name__
+    try:
+        if kind == "Series":
+            return of_table(pa.table({"text": pa.Array.from_pandas(source)}), kind)
+        if not len(source):  # an empty column of pandas has the type double
+            return of_table(pa.table({str(name): pa.array([], pa.string()) for name in source.columns}), kind)
+        return of_table(pa.Table.from_pandas(source, preserve_index=False), kind)
+    except (ValueError, TypeError, pa.ArrowException):
+        return None
+
+
+def _of_capsule(source: Any) -> pa.Table:
+    """A batch, or an array, which has no column names."""
+    try:
+        return pa.Table.from_batches([pa.record_batch(source)])
+    except (TypeError, pa.ArrowException):
+        return pa.table({"text": pa.array(source)})
+
+
+def _of_stream(source: Any, held: bool) -> Tables:
+    """What Arrow's stream interface gives, batch after batch. held: it gives the same again, if asked again."""
+    kind = type(source).__name__
+    try:
+        reader = pa.RecordBatchReader.from_stream(source)
+    except pa.ArrowInvalid:  # it has no columns, as a Series of Polars
+        return of_table(pa.table({"text": pa.chunked_array(source)}), kind)
+    except Exception as error:  # a database raises errors of its own
+        raise UsageError(f"the {kind} cannot be read: {error}") from error
+    if held:
+        return of_table(reader.read_all(), kind)
+
+    def read(columns: list[str] | None) -> Iterator[pa.Table]:
+        row = 0
+        while True:
+            try:
+                batch = reader.read_next_batch()
+            except StopIteration:
+                return
+            except (OSError, pa.ArrowException) as error:
+                raise BroadsheetError(f"the {kind} failed after {row:,} rows: {error}") from error
+            table = pa.Table.from_batches([batch])
+            yield table if columns is None else table.select(columns)
+            row += len(batch)
+
+    return Tables(reader.schema, None, read, kind)
+
+
+def _of_hugging_face(source: Any) -> Tables:
+    """A Hugging Face dataset, with its selection and order of rows. A streamed one can be read once."""
+    names = {name: f.names for name, f in (source.features or {}).items() if type(f).__name__ == "ClassLabel"}
+
+    def read(columns: list[str] | None) -> Iterator[pa.Table]:
+        chosen = source if columns is None else source.select_columns(columns)
+        for table in chosen.with_format("arrow").iter(_DATASET_ROWS):
+            yield _with_class_names(table, names)
+
+    if source.features:
+        schema = _with_class_names(source.features.arrow_schema.empty_table(), names).schema
+    else:
+        schema = next((table.schema for table in read(None)), pa.schema([("text", pa.string())]))
+    rows = len(source) if hasattr(source, "__len__") else None
+    return Tables(schema, rows, read, type(source).__name__)
+
+
+def _with_class_names(table: pa.Table, names: dict[str, list[str]]) -> pa.Table:
+    """The table with names of classes where it has their numbers, which count from 0; -1 stands for none."""
+    for i, name in enumerate(table.column_names):
+        if name in names:
+            codes = table.column(i).combine_chunks()
+            codes = pc.if_else(pc.less(codes, 0), pa.scalar(None, codes.type), codes)
+            table = table.set_column(i, name, pc.take(pa.array(names[name], pa.string()), codes))
+    return table
 
 
 def resolve(schema: pa.Schema, selection: Selection) -> Selection:
@@ -118,12 +239,15 @@ def resolve(schema: pa.Schema, selection: Selection) -> Selection:
 
     Raises UsageError for a missing column.
     """
+    remedy = "" if selection.text else " (--text-column names another)"
     selection = selection if selection.text else replace(selection, text=("text",))
     if selection.keep_all:
         selection = replace(selection, kept=tuple(dict.fromkeys((*selection.kept, *schema.names))))
     for name in selection.columns:
         if name not in schema.names:
-            raise UsageError(f"no column {name!r}; there are: {', '.join(schema.names) or 'none'}")
+            raise UsageError(f"no column {name!r}{remedy}; there are: {', '.join(schema.names) or 'none'}")
+        if schema.names.count(name) > 1:
+            raise UsageError(f"two columns are called {name!r}: rename one")
     for name in selection.text:
         kind = schema.field(name).type
         if not is_textual(kind):
