@@ -10,6 +10,7 @@ import typer
 
 from pipeline.output.verify import verify
 from pipeline.report.console import print_json, say
+from pipeline.report.tally import balance
 
 
 def command(
@@ -28,7 +29,4 @@ def command(
     if as_json:
         print_json(msgspec.to_builtins(totals))
     else:
-        say(
-            f"{output}: whole. {totals.chunks:,} chunks; {totals.rows_read:,} rows read = "
-            f"{totals.rows_written:,} labelled + {totals.rows_quarantined:,} quarantined"
-        )
+        say(f"{output}: whole. {totals.chunks:,} chunks; {totals.rows_read:,} rows {balance(totals)}")

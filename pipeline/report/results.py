@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.output.commit import committed_rows
 from pipeline.output.folder import OutputFolder
-from pipeline.output.layout import PARTS, QUARANTINE, of_job
-from pipeline.output.parts import read_part
+from pipeline.output.layout import QUARANTINE, of_job
 from pipeline.output.quarantine import quarantine_table
 from pipeline.source.chunk import QUARANTINE_SCHEMA
 from pipeline.tasks import Done
@@ -35,7 +35,8 @@ class Results:
         if self._folder is None:
             tables = [table for _, (table, _) in sorted(self._tables.items())]
         else:
-            tables = [read_part(data, path) for data, path in self._files(self._folder, PARTS)]
+            chunks = sorted(self._folder.entries(self._job).chunks.items())
+            tables = [committed_rows(self._folder.store, entry, self._schema) for _, entry in chunks]
         return pa.concat_tables([self._schema.empty_table(), *tables])
 
     def quarantined(self) -> pa.Table:
@@ -55,12 +56,12 @@ class Results:
         if self._folder is None:
             yield from (quarantine for _, (_, quarantine) in sorted(self._tables.items()))
         else:
-            yield from (quarantine_table(data, path) for data, path in self._files(self._folder, QUARANTINE))
+            yield from (quarantine_table(data, path) for data, path in self._quarantine_files(self._folder))
 
-    def _files(self, folder: OutputFolder, place: str) -> Iterator[tuple[bytes, Path]]:
+    def _quarantine_files(self, folder: OutputFolder) -> Iterator[tuple[bytes, Path]]:
         """The job's own: one that was overwritten may still have written there."""
         return (
             (folder.store.read(name), folder.path / name)
-            for name in folder.store.files(place)
+            for name in folder.store.files(QUARANTINE)
             if of_job(name, self._job)
         )
