@@ -19,7 +19,7 @@ from distributed import Worker
 from benchmarks.stand_in import StandIn
 from pipeline.engine.base import Predictions
 from pipeline.graph import GPU_EXECUTOR
-from pipeline.output.layout import part_file
+from pipeline.output.layout import PartNames
 from pipeline.output.record import Entry, FileRecord
 from pipeline.output.store import LocalStore
 from pipeline.source.chunk import Chunk, Selection, bad_rows_table
@@ -48,11 +48,10 @@ def _one_row(unit: Unit, selection: Selection, *_: Any) -> Chunk:
     return Chunk(pa.array([b"x"] * unit.rows, pa.large_binary()), rows, bad_rows_table("", []))
 
 
-def _not_written(store: LocalStore, table: pa.Table, quarantine: pa.Table, about: Entry) -> Entry:
+def _not_written(store: LocalStore, table: pa.Table, quarantine: pa.Table, about: Entry, names: PartNames) -> Entry:
     """In place of writing: an entry as long as a real one."""
-    return msgspec.structs.replace(
-        about, files=(FileRecord(part_file(about.chunk, about.job), len(table), 0, "0" * 64),)
-    )
+    ((name, _),) = names.files(about.chunk, about.job, about.labels)
+    return msgspec.structs.replace(about, files=(FileRecord(name, len(table), 0, "0" * 64),))
 
 
 def settle(seconds: float, reading_and_writing: bool) -> None:

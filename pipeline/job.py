@@ -25,10 +25,12 @@ from pipeline.graph import classify_chunks
 from pipeline.model.charcnn import Model
 from pipeline.options import Options
 from pipeline.output.folder import OutputFolder
-from pipeline.output.layout import PLAN
+from pipeline.output.layout import PLAN, PartNames
+from pipeline.output.part_files import check_writable
 from pipeline.output.parts import output_schema
 from pipeline.output.record import WRITER, ClosingEntry, Fingerprint, InputIdentity, to_json
 from pipeline.output.saved_plan import plan_bytes, plan_from
+from pipeline.output.where import Where
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
 from pipeline.report.results import Results, origin_of
@@ -109,13 +111,14 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Planned:
-    """A prepared job whose chunks are known. engines: of a cluster that runs already. seconds: planning took, without
-    the loading of engines.
+    """A prepared job whose chunks are known. schema: of the labelled rows; written: of those columns that are written.
+    engines: of a cluster that runs already. seconds: planning took, without the loading of engines.
     """
 
     prepared: Prepared
     input: JobInput
     schema: pa.Schema
+    written: pa.Schema
     chunk_rows: int
     engines: Engines | None
     seconds: float
@@ -152,7 +155,8 @@ def prepare(request: Request) -> Prepared:
             "is not known. Start again with --overwrite. What a list, a table or files hold can be resumed"
         )
     inputs = tuple(InputIdentity(**about) for about in found.identity)
-    before = folder.take_up().fingerprint if folder and options.resume and folder.is_begun else None
+    begun = folder.take_up() if folder and options.resume else None
+    before = None if begun is None else begun.fingerprint
     if folder and before:
         # Checked before its plan is used; all else is compared once the backend is known.
         settings = msgspec.structs.replace(before.settings, hash=options.hash)
@@ -184,16 +188,25 @@ def plan(prepared: Prepared) -> Planned:
             encoding=settings.encoding,
             delimiter=settings.delimiter,
         )
-        saved = plan_from(request.folder.plan(), prepared.found.found, asked, settings.chunk_size, path)
+        data = request.folder.plan()
+        if data is not None:
+            saved = plan_from(data, prepared.found.found, asked, settings.chunk_size, path)
     with _scanner(prepared, helped=saved is None) as scanner:
         job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
-    schema = output_schema(
-        job_input.selection, model.classes, options.top_k, options.scores, in_memory=request.folder is None
+    columns = partial(
+        output_schema, job_input.selection, model.classes, options.top_k, in_memory=request.folder is None
     )
+    schema = written = columns(options.scores)
+    if options.where is not None:
+        where, every_score = Where(options.where), columns(True)
+        where.check(every_score)
+        schema = written if where.columns <= set(written.names) else every_score
+    if request.folder is not None:
+        check_writable(written, PartNames(options.format, options.partition_by is not None), model.classes)
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
-    return Planned(prepared, job_input, schema, chunk_rows, engines, seconds)
+    return Planned(prepared, job_input, schema, written, chunk_rows, engines, seconds)
 
 
 def execute(planned: Planned, client: Client) -> Executed:
@@ -224,19 +237,21 @@ def execute(planned: Planned, client: Client) -> Executed:
     unread = planned.input.plan.unread if planned.input.plan else ()
     tally = Tally(model.classes, list(planned.input.problems), list(unread))
     origin = origin_of(request.source, planned.input.selection)
-    results = Results(planned.schema, folder, fingerprint.id, origin)
+    results = Results(planned.written, folder, fingerprint.id, origin)
     report = JobReport(facts, tally, Run(_timeline(client, prepared.started)), results)
     start = time.perf_counter() - began + (planned.engines.seconds if planned.engines else 0.0)
     report.run.timings |= {"plan": planned.seconds, "start": start}
     done = {}
     if folder and prepared.before:
         _refuse_difference(folder, prepared.before, fingerprint)
+        if planned.input.plan is not None and folder.plan() is None:
+            folder.restore_plan(plan_bytes(planned.input.plan), fingerprint.id)
     elif folder:
         plan = planned.input.plan
         saved = None if plan is None else plan_bytes(plan)
-        folder.create(fingerprint, saved, options.resume, options.overwrite)
+        folder.create(fingerprint, planned.written, saved, options.resume, options.overwrite)
     if folder and options.resume:
-        done = folder.committed(fingerprint.id, model.classes)
+        done = folder.committed(fingerprint.id, model.classes, planned.written)
     report.committed_before(done.values())
     counted = {name: entry.digest for name, entry in done.items()} | _compute(
         client, planned, job, report, planned.input.chunks(done, partial(_close, folder, fingerprint.id))
@@ -261,7 +276,7 @@ def finish(planned: Planned, executed: Executed) -> JobReport:
         committing = time.perf_counter()
         folder.check_claim(job)
         if not run.set_aside and not run.stopped:
-            folder.finish(report.tally.totals(), job, executed.counted)
+            folder.finish(report.tally.totals(), planned.written, job, executed.counted)
         run.timings["commit"] = time.perf_counter() - committing
         run.seconds = time.perf_counter() - prepared.began
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
@@ -324,8 +339,11 @@ def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
         engine=engines.key,
         backend=None if options.allow_mixed else engines.backend,
         schema=planned.schema,
+        written=planned.written,
+        names=fingerprint.settings.names,
+        where=None if options.where is None else Where(options.where),
         top_k=options.top_k,
-        all_scores=options.scores,
+        all_scores=options.scores or planned.schema != planned.written,
         strict=options.strict,
         out=str(request.folder.path) if request.folder else None,
         fingerprint=fingerprint.id,

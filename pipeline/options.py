@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
+from pipeline.output.expression import parse
+from pipeline.output.layout import FORMATS
 from pipeline.output.record import Settings
 from pipeline.report.explain import refuse_unwritable
 from pipeline.source.chunk import Selection
@@ -87,6 +89,13 @@ class Options:
         refuse_unwritable(self.trace, self.report)
         if self.hash not in ("edges", "full"):
             raise UsageError(f"hash {self.hash!r}: choose edges or full")
+        if self.format not in FORMATS:
+            raise UsageError(f"format {self.format!r}: choose {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+        if self.partition_by not in (None, "label"):
+            raise UsageError(f"partition_by {self.partition_by!r}: choose label")
+        if self.where is not None:
+            _refuse_not_utf8("where", self.where)
+            parse(self.where)
 
     @property
     def _kept(self) -> tuple[str, ...]:

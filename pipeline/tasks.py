@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.accuracy import Example, closest, count_lengths, count_pairs
 from pipeline.engine.base import Backend, Predictions
 from pipeline.errors import BroadsheetError, SourceError
+from pipeline.output.layout import PartNames
 from pipeline.output.memory import every_row
 from pipeline.output.parts import label_table
 from pipeline.output.record import Entry
 from pipeline.output.store import LocalStore
+from pipeline.output.where import Where
 from pipeline.overflow import set_aside_overflow
 from pipeline.profiling.measure import Profile, measure
 from pipeline.source.chunk import Chunk, Selection
@@ -37,8 +40,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """The values that every task of a job needs. engine: the key under which workers hold the loaded model. out: the
-    output folder, or None for results in memory. backend: that of every worker; None where they may differ.
+    """The values that every task of a job needs. engine: the key under which workers hold the loaded model. schema: of
+    the labelled rows; written: of those columns that are written, into parts with these `names`, where `where` is true.
+    out: the output folder, or None for results in memory. backend: that of every worker; None where they may differ.
     each_kernel: record a span for every kernel. examples: how many of the rows whose two best classes were closest each
     chunk returns.
     """
@@ -48,6 +52,9 @@ class Job:
     engine: str
     backend: Backend | None
     schema: pa.Schema
+    written: pa.Schema
+    names: PartNames
+    where: Where | None
     top_k: int
     all_scores: bool
     strict: bool
@@ -194,11 +201,14 @@ def write(work: Work, job: Job) -> Done:
     spans = list(work.spans)
     with span("write", spans, "write", number=_number(work.name)):
         table = label_table(chunk, predictions, job.schema, job.classes)
-        entry = _entry(work.name, work.sources, chunk, predictions, job)
+        chosen = np.ones(len(table), np.bool_) if job.where is None else job.where.mask(table)
+        entry = _entry(work.name, work.sources, chunk, predictions, chosen, job)
+        table = table.select(job.written.names)
+        table = table if chosen.all() else table.filter(pa.array(chosen))
         if job.out is None:
-            rows = every_row(table, chunk, work.sources)
+            rows = table if job.where else every_row(table, chunk, work.sources)
             return Done(work.name, entry, spans, place, work.examples, rows, chunk.quarantine, work.index)
-        entry = STATE.commit(LocalStore(Path(job.out)), table, chunk.quarantine, entry)
+        entry = STATE.commit(LocalStore(Path(job.out)), table, chunk.quarantine, entry, job.names)
     return Done(work.name, entry, spans, place, work.examples)
 
 
@@ -214,27 +224,33 @@ def infer_and_write(loaded: Loaded, job: Job) -> Done:
 
 
 def _entry(
-    name: str, sources: tuple[tuple[str, int, int], ...], chunk: Chunk, predictions: Predictions, job: Job
+    name: str,
+    sources: tuple[tuple[str, int, int], ...],
+    chunk: Chunk,
+    predictions: Predictions,
+    chosen: NDArray[np.bool_],
+    job: Job,
 ) -> Entry:
-    """The entry without its files: the chunk's share of the job's totals."""
+    """The entry without its files: the chunk's share of the job's totals. chosen: the rows that are written."""
     planned = sum(rows for *_, rows in sources)
     if planned != chunk.rows_read:
         raise BroadsheetError(f"{name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this")
     best = predictions.labels[:, 0]
-    numbers, counts = np.unique(best, return_counts=True)
+    numbers, counts = np.unique(best[chosen], return_counts=True)
+    written = int(chosen.sum())
     return Entry(
         chunk=name,
         job=job.fingerprint,
         sources=sources,
         rows_read=planned,
-        rows_written=len(chunk),
-        rows_filtered=0,
+        rows_written=written,
+        rows_filtered=len(chunk) - written,
         rows_quarantined=len(chunk.quarantine),
         labels={job.classes[i]: int(n) for i, n in zip(numbers, counts, strict=True)},
-        chars=int(predictions.n_chars.sum()),
-        truncated=int(predictions.truncated.sum()),
-        unknown_chars=int(predictions.unknown_chars.sum()),
-        lengths=tuple(count_lengths(predictions.n_chars)),
+        chars=int(predictions.n_chars[chosen].sum()),
+        truncated=int(predictions.truncated[chosen].sum()),
+        unknown_chars=int(predictions.unknown_chars[chosen].sum()),
+        lengths=tuple(count_lengths(predictions.n_chars[chosen])),
         confusion=None if chunk.truth is None else tuple(count_pairs(chunk.truth, best)),
         problems=chunk.problems,
     )

@@ -22,6 +22,7 @@ from pipeline.model.charcnn import Model
 from pipeline.output.claim import check_claim, take_over
 from pipeline.output.commit import commit_chunk
 from pipeline.output.folder import OutputFolder
+from pipeline.output.layout import PartNames
 from pipeline.output.record import Entry
 from pipeline.output.store import LocalStore
 from pipeline.report.job import JobReport, Progress
@@ -63,10 +64,9 @@ def test_a_job_whose_folder_another_takes_ends_with_that_message_and_leaves_noth
     parts = contents(out)
     assert verify(out).rows_written == 25
     entry = msgspec.structs.replace(late[0], files=())
+    rows = pq.read_table(next((out / "parts").iterdir()))
     with pytest.raises(OutputError, match="another job has overwritten"):
-        commit_chunk(
-            LocalStore(out), pq.read_table(next((out / "parts").iterdir())), QUARANTINE_SCHEMA.empty_table(), entry
-        )
+        commit_chunk(LocalStore(out), rows, QUARANTINE_SCHEMA.empty_table(), entry, PartNames())
     assert contents(out) == parts
 
 

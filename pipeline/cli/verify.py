@@ -11,6 +11,7 @@ import typer
 from pipeline.output.verify import verify
 from pipeline.report.console import print_json, say
 from pipeline.report.remarks import unread_line
+from pipeline.report.tally import balance
 
 
 def command(
@@ -33,9 +34,6 @@ def command(
     if as_json:
         print_json(msgspec.to_builtins(totals))
     else:
-        say(
-            f"{output}: whole. {totals.chunks:,} chunks; {totals.rows_read:,} rows read = "
-            f"{totals.rows_written:,} labelled + {totals.rows_quarantined:,} quarantined"
-        )
+        say(f"{output}: whole. {totals.chunks:,} chunks; {totals.rows_read:,} rows {balance(totals)}")
         if totals.unread:
             say(f"Of the input, {unread_line(totals.unread)}")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.errors import OutputError
 from pipeline.output.record import ClosingEntry, Entry, InputIdentity, SavedPlan, SavedStream
 from pipeline.source.plan import part_name
-
-_RESUME = "continue with --resume"
 
 
 @dataclass(frozen=True)
@@ -21,9 +18,24 @@ class Committed:
     closed: Mapping[int, ClosingEntry]
 
 
-def check_account(committed: Committed, plan: SavedPlan | None, inputs: Sequence[InputIdentity]) -> None:
-    """Raise OutputError unless the entries are those of the plan's chunks and of every file that was counted as it was
-    read. plan: None for rows in memory, which are one such file.
+@dataclass(frozen=True)
+class Gap:
+    """Rows that the entries do not account for once. chunk: whose entry is missing or wrong; None for another cause."""
+
+    message: str
+    chunk: str | None = None
+
+
+def counted_files(plan: SavedPlan | None) -> list[int]:
+    """The numbers of the files that are counted as they are read. plan: None for rows in memory, which are one such
+    file.
+    """
+    return [unit.file for unit in plan.units if isinstance(unit, SavedStream)] if plan else [0]
+
+
+def gaps(committed: Committed, plan: SavedPlan | None, inputs: Sequence[InputIdentity]) -> Iterator[Gap]:
+    """Everything in which the entries are not those of the plan's chunks and of every file that was counted as it was
+    read. plan: None for rows in memory.
     """
     left = dict(committed.chunks)
     for unit in plan.units if plan else ():
@@ -33,38 +45,36 @@ def check_account(committed: Committed, plan: SavedPlan | None, inputs: Sequence
         entry = left.pop(unit.name, None)
         if entry is None:
             where = f" (rows of {expected[0][0]} from {expected[0][1]:,} on)" if expected else ""
-            raise OutputError(f"the chunk {unit.name}{where} has no entry: {_RESUME}")
-        if entry.sources != expected:
-            raise OutputError(f"the entry of {unit.name} has other rows than the plan: remove it, then {_RESUME}")
-    counted = [unit.file for unit in plan.units if isinstance(unit, SavedStream)] if plan else [0]
+            yield Gap(f"the chunk {unit.name}{where} has no entry", unit.name)
+        elif entry.sources != expected:
+            yield Gap(f"the entry of {unit.name} has other rows than the plan", unit.name)
     by_file: dict[int, dict[str, Entry]] = defaultdict(dict)
     for name, entry in left.items():
         by_file[int(name.split("-")[1])][name] = entry
-    for number in counted:
-        _check_counted(inputs[number].path, number, committed.closed.get(number), by_file.pop(number, {}))
-    strange = [name for entries in by_file.values() for name in entries]
-    strange += [f"the closing entry of file {number}" for number in committed.closed.keys() - set(counted)]
-    if strange:
-        raise OutputError(
-            f"{strange[0]} is no chunk or file of this job: remove what _entries has of it, then {_RESUME}"
-        )
+    for number in counted_files(plan):
+        yield from _counted(inputs[number].path, number, committed.closed.get(number), by_file.pop(number, {}))
+    for entries in by_file.values():
+        yield from (Gap(f"{name} is no chunk of this job", name) for name in entries)
+    for number in committed.closed.keys() - set(counted_files(plan)):
+        yield Gap(f"there is a closing entry of file {number}, which is no such file of this job")
 
 
-def _check_counted(path: str, number: int, closing: ClosingEntry | None, entries: dict[str, Entry]) -> None:
+def _counted(path: str, number: int, closing: ClosingEntry | None, entries: dict[str, Entry]) -> Iterator[Gap]:
     """The chunks of a file are numbered from 0, and each begins where the one before it ends."""
     if closing is None or closing.path != path:
-        raise OutputError(f"{path} has no closing entry, which says how many chunks it has: {_RESUME}")
+        yield Gap(f"{path} has no closing entry, which says how many chunks it has")
+        return
     row = 0
     for chunk in range(closing.chunks):
         name = part_name(number, chunk)
         entry = entries.pop(name, None)
         if entry is None:
-            raise OutputError(f"the chunk {name} of {path} has no entry: {_RESUME}")
+            yield Gap(f"the chunk {name} of {path} has no entry", name)
+            return  # where the next one should begin is not known
         if closing.rows is not None and entry.sources != ((path, row, entry.rows_read),):
-            raise OutputError(f"the entry of {name} does not begin at row {row:,} of {path}: remove it, then {_RESUME}")
+            yield Gap(f"the entry of {name} does not begin at row {row:,} of {path}", name)
         row += entry.rows_read
-    if entries:
-        more = f"{min(entries)} comes after the {closing.chunks:,} chunks of {path}"
-        raise OutputError(f"{more}: remove what _entries has of it, then {_RESUME}")
+    for name in entries:
+        yield Gap(f"{name} comes after the {closing.chunks:,} chunks of {path}", name)
     if closing.rows is not None and row != closing.rows:
-        raise OutputError(f"{path} has {closing.rows:,} rows, its entries have {row:,}: {_RESUME}")
+        yield Gap(f"{path} has {closing.rows:,} rows, its entries have {row:,}")

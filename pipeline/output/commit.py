@@ -1,4 +1,4 @@
-"""Committing a chunk: its part, then its quarantined rows, then the entry by which both count; and reading it."""
+"""Committing a chunk: its parts, then its quarantined rows, then the entry by which all count; and reading them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from functools import partial
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import OutputError
 from pipeline.output.claim import check_claim
-from pipeline.output.layout import entry_file, part_file, quarantine_file
-from pipeline.output.parts import part_bytes
+from pipeline.output.layout import QUARANTINE, PartNames, entry_file, quarantine_file
+from pipeline.output.part_files import part_files, read_part
 from pipeline.output.quarantine import quarantine_bytes
 from pipeline.output.record import Entry, FileRecord, to_json
 from pipeline.output.store import LocalStore
 
 
-def commit_chunk(store: LocalStore, table: pa.Table, quarantine: pa.Table, about: Entry) -> Entry:
-    """Write a chunk's files, then its entry, which is returned: `about` with the files.
+def commit_chunk(store: LocalStore, table: pa.Table, quarantine: pa.Table, about: Entry, names: PartNames) -> Entry:
+    """Write a chunk's files, then its entry, which is returned: `about` with the files. names: of the job's parts.
 
     Safe to run twice, also at the same time: every attempt writes the same bytes. Raises OutputError, also where
     another job has taken the folder.
     """
     check = partial(check_claim, store, about.job)
-    files = [_commit(store, part_file(about.chunk, about.job), len(table), part_bytes(table), check)]
+    parts = part_files(table, names, about.chunk, about.job)
+    files = [_commit(store, name, rows, data, check) for name, rows, data in parts]
     if len(quarantine):
         name = quarantine_file(about.chunk, about.job)
         files.append(_commit(store, name, len(quarantine), quarantine_bytes(quarantine), check))
@@ -38,12 +40,24 @@ def read_committed(store: LocalStore, file: FileRecord) -> bytes:
     """A committed file. Raises OutputError unless its size and hash are those of its entry."""
     path, data = store.root / file.name, store.read(file.name)
     if len(data) != file.bytes:
-        what = f"it has {len(data):,} bytes, its entry says {file.bytes:,}: continue with --resume"
+        what = f"it has {len(data):,} bytes, its entry says {file.bytes:,}"
     elif hashlib.sha256(data).hexdigest() != file.sha256:
-        what = f"the hash of its {len(data):,} bytes is not that in its entry: remove it, then continue with --resume"
+        what = f"the hash of its {len(data):,} bytes is not that in its entry"
     else:
         return data
     raise OutputError(f"{path} is damaged: {what}")
+
+
+def committed_rows(store: LocalStore, entry: Entry, schema: pa.Schema) -> pa.Table:
+    """The written rows of a chunk, in input order. schema: of the job's parts. Raises OutputError."""
+    names = [file.name for file in entry.files if not file.name.startswith(QUARANTINE)]
+    found = [read_part(store.read(name), name, store.root / name, schema) for name in names]
+    rows = pa.concat_tables([schema.empty_table(), *found])
+    if len(found) < 2:
+        return rows
+    files = pa.array([file for file, *_ in entry.sources], pa.string()).unique()
+    order = pa.table([pc.index_in(rows.column("file"), files), rows.column("row")], ["file", "row"])
+    return rows.take(pc.sort_indices(order, [("file", "ascending"), ("row", "ascending")]))
 
 
 def _commit(store: LocalStore, name: str, rows: int, data: bytes, check: Callable[[], None]) -> FileRecord:

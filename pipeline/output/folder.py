@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from pipeline.errors import OutputError, UsageError
+from pipeline.errors import BroadsheetError, OutputError, UsageError
 from pipeline.output import layout
-from pipeline.output.account import Committed, check_account
+from pipeline.output.account import Committed, Gap, counted_files, gaps
+from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, claim, claimed_by, is_claimed, take_over
 from pipeline.output.commit import read_committed
 from pipeline.output.layout import (
@@ -31,18 +32,32 @@ from pipeline.output.layout import (
     RUNS,
     SUCCESS,
 )
-from pipeline.output.record import ClosingEntry, Entry, Fingerprint, Manifest, SavedPlan, Totals, from_json, to_json
+from pipeline.output.record import (
+    ClosingEntry,
+    Entry,
+    Fingerprint,
+    Manifest,
+    OtherVersion,
+    SavedPlan,
+    Totals,
+    from_json,
+    to_json,
+)
 from pipeline.output.saved_plan import check_plan
 from pipeline.output.store import LocalStore
+from pipeline.output.where import Where
 from pipeline.source.chunk import NO_TRUTH
 from pipeline.threads import available_cores, threads
 
 _FORMAT, _OLD_FORMAT = b'"broadsheet-output"', b'"broadsheet-output/1"'
 _OLD_QUARANTINE = "quarantine"
 _OLD = (
-    "{path} holds the output of an earlier version of broadsheet (its format is 1, this version's is {version}): "
+    "{path} holds the output of an earlier version of broadsheet (its format is {old}, this version's is {version}): "
     "verify or finish it with that version, or replace it with --overwrite"
 )
+REPAIR = "--resume repairs this"
+"""The end of a message about damage that a resumed job computes anew, or writes again."""
+
 _LEAST_READERS = 8
 """Threads that read small files, which takes time rather than work on a file system of the network."""
 
@@ -67,9 +82,22 @@ class OutputFolder:
         """Whether it holds a manifest of this program: from then on the job can be resumed."""
         return MANIFEST in self.store.names()
 
+    def _refuse_old(self, kind: type[BroadsheetError]) -> None:
+        """Raise an error of that kind for a folder of an earlier version."""
+        if self._old_version is not None:
+            raise kind(_OLD.format(path=self.path, old=self._old_version, version=layout.VERSION))
+
     @property
-    def _is_old(self) -> bool:
-        return self.store.has(OLD_MANIFEST) and _OLD_FORMAT in self.store.read(OLD_MANIFEST)
+    def _old_version(self) -> int | None:
+        if self.store.has(OLD_MANIFEST) and _OLD_FORMAT in self.store.read(OLD_MANIFEST):
+            return 1
+        try:
+            from_json(self.store.read(MANIFEST), Manifest, self.path / MANIFEST)
+        except OtherVersion as other:
+            return other.version if other.version < layout.VERSION else None
+        except OutputError:
+            pass
+        return None
 
     @property
     def _is_beginning(self) -> bool:
@@ -82,7 +110,11 @@ class OutputFolder:
     @property
     def _is_ours(self) -> bool:
         """Whether a job of ours is there, of any version, damaged or not: its manifest or its claim says so."""
-        return self._is_old or is_claimed(self.store) or (self.is_begun and _FORMAT in self.store.read(MANIFEST))
+        return (
+            self._old_version is not None
+            or is_claimed(self.store)
+            or (self.is_begun and _FORMAT in self.store.read(MANIFEST))
+        )
 
     def refuse_unless(self, resume: bool, overwrite: bool) -> None:
         """Raise UsageError where the state of the folder does not fit the options."""
@@ -92,18 +124,20 @@ class OutputFolder:
             return
         if not resume and not overwrite:
             raise UsageError(f"{self.path} exists: choose another folder, or give --resume or --overwrite")
-        if resume and self._is_old:
-            raise UsageError(_OLD.format(path=self.path, version=layout.VERSION))
+        if resume:
+            self._refuse_old(UsageError)
         if not self._is_ours:
             what = "resume" if resume else "overwrite"
             raise UsageError(f"{self.path} is not an output folder of broadsheet: will not {what} it")
 
-    def create(self, fingerprint: Fingerprint, plan: bytes | None, resume: bool, overwrite: bool) -> None:
+    def create(
+        self, fingerprint: Fingerprint, schema: pa.Schema, plan: bytes | None, resume: bool, overwrite: bool
+    ) -> None:
         """Begin a job: write the claim, the folders, the plan, and last the manifest: then it can be resumed.
 
         Of several jobs that begin here at once, one creates the claim. With `overwrite` the claim is replaced and old
         content removed; from then on no other job can write here (see `LocalStore.put`). Raises UsageError where
-        another job has begun here, OutputError where the folder cannot be written.
+        another job has begun here, OutputError where the folder cannot be written. schema: of its parts.
         """
         store, job = self.store, fingerprint.id
         self.refuse_unless(resume, overwrite)
@@ -116,17 +150,19 @@ class OutputFolder:
                     f"another job has begun in {self.path}, or was stopped as it began: choose another folder, or give "
                     "--resume to continue the same job, or --overwrite"
                 )
-            if self.is_begun:
+            if self.is_begun and not self._is_damaged:
                 return  # by another run of this job, since this one looked
+        digest = None if plan is None else hashlib.sha256(plan).hexdigest()
+        manifest = Manifest(fingerprint=fingerprint, schema=_hex(schema), plan=digest)
         try:
-            self._begin(fingerprint, plan, overwrite, partial(check_claim, store, job))
+            self._begin(manifest, plan, overwrite, partial(check_claim, store, job))
         except BaseException:
             with suppress(OutputError):
                 if claimed_by(store) == job:
                     store.remove(CLAIM)  # so that the same command can be given again
             raise
 
-    def _begin(self, fingerprint: Fingerprint, plan: bytes | None, overwrite: bool, check: Callable[[], None]) -> None:
+    def _begin(self, manifest: Manifest, plan: bytes | None, overwrite: bool, check: Callable[[], None]) -> None:
         """Old content is removed, a manifest last, so that an interrupted removal can still be recognised."""
         store = self.store
         old = (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, MANIFEST, OLD_MANIFEST) if overwrite else (_OLD_QUARANTINE,)
@@ -138,11 +174,14 @@ class OutputFolder:
         store.make(FOLDERS)
         if plan is not None:
             store.put(PLAN, plan, check)
-        digest = None if plan is None else hashlib.sha256(plan).hexdigest()
-        store.put(MANIFEST, to_json(Manifest(fingerprint=fingerprint, plan=digest)), check)
+        store.put(MANIFEST, to_json(manifest), check)
 
-    def take_up(self) -> Manifest:
-        """Resume the job of this folder. Raises UsageError where another job had begun to overwrite it."""
+    def take_up(self) -> Manifest | None:
+        """Resume the job of this folder; None where it has to begin anew: there is no manifest, or it is damaged, but
+        the claim still says whose folder it is. Raises UsageError where another job had begun to overwrite it.
+        """
+        if not self.is_begun or self._is_damaged:
+            return None
         try:
             manifest = self.manifest()
         except OutputError as error:
@@ -153,23 +192,52 @@ class OutputFolder:
         self.store.make(FOLDERS)  # copies of a folder may lack those that were empty
         return manifest
 
+    @property
+    def _is_damaged(self) -> bool:
+        """Whether the manifest cannot be read as one of this version, and the claim can."""
+        try:
+            self.manifest()
+        except OtherVersion:
+            return False
+        except OutputError:
+            return self.store.has(MANIFEST) and is_claimed(self.store)
+        return False
+
     def check_claim(self, job: str) -> None:
         """Raise OutputError where another job has taken the folder."""
         check_claim(self.store, job)
 
     def manifest(self) -> Manifest:
         """Raises OutputError where there is none, or it is damaged or of another version."""
-        if self._is_old:
-            raise OutputError(_OLD.format(path=self.path, version=layout.VERSION))
-        return from_json(self.store.read(MANIFEST), Manifest, self.path / MANIFEST)
+        self._refuse_old(OutputError)
+        data = self.store.read(MANIFEST)
+        try:
+            return from_json(data, Manifest, self.path / MANIFEST)
+        except OtherVersion:
+            raise
+        except OutputError as error:
+            raise OutputError(f"{error}: {REPAIR}" if is_claimed(self.store) else str(error)) from error
 
-    def plan(self) -> bytes:
-        """The saved plan. Raises OutputError where it is missing, or not the one that the job began with."""
+    def schema(self, manifest: Manifest) -> pa.Schema:
+        """Of the written rows. Raises OutputError where the manifest holds none."""
+        try:
+            return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(manifest.schema)))
+        except (ValueError, OSError, pa.ArrowException) as error:
+            raise OutputError(f"{self.path / MANIFEST} is damaged: no schema ({error}): {REPAIR}") from error
+
+    def plan(self) -> bytes | None:
+        """The saved plan; None where it is missing, or not the one that the job began with. Raises OutputError."""
+        if self.store.size(PLAN) is None and PLAN not in self.store.names():
+            return None
         data = self.store.read(PLAN)
+        return data if hashlib.sha256(data).hexdigest() == self.manifest().plan else None
+
+    def restore_plan(self, data: bytes, job: str) -> None:
+        """Write the plan, made again. Raises OutputError where it is not the one that the job began with, either."""
         if hashlib.sha256(data).hexdigest() != self.manifest().plan:
-            what = "is damaged: it is not the plan that the job began with"
+            what = "is damaged, and the input gives another plan than the one that the job began with"
             raise OutputError(f"{self.path / PLAN} {what}. Start again with --overwrite")
-        return data
+        self.store.put(PLAN, data, partial(check_claim, self.store, job))
 
     def entries(self, job: str) -> Committed:
         """The entries of a job; those of another job do not count. Raises OutputError for a damaged one."""
@@ -183,23 +251,42 @@ class OutputFolder:
                 closed[entry.file] = entry
         return Committed(chunks, closed)
 
-    def committed(self, job: str, classes: Sequence[str]) -> dict[str, Entry]:
-        """The entries by which a resumed job skips chunks: not those that are damaged, or that have labels other than
-        `classes`, or whose files are not there in their size. Such a chunk is computed again.
+    def committed(self, job: str, classes: Sequence[str], schema: pa.Schema) -> dict[str, Entry]:
+        """The entries by which a resumed job skips chunks: not those that are damaged, or have labels other than
+        `classes` or other rows than the plan, or whose files are not there in their size. Such a chunk is computed
+        again. schema: of the job's parts.
 
-        A job that was finished and has lost some of them is no longer finished.
+        A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and if an entry
+        is not as it should be, the job is no longer finished.
         """
-        entries = [entry for entry in self._entries(job) if isinstance(entry, Entry)]
+        manifest = self.manifest()
+        finished = manifest.totals is not None or self.store.has(SUCCESS)
+        given = manifest.fingerprint.settings.where
+        where = None if given is None else Where(given)
+
+        def is_whole(entry: Entry) -> bool:
+            if not _is_of(entry, len(classes), {*classes}):
+                return False
+            if not finished:
+                return all(self.store.size(file.name) == file.bytes for file in entry.files)
+            try:
+                check_chunk(self.store, entry, schema, where)
+            except OutputError:
+                return False
+            return True
+
+        entries = [entry for entry in self._entries(job) if not isinstance(entry, OutputError)]
+        found = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
+        closed = {entry.file: entry for entry in entries if isinstance(entry, ClosingEntry)}
+        wrong = gaps(Committed(found, closed), self.checked_plan(manifest), manifest.fingerprint.inputs)
+        for chunk in {gap.chunk for gap in wrong}:
+            found.pop(chunk or "", None)
         with self._readers() as pool:
-            whole = pool.map(lambda entry: _is_of(entry, len(classes), {*classes}) and self._has_files(entry), entries)
-            found = {entry.chunk: entry for entry, kept in zip(entries, whole, strict=True) if kept}
-        totals = self.manifest().totals
-        if totals is not None and totals.chunks != len(found):
+            whole = list(pool.map(is_whole, found.values()))
+        found = {chunk: entry for (chunk, entry), kept in zip(found.items(), whole, strict=True) if kept}
+        if finished and (manifest.totals is None or manifest.totals.chunks != len(found)):
             self.store.remove(SUCCESS)
         return found
-
-    def _has_files(self, entry: Entry) -> bool:
-        return all(self.store.size(file.name) == file.bytes for file in entry.files)
 
     def _entries(self, job: str) -> Iterator[Entry | ClosingEntry | OutputError]:
         """The entries of a job, and errors for damaged ones."""
@@ -208,19 +295,20 @@ class OutputFolder:
             kind: type[Entry | ClosingEntry] = ClosingEntry if layout.is_closing(name) else Entry
             try:
                 found = from_json(self.store.read(name), kind, self.path / name)
-                if isinstance(found, Entry) and not found.files:
-                    raise OutputError(f"{self.path / name} is damaged: it names no files")
+                if isinstance(found, Entry) and not found.has_files(names):
+                    raise OutputError(f"{self.path / name} is damaged: it names other files than those of its chunk")
                 return found
             except OutputError as error:
-                return OutputError(f"{error}. Remove it, then continue with --resume")
+                return OutputError(f"{error}: {REPAIR}")
 
-        names = [name for name in self.store.files(ENTRIES) if layout.of_job(name, job)]
+        names = self.manifest().fingerprint.settings.names
+        files = [name for name in self.store.files(ENTRIES) if layout.of_job(name, job)]
         with self._readers() as pool:
-            for name, found in zip(names, pool.map(read, names), strict=True):
+            for name, found in zip(files, pool.map(read, files), strict=True):
                 if isinstance(found, OutputError):
                     yield found
                 elif found.job == job and found.file_name != name:
-                    yield OutputError(f"{self.path / name} is the entry of {found.file_name}: remove it")
+                    yield OutputError(f"{self.path / name} is the entry of {found.file_name}: {REPAIR}")
                 elif found.job == job:
                     yield found
 
@@ -233,48 +321,77 @@ class OutputFolder:
         """
         self.store.put(entry.file_name, to_json(entry), partial(check_claim, self.store, entry.job))
 
-    def finish(self, totals: Totals, job: str, counted: Mapping[str, bytes]) -> None:
+    def finish(self, totals: Totals, schema: pa.Schema, job: str, counted: Mapping[str, bytes]) -> None:
         """Check all that was committed, and write the totals into the manifest, then _SUCCESS.
 
-        counted: the digest of the entry of each chunk that the totals are made of. Files that a job which was
-        overwritten has left, and temporary files, are removed. Raises OutputError where another job took the folder, or
-        where not all is there as it was committed.
+        schema: of the job's parts. counted: the digest of the entry of each chunk that the totals are made of. Whatever
+        belongs to none of these entries, such as files of a job that was overwritten, and temporary files are removed.
+        Raises OutputError where another job took the folder, or where not all is there as it was committed.
         """
         check = partial(check_claim, self.store, job)
         check()
-        manifest = msgspec.structs.replace(self.manifest(), totals=totals)
+        manifest = msgspec.structs.replace(self.manifest(), totals=totals, schema=_hex(schema))
+        plan = self.checked_plan(manifest)
         self.store.remove_attempts(FOLDERS)
-        for name in (name for folder in (PARTS, QUARANTINE, ENTRIES) for name in self.store.files(folder)):
-            if not layout.of_job(name, job):
-                check()  # they might be those of a job that has taken the folder just now
-                self.store.remove(name)
-        self._check_committed(manifest, counted)
+        ours = {layout.entry_file(chunk, job) for chunk in counted}
+        ours |= {layout.closing_file(number, job) for number in counted_files(plan)}
+        self._remove_others((ENTRIES,), ours, check)
+        committed = self._check_committed(manifest, plan, counted, check)
+        ours = {file.name for entry in committed.chunks.values() for file in entry.files}
+        self._remove_others((PARTS, QUARANTINE), ours, check)
+        self.store.remove_empty_folders(PARTS)
         self.store.put(MANIFEST, to_json(manifest), check)
         self.store.put(SUCCESS, b"", check)
 
-    def _check_committed(self, manifest: Manifest, counted: Mapping[str, bytes]) -> None:
-        """Raise OutputError unless the entries are those that were counted, and their files as they were written."""
+    def _remove_others(self, folders: tuple[str, ...], ours: set[str], check: Callable[[], None]) -> None:
+        for name in (name for folder in folders for name in self.store.files(folder)):
+            if name not in ours:
+                check()  # it might be that of a job that has taken the folder just now
+                self.store.remove(name)
+
+    def _check_committed(
+        self, manifest: Manifest, plan: SavedPlan | None, counted: Mapping[str, bytes], check: Callable[[], None]
+    ) -> Committed:
+        """The entries, which must be those that were counted, with their files as they were written.
+
+        Otherwise raises OutputError, and the entries of the chunks that are not so are removed, so that a resumed job
+        computes these again.
+        """
         job = manifest.fingerprint.id
         committed = self.entries(job)
+        wrong = list(gaps(committed, plan, manifest.fingerprint.inputs))
         for chunk, digest in counted.items():
-            path = self.path / layout.entry_file(chunk, job)
-            entry = committed.chunks.get(chunk)
+            entry, path = committed.chunks.get(chunk), self.path / layout.entry_file(chunk, job)
             if entry is None:
-                raise OutputError(f"{path} was removed while the job ran: continue with --resume")
-            if entry.digest != digest:
-                raise OutputError(f"{path} was changed while the job ran: remove it, then continue with --resume")
-        check_account(committed, self.checked_plan(manifest), manifest.fingerprint.inputs)
-        files = [file for entry in committed.chunks.values() for file in entry.files]
+                wrong.insert(0, Gap(f"{path} was removed while the job ran", chunk))
+            elif entry.digest != digest:
+                wrong.insert(0, Gap(f"{path} was changed while the job ran", chunk))
+
+        def damage(entry: Entry) -> Gap | None:
+            try:
+                for file in entry.files:
+                    read_committed(self.store, file)
+            except OutputError as error:
+                return Gap(str(error), entry.chunk)
+            return None
+
         with self._readers() as pool:
-            for _ in pool.map(lambda file: len(read_committed(self.store, file)), files):
-                pass
+            wrong += [gap for gap in pool.map(damage, committed.chunks.values()) if gap]
+        for chunk in {gap.chunk for gap in wrong if gap.chunk}:
+            check()
+            self.store.remove(layout.entry_file(chunk, job))
+        for gap in wrong:
+            raise OutputError(f"{gap.message}: {REPAIR}")
+        return committed
 
     def checked_plan(self, manifest: Manifest) -> SavedPlan | None:
         """The plan of a job over files, without contradictions; None for rows in memory. Raises OutputError."""
         if manifest.plan is None:
             return None
-        path = self.path / PLAN
-        plan = from_json(self.plan(), SavedPlan, path)
+        path, data = self.path / PLAN, self.plan()
+        if data is None:
+            raise OutputError(f"{path} is missing or damaged: it is not the plan that the job began with: {REPAIR}")
+        plan = from_json(data, SavedPlan, path)
         try:
             check_plan(plan, [file.path for file in manifest.fingerprint.inputs])
         except ValueError as error:
@@ -288,6 +405,10 @@ class OutputFolder:
         with pa.ipc.new_file(buffer, spans.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
             file.write_table(spans)
         self.store.put(f"{RUNS}/{name}.spans.arrow", buffer.getvalue().to_pybytes())
+
+
+def _hex(schema: pa.Schema) -> str:
+    return str(schema.serialize().to_pybytes().hex())
 
 
 def _is_of(entry: Entry, count: int, classes: set[str]) -> bool:

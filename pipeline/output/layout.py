@@ -6,7 +6,13 @@ for pandas, Polars, DuckDB and Dask. Names of a chunk's files end with the id of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote, unquote
+
+FORMATS = ("parquet", "jsonl", "csv")
+"""The formats of parts; each is also the ending of its files."""
 
 PARTS, QUARANTINE, ENTRIES, RUNS = "parts", "_quarantine", "_entries", "_runs"
 FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
@@ -23,11 +29,40 @@ PART_ENCODING = 3
 
 CHUNK_PATTERN = r"^part-\d{6,}-\d{7,}$"
 JOB_PATTERN = r"^[0-9a-f]{16}$"
-FILE_PATTERN = r"^(parts|_quarantine)/([^/.]+=[^/]+/)?part-\d{6,}-\d{7,}-[0-9a-f]{8}(\.[a-z0-9]+)+$"
+FILE_PATTERN = r"^(parts|parts/label=[^/]+|_quarantine)/part-\d{6,}-\d{7,}-[0-9a-f]{8}\.(parquet|jsonl|csv)$"
 
 
-def part_file(chunk: str, job: str) -> str:
-    return f"{PARTS}/{_stem(chunk, job)}.parquet"
+@dataclass(frozen=True)
+class PartNames:
+    """How the parts of a job are called. partitioned: whether each label has a folder, as Hive names them."""
+
+    format: str = "parquet"
+    partitioned: bool = False
+
+    @classmethod
+    def like(cls, name: str) -> PartNames:
+        """Of the job that has such a part."""
+        return cls(name.rpartition(".")[2], "/label=" in name)
+
+    def files(self, chunk: str, job: str, labels: Iterable[str]) -> list[tuple[str, str | None]]:
+        """The parts of a chunk whose rows have these labels: the name of each, and the label of all its rows, or None
+        for all the chunk's rows.
+        """
+        name = f"{_stem(chunk, job)}.{self.format}"
+        if not self.partitioned:
+            return [(f"{PARTS}/{name}", None)]
+        return [(f"{PARTS}/{label_folder(label)}/{name}", label) for label in sorted(labels)]
+
+
+def label_folder(label: str) -> str:
+    """Percent-encoded, as Arrow, Hive and Spark write it and every reader decodes it."""
+    return f"label={quote(label, safe='')}"
+
+
+def folder_label(name: str) -> str | None:
+    """The label in whose folder a part is; None where it is in none."""
+    folder = name.split("/")[1]
+    return unquote(folder.removeprefix("label=")) if folder.startswith("label=") else None
 
 
 def quarantine_file(chunk: str, job: str) -> str:
@@ -49,7 +84,7 @@ def is_closing(name: str) -> bool:
 
 def of_job(name: str, job: str) -> bool:
     """Whether a chunk's file is of this job, by its name."""
-    return name.partition(".")[0].endswith(f"-{job[:8]}")
+    return name.rpartition("/")[2].partition(".")[0].endswith(f"-{job[:8]}")
 
 
 def _stem(chunk: str, job: str) -> str:

@@ -1,18 +1,15 @@
-"""Predictions as the rows of a part, and those as a Parquet file."""
+"""Predictions as the rows of a part."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.engine.base import Predictions
-from pipeline.errors import OutputError, UsageError
+from pipeline.errors import UsageError
 from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
 
-_REPEATING = ["file", "label", "truth", "top_labels.list.element"]
 _REASON = pa.field("reason", pa.string())
-_COUNTS = ["row", "n_chars", "unknown_chars"]
 
 
 def output_schema(
@@ -69,25 +66,3 @@ def label_table(chunk: Chunk, predictions: Predictions, schema: pa.Schema, class
     if schema.names[-1] == _REASON.name:
         columns.append(pa.nulls(count, _REASON.type))
     return pa.table(columns, schema)
-
-
-def part_bytes(table: pa.Table) -> bytes:
-    """The Parquet file, with dictionaries and delta encoding: a third of the size that the defaults give."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
-        sink,
-        compression="zstd",
-        use_dictionary=_REPEATING,
-        column_encoding=dict.fromkeys(_COUNTS, "DELTA_BINARY_PACKED"),
-    )
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-def read_part(data: bytes, path: object, columns: list[str] | None = None) -> pa.Table:
-    """The rows of a part, or some columns of it. Raises OutputError, with `path`, for another kind of file."""
-    try:
-        table = pq.ParquetFile(pa.BufferReader(data)).read(columns, use_threads=False)
-        return table if columns is None else table.select(columns)
-    except (OSError, ValueError, KeyError, MemoryError, pa.ArrowException) as error:
-        raise OutputError(f"{path} is not a part of a job ({error})") from error

@@ -26,9 +26,9 @@ from pipeline.output.layout import (
     JOB_PATTERN,
     PART_ENCODING,
     VERSION,
+    PartNames,
     closing_file,
     entry_file,
-    part_file,
     quarantine_file,
 )
 
@@ -57,9 +57,10 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     """The commit of a chunk: its files, and its share of the job's totals.
 
     sources: (file, first row, rows) of each piece it was read from. rows_read = rows_written + rows_filtered +
-    rows_quarantined. labels: rows by label. chars, truncated, unknown_chars: sums of those columns over written rows.
-    lengths: written rows by class of `accuracy.LENGTHS`. confusion: (true class, predicted class, rows) of every pair
-    that occurs, where there is a truth. problems: messages about whole files.
+    rows_quarantined. labels: written rows by label. chars, truncated, unknown_chars: sums of those columns over written
+    rows. lengths: written rows by class of `accuracy.LENGTHS`. confusion: (true class, predicted class, rows) of every
+    pair that occurs, where there is a truth, over the filtered rows too. problems: messages about whole files. files:
+    one part, or one for each label, sorted; then the quarantined rows, where there are any.
     """
 
     version: Version = VERSION
@@ -88,15 +89,22 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
             raise ValueError("`rows_read` is not the sum of the rows of `sources`")
         if written != sum(self.labels.values()) or written != sum(self.lengths) or len(self.lengths) != len(LENGTHS):
             raise ValueError("`labels` or `lengths` do not add up to `rows_written`")
-        if self.confusion is not None and written != sum(rows for *_, rows in self.confusion):
-            raise ValueError("`confusion` does not add up to `rows_written`")
+        if min(self.labels.values(), default=1) < 1:
+            raise ValueError("`labels` has a label without rows")
+        if self.confusion is not None and written + self.rows_filtered != sum(rows for *_, rows in self.confusion):
+            raise ValueError("`confusion` does not add up to `rows_written` and `rows_filtered`")
         if self.problems and not self.sources:
             raise ValueError("there are `problems`, and no `sources`")
-        expected = [(part_file(self.chunk, self.job), written)]
-        if quarantined:
-            expected.append((quarantine_file(self.chunk, self.job), quarantined))
-        if self.files and [(file.name, file.rows) for file in self.files] != expected:
+        if self.files and not self.has_files(PartNames.like(self.files[0].name)) and not self.has_files(_NO_PART):
             raise ValueError("`files` are not those of this chunk")
+
+    def has_files(self, names: PartNames) -> bool:
+        """Whether its files are those of a chunk of a job whose parts have such names."""
+        parts = names.files(self.chunk, self.job, self.labels)
+        expected = [(name, self.rows_written if label is None else self.labels[label]) for name, label in parts]
+        if self.rows_quarantined:
+            expected.append((quarantine_file(self.chunk, self.job), self.rows_quarantined))
+        return [(file.name, file.rows) for file in self.files] == expected
 
     @property
     def file_name(self) -> str:
@@ -106,6 +114,10 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     def digest(self) -> bytes:
         """Of all that it says."""
         return hashlib.sha256(to_json(self)).digest()
+
+
+_NO_PART = PartNames(partitioned=True)
+"""Of a chunk without written rows, in a job with a folder for each label."""
 
 
 class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="file"):
@@ -155,6 +167,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: str
     partition_by: str | None
     where: str | None
+
+    @property
+    def names(self) -> PartNames:
+        return PartNames(self.format, self.partition_by is not None)
 
 
 class Writer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -212,7 +228,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chars, truncated, unknown_chars : int
         Over written rows: characters, truncated rows, characters outside the alphabet.
     labels : dict of str to int
-        Rows by label.
+        Written rows by label.
     problems : tuple of (str, str)
         File and message of each file that was not wholly readable.
     unread : tuple of (str, int or None)
@@ -234,11 +250,14 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the job is, and its totals. plan: SHA-256 of the saved plan. totals: None until it is finished."""
+    """What the job is, and its totals. schema: of the written rows, an Arrow schema's IPC message in hexadecimal. plan:
+    SHA-256 of the saved plan. totals: None until it is finished.
+    """
 
     format: Literal["broadsheet-output"] = "broadsheet-output"
     version: Version = VERSION
     fingerprint: Fingerprint
+    schema: str
     plan: Digest | None
     totals: Totals | None = None
 
@@ -325,12 +344,20 @@ def _scalar(value: object) -> object:
     raise TypeError(f"JSON has no form for a {type(value).__name__}")
 
 
+class OtherVersion(OutputError):
+    """A file of another version of the layout."""
+
+    def __init__(self, name: object, version: int) -> None:
+        super().__init__(f"{name} is of version {version}, this version of broadsheet reads version {VERSION}")
+        self.version = version
+
+
 def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
     """A value of type `kind`. Raises OutputError, naming file and place, where it is damaged or of another version."""
     try:
         found = msgspec.json.decode(data, type=_Versioned).version
         if found != VERSION and found is not None:
-            raise OutputError(f"{name} is of version {found}, this version of broadsheet reads version {VERSION}")
+            raise OtherVersion(name, found)
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise OutputError(f"{name} is damaged: {error}") from error

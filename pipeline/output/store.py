@@ -76,9 +76,19 @@ class LocalStore:
             except FileNotFoundError as error:
                 check()
                 missing = error
+                if path.parent.parent != self.root:  # the folder of a label, which its first part makes
+                    self._make_within(path.parent)
             except OSError as error:
                 raise OutputError(self._explain(name, len(data), error)) from error
         raise OutputError(self._explain(name, len(data), missing)) from missing
+
+    def _make_within(self, folder: Path) -> None:
+        """Create a folder in one that exists. Raises OutputError."""
+        try:
+            folder.mkdir(exist_ok=True)
+            _sync(folder.parent)
+        except OSError as error:
+            raise OutputError(f"{folder} cannot be created: {error.strerror}") from error
 
     def read(self, name: str) -> bytes:
         """Raises OutputError where there is no such regular file, or it cannot be read."""
@@ -156,8 +166,16 @@ class LocalStore:
     def remove_attempts(self, folders: tuple[str, ...]) -> None:
         """Remove temporary files: a write that is under way begins anew, unless its check fails. Raises OutputError."""
         for name in ("", *folders):
-            for path in (self.root / name).glob(f".*{_TEMPORARY}"):
+            find = (self.root / name).rglob if name else self.root.glob
+            for path in find(f".*{_TEMPORARY}"):
                 self.remove(path.relative_to(self.root).as_posix())
+
+    def remove_empty_folders(self, folder: str) -> None:
+        """Remove the empty folders in a folder."""
+        for path in (self.root / folder).iterdir():
+            if path.is_dir() and not path.is_symlink():
+                with suppress(OSError):  # it is not empty
+                    path.rmdir()
 
     @staticmethod
     def is_attempt(name: str) -> bool:

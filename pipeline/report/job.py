@@ -164,13 +164,18 @@ class JobReport:
 
     @property
     def rows_read(self) -> int:
-        """All rows, of earlier runs too: rows_written + rows_quarantined."""
+        """All rows, of earlier runs too: rows_written + rows_filtered + rows_quarantined."""
         return self.tally.rows_read
 
     @property
     def rows_written(self) -> int:
-        """Labelled rows."""
+        """Labelled rows, without those that `where` left out."""
         return self.tally.rows_written
+
+    @property
+    def rows_filtered(self) -> int:
+        """Labelled rows for which `where` is not true; they are not written."""
+        return self.tally.rows_filtered
 
     @property
     def rows_quarantined(self) -> int:
@@ -191,7 +196,7 @@ class JobReport:
     def wrong_answers(self) -> int:
         """Labels that differ from the answer file."""
         confusion = self.confusion
-        return 0 if confusion is None else self.rows_written - confusion.correct
+        return 0 if confusion is None else self.rows_written + self.rows_filtered - confusion.correct
 
     @property
     def confusion(self) -> Confusion | None:

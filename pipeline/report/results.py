@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipeline.errors import UsageError
+from pipeline.output.commit import committed_rows
 from pipeline.output.folder import OutputFolder
-from pipeline.output.layout import PARTS, QUARANTINE, of_job
+from pipeline.output.layout import QUARANTINE, of_job
 from pipeline.output.memory import rows_set_aside
-from pipeline.output.parts import read_part
 from pipeline.output.quarantine import quarantine_table
 from pipeline.report.join import Frame, as_pandas, is_frame, refuse_other_frame, refuse_taken, with_columns
 from pipeline.source.chunk import QUARANTINE_SCHEMA, Selection
@@ -77,7 +77,8 @@ class Results:
         if self._folder is None:
             tables = [rows.table for rows in self._in_order()]
         else:
-            tables = [read_part(data, path) for data, path in self._files(self._folder, PARTS)]
+            chunks = sorted(self._folder.entries(self._job).chunks.items())
+            tables = [committed_rows(self._folder.store, entry, self._schema) for _, entry in chunks]
         return pa.concat_tables([self._schema.empty_table(), *tables])
 
     def frame(self) -> pd.DataFrame:
@@ -127,15 +128,15 @@ class Results:
         if self._folder is None:
             yield from (rows.quarantine for rows in self._in_order())
         else:
-            yield from (quarantine_table(data, path) for data, path in self._files(self._folder, QUARANTINE))
+            yield from (quarantine_table(data, path) for data, path in self._quarantine_files(self._folder))
 
     def _in_order(self) -> Iterator[_Rows]:
         return (rows for _, rows in sorted(self._chunks.items()))
 
-    def _files(self, folder: OutputFolder, place: str) -> Iterator[tuple[bytes, Path]]:
+    def _quarantine_files(self, folder: OutputFolder) -> Iterator[tuple[bytes, Path]]:
         """The job's own: one that was overwritten may still have written there."""
         return (
             (folder.store.read(name), folder.path / name)
-            for name in folder.store.files(place)
+            for name in folder.store.files(QUARANTINE)
             if of_job(name, self._job)
         )

@@ -13,6 +13,13 @@ from pipeline.output.record import Entry, Totals
 _SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "chars", "truncated", "unknown_chars")
 
 
+def balance(totals: Totals | Tally) -> str:
+    """Where the rows that were read are, as a sum."""
+    filtered = f" + {totals.rows_filtered:,} filtered" if totals.rows_filtered else ""
+    quarantined = f"{totals.rows_quarantined:,} quarantined"
+    return f"read = {totals.rows_written:,} labelled{filtered} + {quarantined}"
+
+
 @dataclass
 class Tally:
     """Sums over all chunks, those of earlier runs too; the same however often the job was interrupted.
@@ -32,11 +39,11 @@ class Tally:
     chars, truncated, unknown_chars : int
         Over written rows: characters, truncated rows, characters outside the alphabet.
     labels : Counter of str
-        Rows by label.
+        Written rows by label.
     lengths : list of int
         Written rows by class of `accuracy.LENGTHS`.
     confusion : Confusion or None
-        Rows by true and predicted class, where there is a truth column.
+        Rows by true and predicted class, where there is a truth column; the filtered ones too.
 
     """
 

@@ -17,6 +17,7 @@ from pipeline.report.console import PlainConsole, lines, styled
 from pipeline.report.job import JobReport, Progress
 from pipeline.report.remarks import unread_line
 from pipeline.report.roofline_table import print_profile
+from pipeline.report.tally import balance
 
 _MOST_CLASSES = 20
 _MOST_LINES = 10
@@ -106,9 +107,8 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
 
 
 def _print_totals(report: JobReport, console: PlainConsole) -> None:
-    balance = f"{report.rows_read:,} read = {report.rows_written:,} labelled + {report.rows_quarantined:,} quarantined"
     facts = [
-        ("rows", balance),
+        ("rows", f"{report.rows_read:,} {balance(report.tally)}"),
         ("time", f"{report.run.seconds:,.1f} s; {report.articles_per_second:,.0f} articles a second once started"),
         ("model", report.job.model),
         ("on", report.backend),
@@ -174,11 +174,12 @@ def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
 
 
 def _print_validation(report: JobReport, answers: str, console: PlainConsole) -> None:
+    labelled = report.rows_written + report.rows_filtered
     if report.wrong_answers:
         verb = "differs" if report.wrong_answers == 1 else "differ"
-        verdict = f"{report.wrong_answers:,} of {report.rows_written:,} labels {verb} from {answers}"
+        verdict = f"{report.wrong_answers:,} of {labelled:,} labels {verb} from {answers}"
     else:
-        verdict = f"all {report.rows_written:,} labels are those of {answers}"
+        verdict = f"all {labelled:,} labels are those of {answers}"
     console.print(f"validation: {verdict}", style="red" if report.wrong_answers else "green", soft_wrap=True)
 
 

@@ -1,0 +1,90 @@
+"""A committed chunk against its entry, row by row."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.errors import OutputError
+from pipeline.output.commit import read_committed
+from pipeline.output.layout import QUARANTINE
+from pipeline.output.part_files import read_part
+from pipeline.output.quarantine import quarantine_table
+from pipeline.output.record import Entry
+from pipeline.output.store import LocalStore
+from pipeline.output.where import Where
+
+_FIGURES = {"chars": "n_chars", "truncated": "truncated", "unknown_chars": "unknown_chars"}
+_ROWS = ["file", "row"]
+_READ = [*_ROWS, "label", *_FIGURES.values()]
+
+
+def check_chunk(store: LocalStore, entry: Entry, schema: pa.Schema, where: Where | None) -> None:
+    """Raise OutputError unless the files of an entry are as they were written, hold what it says, and each row of its
+    sources is there once, written or quarantined, but for as many as were filtered. schema: of the job's parts. Each
+    written row must satisfy `where`, if all its columns are there.
+    """
+    named = where.columns if where is not None else set()
+    decided = where if named <= set(schema.names) else None
+    columns = [name for name in schema.names if name in _READ or (decided and name in named)]
+    parts, tables = [], []
+    for file in entry.files:
+        path, data = store.root / file.name, read_committed(store, file)
+        quarantined = file.name.startswith(QUARANTINE)
+        if quarantined:
+            table = quarantine_table(data, path).select(_ROWS)
+        else:
+            table = read_part(data, file.name, path, schema, columns)
+            parts.append(table)
+        if len(table) != file.rows:
+            raise OutputError(f"{path} holds {len(table):,} rows, its entry has {file.rows:,}")
+        if any(table.column(name).null_count for name in table.column_names if quarantined or name in _READ):
+            raise OutputError(f"{path} has a null among file, row, label and counts")
+        if decided and not quarantined and not decided.mask(table).all():
+            raise OutputError(f"{path} has a row for which the job's `where` is not true")
+        tables.append(table.select(_ROWS))
+    _check_rows(entry, tables)
+    _check_figures(entry, pa.concat_tables([schema.empty_table().select(columns), *parts]))
+
+
+def _check_figures(entry: Entry, rows: pa.Table) -> None:
+    """The entry's share of the totals must be that of its written rows."""
+    labels = {count["values"]: count["counts"] for count in rows.column("label").value_counts().to_pylist()}
+    sums = {name: pc.sum(rows.column(column)).as_py() or 0 for name, column in _FIGURES.items()}
+    if labels != entry.labels or any(getattr(entry, name) != value for name, value in sums.items()):
+        raise OutputError(f"{entry.chunk}: the labels or counts in its entry are not those of its part")
+
+
+def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:
+    """Each row of the entry's sources must be there once, but for those that were filtered."""
+    found: dict[str, list[np.ndarray]] = defaultdict(list)
+    for table in tables:
+        names = table.column("file").combine_chunks().dictionary_encode()
+        numbers, which = table.column("row").to_numpy(), names.indices.to_numpy()
+        for i, file in enumerate(names.dictionary.to_pylist()):
+            found[file].append(numbers[which == i])
+    count = sum(len(piece) for pieces in found.values() for piece in pieces)
+    if count != entry.rows_read - entry.rows_filtered:
+        raise OutputError(
+            f"{entry.chunk}: {entry.rows_read:,} rows were read and {entry.rows_filtered:,} filtered, {count:,} are "
+            "written or quarantined"
+        )
+    expected: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for file, first, rows in entry.sources:
+        expected[file].append((first, first + rows))
+    for file, pieces in found.items():  # as many as there must be, none twice, none that was not read
+        here = np.concatenate(pieces)
+        if len(np.unique(here)) < len(here) or not _within(here, expected[file]).all():
+            raise OutputError(f"{entry.chunk}: rows of {file} are missing or duplicated")
+
+
+def _within(rows: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
+    """Which rows are in one of the ranges."""
+    found = np.zeros(len(rows), np.bool_)
+    for first, end in ranges:
+        found |= (rows >= first) & (rows < end)
+    return found

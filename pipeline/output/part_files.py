@@ -1,0 +1,64 @@
+"""A chunk's rows as its parts, in the format and folders of the job, and the rows of a part again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.errors import OutputError, UsageError
+from pipeline.output.formats import csv, jsonl, parquet
+from pipeline.output.formats.base import PartFormat, UnwritableType
+from pipeline.output.layout import PartNames, folder_label, label_folder
+
+_FORMATS: dict[str, PartFormat] = {"parquet": parquet, "jsonl": jsonl, "csv": csv}
+_LONGEST_NAME = 255
+"""Bytes of a file name on every common file system."""
+
+_NO_FOLDERS = ("", "__HIVE_DEFAULT_PARTITION__")
+"""Labels that readers of Hive folders take for a null."""
+
+
+def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) -> None:
+    """Raise UsageError for a column that the format cannot hold, or a class that cannot name a folder."""
+    for field in schema:
+        try:
+            _FORMATS[names.format].write(pa.schema([field]).empty_table())
+        except UnwritableType as error:
+            raise UsageError(f"the column {field.name!r} cannot be written: {names.format} {error}") from error
+    for label in classes if names.partitioned else ():
+        if label in _NO_FOLDERS or len(label_folder(label)) > _LONGEST_NAME:
+            raise UsageError(f"the class {label!r} cannot be the name of a folder, as --partition-by needs it")
+
+
+def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[tuple[str, int, bytes]]:
+    """The name, number of rows and bytes of each part of a chunk. In the folder of a label, a part has no such column:
+    readers take it from the folder's name, and some refuse to have it twice.
+    """
+    write = _FORMATS[names.format].write
+    found = []
+    for name, label in names.files(chunk, job, pc.unique(table.column("label")).to_pylist()):
+        rows = table
+        if label is not None:
+            rows = table.filter(pc.equal(table.column("label"), label)).drop_columns("label")
+        found.append((name, len(rows), write(rows)))
+    return found
+
+
+def read_part(
+    data: bytes, name: str, path: object, schema: pa.Schema, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The rows of a part, or some columns of it. schema: of the job's parts. Raises OutputError, with `path`, for
+    another kind of file.
+    """
+    label, chosen = folder_label(name), schema.names if columns is None else list(columns)
+    try:
+        if label is None:
+            return _FORMATS[PartNames.like(name).format].read(data, schema, chosen)
+        without = schema.remove(schema.get_field_index("label"))
+        here = [column for column in chosen if column != "label"]
+        table = _FORMATS[PartNames.like(name).format].read(data, without, here)
+        return table.append_column(schema.field("label"), pa.repeat(label, len(table))).select(chosen)
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, RecursionError, pa.ArrowException) as error:
+        raise OutputError(f"{path} is not a part of this job ({error})") from error
