@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.accuracy import Example, closest, count_lengths, count_pairs
+from pipeline.accuracy import Example, closest, count_doubtful, count_lengths, count_pairs
 from pipeline.engine.base import Backend, Predictions
 from pipeline.errors import BroadsheetError, SourceError
 from pipeline.output.parts import label_table
@@ -66,7 +66,7 @@ class Work:
     """A chunk between two tasks: as it was read, then without text but with predictions.
 
     name: of its part. sources: (file, first row, rows) of each piece it was read from. place: the worker it was
-    classified on.
+    classified on. doubtful: rows that the model could hardly judge, by reason.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Work:
     place: Place | None = None
     spans: list[Span] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
+    doubtful: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,9 @@ def infer(work: Work, job: Job) -> Work:
     chunk, predictions = set_aside_overflow(work.chunk, predictions, engine, first=work.name == part_name(0, 0))
     refuse_bad_rows(chunk, job)
     examples = closest(chunk, predictions.labels, predictions.scores, job.classes, job.examples)
-    done = replace(work, predictions=predictions.cut(job.top_k), place=place, spans=spans, examples=examples)
-    return replace(done, chunk=chunk.without_text())
+    doubtful = count_doubtful(chunk, predictions.n_chars, predictions.unknown_chars, engine.model.length)
+    done = replace(work, chunk=chunk.without_text(), predictions=predictions.cut(job.top_k), doubtful=doubtful)
+    return replace(done, place=place, spans=spans, examples=examples)
 
 
 def write(work: Work, job: Job) -> Done:
@@ -185,7 +187,7 @@ def write(work: Work, job: Job) -> Done:
     spans = list(work.spans)
     with span("write", spans, "write", number=_number(work.name)):
         table = label_table(chunk, predictions, job.schema, job.classes)
-        entry = _entry(work.name, work.sources, chunk, predictions, job)
+        entry = _entry(work, chunk, predictions, job)
         if job.out is None:
             return Done(work.name, entry, spans, place, work.examples, table, chunk.quarantine)
         entry = STATE.commit(LocalStore(Path(job.out)), table, chunk.quarantine, entry)
@@ -203,19 +205,17 @@ def infer_and_write(loaded: Loaded, job: Job) -> Done:
     return write(infer(Work(loaded.name, loaded.sources, loaded.chunk), job), job)
 
 
-def _entry(
-    name: str, sources: tuple[tuple[str, int, int], ...], chunk: Chunk, predictions: Predictions, job: Job
-) -> Entry:
+def _entry(work: Work, chunk: Chunk, predictions: Predictions, job: Job) -> Entry:
     """The entry without its files: the chunk's share of the job's totals."""
-    planned = sum(rows for *_, rows in sources)
+    planned = sum(rows for *_, rows in work.sources)
     if planned != chunk.rows_read:
-        raise BroadsheetError(f"{name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this")
+        raise BroadsheetError(f"{work.name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this")
     best = predictions.labels[:, 0]
     numbers, counts = np.unique(best, return_counts=True)
     return Entry(
-        chunk=name,
+        chunk=work.name,
         job=job.fingerprint,
-        sources=sources,
+        sources=work.sources,
         rows_read=planned,
         rows_written=len(chunk),
         rows_filtered=0,
@@ -225,6 +225,7 @@ def _entry(
         truncated=int(predictions.truncated.sum()),
         unknown_chars=int(predictions.unknown_chars.sum()),
         lengths=tuple(count_lengths(predictions.n_chars)),
+        doubtful=work.doubtful,
         confusion=None if chunk.truth is None else tuple(count_pairs(chunk.truth, best)),
         problems=chunk.problems,
     )

@@ -58,7 +58,8 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
 
     sources: (file, first row, rows) of each piece it was read from. rows_read = rows_written + rows_filtered +
     rows_quarantined. labels: rows by label. chars, truncated, unknown_chars: sums of those columns over written rows.
-    lengths: written rows by class of `accuracy.LENGTHS`. confusion: (true class, predicted class, rows) of every pair
+    lengths: written rows by class of `accuracy.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by
+    reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair
     that occurs, where there is a truth. problems: messages about whole files.
     """
 
@@ -75,6 +76,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     truncated: Count
     unknown_chars: Count
     lengths: tuple[Count, ...]
+    doubtful: dict[str, Count]
     confusion: tuple[tuple[int, int, Count], ...] | None
     problems: tuple[str, ...]
     files: tuple[FileRecord, ...] = ()
@@ -88,6 +90,8 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
             raise ValueError("`rows_read` is not the sum of the rows of `sources`")
         if written != sum(self.labels.values()) or written != sum(self.lengths) or len(self.lengths) != len(LENGTHS):
             raise ValueError("`labels` or `lengths` do not add up to `rows_written`")
+        if sum(self.doubtful.values()) > written + self.rows_filtered:
+            raise ValueError("`doubtful` has more rows than were labelled")
         if self.confusion is not None and written != sum(rows for *_, rows in self.confusion):
             raise ValueError("`confusion` does not add up to `rows_written`")
         if self.problems and not self.sources:
@@ -213,6 +217,8 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Over written rows: characters, truncated rows, characters outside the alphabet.
     labels : dict of str to int
         Rows by label.
+    doubtful : dict of str to int
+        Labelled rows that the model could hardly judge, by reason.
     problems : tuple of (str, str)
         File and message of each file that was not wholly readable.
 
@@ -227,6 +233,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     truncated: Count
     unknown_chars: Count
     labels: dict[str, Count]
+    doubtful: dict[str, Count]
     problems: tuple[tuple[str, str], ...]
 
 

@@ -84,6 +84,7 @@ def verify(path: str | Path, *, input: bool = False) -> Totals:  # noqa: A002 - 
     files: set[str] = set()
     sums: Counter[str] = Counter(chunks=len(committed.chunks))
     labels: Counter[str] = Counter()
+    doubtful: Counter[str] = Counter()
     for entry in committed.chunks.values():
         part, *quarantined = (_read(folder, file) for file in entry.files)
         _check_rows(entry, [part, *quarantined])
@@ -91,6 +92,7 @@ def verify(path: str | Path, *, input: bool = False) -> Totals:  # noqa: A002 - 
         files.update(file.name for file in entry.files)
         sums.update({name: getattr(entry, name) for name in _SUMS})
         labels.update(entry.labels)
+        doubtful.update(entry.doubtful)
     for name in (*folder.store.files(PARTS), *folder.store.files(QUARANTINE)):
         if name not in files:
             raise OutputError(f"{folder.path / name} belongs to no entry of the manifest")
@@ -98,8 +100,8 @@ def verify(path: str | Path, *, input: bool = False) -> Totals:  # noqa: A002 - 
     for name, counted in sums.items():
         if getattr(totals, name) != counted:
             raise OutputError(f"{path}: {name} is {getattr(totals, name)} in the manifest, its entries have {counted}")
-    if totals.labels != +labels:
-        raise OutputError(f"{path}: the labels in the manifest do not add up to those of its entries")
+    if totals.labels != +labels or totals.doubtful != +doubtful:
+        raise OutputError(f"{path}: the labels or doubtful rows in the manifest do not add up to those of its entries")
     if input:
         recount(manifest, plan, committed)
     return totals
