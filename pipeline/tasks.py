@@ -209,7 +209,9 @@ def _entry(work: Work, chunk: Chunk, predictions: Predictions, job: Job) -> Entr
     """The entry without its files: the chunk's share of the job's totals."""
     planned = sum(rows for *_, rows in work.sources)
     if planned != chunk.rows_read:
-        raise BroadsheetError(f"{work.name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this")
+        raise BroadsheetError(
+            f"{work.name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this"
+        )
     best = predictions.labels[:, 0]
     numbers, counts = np.unique(best, return_counts=True)
     return Entry(

@@ -440,7 +440,10 @@ def _alphabet(symbols: str, name: str) -> Alphabet:
 
 
 def to_params(model: Model) -> bytes:
-    """The parameter file of a model, which lacks alphabet and class names: `sidecar` writes them next to it. Raises ModelError for another length."""
+    """The parameter file of a model, which lacks alphabet and class names: `sidecar` keeps them.
+
+    Raises ModelError for another length.
+    """
     if model.length != PUBLISHED_LENGTH:
         raise ModelError(f"params.bin holds length {PUBLISHED_LENGTH} only, this model has {model.length}")
     order = [name for layer in model.layers for name in layer.shapes]
