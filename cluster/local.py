@@ -24,6 +24,7 @@ from cluster.open_files import need_open_files
 from cluster.protocol import count_gpus
 from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, configured, no_workers_seconds
 from cluster.tls import make_certificates, tls_settings
+from cluster.unguarded import end_in_a_worker, noticed
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.threads import available_cores
 
@@ -124,13 +125,15 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
 
 @contextmanager
 def _running(kind: Any, options: dict[str, Any], protocol: str, count: int, processes: bool) -> Iterator[Client]:
+    if processes:
+        end_in_a_worker()
     need_open_files(count if processes else 0)
     with configured() as folder:
         if protocol == "tls":
             options["security"] = make_certificates(folder / _TLS_FOLDER)
         running = None
         try:
-            with postponed():
+            with postponed(), noticed(folder):
                 running = _started(kind, {**options, "protocol": protocol})
             with Client(running) as client:
                 yield client

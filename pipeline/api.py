@@ -17,6 +17,7 @@ from pipeline.options import OPTIONS, Options
 from pipeline.output.folder import OutputFolder
 from pipeline.output.place import refuse_url
 from pipeline.report.job import JobReport, Progress
+from pipeline.report.summary import doubt
 from pipeline.source.search import printable
 
 
@@ -175,11 +176,19 @@ def classify(
         raise UsageError(f"client is a {type(client).__name__}: give a distributed.Client, e.g. of cluster.connect()")
     cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))
     request = Request(source, folder, load_model(model), cluster, settings, progress or Progress(), stop)
-    return run_job(request)
+    report = run_job(request)
+    remark = doubt(report)
+    if progress is None and remark:
+        request.progress.warn(remark)
+    return report
 
 
 def _embedded(workers: int | None) -> Callable[[], AbstractContextManager[Client]]:
     """A cluster of this machine's cores: `workers` processes, or one worker within this process."""
+    if workers is not None:
+        from cluster.unguarded import end_in_a_worker
+
+        end_in_a_worker()  # before the input is searched and planned
 
     def start() -> AbstractContextManager[Client]:
         from cluster import connect

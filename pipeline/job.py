@@ -19,10 +19,10 @@ import msgspec
 import pyarrow as pa
 
 from pipeline.engine.base import Backend
-from pipeline.engine.open import expected_device, why_no_gpu
+from pipeline.engine.open import expected_device, why_gpu_unused
 from pipeline.errors import SourceError, UsageError
 from pipeline.graph import classify_chunks
-from pipeline.model.charcnn import Model
+from pipeline.model.charcnn import MEANT_FOR, Model
 from pipeline.options import Options
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PLAN, PartNames
@@ -221,8 +221,9 @@ def execute(planned: Planned, client: Client) -> Executed:
     answers = None if options.truth is None else os.fspath(options.truth)
     no_gpu = None
     if options.device == "auto" and backend.device == "cpu":
-        no_gpu = next(iter(client.run(why_no_gpu).values()), None)
+        no_gpu = next(iter(client.run(why_gpu_unused).values()), None)
     left_out = prepared.found.left_out if isinstance(prepared.found, Files) else ()
+    meant_for = model.card.get(MEANT_FOR)
     facts = JobFacts(
         model.name,
         model.classes,
@@ -232,6 +233,7 @@ def execute(planned: Planned, client: Client) -> Executed:
         planned.chunk_rows,
         answers,
         no_gpu,
+        None if meant_for is None else str(meant_for),
         left_out,
     )
     unread = planned.input.plan.unread if planned.input.plan else ()

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.accuracy import Example, closest, count_lengths, count_pairs
+from pipeline.accuracy import Example, closest, count_doubtful, count_lengths, count_pairs
 from pipeline.engine.base import Backend, Predictions
 from pipeline.errors import BroadsheetError, SourceError
 from pipeline.output.layout import PartNames
@@ -81,7 +81,8 @@ class Work:
     """A chunk between two tasks: as it was read, then without text but with predictions.
 
     name: of its part. sources: (file, first row, rows) of each piece it was read from. place: the worker it was
-    classified on. index: of the pandas DataFrame that it is a partition of a Dask DataFrame in.
+    classified on. doubtful: rows that the model could hardly judge, by reason. index: of the pandas DataFrame that it
+    is a partition of a Dask DataFrame in.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Work:
     place: Place | None = None
     spans: list[Span] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
+    doubtful: dict[str, int] = field(default_factory=dict)
     index: pd.Index | None = None
 
 
@@ -189,8 +191,9 @@ def infer(work: Work, job: Job) -> Work:
     chunk, predictions = set_aside_overflow(work.chunk, predictions, engine, first=work.name == part_name(0, 0))
     refuse_bad_rows(chunk, job)
     examples = closest(chunk, predictions.labels, predictions.scores, job.classes, job.examples)
-    done = replace(work, predictions=predictions.cut(job.top_k), place=place, spans=spans, examples=examples)
-    return replace(done, chunk=chunk.without_text())
+    doubtful = count_doubtful(chunk, predictions.n_chars, predictions.unknown_chars, engine.model.length)
+    done = replace(work, chunk=chunk.without_text(), predictions=predictions.cut(job.top_k), doubtful=doubtful)
+    return replace(done, place=place, spans=spans, examples=examples)
 
 
 def write(work: Work, job: Job) -> Done:
@@ -202,7 +205,7 @@ def write(work: Work, job: Job) -> Done:
     with span("write", spans, "write", number=_number(work.name)):
         table = label_table(chunk, predictions, job.schema, job.classes)
         chosen = np.ones(len(table), np.bool_) if job.where is None else job.where.mask(table)
-        entry = _entry(work.name, work.sources, chunk, predictions, chosen, job)
+        entry = _entry(work, chunk, predictions, chosen, job)
         table = table.select(job.written.names)
         table = table if chosen.all() else table.filter(pa.array(chosen))
         if job.out is None:
@@ -223,25 +226,20 @@ def infer_and_write(loaded: Loaded, job: Job) -> Done:
     return write(infer(Work(loaded.name, loaded.sources, loaded.chunk), job), job)
 
 
-def _entry(
-    name: str,
-    sources: tuple[tuple[str, int, int], ...],
-    chunk: Chunk,
-    predictions: Predictions,
-    chosen: NDArray[np.bool_],
-    job: Job,
-) -> Entry:
+def _entry(work: Work, chunk: Chunk, predictions: Predictions, chosen: NDArray[np.bool_], job: Job) -> Entry:
     """The entry without its files: the chunk's share of the job's totals. chosen: the rows that are written."""
-    planned = sum(rows for *_, rows in sources)
+    planned = sum(rows for *_, rows in work.sources)
     if planned != chunk.rows_read:
-        raise BroadsheetError(f"{name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this")
+        raise BroadsheetError(
+            f"{work.name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this"
+        )
     best = predictions.labels[:, 0]
     numbers, counts = np.unique(best[chosen], return_counts=True)
     written = int(chosen.sum())
     return Entry(
-        chunk=name,
+        chunk=work.name,
         job=job.fingerprint,
-        sources=sources,
+        sources=work.sources,
         rows_read=planned,
         rows_written=written,
         rows_filtered=len(chunk) - written,
@@ -251,6 +249,7 @@ def _entry(
         truncated=int(predictions.truncated[chosen].sum()),
         unknown_chars=int(predictions.unknown_chars[chosen].sum()),
         lengths=tuple(count_lengths(predictions.n_chars[chosen])),
+        doubtful=work.doubtful,
         confusion=None if chunk.truth is None else tuple(count_pairs(chunk.truth, best)),
         problems=chunk.problems,
     )

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from pipeline.errors import OutputError, UsageError
+from pipeline.model import sidecar
 from pipeline.model.alphabet import PUBLISHED
-from pipeline.model.charcnn import from_params, load_model, read_model_file, to_params
+from pipeline.model.charcnn import Model, from_params, load_model, read_model_file, to_params
 from pipeline.report.console import say
 
 
@@ -17,31 +18,46 @@ def command(
     source: Annotated[Path, typer.Argument(metavar="FROM", help="A params.bin, or a .safetensors model.")],
     target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write, of the other kind.")],
     classes: Annotated[
-        str | None, typer.Option(metavar="A,B,…", help="Class names for a params.bin.  [default: 0, 1, …]")
+        str | None,
+        typer.Option(metavar="A,B,…", help="Class names for a params.bin.  [default: of params.bin.json, or 0, 1, …]"),
     ] = None,
     alphabet: Annotated[
-        str | None, typer.Option(metavar="SYMBOLS", help="Alphabet for a params.bin.  [default: the published one]")
+        str | None,
+        typer.Option(metavar="SYMBOLS", help="Alphabet for a params.bin.  [default: of params.bin.json, or published]"),
     ] = None,
 ) -> None:
-    """Convert a params.bin (tensors as flat little-endian fp32) to a safetensors model, or a model to a params.bin."""
+    """Convert a params.bin (tensors as flat little-endian fp32) to a safetensors model, or a model to a params.bin.
+
+    A params.bin has no place for class names, alphabet and card: they are kept in a file next to it, params.bin.json.
+    """
     kinds = source.suffix, target.suffix
     try:
         if kinds == (".bin", ".safetensors"):
-            names = None if classes is None else classes.split(",")
-            model = from_params(read_model_file(source), names, alphabet or PUBLISHED, str(source))
-            data = model.to_bytes()
+            files = {target: _model_of(source, classes, alphabet).to_bytes()}
         elif kinds == (".safetensors", ".bin"):
             if classes is not None or alphabet is not None:
-                raise UsageError("--classes and --alphabet are for a params.bin, which has none of its own")
-            data = to_params(load_model(source))
+                raise UsageError("--classes and --alphabet are for a params.bin; a .safetensors model has its own")
+            model = load_model(source)
+            data = to_params(model)
+            beside = sidecar.to_json(model.alphabet.symbols, list(model.classes), dict(model.card), data)
+            files = {target: data, sidecar.path_of(target): beside}
         else:
             raise UsageError(f"cannot convert {source} to {target}: one must be a .bin, the other a .safetensors")
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{source}: {error}") from error
-    try:
-        target.write_bytes(data)
-    except OSError as error:
-        raise OutputError(f"{target} cannot be written: {error.strerror}") from error
-    say(f"{target}: {len(data):,} bytes")
+    for path, content in files.items():
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        say(f"{path}: {len(content):,} bytes")
+
+
+def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:
+    """The model of a parameter file; what the options say goes before what its sidecar says."""
+    data = read_model_file(params)
+    beside = sidecar.read(params, data)
+    names, symbols, card = (beside.classes, beside.alphabet, beside.card) if beside else (None, PUBLISHED, None)
+    return from_params(data, names if classes is None else classes.split(","), alphabet or symbols, str(params), card)

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.padding import Padding
 
 from pipeline.errors import UsageError
 from pipeline.evaluate import Evaluation, evaluate
-from pipeline.report.console import PlainConsole, print_json
+from pipeline.report.console import PlainConsole, facts_table, print_fact, print_json
 from pipeline.report.terminal import print_confusion
 from pipeline.source.inputs import Paths
+
+_INDENT = 6
+_SHOWN = 145  # characters of a mistake's text: two lines
 
 
 def command(
@@ -60,7 +64,8 @@ def command(
 
 
 def _print(result: Evaluation, console: PlainConsole) -> None:
-    console.print(f"{result.model} on {result.backend}", soft_wrap=True)
+    print_fact("model", result.model, console)
+    console.print(facts_table([("on", result.backend)]))
     if result.quarantined:
         console.print(f"{result.quarantined:,} unreadable rows left out", style="yellow")
     if result.overflowed:
@@ -69,6 +74,8 @@ def _print(result: Evaluation, console: PlainConsole) -> None:
     if result.mistakes:
         console.print("most confident mistakes", style="bold")
     for mistake in result.mistakes:
-        where = f"{mistake.file} row {mistake.row}"
-        console.print(f"{mistake.score:.3f} {mistake.label}, not {mistake.truth}  ({where})", soft_wrap=True)
-        console.print(f"      {' '.join(mistake.text.split())[:160]}", style="dim", soft_wrap=True)
+        console.print(f"{mistake.score:.3f} {mistake.label}, not {mistake.truth}", overflow="fold")
+        where = f"{' ' * _INDENT}{mistake.file} row {mistake.row}"
+        console.print(where, style="dim", soft_wrap=True)  # on one line, so that it can be copied
+        text = console.render_str(" ".join(mistake.text.split())[:_SHOWN])
+        console.print(Padding(text, (0, 0, 0, _INDENT)), style="dim", overflow="fold")

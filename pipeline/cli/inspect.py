@@ -13,7 +13,10 @@ from rich.table import Table
 from pipeline.errors import UsageError
 from pipeline.kernels.memory_plan import Buffer, page_locked, plan, planned_bytes
 from pipeline.model.charcnn import Model, load_model
-from pipeline.report.console import PlainConsole, print_json, styled
+from pipeline.report.console import PlainConsole, facts_table, print_fact, print_json
+
+_MOST_NAMES = 20
+_LONGEST_NAME = 60
 
 
 def command(
@@ -73,15 +76,17 @@ def about_model(model: Model) -> dict[str, object]:
 
 def print_model(model: Model, console: PlainConsole) -> None:
     """Name, classes, alphabet, layers and card."""
-    shown = ", ".join(model.classes[:20]) + (f", … ({len(model.classes)})" if len(model.classes) > 20 else "")
-    for name, value in (
-        ("model", f"{model.name}, {model.parameters:,} parameters, {model.dtype}"),
-        ("digest", model.digest),
-        ("classes", shown),
-        ("alphabet", f"{len(model.alphabet)} symbols: {model.alphabet.symbols!r}"),
-        ("length", f"{model.length} characters"),
-    ):
-        console.print(styled((f"{name:>8}  ", "bold"), value), soft_wrap=True)
+    names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in model.classes]
+    more = f", … and {len(names) - _MOST_NAMES}" if len(names) > _MOST_NAMES else ""
+    print_fact("model", model.name, console)
+    facts = {
+        "weights": f"{model.parameters:,} parameters, {model.dtype}",
+        "digest": model.digest,
+        "classes": f"{len(names)}: " + ", ".join(names[:_MOST_NAMES]) + more,
+        "alphabet": f"{len(model.alphabet)} symbols: {model.alphabet.symbols!r}",
+        "length": f"{model.length} characters",
+    }
+    console.print(facts_table(facts.items()))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, justify in (("block", "left"), ("operation", "left"), ("output", "right"), ("MFLOP", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
@@ -95,6 +100,6 @@ def print_model(model: Model, console: PlainConsole) -> None:
         shape = f"{layer.outputs} × {layer.rows_pooled}" if layer.kind == "conv1d" else f"{layer.outputs}"
         table.add_row(layer.name, ", ".join(steps), shape, f"{layer.flop / 1e6:.1f}")
     console.print(table)
-    for key, value in model.card.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        console.print(styled((f"{key:>8}  ", "bold"), text), soft_wrap=True)
+    shown = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in model.card.items()}
+    if shown:
+        console.print(facts_table(shown.items()))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from contextlib import suppress
+from pathlib import Path
 
 from pipeline.engine.base import DEVICES, KERNELS, PRECISIONS, Engine
 from pipeline.engine.cpu import CpuEngine
@@ -94,6 +96,12 @@ def expected_device(device: str) -> str:
 
             return "cuda" if cupy.cuda.runtime.getDeviceCount() else "cpu"
     return "cuda" if device == "cuda" else "cpu"
+
+
+def why_gpu_unused() -> str | None:
+    """`why_no_gpu`, where something points to a GPU: its driver is here, or CuPy, which only a GPU needs. Else None."""
+    driver = shutil.which("nvidia-smi") or Path("/proc/driver/nvidia").exists()
+    return why_no_gpu() if driver or importlib.util.find_spec("cupy") else None
 
 
 def why_no_gpu() -> str | None:

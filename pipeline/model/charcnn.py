@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ModelError
-from pipeline.model import model_file
+from pipeline.model import model_file, sidecar
 from pipeline.model.alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
 
 CHANNELS = 256
@@ -23,8 +23,33 @@ HIDDEN = 1024
 NORM_EPSILON = 1e-5
 LENGTHS = (64, 4096)
 CLASSES = (2, 1000)
-SHIPPED = {"ag-news": "ag_news.safetensors"}
 PUBLISHED_LENGTH = 1014
+
+
+class Shipped(NamedTuple):
+    """A model that comes with the package. Its file has no checksum of its own, so what it should be is known here.
+
+    header: SHA-256 of what comes before its tensors, by which a copy under another name is recognised. digest: of the
+    model. meant_for: the texts that it was trained on.
+    """
+
+    file: str
+    header: str
+    digest: str
+    meant_for: str
+
+
+SHIPPED = {
+    "ag-news": Shipped(
+        "ag_news.safetensors",
+        "8f7d87031aa92e80f7953556e455a345190fc6e974d056bfe8ce5fce9e9c2287",
+        "d1e8fa79558b8da4790966767a342000f2d09379f01255bbbb8800b75ac349b7",
+        "English news",
+    )
+}
+
+MEANT_FOR = "meant for"
+"""The key of a card that says for which texts a model is."""
 
 # name, kernel width, layer normalisation, pool width
 _CONVOLUTIONS = (
@@ -246,7 +271,8 @@ class Model:
             if not np.isfinite(tensor).all():
                 raise ModelError(f"tensor {name} does not fit {dtype}")
         about = model_file.About(self.alphabet.symbols, list(self.classes), self.length, dict(self.card))
-        return model_file.encode(tensors, about, [_describe(layer) for layer in self.layers])
+        digest = replace(self, tensors=tensors).digest
+        return model_file.encode(tensors, about, [_describe(layer) for layer in self.layers], digest)
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
         """Write the model to a safetensors file.
@@ -283,12 +309,15 @@ class Model:
             If the file is damaged, or is not a model of this version.
 
         """
-        tensors, about = model_file.decode(data, name)
-        try:
-            alphabet = Alphabet(about.alphabet)
-        except ValueError as error:
-            raise ModelError(f"{name}: {error}") from error
-        return cls(alphabet, tuple(about.classes), about.length, tensors, about.card, name)
+        tensors, about, record = model_file.decode(data, name)
+        alphabet, card = _alphabet(about.alphabet, name), about.card
+        shipped = next((known for known in SHIPPED.values() if known.header == record.header), None)
+        if shipped:
+            card = {MEANT_FOR: shipped.meant_for, **card}
+        model = cls(alphabet, tuple(about.classes), about.length, tensors, card, name)
+        if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
+            raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
+        return model
 
 
 def _describe(layer: Layer) -> dict[str, Any]:
@@ -311,8 +340,9 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     Parameters
     ----------
     source : str, Path or Model
-        The name of a shipped model ("ag-news"), or a file: safetensors, or a ``params.bin``, which is read with the
-        published alphabet and classes called "0", "1" and so on. A `Model` is returned as it is.
+        The name of a shipped model ("ag-news"), or a file: safetensors, or a ``params.bin``. A ``params.bin`` has its
+        alphabet and classes from the file that `broadsheet convert` writes next to it, ``params.bin.json``; without
+        it, the published alphabet and classes called "0", "1" and so on. A `Model` is returned as it is.
 
     Returns
     -------
@@ -333,17 +363,28 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     if isinstance(source, Model):
         return source
     if str(source) in SHIPPED:
-        shipped = resources.files("pipeline").joinpath("weights", SHIPPED[str(source)])
+        shipped = resources.files("pipeline").joinpath("weights", SHIPPED[str(source)].file)
         if not shipped.is_file():
             raise ModelError(f"this installation has no weights for {source!r}: give --model PATH")
-        return Model.from_bytes(shipped.read_bytes(), str(source))
+        model = Model.from_bytes(shipped.read_bytes(), str(source))
+        if model.digest != SHIPPED[str(source)].digest:
+            raise ModelError(f"{shipped}: the file is damaged: install broadsheet again")
+        return model
     path = Path(source)
     try:
         data = read_model_file(path)
     except (OSError, ValueError) as error:
         known = ", ".join(SHIPPED)
         raise ModelError(f"no model {str(source)!r}: neither a shipped one ({known}) nor a readable file") from error
-    return from_params(data, name=str(path)) if path.suffix == ".bin" else Model.from_bytes(data, str(path))
+    return _with_sidecar(data, path) if path.suffix == ".bin" else Model.from_bytes(data, str(path))
+
+
+def _with_sidecar(data: bytes, path: Path) -> Model:
+    """The model of a parameter file, with what its sidecar says, if there is one."""
+    beside = sidecar.read(path, data)
+    if beside is None:
+        return from_params(data, name=str(path))
+    return from_params(data, beside.classes, beside.alphabet, str(path), beside.card)
 
 
 def read_model_file(path: Path) -> bytes:
@@ -356,13 +397,18 @@ def read_model_file(path: Path) -> bytes:
 
 
 def from_params(
-    data: bytes, classes: Sequence[str] | None = None, alphabet: str = PUBLISHED, name: str = "params.bin"
+    data: bytes,
+    classes: Sequence[str] | None = None,
+    alphabet: str = PUBLISHED,
+    name: str = "params.bin",
+    card: Mapping[str, Any] | None = None,
 ) -> Model:
     """A model from the parent program's parameter file: tensors as flat little-endian fp32, in layer table order.
 
     The number of classes follows from the size of the file; `classes` names them, else they are called 0, 1, ….
     Raises ModelError where the size fits no number of classes.
     """
+    symbols = _alphabet(alphabet, name)
     least = _parameter_count(len(alphabet), CLASSES[0])
     each = HIDDEN + 1
     values, rest = divmod(len(data), 4)
@@ -382,11 +428,22 @@ def from_params(
             size = int(np.prod(shape))
             tensors[tensor] = flat[at : at + size].reshape(shape)
             at += size
-    return Model(Alphabet(alphabet), names, PUBLISHED_LENGTH, tensors, {"origin": "converted from params.bin"}, name)
+    about = {**(card or {}), "origin": "converted from params.bin"}
+    return Model(symbols, names, PUBLISHED_LENGTH, tensors, about, name)
+
+
+def _alphabet(symbols: str, name: str) -> Alphabet:
+    try:
+        return Alphabet(symbols)
+    except ValueError as error:
+        raise ModelError(f"{name}: {error}") from error
 
 
 def to_params(model: Model) -> bytes:
-    """The parameter file of a model, which lacks alphabet and class names. Raises ModelError for another length."""
+    """The parameter file of a model, which lacks alphabet and class names: `sidecar` keeps them.
+
+    Raises ModelError for another length.
+    """
     if model.length != PUBLISHED_LENGTH:
         raise ModelError(f"params.bin holds length {PUBLISHED_LENGTH} only, this model has {model.length}")
     order = [name for layer in model.layers for name in layer.shapes]

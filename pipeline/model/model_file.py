@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from pipeline.errors import ModelError
 
 FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
+_CHECKSUM = "checksum"
 _DEEPEST = 50
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -32,6 +34,22 @@ class About(Struct):
     classes: list[str]
     length: Annotated[int, Meta(ge=0, le=1 << 31)]
     card: dict[str, Any] = {}
+
+
+class Record(Struct, frozen=True):
+    """What a file says of its own content, to be compared with it.
+
+    header: SHA-256 of all that comes before the tensors. expected: the checksum in the metadata, None in files written
+    before there was one. values: of the metadata, which the checksum covers.
+    """
+
+    header: str
+    expected: str | None
+    values: dict[str, str]
+
+    def is_damaged(self, digest: str) -> bool:
+        """Whether the file is not as it was written. digest: that of the model in it."""
+        return self.expected is not None and self.expected != _checksum(self.values, digest)
 
 
 class _Header(Struct, rename={"metadata": "__metadata__"}):
@@ -51,13 +69,15 @@ def read_file(path: Path, most: int) -> bytes:
         return file.read(most)
 
 
-def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[str, Any]]) -> bytes:
+def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[str, Any]], digest: str) -> bytes:
     """The file; the same values always give the same bytes. layers: a description for people and other programs.
+    digest: of the model. A checksum of it and of the metadata is written too, by which damage is noticed.
 
     Raises ModelError for a card that is too large, or that JSON cannot hold.
     """
     values = {"format": FORMAT, "layers": layers, **msgspec.structs.asdict(about)}
     metadata = {name: _json(value) for name, value in values.items()}
+    metadata[_CHECKSUM] = _json(_checksum(metadata, digest))
     file = safetensors.numpy.save(dict(tensors), metadata)
     size = int.from_bytes(file[:8], "little")
     header = json.loads(file[8 : 8 + size])
@@ -70,6 +90,12 @@ def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[
     return len(text).to_bytes(8, "little") + text + file[8 + size :]
 
 
+def _checksum(metadata: Mapping[str, str], digest: str) -> str:
+    """Of the values of the metadata, and of the model's digest, which covers the tensors."""
+    values = sorted((name, value) for name, value in metadata.items() if name != _CHECKSUM)
+    return hashlib.sha256(json.dumps([digest, values]).encode()).hexdigest()
+
+
 def _json(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -79,8 +105,11 @@ def _json(value: Any) -> str:
     return _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)
 
 
-def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About]:
-    """Tensors and metadata of a file. Raises ModelError, whatever the bytes; the tensors' shapes are not checked."""
+def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About, Record]:
+    """Tensors and metadata of a file, and what it says of them. Raises ModelError, whatever the bytes.
+
+    Neither the tensors' shapes nor the checksum are checked yet.
+    """
     size = int.from_bytes(data[:8], "little")
     if size > MOST_HEADER_BYTES:
         raise ModelError(f"{name}: not a safetensors file of a model (it claims a header of {size:,} bytes)")
@@ -95,7 +124,8 @@ def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About]:
         about = msgspec.convert({field: msgspec.json.decode(header.metadata[field]) for field in known}, About)
         if _depth(about.card) > _DEEPEST:
             raise ValueError(f"the card is nested more than {_DEEPEST} deep")
-    return tensors, about
+        expected = msgspec.json.decode(header.metadata.get(_CHECKSUM, "null"), type=str | None)
+    return tensors, about, Record(hashlib.sha256(data[: 8 + size]).hexdigest(), expected, header.metadata)
 
 
 def _depth(value: Any) -> int:

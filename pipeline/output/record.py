@@ -58,9 +58,10 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
 
     sources: (file, first row, rows) of each piece it was read from. rows_read = rows_written + rows_filtered +
     rows_quarantined. labels: written rows by label. chars, truncated, unknown_chars: sums of those columns over written
-    rows. lengths: written rows by class of `accuracy.LENGTHS`. confusion: (true class, predicted class, rows) of every
-    pair that occurs, where there is a truth, over the filtered rows too. problems: messages about whole files. files:
-    one part, or one for each label, sorted; then the quarantined rows, where there are any.
+    rows. lengths: written rows by class of `accuracy.LENGTHS`. doubtful: labelled rows that the model could hardly
+    judge, by reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair that occurs, where
+    there is a truth, over the filtered rows too. problems: messages about whole files. files: one part, or one for each
+    label, sorted; then the quarantined rows, where there are any.
     """
 
     version: Version = VERSION
@@ -76,6 +77,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     truncated: Count
     unknown_chars: Count
     lengths: tuple[Count, ...]
+    doubtful: dict[str, Count]
     confusion: tuple[tuple[int, int, Count], ...] | None
     problems: tuple[str, ...]
     files: tuple[FileRecord, ...] = ()
@@ -91,6 +93,8 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
             raise ValueError("`labels` or `lengths` do not add up to `rows_written`")
         if min(self.labels.values(), default=1) < 1:
             raise ValueError("`labels` has a label without rows")
+        if sum(self.doubtful.values()) > written + self.rows_filtered:
+            raise ValueError("`doubtful` has more rows than were labelled")
         if self.confusion is not None and written + self.rows_filtered != sum(rows for *_, rows in self.confusion):
             raise ValueError("`confusion` does not add up to `rows_written` and `rows_filtered`")
         if self.problems and not self.sources:
@@ -229,6 +233,8 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Over written rows: characters, truncated rows, characters outside the alphabet.
     labels : dict of str to int
         Written rows by label.
+    doubtful : dict of str to int
+        Labelled rows that the model could hardly judge, by reason.
     problems : tuple of (str, str)
         File and message of each file that was not wholly readable.
     unread : tuple of (str, int or None)
@@ -245,6 +251,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     truncated: Count
     unknown_chars: Count
     labels: dict[str, Count]
+    doubtful: dict[str, Count]
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
 

@@ -80,6 +80,7 @@ def verify(
     files: set[str] = set()
     sums: Counter[str] = Counter(chunks=len(committed.chunks))
     labels: Counter[str] = Counter()
+    doubtful: Counter[str] = Counter()
     for entry in committed.chunks.values():
         try:
             check_chunk(folder.store, entry, schema, where)
@@ -88,6 +89,7 @@ def verify(
         files.update(file.name for file in entry.files)
         sums.update({name: getattr(entry, name) for name in _SUMS})
         labels.update(entry.labels)
+        doubtful.update(entry.doubtful)
     for name in (*folder.store.files(PARTS), *folder.store.files(QUARANTINE)):
         if name not in files:
             raise OutputError(f"{folder.path / name} belongs to no entry: {REPAIR}")
@@ -97,8 +99,9 @@ def verify(
         if getattr(totals, name) != counted:
             found = f"{name} is {getattr(totals, name)} in the manifest, its entries have {counted}"
             raise OutputError(f"{path}: {found}: {REPAIR}")
-    if totals.labels != +labels:
-        raise OutputError(f"{path}: the labels in the manifest are not the sums of those of its entries: {REPAIR}")
+    if totals.labels != +labels or totals.doubtful != +doubtful:
+        found = "the labels or doubtful rows in the manifest are not the sums of those of its entries"
+        raise OutputError(f"{path}: {found}: {REPAIR}")
     if input:
         recount(manifest, plan, committed, root)
     return totals

@@ -31,7 +31,8 @@ last chunk of a device, it is the imbalance between devices.
 """
 
 _FEW_CHUNKS = 3
-_TOO_SHORT_SECONDS = 0.1
+_TELLING_SECONDS = 3.0
+"""In less, start and end outweigh the rest: a job of a second would be told to cut its one chunk."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,26 @@ class DeviceTimes:
 @dataclass(frozen=True)
 class Breakdown:
     """Where the time of a job went. devices: in order of host and device. seconds: of the whole job. window: seconds
-    from the first input to the last output. clock_error: by which times of two hosts may differ at most, in seconds.
+    from the first input to the last output. bound_by, verdict: None for a job that was over too soon to tell.
+    clock_error: by which times of two hosts may differ at most, in seconds.
     """
 
     devices: tuple[DeviceTimes, ...]
     seconds: float
     window: float
     rows: int
-    bound_by: str
-    verdict: str
+    bound_by: str | None
+    verdict: str | None
     clock_error: float
 
     @property
     def rows_per_second(self) -> float:
         return self.rows / self.window if self.window else 0.0
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether there was work for long enough to say something about speed."""
+        return self.window >= _TELLING_SECONDS
 
     @property
     def busy(self) -> float:
@@ -109,7 +116,7 @@ def break_down(timeline: Timeline, precision: str) -> Breakdown:
         of_place[span.where].append(span)
     elsewhere = [s for where, spans in of_place.items() if where not in timeline.places for s in spans]
     if not timeline.places:
-        return Breakdown((), seconds, 0.0, 0, "nothing", "nothing was left to do", timeline.clock.error)
+        return Breakdown((), seconds, 0.0, 0, None, None, timeline.clock.error)
     places = sorted(timeline.places.values(), key=place_order)
     moments = {p.where: _moments(timeline, p, of_place[p.where], elsewhere) for p in places}
     begin = min(m["input started"] for m in moments.values())
@@ -123,9 +130,9 @@ def break_down(timeline: Timeline, precision: str) -> Breakdown:
         devices.append(
             DeviceTimes(place.host, place.device, place.where, rows, len(chunks), moments[place.where], shares)
         )
-    bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere))
-    if end - begin < _TOO_SHORT_SECONDS:
-        bound_by, verdict = "start", f"over in {end - begin:.3f} s: too short to tell what it was bound by"
+    bound_by, verdict = None, None
+    if end - begin >= _TELLING_SECONDS:
+        bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere))
     error = max(timeline.clock.error, *(p.clock.error for p in places))
     rows = sum(timeline.rows.values())
     return Breakdown(tuple(devices), seconds, end - begin, rows, bound_by, verdict, error)
@@ -188,7 +195,7 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool) -> tupl
     kind = "GPU" if gpu else "CPU"
     busy = shares.pop("compute")
     if busy >= BUSY_ENOUGH:
-        faster = "more cores, or a GPU"
+        faster = "more cores"
         if gpu:
             faster = "more GPUs, or --precision fp16" if precision == "fp32" else "more GPUs"
         return kind, f"bound by the {kind}, busy {busy:.0%}: go faster with {faster}"

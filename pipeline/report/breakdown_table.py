@@ -17,7 +17,7 @@ _OWN_COLUMN = 4
 
 
 def print_breakdown(breakdown: Breakdown, console: PlainConsole) -> None:
-    """The table of moments, throughput and busy share, and the verdict in one line."""
+    """The table of moments, throughput and busy share, and the verdict in one line, if there is one."""
     if breakdown.devices:
         few = len(breakdown.devices) <= _OWN_COLUMN
         console.print(_own_columns(breakdown) if few else _summary(breakdown))
@@ -25,7 +25,8 @@ def print_breakdown(breakdown: Breakdown, console: PlainConsole) -> None:
             f"{breakdown.rows_per_second:,.0f} articles a second from first input to last output; "
             f"{breakdown.devices[0].device.partition(':')[0].upper().replace('CUDA', 'GPU')} busy {breakdown.busy:.0%}"
         )
-    console.print(breakdown.verdict, style="bold")
+    if breakdown.verdict:
+        console.print(breakdown.verdict, style="bold")
 
 
 def _table(*columns: RenderableType) -> Table:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from pipeline.visible import visible, visible_lines
+
+_NAME_WIDTH, _WIDEST_NAME = 8, 24
 
 
 class PlainConsole(Console):
@@ -36,6 +40,21 @@ def styled(*parts: str | tuple[str, str]) -> Text:
 def lines(text: str, style: str = "") -> Text:
     """A message that may have several lines."""
     return Text(visible_lines(text), style)
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """A line a fact, name and value; a long value is wrapped within its column."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", style="bold", min_width=_NAME_WIDTH, max_width=_WIDEST_NAME, overflow="fold")
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(name, value)
+    return grid
+
+
+def print_fact(name: str, value: str, console: PlainConsole) -> None:
+    """A fact that stays on one line however long it is, as a path does, so that it can be copied."""
+    console.print(styled((f"{name:>{_NAME_WIDTH}}  ", "bold"), value), soft_wrap=True)
 
 
 def say(message: str, error: bool = False) -> None:

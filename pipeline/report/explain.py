@@ -31,5 +31,6 @@ def explain(report: JobReport, trace: File, page: File) -> None:
             from pipeline.report.page import save_page  # Matplotlib takes a while to load
 
             save_page(report, os.fspath(page))
+            report.run.page = os.fspath(page)
     except OSError as error:
         raise OutputError(f"{error.filename} cannot be written: {error.strerror}") from error

@@ -18,6 +18,7 @@ from pipeline.report.breakdown import Breakdown, break_down
 from pipeline.report.join import Frame
 from pipeline.report.remarks import hints, not_read
 from pipeline.report.results import Results
+from pipeline.report.summary import as_html, as_text
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.tasks import Done, SetAside
@@ -54,7 +55,9 @@ class JobFacts:
     answers : str, optional
         The answer file that the labels are compared with.
     no_gpu : str, optional
-        Why the CPU was chosen, where the device was "auto".
+        Why the CPU was chosen, where the device was "auto" and something on the workers points to a GPU.
+    meant_for : str, optional
+        The texts that the model is for, where its card says so.
     left_out : tuple of str
         Files that were not read, since their suffix belongs to no format, in folders; folders that a pattern matched.
 
@@ -68,6 +71,7 @@ class JobFacts:
     chunk_rows: int
     answers: str | None = None
     no_gpu: str | None = None
+    meant_for: str | None = None
     left_out: tuple[str, ...] = ()
 
 
@@ -95,6 +99,8 @@ class Run:
         Rows whose two best classes were closest, if requested.
     profile : Profile or None
         The kernels of one worker, if requested.
+    page : str or None
+        The file of its page, if requested.
 
     """
 
@@ -107,9 +113,10 @@ class Run:
     timings: dict[str, float] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
     profile: Profile | None = None
+    page: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JobReport:
     """The result of a job: counts, labels and timings, and the labelled rows themselves.
 
@@ -129,6 +136,7 @@ class JobReport:
     >>> report = pipeline.classify(["Stocks fell on Monday as oil rose."])
     >>> report.rows_written
     1
+    >>> print(report)  # a summary
     >>> report.to_pandas()[["label", "score"]]
 
     """
@@ -136,7 +144,19 @@ class JobReport:
     job: JobFacts
     tally: Tally
     run: Run
-    results: Results = field(repr=False)
+    results: Results
+
+    def __repr__(self) -> str:
+        where = f" in {self.job.output!r}" if self.job.output else ""
+        counts = f"{self.rows_written:,} rows labelled by {self.job.model!r}, {self.rows_quarantined:,} quarantined"
+        return f"<JobReport: {counts}{where}>"
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return as_html(self)
 
     def committed_before(self, entries: Iterable[Entry]) -> None:
         """Count chunks that an earlier run committed."""

@@ -15,9 +15,10 @@ _SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "char
 
 def balance(totals: Totals | Tally) -> str:
     """Where the rows that were read are, as a sum."""
-    filtered = f" + {totals.rows_filtered:,} filtered" if totals.rows_filtered else ""
-    quarantined = f"{totals.rows_quarantined:,} quarantined"
-    return f"read = {totals.rows_written:,} labelled{filtered} + {quarantined}"
+    parts = [f"{totals.rows_written:,} labelled", f"{totals.rows_quarantined:,} quarantined"]
+    if totals.rows_filtered:
+        parts = [f"{totals.rows_written:,} written", f"{totals.rows_filtered:,} filtered", parts[1]]
+    return f"read = {' + '.join(parts)}"
 
 
 @dataclass
@@ -40,6 +41,8 @@ class Tally:
         Over written rows: characters, truncated rows, characters outside the alphabet.
     labels : Counter of str
         Written rows by label.
+    doubtful : Counter of str
+        Labelled rows that the model could hardly judge, by reason.
     lengths : list of int
         Written rows by class of `accuracy.LENGTHS`.
     confusion : Confusion or None
@@ -59,6 +62,7 @@ class Tally:
     truncated: int = 0
     unknown_chars: int = 0
     labels: Counter[str] = field(default_factory=Counter)
+    doubtful: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=lambda: [0] * len(LENGTHS))
     confusion: Confusion | None = None
 
@@ -69,6 +73,7 @@ class Tally:
             for name in _SUMS:
                 setattr(self, name, getattr(self, name) + getattr(entry, name))
             self.labels.update(entry.labels)
+            self.doubtful.update(entry.doubtful)
             self.lengths = [sum(pair) for pair in zip(self.lengths, entry.lengths, strict=True)]
             self.problems += [(entry.sources[0][0], message) for message in entry.problems]
             if entry.confusion is not None:
@@ -88,6 +93,7 @@ class Tally:
             chunks=self.chunks,
             **{name: getattr(self, name) for name in _SUMS},
             labels={name: self.labels[name] for name in self.classes if self.labels[name]},
+            doubtful=dict(sorted(self.doubtful.items())),
             problems=tuple(sorted(self.problems)),
             unread=tuple(self.unread),
         )

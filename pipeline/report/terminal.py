@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from datetime import timedelta
@@ -13,15 +14,16 @@ from rich.table import Table
 
 from pipeline.accuracy import Confusion
 from pipeline.report.breakdown_table import print_breakdown
-from pipeline.report.console import PlainConsole, lines, styled
+from pipeline.report.console import PlainConsole, facts_table, lines, print_fact
 from pipeline.report.job import JobReport, Progress
 from pipeline.report.remarks import unread_line
 from pipeline.report.roofline_table import print_profile
-from pipeline.report.tally import balance
+from pipeline.report.summary import doubt, facts, unfinished
 
 _MOST_CLASSES = 20
 _MOST_LINES = 10
 _SECONDS_BETWEEN_LINES = 10.0
+_UNBOUNDED = 10_000  # columns
 
 
 class TerminalProgress(Progress):
@@ -78,7 +80,10 @@ class TerminalProgress(Progress):
 
 
 def print_report(report: JobReport, console: PlainConsole) -> None:
-    """Totals and labels; then accuracy, quarantined rows, breakdown, profile and problems, where there are any."""
+    """Totals and labels; then accuracy, quarantined rows, breakdown, profile and problems, where there are any.
+
+    The breakdown of a job that was over in a moment tells nothing: it is left out, unless kernels were profiled.
+    """
     _print_totals(report, console)
     console.print(_label_table(report))
     if report.confusion is not None:
@@ -87,7 +92,8 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         _print_validation(report, report.job.answers, console)
     if report.rows_quarantined:
         _print_quarantine(report, console)
-    print_breakdown(report.breakdown, console)
+    if report.breakdown.is_telling or report.run.profile is not None:
+        print_breakdown(report.breakdown, console)
     if report.run.profile is not None:
         print_profile(report.run.profile, console)
     _print_list("left out", report.job.left_out, console)
@@ -95,49 +101,22 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         console.print(lines(unread_line(report.tally.unread), "yellow"), soft_wrap=True)
     _print_list("files", [message for _, message in report.tally.problems], console)
     _print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.run.set_aside], console)
-    if report.run.set_aside:
-        console.print(
-            "The job is not finished: --resume tries those chunks again, unless their input has changed.",
-            style="yellow",
-        )
-    if report.run.stopped:
-        console.print("The job was stopped early: --resume does the chunks that are left.", style="yellow")
-    for line in report.hints:
-        console.print(lines(line, "yellow"), soft_wrap=True)
+    for remark in (unfinished(report), doubt(report), *report.hints):
+        if remark:
+            console.print(lines(remark, "yellow"), soft_wrap=True)
 
 
 def _print_totals(report: JobReport, console: PlainConsole) -> None:
-    facts = [
-        ("rows", f"{report.rows_read:,} {balance(report.tally)}"),
-        ("time", f"{report.run.seconds:,.1f} s; {report.articles_per_second:,.0f} articles a second once started"),
-        ("model", report.job.model),
-        ("on", report.backend),
-    ]
-    if report.job.no_gpu:
-        facts.append(("no GPU", report.job.no_gpu))
-    if report.run.chunks_before:
-        before = f"{report.run.chunks_before:,} of {report.tally.chunks:,} chunks were there before"
-        facts.insert(1, ("resumed", before))
-    if report.rows_written:
-        unknown = report.tally.unknown_chars / max(report.tally.chars, 1)
-        health = (
-            f"{report.tally.chars / report.rows_written:,.0f} characters on average, {unknown:.2%} outside the alphabet"
-        )
-        facts.append(("text", health + (f", {report.tally.truncated:,} rows cut" if report.tally.truncated else "")))
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(justify="right", style="bold", min_width=8)
-    grid.add_column(overflow="fold")
-    for name, value in facts:
-        grid.add_row(name, value)
-    console.print(grid)
-    if report.job.output:  # on one line, so that it can be copied
-        console.print(styled(("  output  ", "bold"), report.job.output), soft_wrap=True)
+    console.print(facts_table(facts(report)))
+    for name, path in (("output", report.job.output), ("page", report.run.page)):
+        if path:
+            print_fact(name, path, console)
 
 
 def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
+        table.add_column(column, justify="right" if i else "left", overflow="fold")
     return table
 
 
@@ -163,14 +142,30 @@ def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
         f"{confusion.correct:,} of {confusion.rows:,} right"
     )
     table = _table("class", "precision", "recall", "F1", "rows")
-    for name, precision, recall, f1, support in confusion.per_class()[:_MOST_CLASSES]:
-        table.add_row(name, f"{precision:.3f}", f"{recall:.3f}", f"{f1:.3f}", f"{support:,}")
+    figures = confusion.per_class()
+    for name, precision, recall, f1, support in figures[:_MOST_CLASSES]:
+        table.add_row(name, _ratio(precision), _ratio(recall), _ratio(f1), f"{support:,}")
+    if len(figures) > _MOST_CLASSES:
+        table.add_row(f"{len(figures) - _MOST_CLASSES} more", "", "", "", "")
     console.print(table)
     if len(confusion.classes) <= _MOST_CLASSES // 2:
-        matrix = _table("true \\ labelled", *confusion.classes)
-        for name, row in zip(confusion.classes, confusion.counts, strict=True):
-            matrix.add_row(name, *(f"{n:,}" for n in row))
+        matrix = _matrix(confusion, confusion.classes)
+        if console.measure(matrix, options=console.options.update(width=_UNBOUNDED)).maximum > console.width:
+            matrix = _matrix(confusion, tuple(f"({i})" for i in range(1, 1 + len(confusion.classes))))
         console.print(matrix)
+
+
+def _matrix(confusion: Confusion, headings: tuple[str, ...]) -> Table:
+    """Rows by true class, columns by label. headings: of the columns; where they are numbers, so are those of rows."""
+    matrix = _table("true \\ labelled", *headings)
+    for heading, name, row in zip(headings, confusion.classes, confusion.counts, strict=True):
+        matrix.add_row(name if heading == name else f"{heading} {name}", *(f"{n:,}" for n in row))
+    return matrix
+
+
+def _ratio(value: float) -> str:
+    """Three decimals; a class that never occurs has no precision or recall."""
+    return "–" if math.isnan(value) else f"{value:.3f}"
 
 
 def _print_validation(report: JobReport, answers: str, console: PlainConsole) -> None:
