@@ -6,18 +6,16 @@ import signal
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.api import classify
-from pipeline.engine.open import expected_device
 from pipeline.errors import UsageError
-from pipeline.job import CHUNK_ROWS
 from pipeline.report.console import PlainConsole, print_json, say
-from pipeline.report.job import Progress
-from pipeline.report.terminal import TerminalProgress, print_report
-from pipeline.source.inputs import Paths
+from pipeline.source.limits import CHUNK_ROWS
+
+if TYPE_CHECKING:
+    from pipeline.report.job import Progress
 
 _INPUT = "Files, folders, globs or URLs: CSV, TSV, JSONL, Parquet, text (one article a line), .bin; also .gz and .zst."
 TLS_HELP = (
@@ -136,7 +134,9 @@ def command(
         "trace": trace,
         "report": page,
     }
-    progress = _Quiet() if quiet else TerminalProgress(PlainConsole(stderr=True))
+    from pipeline.report.terminal import NoProgress, TerminalProgress, print_report
+
+    progress = NoProgress() if quiet else TerminalProgress(PlainConsole(stderr=True))
     connection: dict[str, Any] = {
         "where": cluster,
         "workers": workers,
@@ -158,11 +158,6 @@ def command(
     raise typer.Exit(report.exit_code)
 
 
-class _Quiet(Progress):
-    def warn(self, message: str) -> None:
-        pass
-
-
 def _run(
     inputs: list[str],
     output: Path,
@@ -172,6 +167,9 @@ def _run(
     connection: dict[str, Any],
 ) -> Any:
     from cluster import connect, nearest
+    from pipeline.api import classify
+    from pipeline.engine.open import expected_device
+    from pipeline.source.inputs import Paths
 
     if connection["where"] == "auto":
         connection["where"] = nearest(options["device"])

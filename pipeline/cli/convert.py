@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 
 from pipeline.errors import OutputError, UsageError
-from pipeline.model.alphabet import PUBLISHED
-from pipeline.model.charcnn import from_params, load_model, read_model_file, to_params
 from pipeline.report.console import say
 
 
@@ -24,6 +22,9 @@ def command(
     ] = None,
 ) -> None:
     """Convert a params.bin (tensors as flat little-endian fp32) to a safetensors model, or a model to a params.bin."""
+    from pipeline.model.alphabet import PUBLISHED
+    from pipeline.model.charcnn import from_params, load_model, read_model_file, to_params
+
     kinds = source.suffix, target.suffix
     try:
         if kinds == (".bin", ".safetensors"):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.errors import UsageError
-from pipeline.evaluate import Evaluation, evaluate
 from pipeline.report.console import PlainConsole, print_json
-from pipeline.report.terminal import print_confusion
-from pipeline.source.inputs import Paths
+
+if TYPE_CHECKING:
+    from pipeline.evaluate import Evaluation
 
 
 def command(
@@ -36,6 +36,9 @@ def command(
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
     if plot and not plot.absolute().parent.is_dir():
         raise UsageError(f"--plot {plot}: there is no such folder")
+    from pipeline.evaluate import evaluate
+    from pipeline.source.inputs import Paths
+
     result = evaluate(
         model,
         Paths(data),
@@ -60,6 +63,8 @@ def command(
 
 
 def _print(result: Evaluation, console: PlainConsole) -> None:
+    from pipeline.report.terminal import print_confusion
+
     console.print(f"{result.model} on {result.backend}", soft_wrap=True)
     if result.quarantined:
         console.print(f"{result.quarantined:,} unreadable rows left out", style="yellow")

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
-from pipeline.output.verify import verify
 from pipeline.report.console import print_json, say
 
 
@@ -24,6 +22,10 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
 ) -> None:
     """Read everything in an output folder again and check it; exit code 1 and a message at the first damage."""
+    import msgspec
+
+    from pipeline.output.verify import verify
+
     totals = verify(output, input=against_input)
     if as_json:
         print_json(msgspec.to_builtins(totals))

@@ -22,6 +22,13 @@ _MOST_LINES = 10
 _SECONDS_BETWEEN_LINES = 10.0
 
 
+class NoProgress(Progress):
+    """Shows nothing, warnings neither."""
+
+    def warn(self, message: str) -> None:
+        pass
+
+
 class TerminalProgress(Progress):
     """A live bar with articles done, articles a second and time left; plain lines where there is no terminal."""
 
