@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from distributed.core import Status
 from cluster.interrupts import postponed
 from cluster.nsys import nsys_workers
 from cluster.open_files import need_open_files
+from cluster.private import scratch_folder
 from cluster.protocol import count_gpus
 from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, configured, no_workers_seconds
 from cluster.tls import make_certificates, tls_settings
@@ -55,15 +56,23 @@ class _WorkerHere(Worker):
 def cpu_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
     """Processes on this machine's cores, by default one for every four."""
     count = workers or -(-available_cores() // _CORES_PER_WORKER)
-    with _running(LocalCluster, {"n_workers": count, "host": "127.0.0.1"}, protocol, count, True) as client:
+    with _running(LocalCluster, {"n_workers": count, "host": "127.0.0.1"}, protocol, count) as client:
         yield client
 
 
 @contextmanager
 def cluster_here() -> Iterator[Client]:
     """One worker within this process: nothing of it can be reached from another process but the dashboard."""
-    options = {"n_workers": 1, "processes": False, "worker_class": _WorkerHere}
-    with _running(LocalCluster, options, "inproc", 1, False) as client:
+    with scratch_folder() as folder, configured(folder), worker_here() as client:
+        yield client
+
+
+@contextmanager
+def worker_here(set_as_default: bool = True) -> Iterator[Client]:
+    """The same, where Dask is `configured`. set_as_default: Dask computes whatever else is asked of it there too."""
+    need_open_files(0)
+    options = {"n_workers": 1, "processes": False, "worker_class": _WorkerHere, "protocol": "inproc"}
+    with _open(LocalCluster, options, nullcontext(), set_as_default) as client:
         yield client
 
 
@@ -75,7 +84,7 @@ def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
 
     if protocol == "ucx":
         _start_ucx_without_a_context()
-    with _running(LocalCUDACluster, {"n_workers": count, "host": "127.0.0.1"}, protocol, count, True) as client:
+    with _running(LocalCUDACluster, {"n_workers": count, "host": "127.0.0.1"}, protocol, count) as client:
         yield client
 
 
@@ -108,7 +117,9 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
     count = _gpus_for(workers) if cuda else workers or 1
     need_open_files(count)
     with ExitStack() as stack:
-        certificates = stack.enter_context(configured()) / _TLS_FOLDER
+        scratch = stack.enter_context(scratch_folder())
+        stack.enter_context(configured(scratch))
+        certificates = scratch / _TLS_FOLDER
         security = make_certificates(certificates) if protocol == "tls" else None
         cluster = stack.enter_context(LocalCluster(n_workers=0, host="127.0.0.1", security=security, **_QUIETLY))
         client = stack.enter_context(Client(cluster))
@@ -124,22 +135,29 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
 
 
 @contextmanager
-def _running(kind: Any, options: dict[str, Any], protocol: str, count: int, processes: bool) -> Iterator[Client]:
-    if processes:
-        end_in_a_worker()
-    need_open_files(count if processes else 0)
-    with configured() as folder:
+def _running(kind: Any, options: dict[str, Any], protocol: str, count: int) -> Iterator[Client]:
+    end_in_a_worker()
+    need_open_files(count)
+    with scratch_folder() as folder, configured(folder):
         if protocol == "tls":
             options["security"] = make_certificates(folder / _TLS_FOLDER)
-        running = None
-        try:
-            with postponed(), noticed(folder):
-                running = _started(kind, {**options, "protocol": protocol})
-            with Client(running) as client:
-                yield client
-        finally:
-            if running is not None:
-                _close(running)
+        with _open(kind, {**options, "protocol": protocol}, noticed(folder)) as client:
+            yield client
+
+
+@contextmanager
+def _open(
+    kind: Any, options: dict[str, Any], starting: AbstractContextManager[None], set_as_default: bool = True
+) -> Iterator[Client]:
+    running = None
+    try:
+        with postponed(), starting:
+            running = _started(kind, options)
+        with Client(running, set_as_default=set_as_default) as client:
+            yield client
+    finally:
+        if running is not None:
+            _close(running)
 
 
 def _started(kind: Any, options: dict[str, Any]) -> LocalCluster:

@@ -47,7 +47,7 @@ def nsys_workers(
     Path(folder).mkdir(parents=True, exist_ok=True)
     ours = dask.config.serialize(dask.config.global_config)
     env = {**os.environ, "DASK_INTERNAL_INHERIT_CONFIG": ours, **variables(more)}
-    command = [*nsys_command(folder), sys.executable, "-m", "dask"]
+    command = [*nsys_command(folder), sys.executable, "-P", "-m", "dask"]
     if cuda:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(workers)))
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:workers])

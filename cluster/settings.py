@@ -12,7 +12,7 @@ from typing import Any
 import dask
 from dask.utils import parse_timedelta
 
-from cluster.private import LINK, SCRATCH, TOKEN, new_token, scratch_folder
+from cluster.private import LINK, SCRATCH, TOKEN, new_token
 
 _ENVIRON = "distributed.nanny.pre-spawn-environ."
 _NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"
@@ -107,15 +107,15 @@ def export(more: Mapping[str, Any] | None = None) -> list[str]:
 
 
 @contextmanager
-def configured() -> Iterator[Path]:
+def configured(scratch: Path) -> Iterator[None]:
     """Apply the settings for a scheduler that starts in this process, with the page "Broadsheet" and a dashboard that
-    only its link opens. Yields a folder that ends with the block, for temporary files of the scheduler and its workers.
+    only its link opens. scratch: a folder for temporary files of the scheduler and its workers.
     """
     import cluster.dashboard  # noqa: F401  # adds its page, which must be done before the scheduler starts
 
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # before UCX is loaded here
-    with scratch_folder() as folder, dask.config.set(settings() | dashboard_settings(_TOKEN) | {SCRATCH: str(folder)}):
-        yield folder
+    with dask.config.set(settings() | dashboard_settings(_TOKEN) | {SCRATCH: str(scratch)}):
+        yield
 
 
 def no_workers_seconds() -> float:

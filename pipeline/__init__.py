@@ -8,11 +8,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.api import classify
+    from pipeline.api import classify, close
+    from pipeline.classifier import Classifier, Prediction, load
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.labelled import label
     from pipeline.model.charcnn import Model, load_model
@@ -21,31 +21,39 @@ if TYPE_CHECKING:
     from pipeline.report.job import JobReport
     from pipeline.source.inputs import Paths
 
-__version__ = version("broadsheet")
+    __version__: str
 
 __all__ = [
     "BroadsheetError",
+    "Classifier",
     "JobReport",
     "Model",
     "ModelError",
     "Options",
     "OutputError",
     "Paths",
+    "Prediction",
     "SourceError",
     "UsageError",
     "classify",
+    "close",
     "label",
+    "load",
     "load_model",
     "verify",
 ]
 
 _MODULES = {
+    "Classifier": "classifier",
     "JobReport": "report.job",
     "Model": "model.charcnn",
     "Options": "options",
     "Paths": "source.inputs",
+    "Prediction": "classifier",
     "classify": "api",
+    "close": "api",
     "label": "labelled",
+    "load": "classifier",
     "load_model": "model.charcnn",
     "verify": "output.verify",
 }
@@ -53,6 +61,8 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Import what a public name stands for when it is first asked for: whoever imports a part imports only that."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("broadsheet")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"pipeline.{_MODULES.get(name, 'errors')}"), name)

@@ -72,7 +72,8 @@ def classify(
         A shipped model's name, a model file, or a loaded `Model`.
     client : distributed.Client or callable, optional
         A Dask client, or a function that returns a context manager for one, which is entered once the job is planned.
-        By default the job runs on a worker within this process.
+        By default the job runs on a worker within this process, which keeps the model for the next call until
+        `close`.
     progress : Progress, optional
         Notified of chunks as they finish.
     stop : callable
@@ -176,15 +177,32 @@ def classify(
         raise UsageError(f"client is a {type(client).__name__}: give a distributed.Client, e.g. of cluster.connect()")
     cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))
     request = Request(source, folder, load_model(model), cluster, settings, progress or Progress(), stop)
-    report = run_job(request)
-    remark = doubt(report)
+    done = run_job(request)
+    remark = doubt(done)
     if progress is None and remark:
         request.progress.warn(remark)
-    return report
+    return done
+
+
+def close() -> None:
+    """Release what `classify` keeps in this process: a worker, and on it the model, with the memory of its GPU.
+
+    A later call starts another, in half a second. At the end of the process it is released by itself; so is one whose
+    job has failed or was interrupted. While a job of another thread runs, it is released at the end of that job.
+
+    Examples
+    --------
+    >>> report = pipeline.classify(["Stocks fell on Monday as oil rose."])
+    >>> pipeline.close()
+
+    """
+    from cluster.kept import KEPT
+
+    KEPT.close()
 
 
 def _embedded(workers: int | None) -> Callable[[], AbstractContextManager[Client]]:
-    """A cluster of this machine's cores: `workers` processes, or one worker within this process."""
+    """A cluster of this machine's cores: `workers` processes, or one worker within this process, which is kept."""
     if workers is not None:
         from cluster.unguarded import end_in_a_worker
 
@@ -192,7 +210,8 @@ def _embedded(workers: int | None) -> Callable[[], AbstractContextManager[Client
 
     def start() -> AbstractContextManager[Client]:
         from cluster import connect
+        from cluster.kept import KEPT
 
-        return connect("local", workers=workers, processes=workers is not None)
+        return KEPT.connect() if workers is None else connect("local", workers=workers)
 
     return start

@@ -39,15 +39,13 @@ from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
 from pipeline.source.files import Files
 from pipeline.source.inputs import End, Frame, JobInput, Rows, Source, identify, open_input
+from pipeline.source.limits import CHUNK_ROWS
 from pipeline.source.scan import Scanner
 from pipeline.tasks import Done, Job, profile_engine
 from pipeline.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from distributed import Client
-
-CHUNK_ROWS = {"cpu": 512, "cuda": 131_072}
-"""Rows in a chunk by default: one or two seconds of work on a CPU, 0.1 s on a GPU; scheduling takes milliseconds."""
 
 _SCANNED_BY_WORKERS = 1 << 30
 """Bytes to scan for the beginnings of records, from which workers do it: fewer take threads here half a second."""

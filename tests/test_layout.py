@@ -14,7 +14,7 @@ from conftest import ROOT
 
 PAGE = ROOT / "docs" / "architecture.md"
 FREE = {"pipeline/errors.py", "pipeline/threads.py", "pipeline/visible.py"}
-CHECKED = ("pipeline", "cluster", "benchmarks")
+CHECKED = ("broadsheet", "pipeline", "cluster", "benchmarks")
 TORCH_IN = ("pipeline/train/", "benchmarks/")
 
 

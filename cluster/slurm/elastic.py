@@ -12,7 +12,7 @@ from typing import Any
 
 from distributed import Client
 
-from cluster.private import make_private
+from cluster.private import make_private, scratch_folder
 from cluster.protocol import choose
 from cluster.settings import DASHBOARD_ADDRESS, NO_DASHBOARD, THREADS_PER_WORKER, configured, export, no_workers_seconds
 from cluster.slurm.site import Site, load_site
@@ -51,7 +51,7 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Calla
     say(line)
     wait = no_workers_seconds()
     with ExitStack() as stack:
-        stack.enter_context(configured())
+        stack.enter_context(configured(stack.enter_context(scratch_folder())))
         folder = site.shared_folder / f"connect-{uuid.uuid4().hex[:8]}"
         make_private(folder)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

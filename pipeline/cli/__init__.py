@@ -26,7 +26,6 @@ _INTERRUPTED = 130
 app = typer.Typer(
     name="broadsheet",
     help="Label very large collections of short texts with a character-level CNN.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # brackets in a help text are text
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -6,19 +6,16 @@ import signal
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.api import classify
-from pipeline.engine.open import expected_device
 from pipeline.errors import UsageError
-from pipeline.job import CHUNK_ROWS
-from pipeline.output.place import refuse_url
 from pipeline.report.console import PlainConsole, print_json, say
-from pipeline.report.job import JobReport, Progress
-from pipeline.report.terminal import TerminalProgress, print_report
-from pipeline.source.inputs import Paths
+from pipeline.source.limits import CHUNK_ROWS
+
+if TYPE_CHECKING:
+    from pipeline.report.job import Progress
 
 _INPUT = "Files, folders, globs or URLs: CSV, TSV, JSONL, Parquet, text (one article a line), .bin; also .gz and .zst."
 TLS_HELP = (
@@ -105,6 +102,8 @@ def command(
     Exit code 0: done (quarantined rows are reported, not an error). 2: wrong usage. 3: a file or chunk was set aside or
     could not be read. 4: stopped early by SIGUSR1, continue with --resume. 1: any other error.
     """
+    from pipeline.output.place import refuse_url
+
     refuse_url(output)
     if scheduler_file and (cluster != "auto" or workers or protocol != "auto" or tls is not None or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
@@ -138,7 +137,9 @@ def command(
         "trace": trace,
         "report": page,
     }
-    progress = _Quiet() if quiet else TerminalProgress(PlainConsole(stderr=True))
+    from pipeline.report.terminal import NoProgress, TerminalProgress, print_report
+
+    progress = NoProgress() if quiet else TerminalProgress(PlainConsole(stderr=True))
     connection: dict[str, Any] = {
         "where": cluster,
         "workers": workers,
@@ -160,16 +161,6 @@ def command(
     raise typer.Exit(report.exit_code)
 
 
-class _Quiet(Progress):
-    def warn(self, message: str) -> None:
-        pass
-
-    def finished(self, report: JobReport) -> None:
-        """What is left out is never left out in silence."""
-        for line in report.not_read:
-            say(f"broadsheet: {line}", error=True)
-
-
 def _run(
     inputs: list[str],
     output: Path,
@@ -179,6 +170,9 @@ def _run(
     connection: dict[str, Any],
 ) -> Any:
     from cluster import connect, nearest
+    from pipeline.api import classify
+    from pipeline.engine.open import expected_device
+    from pipeline.source.inputs import Paths
 
     if connection["where"] == "auto":
         connection["where"] = nearest(options["device"])

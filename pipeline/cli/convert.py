@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.errors import OutputError, UsageError
-from pipeline.model import sidecar
-from pipeline.model.alphabet import PUBLISHED
-from pipeline.model.charcnn import Model, from_params, load_model, read_model_file, to_params
 from pipeline.report.console import say
+
+if TYPE_CHECKING:
+    from pipeline.model.charcnn import Model
 
 
 def command(
@@ -30,6 +30,9 @@ def command(
 
     A params.bin has no place for class names, alphabet and card: they are kept in a file next to it, params.bin.json.
     """
+    from pipeline.model import sidecar
+    from pipeline.model.charcnn import load_model, to_params
+
     kinds = source.suffix, target.suffix
     try:
         if kinds == (".bin", ".safetensors"):
@@ -57,6 +60,10 @@ def command(
 
 def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:
     """The model of a parameter file; what the options say goes before what its sidecar says."""
+    from pipeline.model import sidecar
+    from pipeline.model.alphabet import PUBLISHED
+    from pipeline.model.charcnn import from_params, read_model_file
+
     data = read_model_file(params)
     beside = sidecar.read(params, data)
     names, symbols, card = (beside.classes, beside.alphabet, beside.card) if beside else (None, PUBLISHED, None)

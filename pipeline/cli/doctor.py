@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from pipeline.errors import UsageError
 from pipeline.report.console import PlainConsole, lines, print_json, styled
@@ -56,6 +55,8 @@ def _examine(where: str, scheduler_file: Path | None, output: Path | None, devic
 
 
 def _print(findings: list[Any], console: PlainConsole) -> None:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("check", "verdict", "found, and what to do"):
         table.add_column(name, overflow="fold")

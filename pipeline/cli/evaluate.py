@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.padding import Padding
 
 from pipeline.errors import UsageError
-from pipeline.evaluate import Evaluation, evaluate
 from pipeline.report.console import PlainConsole, facts_table, print_fact, print_json
-from pipeline.report.terminal import print_confusion
-from pipeline.source.inputs import Paths
+
+if TYPE_CHECKING:
+    from pipeline.evaluate import Evaluation
 
 _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
@@ -40,6 +39,9 @@ def command(
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
     if plot and not plot.absolute().parent.is_dir():
         raise UsageError(f"--plot {plot}: there is no such folder")
+    from pipeline.evaluate import evaluate
+    from pipeline.source.inputs import Paths
+
     result = evaluate(
         model,
         Paths(data),
@@ -64,6 +66,10 @@ def command(
 
 
 def _print(result: Evaluation, console: PlainConsole) -> None:
+    from rich.padding import Padding
+
+    from pipeline.report.terminal import print_confusion
+
     print_fact("model", result.model, console)
     console.print(facts_table([("on", result.backend)]))
     if result.quarantined:

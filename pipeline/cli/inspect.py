@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from pipeline.errors import UsageError
-from pipeline.kernels.memory_plan import Buffer, page_locked, plan, planned_bytes
-from pipeline.model.charcnn import Model, load_model
 from pipeline.report.console import PlainConsole, facts_table, print_fact, print_json
+
+if TYPE_CHECKING:
+    from pipeline.kernels.memory_plan import Buffer
+    from pipeline.model.charcnn import Model
 
 _MOST_NAMES = 20
 _LONGEST_NAME = 60
@@ -27,6 +27,9 @@ def command(
     precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16", help="For --memory.")] = "fp16",
 ) -> None:
     """Show a model's layers, alphabet, classes and card; of a damaged file, name the first wrong tensor."""
+    from pipeline.kernels.memory_plan import page_locked, plan
+    from pipeline.model.charcnn import load_model
+
     loaded = load_model(model)
     if precision not in ("fp32", "fp16", "bf16"):
         raise UsageError(f"precision {precision!r}: choose fp32, fp16 or bf16")
@@ -47,6 +50,11 @@ def command(
 
 
 def _print_memory(title: str, buffers: Sequence[Buffer], console: PlainConsole) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from pipeline.kernels.memory_plan import planned_bytes
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
     table.add_column(title, "all of it")
     table.add_column("count", justify="right")
@@ -76,6 +84,9 @@ def about_model(model: Model) -> dict[str, object]:
 
 def print_model(model: Model, console: PlainConsole) -> None:
     """Name, classes, alphabet, layers and card."""
+    from rich import box
+    from rich.table import Table
+
     names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in model.classes]
     more = f", … and {len(names) - _MOST_NAMES}" if len(names) > _MOST_NAMES else ""
     print_fact("model", model.name, console)

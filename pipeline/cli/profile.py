@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.errors import UsageError
-from pipeline.profiling.measure import Point, profile, sweep_batch, sweep_precision
 from pipeline.report.console import PlainConsole, print_json
-from pipeline.report.roofline_table import print_profile, print_sweep
+
+if TYPE_CHECKING:
+    from pipeline.profiling.measure import Point
 
 SWEEPS = ("batch", "precision")
 
@@ -46,6 +47,9 @@ def command(
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
     if plot and not plot.absolute().parent.is_dir():
         raise UsageError(f"--plot {plot}: there is no such folder")
+    from pipeline.profiling.measure import profile, sweep_batch, sweep_precision
+    from pipeline.report.roofline_table import print_profile
+
     if sweep:
         points = sweep_batch(model, device, precision) if sweep == "batch" else sweep_precision(model, batch, device)
         _show_sweep(points, sweep, plot, as_json)
@@ -62,6 +66,8 @@ def command(
 
 
 def _show_sweep(points: list[Point], over: str, plot: Path | None, as_json: bool) -> None:
+    from pipeline.report.roofline_table import print_sweep
+
     if as_json:
         print_json([p.to_dict() for p in points])
     else:

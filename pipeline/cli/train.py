@@ -13,7 +13,6 @@ import typer
 
 from pipeline.errors import UsageError
 from pipeline.report.console import PlainConsole, say
-from pipeline.source.inputs import Paths
 
 if TYPE_CHECKING:
     from pipeline.train import Epoch, Trained
@@ -74,6 +73,8 @@ def command(
         from pipeline.train.recipe import ALPHABETS
     except ModuleNotFoundError as error:
         raise UsageError(f"training needs PyTorch ({error}): pip install 'broadsheet[train]'") from error
+    from pipeline.source.inputs import Paths
+
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
     if output.exists() and not overwrite:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
-from pipeline.output.verify import verify
 from pipeline.report.console import print_json, say
-from pipeline.report.remarks import unread_line
-from pipeline.report.tally import balance
 
 
 def command(
@@ -30,6 +26,12 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
 ) -> None:
     """Read everything in an output folder again and check it; exit code 1 and a message at the first damage."""
+    import msgspec
+
+    from pipeline.output.verify import verify
+    from pipeline.report.remarks import unread_line
+    from pipeline.report.tally import balance
+
     totals = verify(output, input=against_input, root=root)
     if as_json:
         print_json(msgspec.to_builtins(totals))

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pipeline.accuracy import Confusion
 from pipeline.report.breakdown_table import print_breakdown
-from pipeline.report.console import PlainConsole, facts_table, lines, print_fact
+from pipeline.report.console import PlainConsole, facts_table, lines, print_fact, say
 from pipeline.report.job import JobReport, Progress
 from pipeline.report.remarks import unread_line
 from pipeline.report.roofline_table import print_profile
@@ -24,6 +24,17 @@ _MOST_CLASSES = 20
 _MOST_LINES = 10
 _SECONDS_BETWEEN_LINES = 10.0
 _UNBOUNDED = 10_000  # columns
+
+
+class NoProgress(Progress):
+    """Shows nothing but what was left out: never in silence."""
+
+    def warn(self, message: str) -> None:
+        pass
+
+    def finished(self, report: JobReport) -> None:
+        for line in report.not_read:
+            say(f"broadsheet: {line}", error=True)
 
 
 class TerminalProgress(Progress):

@@ -1,0 +1,110 @@
+"""A worker within this process that is kept from one job to the next, with the engine that the last one loaded."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from distributed import Client
+from distributed.core import Status
+
+from cluster.local import cluster_here, worker_here
+from cluster.private import scratch_folder
+from cluster.settings import configured
+from cluster.steady_clock import use_steady_clock
+from pipeline.errors import UsageError
+
+
+class Kept:
+    """At most one cluster of one worker, for one job at a time.
+
+    It is closed after a job that ended with an error or Ctrl-C, whose chunks may still be computing. Between jobs
+    Dask's settings are as the user has them, and what else the user asks of Dask does not run on it.
+    """
+
+    def __init__(self) -> None:
+        self._busy = threading.Lock()
+        self._kept = True
+        self._stack = ExitStack()
+        self._scratch: Path | None = None
+        self._client: Client | None = None
+        self._used = self._forked = False
+
+    @contextmanager
+    def connect(self) -> Iterator[Client]:
+        """The client, started if there is none; where another thread's job has it, that of a cluster for this job.
+
+        Raises UsageError in a process that was forked after a first job.
+        """
+        if self._forked:
+            raise UsageError(
+                "this process was forked from one that has run a job, whose threads Dask would wait for here: start "
+                "processes by 'spawn' or 'forkserver' (multiprocessing.set_start_method), or use pipeline.load()"
+            )
+        use_steady_clock()
+        if not self._busy.acquire(blocking=False):
+            with cluster_here() as client:
+                yield client
+            return
+        try:
+            self._kept = self._used = True
+            if not self._works():
+                self._end()
+            if self._scratch is None:
+                self._scratch = self._stack.enter_context(scratch_folder())
+            with configured(self._scratch):
+                if self._client is None:
+                    self._client = self._stack.enter_context(worker_here(set_as_default=False))
+                yield self._client
+        except BaseException:
+            self._kept = False
+            raise
+        finally:
+            try:
+                if not self._kept:
+                    self._end()
+            finally:
+                self._busy.release()
+
+    def close(self) -> None:
+        """Close the cluster, at the end of the job that has it."""
+        self._kept = False
+        if self._busy.acquire(blocking=False):
+            try:
+                self._end()
+            finally:
+                self._busy.release()
+
+    def _works(self) -> bool:
+        """Whether the cluster can take a job: after a pause of minutes, its scheduler may have given the worker up."""
+        client = self._client
+        return client is not None and client.status == "running" and len(client.cluster.scheduler.workers) == 1
+
+    def _end(self) -> None:
+        stack, self._stack = self._stack, ExitStack()
+        self._scratch = self._client = None
+        stack.close()
+
+    def leave_to_parent(self) -> None:
+        """In a process that was forked: neither close the cluster nor wait for its threads, which are not there."""
+        self._forked = self._used
+        if self._client is not None:
+            _of_parents.append((self._stack, self._client))
+            self._client.status = "closed"
+            self._client.cluster.status = Status.closed
+        self._busy, self._stack = threading.Lock(), ExitStack()
+        self._scratch = self._client = None
+
+
+KEPT = Kept()
+"""That of this process."""
+
+_of_parents: list[object] = []
+"""Kept, so that their ends are not run here."""
+
+atexit.register(KEPT.close)  # after Dask's own, so before them
+os.register_at_fork(after_in_child=KEPT.leave_to_parent)

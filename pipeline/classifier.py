@@ -1,0 +1,283 @@
+"""A classifier that one can hold: a model that stays loaded, and labels texts as they come."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.engine.base import Engine, Predictions, Texts
+from pipeline.engine.open import open_engine
+from pipeline.errors import SourceError, UsageError
+from pipeline.model.charcnn import Model, load_model
+from pipeline.source.limits import CHUNK_ROWS, LIMITS
+
+_ONE_TEXT = Texts.of([b"x"])
+
+
+class Prediction(NamedTuple):
+    """What a classifier says of one text.
+
+    Attributes
+    ----------
+    label : str
+        The most probable class.
+    score : float
+        Its probability.
+
+    Examples
+    --------
+    >>> label, score = classifier("Stocks fell on Monday as oil rose.")
+
+    """
+
+    label: str
+    score: float
+
+
+class Classifier:
+    """A loaded model, which labels texts until it is closed. `load` makes one.
+
+    Any number of threads may use it at a time; their texts are computed one call after another. A score has the same
+    bits as in a job on the same device, whatever else is in the list. A context manager, which closes it.
+
+    Attributes
+    ----------
+    classes : tuple of str
+        The names of the classes, in the order of the columns of `predict_proba`.
+    backend : Backend
+        What decides the bits of a score: device, kernels, architecture and precision.
+
+    Examples
+    --------
+    >>> with pipeline.load("ag-news") as classifier:
+    ...     classifier("Stocks fell on Monday as oil rose.").label
+    'Business'
+
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.classes = tuple(engine.model.classes)
+        self.backend = engine.backend
+        self._engine = engine
+        # The engine takes one call at a time, and Ctrl-C, which the main thread gets, must not end one in the middle.
+        self._thread = ThreadPoolExecutor(1, "broadsheet-classifier")
+        self._submitting = threading.Lock()
+        self._process = os.getpid()
+        self._close = weakref.finalize(self, _close, engine, self._thread, self._process)
+
+    @overload
+    def __call__(self, text: str) -> Prediction: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, text: Iterable[str]) -> list[Prediction]: ...
+
+    def __call__(self, text: str | Iterable[str]) -> Prediction | list[Prediction]:
+        """Label one text, or each of several.
+
+        Parameters
+        ----------
+        text : str or iterable of str
+            The text, or texts.
+
+        Returns
+        -------
+        Prediction or list of Prediction
+            The most probable class and its probability; of an iterable a list, in order.
+
+        Raises
+        ------
+        SourceError, UsageError
+            As `predict`.
+
+        """
+        found = self._predict([text] if isinstance(text, str) else text)
+        best = [
+            Prediction(self.classes[label], score)
+            for piece in found
+            for label, score in zip(piece.labels[:, 0].tolist(), piece.scores[:, 0].tolist(), strict=True)
+        ]
+        return best[0] if isinstance(text, str) else best
+
+    def predict(self, texts: Iterable[str]) -> list[str]:
+        """Label texts.
+
+        Parameters
+        ----------
+        texts : iterable of str
+            A list, or anything else that yields strings, for example a column of a DataFrame.
+
+        Returns
+        -------
+        list of str
+            The most probable class of each text, in order.
+
+        Raises
+        ------
+        SourceError
+            For a text that a job would quarantine: a null, one that is not valid Unicode or longer than 16 MiB, or one
+            on which the model overflows. The message names its position, from 0; no text of the list has a label then.
+        UsageError
+            For something that is not an iterable of strings, or after `close`.
+
+        """
+        return [self.classes[label] for piece in self._predict(texts) for label in piece.labels[:, 0].tolist()]
+
+    def predict_proba(self, texts: Iterable[str]) -> NDArray[np.float32]:
+        """Compute the probability of every class.
+
+        Parameters
+        ----------
+        texts : iterable of str
+            As for `predict`.
+
+        Returns
+        -------
+        float32 [N, classes]
+            A row for each text, with a column for each of `classes`.
+
+        Raises
+        ------
+        SourceError, UsageError
+            As `predict`.
+
+        """
+        none = np.empty((0, len(self.classes)), np.float32)
+        scores = [piece.all_scores for piece in self._predict(texts, all_scores=True) if piece.all_scores is not None]
+        return np.concatenate([none, *scores])
+
+    def close(self) -> None:
+        """Release the threads and the memory of the model, once calls of other threads are done. May be repeated."""
+        with self._submitting:
+            self._close()
+        if os.getpid() == self._process:
+            self._thread.shutdown()
+
+    def __enter__(self) -> Classifier:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Classifier {self._engine.model.name} on {self.backend}{'' if self._close.alive else ', closed'}>"
+
+    def _predict(self, texts: Any, all_scores: bool = False) -> list[Predictions]:
+        if os.getpid() != self._process:
+            raise UsageError("this classifier belongs to the process that loaded it: load one in each process")
+        return [self._of_piece(first, piece, all_scores) for first, piece in self._pieces(_encoded(texts))]
+
+    def _of_piece(self, first: int, articles: list[bytes], all_scores: bool) -> Predictions:
+        """The predictions of texts, the first of which is number `first`. Raises SourceError for an overflow."""
+        texts = Texts.of(articles)
+        with self._submitting:
+            if not self._close.alive:
+                raise UsageError("this classifier is closed: load another with pipeline.load()")
+            computed = self._thread.submit(self._engine.classify, texts, all_scores=all_scores)
+        found = computed.result()
+        if found.overflowed.any():
+            precision = self.backend.precision
+            remedy = "" if precision == "fp32" else ". Load the model with precision='fp32'"
+            position = first + int(np.argmax(found.overflowed))
+            raise SourceError(f"text {position}: the model overflows in {precision} on this text{remedy}")
+        return found
+
+    def _pieces(self, articles: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+        """The texts in pieces no larger than the chunks of a job, which bounds memory; each with its first's number."""
+        rows, first, size = CHUNK_ROWS[self.backend.device], 0, 0
+        for i, article in enumerate(articles):
+            if i > first and (i - first == rows or size + len(article) > LIMITS.chunk_bytes):
+                yield first, articles[first:i]
+                first, size = i, 0
+            size += len(article)
+        if articles:
+            yield first, articles[first:]
+
+
+def load(
+    model: str | Path | Model = "ag-news", *, device: str = "auto", precision: str = "auto", kernels: str = "auto"
+) -> Classifier:
+    """Load a model, to label texts as they come. For many texts or for files, use `classify`.
+
+    Parameters
+    ----------
+    model : str, path or Model
+        A shipped model's name, a model file, or a loaded `Model`.
+    device : str
+        "auto" (a GPU where one works, else the CPU), "cpu" or "cuda".
+    precision : str
+        "auto", "fp32", "fp16" or "bf16". A CPU computes in fp32 only.
+    kernels : str
+        "auto", or a generation of CUDA kernels: "simt", "sm80" or "sm90".
+
+    Returns
+    -------
+    Classifier
+        Ready to compute: the kernels are loaded, and their memory is allocated.
+
+    Raises
+    ------
+    ModelError
+        For a model that does not exist or is damaged.
+    UsageError
+        If the device, the precision or the kernels are not available.
+    BroadsheetError
+        If the GPU has no room for the model.
+
+    Examples
+    --------
+    >>> classifier = pipeline.load("ag-news")
+    >>> classifier.predict(["Stocks fell on Monday as oil rose.", "The home team won."])
+    ['Business', 'Sports']
+    >>> classifier.close()
+
+    """
+    engine = open_engine(load_model(model), device, precision, kernels=kernels)
+    try:
+        engine.classify(_ONE_TEXT)
+    except BaseException:
+        engine.close()
+        raise
+    return Classifier(engine)
+
+
+def _close(engine: Engine, thread: ThreadPoolExecutor, process: int) -> None:
+    """Close an engine after the calls that it has, but not in a process that was forked: its threads are not there."""
+    if os.getpid() == process:
+        try:
+            thread.submit(engine.close)
+        except RuntimeError:  # Python ends, and has ended its threads
+            engine.close()
+        thread.shutdown(wait=False)
+
+
+def _encoded(texts: Any) -> list[bytes]:
+    """Texts in UTF-8. Raises UsageError for what does not yield strings, SourceError for a text that is none."""
+    if isinstance(texts, str | bytes | Mapping) or hasattr(texts, "columns") or not isinstance(texts, Iterable):
+        raise UsageError(f"a {type(texts).__name__} is not a list of texts: give a list of strings, or one column")
+    return [_utf8(number, text) for number, text in enumerate(texts)]
+
+
+def _utf8(number: int, text: object) -> bytes:
+    if text is None or (isinstance(text, float) and text != text):  # pandas has NaN for a null
+        raise SourceError(f"text {number}: the text is null")
+    if not isinstance(text, str):
+        raise UsageError(f"text {number} is a {type(text).__name__}, not a string")
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise SourceError(
+            f"text {number}: not valid Unicode: character {error.start} of it is half a surrogate pair, U+{code:04X}"
+        ) from error
+    if len(encoded) > LIMITS.field_bytes:
+        raise SourceError(f"text {number}: the text is longer than {LIMITS.field_bytes >> 20} MiB")
+    return encoded
