@@ -231,7 +231,7 @@ def _joined(texts: Sequence[pa.Array]) -> pa.Array:
 
 def lengths_of(table: pa.Table) -> NDArray[np.int64]:
     """The characters of each row's article; -1 where it is null. table: the text columns."""
-    text = _joined([_decode(name, table.column(name), {}, UTF8) for name in table.column_names])
+    text = _joined([_decode(name, _column(table, name), {}, UTF8) for name in table.column_names])
     return np.asarray(pc.fill_null(pc.utf8_length(text), -1).to_numpy(), np.int64)
 
 
