@@ -182,9 +182,7 @@ def plan(prepared: Prepared) -> Planned:
         job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
-    schema = output_schema(
-        job_input.selection, model.classes, options.top_k, options.scores, in_memory=request.folder is None
-    )
+    schema = output_schema(job_input.selection, model.classes, options.top_k, options.scores)
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
     return Planned(prepared, job_input, schema, chunk_rows, engines, seconds)
 

@@ -119,6 +119,11 @@ class Chunk:
     def rows_read(self) -> int:
         return len(self.rows) + len(self.quarantine)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the kept columns of all rows take."""
+        return int(self.rows.nbytes) + (0 if self.bad is None else int(self.bad.nbytes))
+
 
 def bad_rows_table(file: str, bad: Sequence[BadRow]) -> pa.Table:
     columns = [
@@ -169,7 +174,7 @@ def assemble(
     rows = pa.table(columns, selection.row_schema)
     kept_of_bad = None
     if selection.kept:
-        kept_of_bad = rows.select(selection.kept).take(pa.array([i for _, i in set_aside], pa.int64()))
+        kept_of_bad = rows.drop_columns(["file", "row"]).take(pa.array([i for _, i in set_aside], pa.int64()))
     if reasons:
         mask = pa.array(keep)
         rows, text = rows.filter(mask), text.filter(mask)

@@ -103,6 +103,8 @@ def _as_table(source: Any) -> pa.Table:
             return pa.Table.from_pandas(source, preserve_index=False)
         if kind == ("pandas", "Series"):
             return pa.table({"text": pa.Array.from_pandas(source)})
+        if kind == ("polars", "DataFrame"):
+            return source.to_arrow()
         if isinstance(source, list | tuple):
             return pa.table({"text": pa.array(source, pa.large_string())})
     except (ValueError, TypeError, pa.ArrowException) as error:
