@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import UsageError
-from pipeline.source.chunk import is_textual, lengths_of
+from pipeline.source.chunk import lengths_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,9 +52,10 @@ def refuse_other_frame(frame: Any, rows: pa.Table, index: pd.Index | None, text:
         return
     labelled = rows["label"].is_valid()
     texts = _select(frame, text).filter(labelled)
-    same = np.zeros(len(texts), np.bool_)
-    if all(is_textual(kind) for kind in texts.schema.types):
+    try:
         same = lengths_of(texts) == rows["n_chars"].filter(labelled).to_numpy()
+    except pa.ArrowException:
+        same = np.zeros(len(texts), np.bool_)
     if not same.all():
         row = np.flatnonzero(labelled.to_numpy())[np.argmin(same)]
         raise UsageError(f"row {row:,} of the frame has another text than the row that was classified. {_AGAIN}")

@@ -192,8 +192,11 @@ def _joined(texts: Sequence[pa.Array]) -> pa.Array:
 
 
 def lengths_of(table: pa.Table) -> NDArray[np.int64]:
-    """The characters of each row's article; -1 where it is null. table: the text columns."""
-    text = _joined([_decode(name, table.column(name), {}) for name in table.column_names])
+    """The characters of each row's article; -1 where it is null. table: the text columns.
+
+    Raises pyarrow.ArrowException where they hold no text.
+    """
+    text = _joined([column.combine_chunks().cast(pa.large_string()) for column in table.columns])
     return np.asarray(pc.fill_null(pc.utf8_length(text), -1).to_numpy(), np.int64)
 
 
