@@ -51,7 +51,7 @@ def pairs(rows: Any) -> list[Pair]:
 @st.composite
 def frames(draw: st.DrawFn) -> pd.DataFrame:
     """Some of the texts, in any order, some of them null or repeated, under an index of any kind."""
-    texts = draw(st.lists(st.sampled_from([*TEXTS, None]), max_size=9))
+    texts = draw(st.lists(st.sampled_from(TEXTS) | st.none(), max_size=9))
     keys = draw(st.lists(st.integers(0, 3), min_size=len(texts), max_size=len(texts)))
     letters = [draw(st.sampled_from("ab")) for _ in texts]
     kind = draw(st.sampled_from(["numbers", "strings", "times", "several"]))
