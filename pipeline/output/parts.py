@@ -10,10 +10,10 @@ from pipeline.engine.base import Predictions
 from pipeline.errors import OutputError, UsageError
 from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
 
-_REPEATING = ["file", "label", "truth", "top_labels.list.element"]
 REASON = pa.field("reason", pa.string())
 """The last column of results in memory: why a row has no label."""
 
+_REPEATING = ["file", "label", "truth", "top_labels.list.element"]
 _COUNTS = ["row", "n_chars", "unknown_chars"]
 
 
