@@ -74,7 +74,7 @@ class Work:
     """A chunk between two tasks: as it was read, then without text but with predictions.
 
     name: of its part. sources: (file, first row, rows) of each piece it was read from. place: the worker it was
-    classified on. index: of the pandas DataFrame that it is a partition of a Dask DataFrame in.
+    classified on. index: of the pandas DataFrame that it is, as a partition of a Dask DataFrame; else None.
     """
 
     name: str

@@ -149,6 +149,7 @@ def test_a_frame_that_was_not_classified_is_refused(client: Client, small_model:
         (frame[:5], r"the frame has 5 rows, the job's results have 12\. Give the frame that was classified"),
         (frame.set_axis(range(12)), "another index than the rows that were classified"),
         (frame[::-1], "row 0 of the frame has another text"),  # its index is the same
+        (frame.astype(object).replace(TEXTS[0], 1), "row 0 of the frame has another text"),
         (frame["text"], "cannot be added to a pandas Series: give a pandas DataFrame, a Polars"),
         (dd.from_pandas(frame, npartitions=1), "cannot be added to a dask"),
     ):
