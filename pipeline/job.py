@@ -193,9 +193,7 @@ def plan(prepared: Prepared) -> Planned:
         job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
-    columns = partial(
-        output_schema, job_input.selection, model.classes, options.top_k, in_memory=request.folder is None
-    )
+    columns = partial(output_schema, job_input.selection, model.classes, options.top_k)
     schema = written = columns(options.scores)
     if options.where is not None:
         where, every_score = Where(options.where), columns(True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.api import classify
 from pipeline.model.charcnn import Model, load_model
-from pipeline.output.parts import computed_columns
+from pipeline.output.parts import REASON, computed_columns
 from pipeline.report.job import Progress
 from pipeline.report.join import Frame, refuse_taken
 
@@ -80,8 +80,8 @@ def label(
 
     """
     model = load_model(model)
-    added = computed_columns(model.classes, top_k, scores, truth_column is not None, in_memory=True)
-    refuse_taken(frame, added.names, suffix)
+    added = computed_columns(model.classes, top_k, scores, truth_column is not None)
+    refuse_taken(frame, [*added.names, REASON.name], suffix)
     report = classify(
         frame,
         text_column=text_column,

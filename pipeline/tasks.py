@@ -82,7 +82,7 @@ class Work:
 
     name: of its part. sources: (file, first row, rows) of each piece it was read from. place: the worker it was
     classified on. doubtful: rows that the model could hardly judge, by reason. index: of the pandas DataFrame that it
-    is a partition of a Dask DataFrame in.
+    is, as a partition of a Dask DataFrame; else None.
     """
 
     name: str
@@ -209,7 +209,7 @@ def write(work: Work, job: Job) -> Done:
         table = table.select(job.written.names)
         table = table if chosen.all() else table.filter(pa.array(chosen))
         if job.out is None:
-            rows = table if job.where else every_row(table, chunk, work.sources)
+            rows = every_row(table, chunk, work.sources)
             return Done(work.name, entry, spans, place, work.examples, rows, chunk.quarantine, work.index)
         entry = STATE.commit(LocalStore(Path(job.out)), table, chunk.quarantine, entry, job.names)
     return Done(work.name, entry, spans, place, work.examples)

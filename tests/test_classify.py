@@ -178,8 +178,10 @@ def test_a_job_may_begin_while_another_of_the_same_model_runs_in_this_process(sm
 
 
 def test_an_id_column_with_a_name_of_ours_is_refused(client: Client, small_model: Model) -> None:
-    with pytest.raises(UsageError, match="cannot be called 'label'"):
-        classify(pa.table({"text": ["x"], "label": ["y"]}), model=small_model, client=client, id_column="label")
+    table = pa.table({"text": ["x"], "label": ["y"], "reason": ["z"]})
+    for option in ({"id_column": "label"}, {"keep": ["text", "reason"]}):
+        with pytest.raises(UsageError, match=r"'(label|reason)' cannot be copied: .+ Rename it, or leave it out"):
+            classify(table, model=small_model, client=client, **option)
     with pytest.raises(TypeError, match="unexpected keyword argument 'chunksize'"):
         classify(["x"], model=small_model, client=client, chunksize=3)
     with pytest.raises(UsageError, match="cannot classify a dict"):

@@ -213,6 +213,11 @@ def test_rows_that_overflow_are_quarantined_and_no_other(
     kept = plain.filter(pa.array(~np.isin(np.arange(200), numbers)))
     for column in ("row", "id", "label", "score", "top_labels", "top_scores", "n_chars"):
         assert written[column].to_pylist() == kept[column].to_pylist(), column
+    assert written["truth"].to_pylist() == rows["truth"].filter(pa.array(~np.isin(np.arange(200), numbers))).to_pylist()
+    memory = classify(rows, model=large, **options).to_arrow()
+    assert memory["id"].to_pylist() == rows["id"].to_pylist()
+    assert [row for row, why in enumerate(memory["reason"].to_pylist()) if why] == sorted(numbers)
+    assert memory["label"].is_null().to_pylist() == memory["reason"].is_valid().to_pylist()
     with pytest.raises(SourceError, match=r"row \d+: the model overflows in fp32 on this text \(--strict stops here\)"):
         classify(rows, model=large, strict=True, **options)
 

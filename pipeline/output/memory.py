@@ -8,14 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.output.parts import REASON
 from pipeline.source.chunk import Chunk
 
 
 def every_row(labelled: pa.Table, chunk: Chunk, sources: Sequence[tuple[str, int, int]]) -> pa.Table:
-    """The labelled and the quarantined rows of a chunk, in input order.
+    """The labelled and the quarantined rows of a chunk in input order, with the column `reason`.
 
     sources: (file, first row, rows) of each piece that it was read from, in input order.
     """
+    labelled = labelled.append_column(REASON, pa.nulls(len(labelled), REASON.type))
     if not len(chunk.quarantine):
         return labelled
     bad = chunk.quarantine.select(["file", "row", "reason"])
@@ -27,7 +29,7 @@ def every_row(labelled: pa.Table, chunk: Chunk, sources: Sequence[tuple[str, int
 
 
 def rows_set_aside(schema: pa.Schema, sources: Sequence[tuple[str, int, int]], reason: str) -> pa.Table:
-    """The rows of a chunk that was set aside, none of them labelled."""
+    """The rows of a chunk that was set aside, none of them labelled. schema: of results in memory."""
     table = schema.empty_table()
     for file, first, count in sources:
         known = pa.table({"file": [file] * count, "row": range(first, first + count), "reason": [reason] * count})

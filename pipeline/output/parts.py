@@ -9,25 +9,24 @@ from pipeline.engine.base import Predictions
 from pipeline.errors import UsageError
 from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
 
-_REASON = pa.field("reason", pa.string())
+REASON = pa.field("reason", pa.string())
+"""The last column of results in memory: why a row has no label."""
 
 
-def output_schema(
-    selection: Selection, classes: tuple[str, ...], top_k: int, all_scores: bool, in_memory: bool
-) -> pa.Schema:
-    """The columns of a part, or of results in memory. Raises UsageError where a kept column has the name of another."""
-    truth = bool(selection.truth or selection.answers)
-    rows, computed = selection.row_schema, computed_columns(classes, top_k, all_scores, truth, in_memory)
-    for name in selection.kept:
-        if name in ("file", "row", *computed.names):
-            remedy = "name those to keep instead of keeping all" if selection.keep_all else "do not keep it"
+def output_schema(selection: Selection, classes: tuple[str, ...], top_k: int, all_scores: bool) -> pa.Schema:
+    """The columns of a part. Raises UsageError where a kept column has the name of another."""
+    rows, truth = selection.row_schema, bool(selection.truth or selection.answers)
+    computed = computed_columns(classes, top_k, all_scores, truth)
+    for name in rows.names[2:]:
+        if name in ("file", "row", *computed.names, REASON.name):
             raise UsageError(
-                f"the column {name!r} cannot be kept: the output has a column of that name. Rename it, or {remedy}"
+                f"the column {name!r} cannot be copied: the output has a column of that name. Rename it, or leave it "
+                "out of those to copy"
             )
     return pa.schema([*rows, *computed])
 
 
-def computed_columns(classes: tuple[str, ...], top_k: int, all_scores: bool, truth: bool, in_memory: bool) -> pa.Schema:
+def computed_columns(classes: tuple[str, ...], top_k: int, all_scores: bool, truth: bool) -> pa.Schema:
     """Those that a job adds to `file`, `row` and the kept columns."""
     fields = [pa.field("label", pa.string()), pa.field("score", pa.float32())]
     if truth:
@@ -42,8 +41,6 @@ def computed_columns(classes: tuple[str, ...], top_k: int, all_scores: bool, tru
         pa.field("truncated", pa.bool_()),
         pa.field("unknown_chars", pa.int64()),
     ]
-    if in_memory:
-        fields.append(_REASON)
     return pa.schema(fields)
 
 
@@ -63,6 +60,4 @@ def label_table(chunk: Chunk, predictions: Predictions, schema: pa.Schema, class
         columns.append(pa.ListArray.from_arrays(bounds, labels))
         columns.append(pa.ListArray.from_arrays(bounds, pa.array(predictions.scores.reshape(-1))))
     columns += [pa.array(c) for c in (predictions.n_chars, predictions.truncated, predictions.unknown_chars)]
-    if schema.names[-1] == _REASON.name:
-        columns.append(pa.nulls(count, _REASON.type))
     return pa.table(columns, schema)

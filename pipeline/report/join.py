@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import UsageError
-from pipeline.source.chunk import is_textual, lengths_of
+from pipeline.source.chunk import lengths_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,10 +51,11 @@ def refuse_other_frame(frame: Any, rows: pa.Table, index: pd.Index | None, text:
     if not text or not {*text} <= {*_names(frame)}:
         return
     labelled = rows["label"].is_valid()
-    texts = _select(frame, text).filter(labelled)
-    same = np.zeros(len(texts), np.bool_)
-    if all(is_textual(kind) for kind in texts.schema.types):
-        same = lengths_of(texts) == rows["n_chars"].filter(labelled).to_numpy()
+    n_chars = rows["n_chars"].filter(labelled).to_numpy()
+    try:
+        same = lengths_of(_select(frame, text).filter(labelled)) == n_chars
+    except pa.ArrowException:  # what it holds is no text
+        same = np.zeros(len(n_chars), np.bool_)
     if not same.all():
         row = np.flatnonzero(labelled.to_numpy())[np.argmin(same)]
         raise UsageError(f"row {row:,} of the frame has another text than the row that was classified. {_AGAIN}")

@@ -15,6 +15,7 @@ from pipeline.output.commit import committed_rows
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import QUARANTINE, of_job
 from pipeline.output.memory import rows_set_aside
+from pipeline.output.parts import REASON
 from pipeline.output.quarantine import quarantine_table
 from pipeline.report.join import Frame, as_pandas, is_frame, refuse_other_frame, refuse_taken, with_columns
 from pipeline.source.chunk import QUARANTINE_SCHEMA, Selection
@@ -53,10 +54,10 @@ class _Rows:
 
 
 class Results:
-    """The rows of a job. schema: their columns. folder: the output folder; None for rows in memory. job: id."""
+    """The rows of a job. schema: of its parts. folder: the output folder; None for rows in memory. job: its id."""
 
     def __init__(self, schema: pa.Schema, folder: OutputFolder | None, job: str, origin: Origin) -> None:
-        self._schema = schema
+        self._schema = schema if folder else schema.append(REASON)
         self._folder = folder
         self._job = job
         self._origin = origin

@@ -152,6 +152,11 @@ class Chunk:
     def rows_read(self) -> int:
         return len(self.rows) + len(self.quarantine)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the kept columns of all rows take."""
+        return int(self.rows.nbytes) + (0 if self.bad is None else int(self.bad.nbytes))
+
 
 def bad_rows_table(file: str, bad: Sequence[BadRow]) -> pa.Table:
     columns = [
@@ -212,7 +217,7 @@ def assemble(
     rows = pa.table(columns, selection.row_schema)
     kept_of_bad = None
     if selection.kept:
-        kept_of_bad = rows.select(selection.kept).take(pa.array([i for _, i in set_aside], pa.int64()))
+        kept_of_bad = rows.drop_columns(["file", "row"]).take(pa.array([i for _, i in set_aside], pa.int64()))
     if reasons:
         mask = pa.array(keep)
         rows, text = rows.filter(mask), text.filter(mask)
@@ -230,8 +235,11 @@ def _joined(texts: Sequence[pa.Array]) -> pa.Array:
 
 
 def lengths_of(table: pa.Table) -> NDArray[np.int64]:
-    """The characters of each row's article; -1 where it is null. table: the text columns."""
-    text = _joined([_decode(name, _column(table, name), {}, UTF8) for name in table.column_names])
+    """The characters of each row's article; -1 where it is null. table: the text columns.
+
+    Raises pyarrow.ArrowException where they hold no text.
+    """
+    text = _joined([_column(table, name).cast(pa.large_string()) for name in table.column_names])
     return np.asarray(pc.fill_null(pc.utf8_length(text), -1).to_numpy(), np.int64)
 
 
