@@ -117,7 +117,7 @@ def test_what_is_damaged_costs_its_chunk(job: Finished) -> None:
     fifo = job.one("_entries/part-000003-0000002-*")
     fifo.unlink()
     os.mkfifo(fifo)
-    with pytest.raises(OutputError, match=r"is damaged: .+ Remove it, then continue with --resume"):
+    with pytest.raises(OutputError, match=r"is damaged: .+ Remove it, then continue with resume=True"):
         verify(job.out)
     assert job.run(resume=True).run.chunks_before == 3
     assert contents(job.out) == job.files
@@ -142,7 +142,7 @@ def test_a_missing_entry_of_what_was_counted_as_it_was_read_is_noticed(job: Fini
         take_away(job, name)
     else:
         job.one(f"_entries/{name}-*").unlink()
-    with pytest.raises(OutputError, match=r"b\.csv\.gz has no (closing )?entry.*: continue with --resume"):
+    with pytest.raises(OutputError, match=r"b\.csv\.gz has no (closing )?entry.*: continue with resume=True"):
         verify(job.out)
     job.run(resume=True)
     assert contents(job.out) == job.files
@@ -151,10 +151,10 @@ def test_a_missing_entry_of_what_was_counted_as_it_was_read_is_noticed(job: Fini
 @pytest.mark.parametrize(
     ("place", "data", "message"),
     [
-        ("_entries/part-000000-0000000-*", None, r"\.json was removed while the job ran: continue with --resume"),
+        ("_entries/part-000000-0000000-*", None, r"\.json was removed while the job ran: continue with resume=True"),
         ("parts/part-000000-0000000-*", None, r"\.parquet is missing"),
-        ("parts/part-000000-0000000-*", b"PAR", r"is damaged: it has 3 bytes, .+: continue with --resume"),
-        ("parts/part-000000-0000000-*", b"", r"is damaged: the hash .+: remove it, then continue with --resume"),
+        ("parts/part-000000-0000000-*", b"PAR", r"is damaged: it has 3 bytes, .+: continue with resume=True"),
+        ("parts/part-000000-0000000-*", b"", r"is damaged: the hash .+: remove it, then continue with resume=True"),
     ],
 )
 def test_what_is_removed_or_changed_while_the_job_runs_is_noticed_at_its_end(

@@ -146,7 +146,7 @@ class OutputFolder:
         try:
             manifest = self.manifest()
         except OutputError as error:
-            raise OutputError(f"{error}. Start again with --overwrite") from error
+            raise OutputError(f"{error.message}. Start again with --overwrite") from error
         job = manifest.fingerprint.id
         if not claim(self.store, job) and claimed_by(self.store) != job:
             raise UsageError(f"cannot resume {self.path}: it was being overwritten. Start again with --overwrite")
@@ -212,7 +212,7 @@ class OutputFolder:
                     raise OutputError(f"{self.path / name} is damaged: it names no files")
                 return found
             except OutputError as error:
-                return OutputError(f"{error}. Remove it, then continue with --resume")
+                return OutputError(f"{error.message}. Remove it, then continue with --resume")
 
         names = [name for name in self.store.files(ENTRIES) if layout.of_job(name, job)]
         with self._readers() as pool:

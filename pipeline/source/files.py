@@ -55,7 +55,7 @@ def find_files(inputs: Sequence[str], symbols: int, length: int, whole_hash: boo
         try:
             return describe(path, symbols, length, whole_hash)
         except SourceError as error:
-            return printable(path), str(error)
+            return printable(path), error.message
 
     found = search(inputs, lambda path: _suffixes(path)[0] in FORMATS)
     for path in found.paths:

@@ -206,7 +206,7 @@ class Csv(RecordFormat):
         found = Dialect(self.delimiter, None if header is None else len(header), self.limits)(head.data, head.final)
         if header is not None:
             if len(found.starts) and len(found.problems) == len(found.starts):
-                raise UsageError(f"{file.path}: --columns names {len(header)} columns; {found.problems[0]}")
+                raise UsageError(f"{file.path}: {len(header)} columns are named; {found.problems[0]}")
             return Schema(header, start=head.start)
         if not len(found.starts):
             if head.failure:

@@ -91,7 +91,7 @@ class Parquet(Format):
                 if sum(piece.rows.nbytes for piece in pieces) > (most := _most_decoded(self.limits)):
                     raise SourceError(
                         f"{fragment.file.path}: the id columns of {fragment.rows:,} rows from {fragment.first_row:,} "
-                        f"on take more than {most >> 20} MiB: choose others, or a smaller --chunk-size"
+                        f"on take more than {most >> 20} MiB: choose others, or smaller chunks"
                     )
         yield concat(pieces)
 
