@@ -309,7 +309,7 @@ def test_a_limit_on_file_size_met_by_the_plan(job: Finished) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "File too large (a limit on file size, ulimit -f)" in str(raised.value)
-    assert str(raised.value).endswith("Raise the limit, or use a larger --chunk-size, then start again")
+    assert str(raised.value).endswith("Raise the limit, or use a larger chunk_size=, then start again")
     job.run()
     assert contents(job.out) == job.files
 

@@ -121,6 +121,6 @@ def test_an_error_that_comes_from_a_worker_speaks_python_too(client, small_model
     with pytest.raises(BroadsheetError, match=r"memory: row 1: the text is null \(strict=True stops here\)$"):
         classify(["a", None], model=small_model, client=client, strict=True)
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "_manifest.json").write_text("{}")
+    (tmp_path / "out" / "_manifest.json").write_text('{"format": "broadsheet-output", "version": 3')
     with pytest.raises(OutputError, match=r"Start again with overwrite=True$"):
         classify(["a"], tmp_path / "out", model=small_model, client=client, resume=True)
