@@ -213,9 +213,7 @@ def test_rows_that_overflow_are_quarantined_and_no_other(
     kept = plain.filter(pa.array(~np.isin(np.arange(200), numbers)))
     for column in ("row", "id", "label", "score", "top_labels", "top_scores", "n_chars"):
         assert written[column].to_pylist() == kept[column].to_pylist(), column
-    with pytest.raises(
-        SourceError, match=r"row \d+: the model overflows in fp32 on .+ \(strict=True stops here\)"
-    ):
+    with pytest.raises(SourceError, match=r"row \d+: the model overflows in fp32 on .+ \(strict=True stops here\)"):
         classify(rows, model=large, strict=True, **options)
 
 
