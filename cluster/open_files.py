@@ -23,8 +23,8 @@ def need_open_files(worker_processes: int) -> None:
     if most < needed:
         raise UsageError(
             f"a cluster of {worker_processes or 1} workers on this machine needs {needed} open files, and the limit is "
-            f"{most}: raise it with `ulimit -n {needed}` (as root, or in /etc/security/limits.conf), or use fewer "
-            "--workers"
+            f"{most}: raise it with `ulimit -n {needed}` (as root, or in /etc/security/limits.conf), or give a "
+            "smaller --workers"
         )
     if soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

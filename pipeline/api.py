@@ -63,9 +63,11 @@ def classify(
 
     Parameters
     ----------
-    source : str, pathlib.Path, Paths, list of str, pandas, Arrow or Dask object
-        A path, folder, glob or fsspec URL as a string, or several as `Paths`; or articles in memory: a list of strings,
-        a pandas Series or DataFrame, an Arrow array, table or dataset, a Dask DataFrame.
+    source : str, pathlib.Path, Paths, iterable of str or dict, NumPy, pandas, Polars, Arrow, DuckDB or Dask object
+        A path, folder, glob or fsspec URL as a string, or several as `Paths`; or whatever holds text: a list, array or
+        iterator of strings, or of dicts by column; a DataFrame, Series or table of pandas, Polars or Arrow; a Hugging
+        Face dataset; a DuckDB relation, a ``RecordBatchReader`` or anything else with Arrow's PyCapsule interface; a
+        Dask DataFrame. Iterators and readers are streamed; a job over one cannot be resumed.
     output : str or path, optional
         A folder for Parquet parts. Without one, the report has every row of the input in memory.
     model : str, path or Model

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pipeline.wording import in_python
+
 
 class BroadsheetError(Exception):
     """Base of all errors that are reported to the user in one message, without a traceback.
 
+    `str` of an error names options as Python does, ``chunk_size=``.
+
     Attributes
     ----------
+    message : str
+        The message as it was written and as the command prints it, ``--chunk-size``.
     exit_code : int
         Exit code of the command: 1 unless a subclass has another.
 
@@ -21,6 +27,13 @@ class BroadsheetError(Exception):
     """
 
     exit_code = 1
+
+    @property
+    def message(self) -> str:
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return in_python(self.message)
 
 
 class UsageError(BroadsheetError):

@@ -128,7 +128,7 @@ def evaluate(
     ----------
     model : str, Path or Model
         A shipped model's name, a model file, or a loaded `Model`.
-    source : str, path, Paths, list of str, pandas, Arrow or Dask object
+    source : str, path, Paths, or other object
         Anything that `classify` takes.
     text_column : str or iterable of str
         Column with the text, "text" by default. Several are joined by a space.

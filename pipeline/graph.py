@@ -257,7 +257,7 @@ class _Run:
             elif isinstance(result, CommClosedError):
                 raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from result
             elif isinstance(result, SourceError) and not self._job.strict:
-                return source, SetAside(source.name, str(result), source.sources), flight.losses
+                return source, SetAside(source.name, result.message, source.sources), flight.losses
             else:
                 raise result
 

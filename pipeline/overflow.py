@@ -15,7 +15,7 @@ _NO_COINCIDENCE = 16
 """Where so many articles overflow, and no other is in their chunk, the cause is the model and not the articles."""
 
 _REMEDIES = {
-    "fp16": "use --precision bf16 or fp32",
+    "fp16": "use --precision bf16 or --precision fp32",
     "bf16": "use --precision fp32",
     "fp32": "its weights are damaged or too large",
 }

@@ -117,7 +117,7 @@ def test_what_is_damaged_costs_its_chunk(job: Finished) -> None:
     fifo = job.one("_entries/part-000003-0000002-*")
     fifo.unlink()
     os.mkfifo(fifo)
-    with pytest.raises(OutputError, match=r"is damaged: .+: --resume repairs this$"):
+    with pytest.raises(OutputError, match=r"is damaged: .+: resume=True repairs this$"):
         verify(job.out)
     assert job.run(resume=True).run.chunks_before == 3
     assert contents(job.out) == job.files
@@ -142,7 +142,7 @@ def test_a_missing_entry_of_what_was_counted_as_it_was_read_is_noticed(job: Fini
         take_away(job, name)
     else:
         job.one(f"_entries/{name}-*").unlink()
-    with pytest.raises(OutputError, match=r"b\.csv\.gz has no (closing )?entry.*: --resume repairs this$"):
+    with pytest.raises(OutputError, match=r"b\.csv\.gz has no (closing )?entry.*: resume=True repairs this$"):
         verify(job.out)
     job.run(resume=True)
     assert contents(job.out) == job.files
@@ -151,10 +151,10 @@ def test_a_missing_entry_of_what_was_counted_as_it_was_read_is_noticed(job: Fini
 @pytest.mark.parametrize(
     ("place", "data", "message"),
     [
-        ("_entries/part-000000-0000000-*", None, r"\.json was removed while the job ran: --resume repairs this$"),
+        ("_entries/part-000000-0000000-*", None, r"\.json was removed while the job ran: resume=True repairs this$"),
         ("parts/part-000000-0000000-*", None, r"\.parquet is missing"),
-        ("parts/part-000000-0000000-*", b"PAR", r"is damaged: it has 3 bytes, .+: --resume repairs this$"),
-        ("parts/part-000000-0000000-*", b"", r"is damaged: the hash .+: --resume repairs this$"),
+        ("parts/part-000000-0000000-*", b"PAR", r"is damaged: it has 3 bytes, .+: resume=True repairs this$"),
+        ("parts/part-000000-0000000-*", b"", r"is damaged: the hash .+: resume=True repairs this$"),
     ],
 )
 def test_what_is_removed_or_changed_while_the_job_runs_is_noticed_at_its_end(
@@ -307,7 +307,7 @@ def test_a_limit_on_file_size_met_by_the_plan(job: Finished) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "File too large (a limit on file size, ulimit -f)" in str(raised.value)
-    assert str(raised.value).endswith("Raise the limit, or use a larger --chunk-size, then start again")
+    assert str(raised.value).endswith("Raise the limit, or use a larger chunk_size=, then start again")
     job.run()
     assert contents(job.out) == job.files
 

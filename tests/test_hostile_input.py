@@ -109,7 +109,7 @@ def test_no_row_of_another_file_is_labelled_once_the_input_changes(
     assert ("No such file" if change == "removed" else "it has changed since the job was planned") in reasons
     assert len(labelled) < ROWS or name == "in.parquet"  # a row group is decoded once
     if change != "removed":
-        with pytest.raises(UsageError, match="Start again with --overwrite"):
+        with pytest.raises(UsageError, match="Start again with overwrite=True"):
             classify(path, out, model=small_model, client=client, id_column="text", chunk_size=10, resume=True)
 
 

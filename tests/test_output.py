@@ -51,7 +51,7 @@ def test_a_folder_of_an_earlier_version_is_refused_by_name_and_can_be_replaced(
         verify(old)
     (tmp_path / "in.csv").write_text("text\none\ntwo\n")
     job = {"model": small_model, "client": client}
-    with pytest.raises(UsageError, match=r"finish it with that version, or replace it with --overwrite"):
+    with pytest.raises(UsageError, match=r"finish it with that version, or replace it with overwrite=True"):
         classify(tmp_path / "in.csv", old, resume=True, **job)
     classify(tmp_path / "in.csv", old, overwrite=True, **job)
     assert verify(old).rows_written == 2
@@ -105,7 +105,7 @@ def test_a_job_that_was_about_to_be_replaced_is_not_resumed(client: Client, smal
     classify(["a", "b"], out, **job)
     (out / "_SUCCESS").unlink()
     (out / "_claim.json").write_text('{"job": "0123456789abcdef", "version": 3}')  # as --overwrite begins
-    with pytest.raises(UsageError, match=r"it was being overwritten\. Start again with --overwrite"):
+    with pytest.raises(UsageError, match=r"it was being overwritten\. Start again with overwrite=True"):
         classify(["a", "b"], out, resume=True, **job)
     (out / "_claim.json").unlink()
     assert classify(["a", "b"], out, resume=True, **job).run.chunks_before == 1

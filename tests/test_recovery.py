@@ -44,7 +44,7 @@ def test_everything_killed_at_a_step_of_a_commit(broadsheet: Command, job, tmp_p
     assert flag.exists()
     assert 2 <= committed(out) < 7
     before = {name: (out / name).stat().st_mtime_ns for name in contents(out) if name.startswith("parts/part")}
-    with pytest.raises(OutputError, match="is not finished: continue with --resume"):
+    with pytest.raises(OutputError, match="is not finished: continue with resume=True"):
         verify(out)
     done = committed(out)
     resumed = broadsheet(*arguments, "-o", out, "--resume")

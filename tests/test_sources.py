@@ -285,7 +285,7 @@ def test_text_columns_are_joined_by_a_space_and_stripped(tmp_path: Path) -> None
     assert chunk.text.to_pylist() == [b"only text", b"title    text", b""]
     assert chunk.truth is not None
     assert chunk.truth.tolist() == [0, 1, -1]
-    with pytest.raises(UsageError, match="--columns names 2 columns; expected 2 fields, found 3"):
+    with pytest.raises(UsageError, match="2 columns are named; expected 2 fields, found 3"):
         chunks_of([path], Selection(text=("a",), header=("a", "b")), 10)
 
 

@@ -118,7 +118,7 @@ def test_training_leaves_the_callers_generator_alone() -> None:
 
 
 def test_a_run_that_diverges_stops_with_a_message() -> None:
-    with pytest.raises(BroadsheetError, match="lower --learning-rate"):
+    with pytest.raises(BroadsheetError, match="lower learning_rate="):
         quick_train(articles(64), replace(QUICK, learning_rate=1e30, warmup=0.0))
 
 

@@ -35,4 +35,4 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except BroadsheetError as error:
-        sys.exit(f"broadsheet: {error}")
+        sys.exit(f"broadsheet: {error.message}")

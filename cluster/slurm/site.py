@@ -97,7 +97,7 @@ def load_site(file: Path | None = None) -> Site:
         problem, _, key = str(error).partition(" - at `$.")
         raise UsageError(f"{file}: {key.rstrip('`')}: {problem}; {DEFAULTS} shows the form of each key") from error
     except UsageError as error:
-        raise UsageError(f"{file}: {error}") from error
+        raise UsageError(f"{file}: {error.message}") from error
 
 
 def _read(file: Path) -> dict[str, Any]:

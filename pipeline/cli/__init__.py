@@ -73,7 +73,7 @@ def main() -> None:
         _UsageError(visible(error.format_message()), error.ctx).show()
         sys.exit(error.exit_code)
     except BroadsheetError as error:
-        say(f"broadsheet: {error}", error=True)
+        say(f"broadsheet: {error.message}", error=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         say("broadsheet: interrupted", error=True)

@@ -102,8 +102,8 @@ def _to_device(values: NDArray[Any], precision: str) -> cp.ndarray:
     if precision == "fp32":
         return cp.asarray(values)
     if np.abs(values).max(initial=0) > _LARGEST[precision]:
-        others = "bf16 or fp32" if precision == "fp16" else "fp32"
-        raise UsageError(f"a weight of this model does not fit {precision}: use --precision {others}")
+        others = "--precision bf16 or --precision fp32" if precision == "fp16" else "--precision fp32"
+        raise UsageError(f"a weight of this model does not fit {precision}: use {others}")
     if precision == "fp16":
         return cp.asarray(values.astype(np.float16))
     bits = values.view(np.uint32)

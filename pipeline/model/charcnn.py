@@ -196,7 +196,7 @@ class Model:
         try:
             expected = {n: s for layer in self.layers for n, s in layer.shapes.items()}
         except ModelError as error:
-            raise ModelError(f"{self.name}: {error}") from error
+            raise ModelError(f"{self.name}: {error.message}") from error
         for tensor, shape in expected.items():
             if tensor not in self.tensors:
                 raise ModelError(f"{self.name}: tensor {tensor} is missing")

@@ -28,7 +28,7 @@ def claimed_by(store: LocalStore) -> str:
         return from_json(store.read(CLAIM), Claim, store.root / CLAIM).job
     except OutputError as error:
         remedy = ". If no other job runs there, remove it, then" if store.has(CLAIM) else ":"
-        raise OutputError(f"{error}{remedy} continue with --resume") from error
+        raise OutputError(f"{error.message}{remedy} continue with --resume") from error
 
 
 def is_claimed(store: LocalStore) -> bool:

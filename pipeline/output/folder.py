@@ -185,7 +185,7 @@ class OutputFolder:
         try:
             manifest = self.manifest()
         except OutputError as error:
-            raise OutputError(f"{error}. Start again with --overwrite") from error
+            raise OutputError(f"{error.message}. Start again with --overwrite") from error
         job = manifest.fingerprint.id
         if not claim(self.store, job) and claimed_by(self.store) != job:
             raise UsageError(f"cannot resume {self.path}: it was being overwritten. Start again with --overwrite")
@@ -299,7 +299,7 @@ class OutputFolder:
                     raise OutputError(f"{self.path / name} is damaged: it names other files than those of its chunk")
                 return found
             except OutputError as error:
-                return OutputError(f"{error}: {REPAIR}")
+                return OutputError(f"{error.message}: {REPAIR}")
 
         names = self.manifest().fingerprint.settings.names
         files = [name for name in self.store.files(ENTRIES) if layout.of_job(name, job)]

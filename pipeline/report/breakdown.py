@@ -197,7 +197,7 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool) -> tupl
     if busy >= BUSY_ENOUGH:
         faster = "more cores"
         if gpu:
-            faster = "more GPUs, or --precision fp16" if precision == "fp32" else "more GPUs"
+            faster = "more GPUs, or the precision fp16" if precision == "fp32" else "more GPUs"
         return kind, f"bound by the {kind}, busy {busy:.0%}: go faster with {faster}"
     cause = max(shares, key=lambda name: shares[name])
     few = max(d.chunks for d in devices) < _FEW_CHUNKS
@@ -206,11 +206,11 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool) -> tupl
         reader = "uncompressed or several files: the client reads this input alone"
     change = {
         "reader": reader,
-        "transfer": "larger chunks (--chunk-size)",
+        "transfer": "larger chunks",
         "writer": "a faster output disk, or more threads a worker",
-        "hand-over": "larger chunks (--chunk-size)",
-        "imbalance": "smaller chunks (--chunk-size)",
+        "hand-over": "larger chunks",
+        "imbalance": "smaller chunks",
     }[cause]
     if few and not streamed:
-        change = "smaller chunks (--chunk-size): so few cannot overlap"
+        change = "smaller chunks: so few cannot overlap"
     return cause, f"bound by the {cause}: {kind} busy {busy:.0%}, {shares[cause]:.0%} waiting for it; try {change}"

@@ -22,6 +22,7 @@ from pipeline.report.summary import as_html, as_text
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.tasks import Done, SetAside
+from pipeline.wording import in_python
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -401,7 +402,7 @@ class Progress:
 
     def warn(self, message: str) -> None:
         """Called, in a thread of its own, for each worker that is lost, and when nothing progresses."""
-        logging.getLogger("pipeline").warning("%s", message)
+        logging.getLogger("pipeline").warning("%s", in_python(message))
 
     def stop(self) -> None:
         """Called at the end, also after an error."""

@@ -21,7 +21,7 @@ def changed_chunks(plan: Plan) -> list[tuple[str, str]]:
         try:
             check_unchanged(file)
         except InputChanged as error:
-            return str(error)
+            return error.message
         return None
 
     with threads(available_cores()) as pool:

@@ -270,7 +270,7 @@ def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str],
                 yield Loaded(name, ((path, row, chunk.rows_read),), chunk)
             row, count = row + chunk.rows_read, count + 1
     except SourceError as error:
-        yield Unread(part_name(file, count), str(error))
+        yield Unread(part_name(file, count), error.message)
         return
     ended(End(file, path, count, row))
 

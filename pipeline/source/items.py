@@ -237,7 +237,7 @@ def _half(what: str, value: Any) -> str | None:
 
 def _is_null(value: Any) -> bool:
     """Whether it is what pandas takes for null: None, NaN, NaT, NA."""
-    if value is None or isinstance(value, str | bytes | Mapping):
+    if value is None or isinstance(value, str | bytes | int | Mapping):
         return value is None
     try:
         return bool(pa.array([value], from_pandas=True).null_count)
@@ -271,6 +271,10 @@ def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
         kind = _type_of(values)
     if not pa.types.is_string(kind):
         return pa.array(values, kind, from_pandas=True)
+    with suppress(*_CANNOT):  # at once where they are strings, or integers, which Arrow writes as JSON does
+        found = pa.array(values, from_pandas=True)
+        if pa.types.is_string(found.type) or pa.types.is_int64(found.type):
+            return found.cast(pa.large_string())
     return pa.array([_written(value) for value in values], pa.large_string())
 
 
@@ -285,6 +289,8 @@ def _type_of(values: Sequence[Any]) -> pa.DataType:
 
 def _written(value: Any) -> str | None:
     """A value as JSON writes it, or by its own `str` where JSON has none."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
     if isinstance(value, str) or _is_null(value):
         return value if isinstance(value, str) else None
     try:

@@ -254,7 +254,9 @@ def _compare(file: InputFile, now: State) -> None:
     what = f"size was {file.size:,}, is {now.size:,}"
     if now.size == file.size:
         what = f"modified {_moment(file.modified)} then, {_moment(now.modified)} now"
-    raise InputChanged(f"{file.path}: it has changed since the job was planned ({what}). Start again with --overwrite")
+    raise InputChanged(
+        f"{file.path}: it has changed since the job was planned ({what}). Start again, overwriting the output"
+    )
 
 
 def _moment(modified: str) -> str:

@@ -161,7 +161,7 @@ def _plan_file(
     except (SourceError, UsageError) as error:
         if isinstance(error, UsageError) and first is None:
             raise
-        plan = FilePlan(problems=[str(error)])
+        plan = FilePlan(problems=[error.message])
     return _Planned(file, selection, replace(plan, problems=[*problems, *plan.problems]), schema)
 
 

@@ -19,7 +19,7 @@ def refuse_twice(path: str, schema: Schema) -> None:
     names = schema.names or ()
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"{path}: two columns are called {twice!r}; rename one (a CSV's with --columns)")
+        raise UsageError(f"{path}: two columns are called {twice!r}; rename one (a CSV's by naming its columns)")
 
 
 def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:

@@ -214,7 +214,7 @@ class Csv(RecordFormat):
                 first = head.data[found.starts[0] : found.ends[0]].decode(UTF8, "replace")
                 other = next((c for c in DELIMITERS if c != self.delimiter and first.count(c) == len(header) - 1), None)
                 hint = f"; {separated_by(other)}" if other and len(header) > 1 else ""
-                raise UsageError(f"{file.path}: --columns names {len(header)} columns; {found.problems[0]}{hint}")
+                raise UsageError(f"{file.path}: {len(header)} columns are named; {found.problems[0]}{hint}")
             return Schema(header, start=head.start)
         if not len(found.starts):
             if head.failure:

@@ -95,7 +95,7 @@ class Parquet(Format):
                 if sum(piece.kept_bytes for piece in pieces) > (most := _most_decoded(self.limits)):
                     raise SourceError(
                         f"{fragment.file.path}: the kept columns of {fragment.rows:,} rows from {fragment.first_row:,} "
-                        f"on take more than {most >> 20} MiB: choose others, or a smaller --chunk-size"
+                        f"on take more than {most >> 20} MiB: choose others, or smaller chunks"
                     )
         yield concat(pieces)
 

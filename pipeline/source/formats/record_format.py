@@ -105,7 +105,7 @@ class RecordFormat(Format):
             if not file.front_to_back or isinstance(error, InputChanged):
                 raise
             if not row:  # else the rows before the damage are read, and the problem is reported with them
-                problems.append(str(error))
+                problems.append(error.message)
         if row > first_row:
             whole = None if file.front_to_back else file.size
             fragments.append(Fragment(file, begin, whole, first_row, row - first_row, regular=regular))
@@ -162,4 +162,4 @@ class RecordFormat(Format):
             except SourceError as error:
                 if not file.front_to_back or isinstance(error, InputChanged):
                     raise
-                yield empty_chunk(selection, (str(error),)), 0, False
+                yield empty_chunk(selection, (error.message,)), 0, False
