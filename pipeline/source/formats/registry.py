@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.source.formats.arrow import Arrow
 from pipeline.source.formats.base import Format
 from pipeline.source.formats.csv import Csv, Tsv
 from pipeline.source.formats.jsonl import Jsonl
@@ -46,5 +47,5 @@ def unregister(removed: Format) -> None:
         del FORMATS[suffix]
 
 
-for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Text(), OneHot()):
+for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Arrow(), Text(), OneHot()):
     register(_format)
