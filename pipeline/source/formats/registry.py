@@ -9,6 +9,7 @@ from pipeline.source.formats.jsonl import Jsonl
 from pipeline.source.formats.onehot import OneHot
 from pipeline.source.formats.parquet import Parquet
 from pipeline.source.formats.text import Text
+from pipeline.source.formats.xlsx import Xlsx
 
 FORMATS: dict[str, Format] = {}
 """The formats by suffix, with the dot."""
@@ -47,5 +48,5 @@ def unregister(removed: Format) -> None:
         del FORMATS[suffix]
 
 
-for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Arrow(), Text(), OneHot()):
+for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Arrow(), Text(), Xlsx(), OneHot()):
     register(_format)
