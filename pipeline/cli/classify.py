@@ -21,8 +21,8 @@ from pipeline.report.terminal import TerminalProgress, print_report
 from pipeline.source.inputs import Paths
 
 _INPUT = (
-    "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, saved Hugging Face "
-    "datasets, .bin; also .gz, .zst and .zip."
+    "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also .gz, "
+    ".zst and .zip."
 )
 TLS_HELP = (
     "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a host "
