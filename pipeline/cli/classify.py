@@ -17,7 +17,10 @@ from pipeline.source.limits import CHUNK_ROWS
 if TYPE_CHECKING:
     from pipeline.report.job import Progress
 
-_INPUT = "Files, folders, globs or URLs: CSV, TSV, JSONL, Parquet, text (one article a line), .bin; also .gz and .zst."
+_INPUT = (
+    "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also .gz, "
+    ".zst and .zip."
+)
 TLS_HELP = (
     "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a host "
     "can run code as you."

@@ -80,19 +80,16 @@ def find_files(
     look = partial(_look, root=top, whole=whole_hash)
     with threads(available_cores()) as pool:
         looked = list(pool.map(look, found.paths))
-    unread = [(printable(named(path, top)), why) for path, why in found.unreadable]
+    unreadable = [(printable(named(path, top)), why) for path, why in found.unreadable]
     files = _told_apart(file for each in looked for file in each.found)
-    return Files(
-        tuple(replace(file, format=file.format.for_model(symbols, length)) for file in files),
-        (
-            *(problem for each in looked for problem in each.problems),
-            *((name, f"{name}: {why}; nothing in this folder was read") for name, why in unread),
-        ),
-        (
-            *(printable(named(path, top)) for path in found.left_out),
-            *(path for each in looked for path in each.left_out),
-        ),
-    )
+    problems = [problem for each in looked for problem in each.problems]
+    problems += [(name, f"{name}: {why}; nothing in this folder was read") for name, why in unreadable]
+    left_out = [printable(named(path, top)) for path in found.left_out]
+    left_out += [path for each in looked for path in each.left_out]
+    if not (files or problems):
+        raise UsageError(f"no input in {inputs[0]!r}: {len(left_out):,} files of other kinds, such as {left_out[0]}")
+    bound = tuple(replace(file, format=file.format.for_model(symbols, length)) for file in files)
+    return Files(bound, tuple(problems), tuple(left_out))
 
 
 def find_again(names: Sequence[str], root: str | os.PathLike[str] | None, whole: bool) -> list[InputFile]:
@@ -191,9 +188,8 @@ def _look_into(location: str, root: str | None, wanted: str, whole: bool) -> Fil
             found.append(_describe_member(location, name, member, whole))
         except (SourceError, UsageError) as error:
             problems.append((name, str(error)))
-    if not (found or problems):
-        others = f", but {len(left_out):,} others" if left_out else ""
-        raise SourceError(f"{shown}: the archive holds no file of a known kind{others}")
+    if not (found or problems or left_out):
+        left_out = [shown]
     return Files(tuple(found), tuple(problems), tuple(left_out))
 
 

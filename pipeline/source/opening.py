@@ -122,6 +122,7 @@ def remote(url: str) -> tuple[AbstractFileSystem, str]:
 
             # By default a response may take five minutes, all in all.
             options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=60, sock_read=300)}
+            options["encoded"] = "%" in url  # else it would be encoded anew, and a signature another one
         fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         package = getattr(error.__cause__ or error.__context__ or error, "name", None) or "a package that is not there"

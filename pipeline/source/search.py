@@ -60,7 +60,7 @@ def search(names: Sequence[str], is_known: Callable[[str], bool]) -> Found:
     """
     found = Found()
     for name in names:
-        url = as_url(name)
+        url = None if "://" not in name and os.path.lexists(name) else as_url(name)
         here = _search_url(url, is_known) if url else _search_local(name, is_known)
         if not (here.paths or here.unreadable):
             others = f" ({len(here.left_out):,} files of other kinds)" if here.left_out else ""

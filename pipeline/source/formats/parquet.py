@@ -14,18 +14,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import BinaryIO
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from pipeline.errors import SourceError
-from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, concat, cut, is_textual
+from pipeline.source.chunk import Chunk, Selection, as_bytes, is_textual
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from pipeline.source.formats.decoded import bounded_chunk, most_decoded, types_of
 from pipeline.source.formats.parquet_pages import longest_value
-from pipeline.source.kept import plain_type
-from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.opening import open_at
 from pipeline.telemetry.spans import Span
 
@@ -52,7 +48,7 @@ class Parquet(Format):
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         with open_at(file) as stream:
             schema = _open(file, stream).schema_arrow
-        return Schema(tuple(schema.names), {f.name: plain_type(f.type) for f in schema})
+        return Schema(tuple(schema.names), types_of(schema))
 
     def rows_of(self, file: InputFile) -> int:
         with open_at(file) as stream:
@@ -79,30 +75,7 @@ class Parquet(Format):
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         with _looking_up:
             found = _row_group(fragment.file, fragment.group, selection.columns)
-        pieces: list[Chunk] = []
-        at, stop = fragment.start, fragment.start + fragment.rows
-        while at < stop:
-            decoded = found.take(at, stop)
-            for table, n_chars in _bounded(decoded, selection, self.length, self.limits):
-                first = fragment.first_row - fragment.start + at
-                chunk = _chunk(table, fragment.file.path, first, selection)
-                if n_chars is not None:
-                    chunk = replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first])
-                elif len(table) < fragment.rows:
-                    chunk = cut(chunk, self.length)
-                pieces.append(chunk)
-                at += len(table)
-                if sum(piece.kept_bytes for piece in pieces) > (most := _most_decoded(self.limits)):
-                    raise SourceError(
-                        f"{fragment.file.path}: the kept columns of {fragment.rows:,} rows from {fragment.first_row:,} "
-                        f"on take more than {most >> 20} MiB: choose others, or smaller chunks"
-                    )
-        yield concat(pieces)
-
-
-def _most_decoded(limits: Limits) -> int:
-    """Bytes of decoded rows that are held of a row group."""
-    return 4 * limits.chunk_bytes
+        yield bounded_chunk(found.all(fragment.start, fragment.start + fragment.rows), fragment, selection, self.length)
 
 
 _looking_up = threading.Lock()
@@ -123,7 +96,7 @@ class _RowGroup:
     def __init__(self, file: InputFile, group: int, columns: tuple[str, ...]) -> None:
         self._file, self._group, self._columns = file, group, columns
         self._limits = file.format.limits
-        self._most = _most_decoded(self._limits)
+        self._most = most_decoded(self._limits)
         self._decoding = threading.Lock()
         self._restart()
 
@@ -155,6 +128,13 @@ class _RowGroup:
                     parts.append(table.slice(skipped, stop - first - skipped))
             return pa.concat_tables(parts)
 
+    def all(self, start: int, stop: int) -> Iterator[pa.Table]:
+        """Rows `start` to `stop`, piece by piece."""
+        while start < stop:
+            table = self.take(start, stop)
+            yield table
+            start += len(table)
+
     def _ends(self, i: int) -> int:
         first, table = self._kept[i]
         return first + len(table)
@@ -171,7 +151,7 @@ class _RowGroup:
             raise
 
     def _decode(self) -> Iterator[pa.RecordBatch]:
-        """Batches that take at most `_most_decoded` bytes, by what the footer and the dictionaries tell.
+        """Batches that take at most `most_decoded` bytes, by what the footer and the dictionaries tell.
 
         A small row group with very long values keeps its dictionaries, and so needs little more memory than it is long;
         an ordinary one does not, since to find repeated values takes longer than to copy them.
@@ -229,66 +209,3 @@ def _longest_row(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: l
         elif column.physical_type == "BYTE_ARRAY":
             longest += longest_value(stream, column)
     return longest
-
-
-def _bounded(
-    table: pa.Table, selection: Selection, length: int, limits: Limits
-) -> Iterator[tuple[pa.Table, NDArray[np.int64] | None]]:
-    """Runs of rows that take a bounded size without dictionaries; with the characters of their text, where it is cut.
-
-    The only text column is cut in its dictionary, once for all rows that have a text.
-    """
-    encoded = [name for name in table.column_names if pa.types.is_dictionary(table.column(name).type)]
-    if not encoded:
-        yield table, None
-        return
-    table = table.combine_chunks()
-    n_chars = None
-    others = {*selection.kept, selection.truth}
-    if len(selection.text) == 1 and selection.text[0] in {*encoded} - others:
-        text = table.column(selection.text[0]).combine_chunks()
-        values, counts = _cut_values(text.dictionary, length)
-        place = table.column_names.index(selection.text[0])
-        short = pa.DictionaryArray.from_arrays(text.indices, values)
-        table, n_chars = table.set_column(place, selection.text[0], short), _gathered(counts, text.indices)
-    sizes = np.zeros(len(table), np.int64)
-    for name in encoded:
-        column = table.column(name).combine_chunks()
-        sizes += _gathered(pc.binary_length(column.dictionary), column.indices)
-    after = np.cumsum(sizes)
-    at = 0
-    while at < len(table):
-        before = int(after[at - 1]) if at else 0
-        stop = max(at + 1, int(np.searchsorted(after, before + limits.chunk_bytes, "right")))
-        yield table.slice(at, stop - at), None if n_chars is None else n_chars[at:stop]
-        at = stop
-
-
-def _cut_values(values: pa.Array, length: int) -> tuple[pa.Array, pa.Array]:
-    """Strings up to `length` characters, and how many each has; one that will be quarantined stays as it is."""
-    values = values.cast(pa.large_binary())
-    cut, counts = [], []
-    for value in values.to_pylist():
-        try:
-            text = "" if value is None or len(value) > LIMITS.field_bytes else value.decode("utf-8")
-        except UnicodeDecodeError:
-            text = ""
-        cut.append(text[:length].encode() if text else value)
-        counts.append(len(text))
-    return pa.array(cut, pa.large_binary()), pa.array(counts, pa.int64())
-
-
-def _gathered(values: pa.Array, indices: pa.Array) -> NDArray[np.int64]:
-    """int64, one for each index; 0 for nulls."""
-    found = pc.fill_null(pc.take(values, indices), 0)
-    return np.asarray(found.cast(pa.int64()).to_numpy(zero_copy_only=False))
-
-
-def _chunk(table: pa.Table, path: str, first_row: int, selection: Selection) -> Chunk:
-    texts = table.column(selection.text[0])
-
-    def raw(i: int) -> tuple[None, bytes]:
-        value = texts[i].as_py() or b""
-        return None, (value.encode() if isinstance(value, str) else value)[:HEAD_BYTES]
-
-    return assemble(path, first_row + np.arange(len(table)), table, selection, raw)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pipeline.source.formats.arrow import Arrow
 from pipeline.source.formats.base import Format
 from pipeline.source.formats.csv import Csv, Tsv
 from pipeline.source.formats.jsonl import Jsonl
 from pipeline.source.formats.onehot import OneHot
 from pipeline.source.formats.parquet import Parquet
 from pipeline.source.formats.text import Text
+from pipeline.source.formats.xlsx import Xlsx
 
 FORMATS: dict[str, Format] = {}
 """The formats by suffix, with the dot."""
@@ -46,5 +48,5 @@ def unregister(removed: Format) -> None:
         del FORMATS[suffix]
 
 
-for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Text(), OneHot()):
+for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Arrow(), Text(), Xlsx(), OneHot()):
     register(_format)

@@ -1,0 +1,223 @@
+"""Arrow IPC files and streams (.arrow, .feather): a fragment is a run of rows, of one or several record batches.
+
+A batch is decoded as a whole, and only if it and what it refers to take a bounded size in memory; it is validated
+before it is used, since it may come from anywhere. Files are not mapped into memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.errors import SourceError
+from pipeline.source.chunk import Chunk, Selection, is_textual
+from pipeline.source.formats.arrow_messages import FILE_MAGIC, Index, Message, read_index
+from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from pipeline.source.formats.decoded import bounded_chunk, most_decoded, types_of
+from pipeline.source.limits import Limits
+from pipeline.source.opening import open_at
+from pipeline.telemetry.spans import Span, span
+
+_MOST_ROWS = 1 << 31  # of a batch; a damaged one may claim any number
+_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+
+
+@dataclass(frozen=True)
+class Arrow(Format):
+    """length: characters that the model reads."""
+
+    name = "arrow"
+    suffixes = (".arrow", ".feather", ".ipc", ".arrows")
+    seeks = Seek.ROWS
+    jumps = True
+    magic = FILE_MAGIC
+
+    length: int = 0
+
+    def for_model(self, symbols: int, length: int) -> Arrow:
+        return replace(self, length=length)
+
+    def schema(self, file: InputFile, selection: Selection) -> Schema:
+        schema = _schema(file)
+        types = types_of(schema)
+        kinds = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in types.items()}
+        return Schema(tuple(schema.names), kinds)
+
+    def rows_of(self, file: InputFile) -> int:
+        return sum(batch.rows for batch in _index(file).batches)
+
+    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
+        index = _index(file)
+        fragments: list[Fragment] = []
+        first = rows = held = row = 0
+
+        def close() -> None:
+            nonlocal first, rows, held
+            if rows:
+                fragments.append(Fragment(file, first, first + rows, first, rows, held=held))
+            first, rows, held = first + rows, 0, 0
+
+        for batch in index.batches:
+            most = max(1, min(chunk_rows, self.limits.chunk_bytes * batch.rows // max(batch.size, 1)))
+            if rows + batch.rows > chunk_rows or held + batch.size > self.limits.chunk_bytes:
+                close()
+            for at in range(0, batch.rows, most):
+                count = min(most, batch.rows - at)
+                rows, held = rows + count, held + batch.size * count // batch.rows
+                if batch.rows > most:
+                    close()
+            row += batch.rows
+        close()
+        problems = [f"{file.path}: {index.problem}, {row:,} rows"] if index.problem else []
+        return FilePlan(fragments, problems)
+
+    def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
+        with span("decode", spans, "read"):
+            yield bounded_chunk(_tables(fragment, selection.columns), fragment, selection, self.length)
+
+
+def _tables(fragment: Fragment, columns: tuple[str, ...]) -> Iterator[pa.Table]:
+    """The rows of a fragment, a table for each batch."""
+    batches = _index(fragment.file).batches
+    ends = np.cumsum([batch.rows for batch in batches])
+    at = fragment.start
+    while at < fragment.start + fragment.rows:
+        number = int(ends.searchsorted(at, "right"))
+        if number == len(batches):
+            raise SourceError(f"{fragment.file.path}: fewer rows than were planned: it was changed while the job ran")
+        begin, end = int(ends[number]) - batches[number].rows, int(ends[number])
+        stop = min(end, fragment.start + fragment.rows)
+        if stop - at == end - begin:
+            yield _batch(fragment.file, number, columns)
+        else:
+            with _decoding:
+                table = _kept_batch(fragment.file, number, columns)
+                if stop == end:
+                    _kept_batch.cache_clear()
+            yield table.slice(at - begin, stop - at)
+        at = stop
+
+
+_decoding = threading.Lock()
+
+
+@lru_cache(maxsize=2)
+def _kept_batch(file: InputFile, number: int, columns: tuple[str, ...]) -> pa.Table:
+    """A batch of which several fragments take rows. Size, time and hash are part of `file`."""
+    return _batch(file, number, columns)
+
+
+@lru_cache(maxsize=16)
+def _index(file: InputFile) -> Index:
+    """Raises SourceError where the file is damaged, or a batch would take too much memory."""
+    try:
+        with open_at(file) as stream:
+            index = read_index(stream, file.size)
+    except ValueError as error:
+        raise SourceError(f"{file.path}: {error}") from error
+    most = _most_bytes(file.format.limits)
+    remedy = "write it with smaller record batches, or as Parquet"
+    if sum(message.size for message in index.dictionaries) > most:
+        raise SourceError(f"{file.path}: its dictionaries take more than {most >> 20:,} MiB; {remedy}")
+    for number, batch in enumerate(index.batches):
+        if batch.size > most or batch.rows > _MOST_ROWS:
+            what = f"{batch.size >> 20:,} MiB for {batch.rows:,} rows, more than {most >> 20:,} MiB"
+            raise SourceError(f"{file.path}: record batch {number} takes {what}; {remedy}")
+    return index
+
+
+def _most_bytes(limits: Limits) -> int:
+    """Of a batch, decoded."""
+    return 4 * most_decoded(limits)
+
+
+def _schema(file: InputFile) -> pa.Schema:
+    index = _index(file)
+    try:
+        with open_at(file) as stream:
+            whole = not index.schema_bytes
+            schema = (pa.ipc.open_file(stream) if whole else pa.ipc.open_stream(stream.read(index.schema_bytes))).schema
+            tuple(schema.names)  # raises UnicodeDecodeError, a ValueError, where one is not UTF-8
+            return schema
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise SourceError(f"{file.path}: not a readable Arrow file ({error})") from error
+
+
+def _batch(file: InputFile, number: int, columns: tuple[str, ...]) -> pa.Table:
+    """The columns of a batch: text as bytes, or as a dictionary of bytes."""
+    index, names = _index(file), _schema(file).names
+    wanted = [names.index(name) for name in columns]
+    options = pa.ipc.IpcReadOptions(included_fields=sorted(wanted), use_threads=False)
+    try:
+        with open_at(file) as stream:
+            if index.schema_bytes:
+                here = index.batches[number]
+                before = [message for message in index.dictionaries if message.offset < here.offset]
+                parts = [Message(0, index.schema_bytes, 0, 0), *before, here]
+                data = b"".join(_bytes_of(stream, part) for part in parts)
+                batch = pa.ipc.open_stream(data, options=options).read_next_batch()
+            else:
+                batch = pa.ipc.open_file(stream, options=options).get_batch(number)
+        if len(batch) != index.batches[number].rows:
+            raise ValueError(f"it holds {len(batch):,} rows, its message has {index.batches[number].rows:,}")
+        return pa.table({name: _checked(batch.column(name), file.format.limits) for name in columns})
+    except (OSError, ValueError, KeyError, StopIteration, pa.ArrowException) as error:
+        raise SourceError(f"{file.path}: record batch {number} cannot be read: {error}") from error
+
+
+def _bytes_of(stream: BinaryIO, message: Message) -> bytes:
+    stream.seek(message.offset)
+    return stream.read(message.stop - message.offset)
+
+
+def _checked(values: pa.Array, limits: Limits) -> pa.Array:
+    """Values whose offsets and indices are right, strings as bytes: each text is checked for UTF-8 in its row.
+
+    Raises ValueError or ArrowException where they are not.
+    """
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        values.indices.validate(full=True)
+        dictionary = _flat(_checked(values.dictionary, limits), limits)
+        values = pa.DictionaryArray.from_arrays(values.indices, dictionary)  # checks the indices
+        return values if is_textual(dictionary.type) else values.dictionary_decode()
+    values = values.view(_BYTES[kind]) if kind in _BYTES else values
+    values.validate(full=True)
+    if not pa.types.is_binary_view(values.type):
+        return values
+    return values.cast(pa.large_binary()) if _view_bytes(values) <= most_decoded(limits) else _distinct(values, limits)
+
+
+def _distinct(views: pa.Array, limits: Limits) -> pa.Array:
+    """Views of which many may refer to one long value, as a dictionary."""
+    places = np.frombuffer(views.buffers()[1], "V16")[views.offset : views.offset + len(views)]
+    distinct, indices = np.unique(places, return_inverse=True)
+    buffers = [None, pa.py_buffer(distinct), *views.buffers()[2:]]
+    dictionary = _flat(pa.Array.from_buffers(views.type, len(distinct), buffers), limits)
+    return pa.DictionaryArray.from_arrays(pa.array(indices, mask=~_valid(views)), dictionary)
+
+
+def _flat(values: pa.Array, limits: Limits) -> pa.Array:
+    """The values of a dictionary, text as bytes one after the other."""
+    if pa.types.is_dictionary(values.type):
+        raise ValueError(f"its dictionary takes more than {most_decoded(limits) >> 20:,} MiB")
+    if pa.types.is_binary_view(values.type) and _view_bytes(values) > _most_bytes(limits):
+        raise ValueError(f"its values take more than {_most_bytes(limits) >> 20:,} MiB")
+    return values.cast(pa.large_binary()) if is_textual(values.type) else values
+
+
+def _view_bytes(views: pa.Array) -> int:
+    """Bytes of all values, for which Arrow has no function."""
+    lengths = np.frombuffer(views.buffers()[1], np.int32)[::4][views.offset : views.offset + len(views)]
+    return int(lengths[_valid(views)].astype(np.int64).sum())
+
+
+def _valid(values: pa.Array) -> NDArray[np.bool_]:
+    return np.asarray(values.is_valid().to_numpy(zero_copy_only=False))

@@ -1,0 +1,119 @@
+"""Decoded tables as chunks of bounded size: Parquet's row groups and Arrow's batches.
+
+A column with a dictionary may refer to one long value very many times. So its rows are taken out in runs of bounded
+size; where a fragment takes several, each text is cut to what the model reads, and its characters are counted before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipeline.errors import SourceError
+from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, assemble, concat, cut
+from pipeline.source.formats.base import Fragment
+from pipeline.source.kept import plain_type
+from pipeline.source.limits import LIMITS, Limits
+
+
+def types_of(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The types of columns as `Schema` has them: all layouts of strings count as one type."""
+    return {f.name: plain_type(f.type) for f in schema}
+
+
+def most_decoded(limits: Limits) -> int:
+    """Bytes of decoded rows that are held of a file."""
+    return 4 * limits.chunk_bytes
+
+
+def bounded_chunk(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection, length: int) -> Chunk:
+    """A chunk of a fragment's rows, which come in tables of any size. length: characters that the model reads.
+
+    Raises SourceError where the columns that are kept take too much memory.
+    """
+    limits, path = fragment.file.format.limits, fragment.file.path
+    pieces: list[Chunk] = []
+    first = fragment.first_row
+    for decoded in tables:
+        for table, n_chars in _bounded(decoded, selection, length, limits):
+            chunk = _chunk(table, path, first, selection)
+            if n_chars is not None:
+                chunk = replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first])
+            elif len(table) < fragment.rows:
+                chunk = cut(chunk, length)
+            pieces.append(chunk)
+            first += len(table)
+            if sum(piece.kept_bytes for piece in pieces) > (most := most_decoded(limits)):
+                raise SourceError(
+                    f"{path}: the kept columns of {fragment.rows:,} rows from {fragment.first_row:,} "
+                    f"on take more than {most >> 20} MiB: choose others, or smaller chunks"
+                )
+    return concat(pieces)
+
+
+def _bounded(
+    table: pa.Table, selection: Selection, length: int, limits: Limits
+) -> Iterator[tuple[pa.Table, NDArray[np.int64] | None]]:
+    """Runs of rows that take a bounded size without dictionaries; with the characters of their text, where it is cut.
+
+    The only text column is cut in its dictionary, once for all rows that have a text.
+    """
+    encoded = [name for name in table.column_names if pa.types.is_dictionary(table.column(name).type)]
+    if not encoded:
+        yield table, None
+        return
+    table = table.combine_chunks()
+    n_chars = None
+    others = {*selection.kept, selection.truth}
+    if len(selection.text) == 1 and selection.text[0] in {*encoded} - others:
+        text = table.column(selection.text[0]).combine_chunks()
+        values, counts = _cut_values(text.dictionary, length)
+        place = table.column_names.index(selection.text[0])
+        short = pa.DictionaryArray.from_arrays(text.indices, values)
+        table, n_chars = table.set_column(place, selection.text[0], short), _gathered(counts, text.indices)
+    sizes = np.zeros(len(table), np.int64)
+    for name in encoded:
+        column = table.column(name).combine_chunks()
+        sizes += _gathered(pc.binary_length(column.dictionary), column.indices)
+    after = np.cumsum(sizes)
+    at = 0
+    while at < len(table):
+        before = int(after[at - 1]) if at else 0
+        stop = max(at + 1, int(np.searchsorted(after, before + limits.chunk_bytes, "right")))
+        yield table.slice(at, stop - at), None if n_chars is None else n_chars[at:stop]
+        at = stop
+
+
+def _cut_values(values: pa.Array, length: int) -> tuple[pa.Array, pa.Array]:
+    """Strings up to `length` characters, and how many each has; one that will be quarantined stays as it is."""
+    values = values.cast(pa.large_binary())
+    cut, counts = [], []
+    for value in values.to_pylist():
+        try:
+            text = "" if value is None or len(value) > LIMITS.field_bytes else value.decode("utf-8")
+        except UnicodeDecodeError:
+            text = ""
+        cut.append(text[:length].encode() if text else value)
+        counts.append(len(text))
+    return pa.array(cut, pa.large_binary()), pa.array(counts, pa.int64())
+
+
+def _gathered(values: pa.Array, indices: pa.Array) -> NDArray[np.int64]:
+    """int64, one for each index; 0 for nulls."""
+    found = pc.fill_null(pc.take(values, indices), 0)
+    return np.asarray(found.cast(pa.int64()).to_numpy(zero_copy_only=False))
+
+
+def _chunk(table: pa.Table, path: str, first_row: int, selection: Selection) -> Chunk:
+    texts = table.column(selection.text[0])
+
+    def raw(i: int) -> tuple[None, bytes]:
+        value = texts[i].as_py() or b""
+        return None, (value.encode() if isinstance(value, str) else value)[:HEAD_BYTES]
+
+    return assemble(path, first_row + np.arange(len(table)), table, selection, raw)
