@@ -16,8 +16,8 @@ _FORMATS: dict[str, PartFormat] = {"parquet": parquet, "jsonl": jsonl, "csv": cs
 _LONGEST_NAME = 255
 """Bytes of a file name on every common file system."""
 
-_NO_FOLDERS = ("", "__HIVE_DEFAULT_PARTITION__")
-"""Labels that readers of Hive folders take for a null."""
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""A label that readers of Hive folders take for a null."""
 
 
 def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) -> None:
@@ -28,7 +28,7 @@ def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) 
         except UnwritableType as error:
             raise UsageError(f"the column {field.name!r} cannot be written: {names.format} {error}") from error
     for label in classes if names.partitioned else ():
-        if label in _NO_FOLDERS or len(label_folder(label)) > _LONGEST_NAME:
+        if label == _NULL or len(label_folder(label)) > _LONGEST_NAME:
             raise UsageError(f"the class {label!r} cannot be the name of a folder, as --partition-by needs it")
 
 

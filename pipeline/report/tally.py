@@ -15,9 +15,10 @@ _SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "char
 
 def balance(totals: Totals | Tally) -> str:
     """Where the rows that were read are, as a sum."""
-    filtered = f" + {totals.rows_filtered:,} filtered" if totals.rows_filtered else ""
-    quarantined = f"{totals.rows_quarantined:,} quarantined"
-    return f"read = {totals.rows_written:,} labelled{filtered} + {quarantined}"
+    written = f"{totals.rows_written:,} labelled"
+    if totals.rows_filtered:
+        written = f"{totals.rows_written:,} written + {totals.rows_filtered:,} filtered"
+    return f"read = {written} + {totals.rows_quarantined:,} quarantined"
 
 
 @dataclass
