@@ -120,7 +120,7 @@ def classify(
         Processes of the cluster that `classify` starts where it gets no client. A script that sets this needs the
         ``if __name__ == "__main__":`` guard of multiprocessing. Default: one worker within this process.
     resume : bool
-        Continue an interrupted job in its output folder.
+        Continue an interrupted job in its output folder, or repair that of a finished one.
     overwrite : bool
         Replace the output of an earlier job.
     strict : bool

@@ -160,6 +160,21 @@ def test_a_folder_for_each_label_is_resumed_like_any_other(
     assert not (out / "parts" / "label=Nothing").exists()
 
 
+@pytest.mark.parametrize("format_", ["jsonl", "csv"])
+def test_text_in_a_folder_for_each_label_keeps_the_label(
+    run: Run, in_memory: JobReport, tmp_path: Path, format_: str
+) -> None:
+    out = tmp_path / "out"
+    report = run(out, partition_by="label", format=format_)
+    assert report.to_arrow()["label"].equals(in_memory.to_arrow()["label"])
+    read = {"jsonl": pl.read_ndjson, "csv": pl.read_csv}[format_]
+    assert Counter(read(out / "parts" / "**" / f"*.{format_}")["label"]) == in_memory.tally.labels
+    reader = {"jsonl": "read_json", "csv": "read_csv"}[format_]
+    rows = duckdb.sql(f"select label, count(*) from {reader}('{out}/parts/**/*.{format_}') group by label")
+    assert dict(rows.fetchall()) == in_memory.tally.labels
+    assert verify(out).rows_written == report.rows_written
+
+
 def forge(out: Path, change: Callable[[pa.Table], pa.Table], pattern: str = "*/*") -> None:
     """Change the rows of a part, and its entry so that it fits."""
     part = min((out / "parts").glob(pattern))
