@@ -196,7 +196,8 @@ class _Parser:
         at, kind, token = self._at, self._kind, self._token
         found: Column | Literal
         if kind == "number":
-            found = Literal(at, int(token) if re.fullmatch(r"-?\d+", token) else float(token))
+            is_integer = re.fullmatch(r"-?\d{1,20}", token) is not None
+            found = Literal(at, int(token) if is_integer else float(token))
         elif kind == "text":
             found = Literal(at, re.sub(r"\\(.)", r"\1", token[1:-1]))
         elif kind == "quoted":
