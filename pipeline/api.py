@@ -107,7 +107,8 @@ def classify(
     partition_by : str, optional
         "label": a folder for each label, named as Hive names them, ``label=Sports``.
     where : str, optional
-        Write only the rows for which this expression is true, for example ``label == "Sports" and score >= 0.9``.
+        Write, or return, only the rows for which this expression over the columns of the output is true, for example
+        ``label == "Sports" and score >= 0.9``.
     chunk_size : int, optional
         Rows in a chunk at most. Default: 512 on a CPU, 131,072 on a GPU.
     device : str

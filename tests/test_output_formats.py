@@ -261,7 +261,7 @@ def test_columns_and_classes_that_cannot_be_written_are_told(
 
 
 def test_a_float32_reads_back_as_itself_from_text_and_is_short() -> None:
-    bits = np.random.default_rng(0).integers(0, 1 << 32, 200_000, dtype=np.uint32)
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 50_000, dtype=np.uint32)
     values = bits.view(np.float32)
     table = pa.table({"score": values[np.isfinite(values)]})
     for form in (csv, jsonl):
