@@ -114,7 +114,8 @@ def classify(
     partition_by : str, optional
         "label": a folder for each label, named as Hive names them, ``label=Sports``.
     where : str, optional
-        Write only the rows for which this expression is true, for example ``label == "Sports" and score >= 0.9``.
+        Write, or return, only the rows for which this expression over the columns of the output is true, for example
+        ``label == "Sports" and score >= 0.9``.
     chunk_size : int, optional
         Rows in a chunk at most. Default: 512 on a CPU, 131,072 on a GPU.
     device : str
@@ -127,7 +128,7 @@ def classify(
         Processes of the cluster that `classify` starts where it gets no client. A script that sets this needs the
         ``if __name__ == "__main__":`` guard of multiprocessing. Default: one worker within this process.
     resume : bool
-        Continue an interrupted job in its output folder.
+        Continue an interrupted job in its output folder, or repair that of a finished one.
     overwrite : bool
         Replace the output of an earlier job.
     strict : bool

@@ -30,7 +30,7 @@ from pipeline.cli import app
 from pipeline.model.charcnn import Model
 from pipeline.report.job import JobReport
 
-ROWS = 67
+ROWS = 68
 
 
 class Finished(NamedTuple):
@@ -52,7 +52,7 @@ class Finished(NamedTuple):
 def undisturbed(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("job")
     lines = "".join(f"line {i}\n" for i in range(25))
-    (folder / "a.csv").write_text("text\n" + lines)
+    (folder / "a.csv").write_text("text\n" + lines + "one,too many\n")
     (folder / "b.csv.gz").write_bytes(gzip.compress(f"text\n{lines}".encode(), mtime=0))
     (folder / "c.csv").write_text("text\n")
     pq.write_table(pa.table({"text": [f"row {i}" for i in range(17)]}), folder / "d.parquet", row_group_size=6)
@@ -176,6 +176,64 @@ def test_what_is_removed_or_changed_while_the_job_runs_is_noticed_at_its_end(
     assert contents(job.out) == job.files
 
 
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def copy_as(path: Path, name: str, **changes: object) -> None:
+    copy = path.with_name(path.name.replace("000000-0000000", name))
+    shutil.copy(path, copy)
+    if changes:
+        changed(copy, lambda value: value.update(changes))
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "a byte of a part": ("parts/part-000000-0000001-*", flip, r"is damaged: the hash"),
+    "a byte of quarantined rows": ("_quarantine/part-000000-0000002-*", flip, r"is damaged: the hash"),
+    "a byte of an entry": ("_entries/part-000001-0000000-*", flip, r"is damaged|does not|other|labels|has no entry"),
+    "figures of an entry": ("_entries/part-000000-0000000-*", lambda p: changed(p, _more_chars), "labels or counts"),
+    "rows of an entry": ("_entries/part-000003-0000002-*", lambda p: changed(p, _later), r"missing or duplicated"),
+    "a part removed": ("parts/part-000003-0000000-*", Path.unlink, r"is missing"),
+    "a part cut": ("parts/part-000003-0000001-*", lambda p: os.truncate(p, 20), r"it has 20 bytes"),
+    "a strange part": ("parts/part-000000-0000000-*", lambda p: copy_as(p, "000009-0000000"), "belongs to no entry"),
+    "another's part": ("parts/part-000000-0000000-*", lambda p: shutil.copy(p, p.with_name("x")), "to no entry"),
+    "an empty entry": ("_entries/part-000000-0000000-*", lambda p: p.write_text(""), "is damaged"),
+    "a strange entry": ("_entries/part-000000-0000000-*", lambda p: copy_as(p, "000000-0000007"), "is the entry of"),
+    "totals": (
+        "_manifest.json",
+        lambda p: changed(p, lambda m: m["totals"].update(rows_written=7)),
+        "rows_written is 7",
+    ),
+    "schema": ("_manifest.json", lambda p: changed(p, lambda m: m.update(schema="00ff")), "is damaged: no schema"),
+    "the manifest": ("_manifest.json", lambda p: p.write_bytes(p.read_bytes()[:300]), "is damaged"),
+    "no manifest": ("_manifest.json", Path.unlink, "has lost its _manifest.json"),
+    "the plan": ("_plan.json", flip, "is not the plan that the job began with"),
+    "no plan": ("_plan.json", Path.unlink, "is missing or damaged"),
+}
+
+
+def _more_chars(entry: Any) -> None:
+    entry["chars"] += 1
+
+
+def _later(entry: Any) -> None:
+    entry["sources"][0][1] += 1
+
+
+@pytest.mark.parametrize("kinds", [[kind] for kind in DAMAGES] + [[*DAMAGES][:12]], ids=lambda kinds: kinds[-1][:20])
+def test_what_verify_calls_damaged_resume_repairs(job: Finished, kinds: list[str]) -> None:
+    for kind in kinds:
+        place, damage, message = DAMAGES[kind]
+        damage(job.one(place))
+    with pytest.raises(OutputError, match=rf"({message}).*: --resume repairs this$" if len(kinds) == 1 else "repairs"):
+        verify(job.out)
+    job.run(resume=True)
+    assert contents(job.out) == job.files
+    assert verify(job.out).rows_read == ROWS
+
+
 PLANS: dict[str, Callable[[Any], object]] = {
     "escaped": lambda plan: plan["units"][0].update(name="../../escaped"),
     "renamed": lambda plan: plan["units"][0].update(name="part-000000-0000007"),
@@ -211,7 +269,7 @@ def test_the_input_tells_what_a_wholly_forged_folder_does_not(undisturbed: Finis
     assert f"whole. 9 chunks; {ROWS} rows read" in told.output, told.output
     take_away(job, "part-000003-0000002")
     forge_plan(job.out, lambda plan: plan["units"].pop())
-    assert verify(job.out).rows_read == 62
+    assert verify(job.out).rows_read == 63
     with pytest.raises(SourceError, match=r"d\.parquet has 17 rows, 12 are in the output"):
         verify(job.out, input=True)
     source = undisturbed.out.parent / "a.csv"

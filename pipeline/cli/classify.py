@@ -80,7 +80,9 @@ def command(
     scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File of a running scheduler.")] = None,
     protocol: Annotated[str, typer.Option(metavar="auto|tcp|ucx", help="Between workers and scheduler.")] = "auto",
     tls: Annotated[bool | None, typer.Option("--tls/--no-tls", show_default=False, help=TLS_HELP)] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted job.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted job, or repair a finished one.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier job's output.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
     hash_: Annotated[

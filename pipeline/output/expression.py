@@ -24,6 +24,7 @@ from pipeline.errors import UsageError
 _DEEPEST = 50
 _COMPARISONS = ("==", "!=", "<=", ">=", "<", ">")
 _WORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
+_PLAIN = re.compile(r"[^\W\d]\w*")
 _TOKEN = re.compile(
     r"""\s*(?:
     (?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
@@ -103,6 +104,11 @@ Node = Column | Literal | Comparison | OneOf | IsNull | Not | AllOf | AnyOf
 def parse(text: str) -> Node:
     """The tree. Raises UsageError, with the place, where the text does not follow the grammar."""
     return _Parser(text).whole()
+
+
+def written(name: str) -> str:
+    """A column as an expression names it."""
+    return name if _PLAIN.fullmatch(name) and name not in _WORDS else "`{}`".format(name.replace("`", "``"))
 
 
 def refuse(text: str, at: int, what: str) -> NoReturn:
@@ -190,7 +196,8 @@ class _Parser:
         at, kind, token = self._at, self._kind, self._token
         found: Column | Literal
         if kind == "number":
-            found = Literal(at, int(token) if re.fullmatch(r"-?\d+", token) else float(token))
+            is_integer = re.fullmatch(r"-?\d{1,20}", token) is not None
+            found = Literal(at, int(token) if is_integer else float(token))
         elif kind == "text":
             found = Literal(at, re.sub(r"\\(.)", r"\1", token[1:-1]))
         elif kind == "quoted":

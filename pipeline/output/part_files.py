@@ -13,11 +13,16 @@ from pipeline.output.formats.base import PartFormat, UnwritableType
 from pipeline.output.layout import PartNames, folder_label, label_folder
 
 _FORMATS: dict[str, PartFormat] = {"parquet": parquet, "jsonl": jsonl, "csv": csv}
+_TAKEN_FROM_FOLDER = ("parquet",)
+"""Formats whose readers take the label from the folder's name; some of them refuse to have it in the file as well. Of
+the readers of other formats only DuckDB knows such folders.
+"""
+
 _LONGEST_NAME = 255
 """Bytes of a file name on every common file system."""
 
-_NO_FOLDERS = ("", "__HIVE_DEFAULT_PARTITION__")
-"""Labels that readers of Hive folders take for a null."""
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""A label that readers of Hive folders take for a null."""
 
 
 def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) -> None:
@@ -28,20 +33,19 @@ def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) 
         except UnwritableType as error:
             raise UsageError(f"the column {field.name!r} cannot be written: {names.format} {error}") from error
     for label in classes if names.partitioned else ():
-        if label in _NO_FOLDERS or len(label_folder(label)) > _LONGEST_NAME:
+        if label == _NULL or len(label_folder(label)) > _LONGEST_NAME:
             raise UsageError(f"the class {label!r} cannot be the name of a folder, as --partition-by needs it")
 
 
 def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[tuple[str, int, bytes]]:
-    """The name, number of rows and bytes of each part of a chunk. In the folder of a label, a part has no such column:
-    readers take it from the folder's name, and some refuse to have it twice.
-    """
+    """The name, number of rows and bytes of each part of a chunk."""
     write = _FORMATS[names.format].write
     found = []
     for name, label in names.files(chunk, job, pc.unique(table.column("label")).to_pylist()):
         rows = table
         if label is not None:
-            rows = table.filter(pc.equal(table.column("label"), label)).drop_columns("label")
+            rows = table.filter(pc.equal(table.column("label"), label))
+            rows = rows.drop_columns("label") if names.format in _TAKEN_FROM_FOLDER else rows
         found.append((name, len(rows), write(rows)))
     return found
 
@@ -52,13 +56,16 @@ def read_part(
     """The rows of a part, or some columns of it. schema: of the job's parts. Raises OutputError, with `path`, for
     another kind of file.
     """
-    label, chosen = folder_label(name), schema.names if columns is None else list(columns)
+    format_, label = PartNames.like(name).format, folder_label(name)
+    chosen = schema.names if columns is None else list(columns)
     try:
-        if label is None:
-            return _FORMATS[PartNames.like(name).format].read(data, schema, chosen)
+        if label is None or format_ not in _TAKEN_FROM_FOLDER:
+            table = _FORMATS[format_].read(data, schema, chosen)
+            if label is not None and "label" in chosen and not pc.all(pc.equal(table.column("label"), label)).as_py():
+                raise ValueError(f"it has rows with another label than {label!r}")
+            return table
         without = schema.remove(schema.get_field_index("label"))
-        here = [column for column in chosen if column != "label"]
-        table = _FORMATS[PartNames.like(name).format].read(data, without, here)
+        table = _FORMATS[format_].read(data, without, [column for column in chosen if column != "label"])
         return table.append_column(schema.field("label"), pa.repeat(label, len(table))).select(chosen)
     except (OSError, ValueError, KeyError, TypeError, MemoryError, RecursionError, pa.ArrowException) as error:
         raise OutputError(f"{path} is not a part of this job ({error})") from error

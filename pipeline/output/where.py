@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,7 @@ from pipeline.output.expression import (
     OneOf,
     parse,
     refuse,
+    written,
 )
 
 _COMPARE: dict[str, Callable[..., pa.Array]] = {
@@ -46,7 +48,6 @@ _PYTHON = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_INT64 = 1 << 63
 _ZONE = re.compile(r":.*(Z|[+-][\d:]+)$")
 
 
@@ -143,10 +144,11 @@ class _Rows:
         value, kind = literal.value, column.type
         if pa.types.is_floating(kind):
             return column, self._scalar(Literal(literal.at, float(value)), kind)
-        if pa.types.is_integer(kind) and isinstance(value, int) and not pa.types.is_uint64(kind):
-            if not -_INT64 <= value < _INT64:
-                refuse(self.text, literal.at, "the number has more than 64 bits")
-            return column.cast(pa.int64()), pa.scalar(value, pa.int64())
+        if pa.types.is_integer(kind) and isinstance(value, int):
+            if pa.types.is_uint64(kind) and 0 <= value < 1 << 64:
+                return column, pa.scalar(value, kind)
+            if not pa.types.is_uint64(kind) and -1 << 63 <= value < 1 << 63:
+                return column.cast(pa.int64()), pa.scalar(value, pa.int64())
         return column.cast(pa.float64(), safe=False), pa.scalar(float(value), pa.float64())
 
     def _scalar(self, literal: Literal, kind: pa.DataType) -> pa.Scalar:
@@ -167,7 +169,7 @@ class _Rows:
 
     def _column(self, node: Column) -> pa.Array:
         if node.name not in self.table.column_names:
-            known = ", ".join(name if name.isidentifier() else f"`{name}`" for name in self.table.column_names)
+            known = ", ".join(map(written, self.table.column_names))
             refuse(self.text, node.at, f"there is no column {node.name!r} (there are {known})")
         column = self.table.column(node.name).combine_chunks()
         return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
@@ -175,12 +177,11 @@ class _Rows:
     def _constant(self, value: bool) -> pa.Array:
         return pa.repeat(value, len(self.table))
 
-    def _refuse_kinds(self, at: int, left: Node, kind: str, right: Node, other: str) -> None:
-        described = [
-            f"{node.name!r} is {what}" if isinstance(node, Column) else f"{getattr(node, 'value', '')!r} is {what}"
-            for node, what in ((left, kind), (right, other))
-        ]
-        refuse(self.text, at, f"{described[0]} and {described[1]}: they cannot be compared")
+    def _refuse_kinds(
+        self, at: int, left: Column | Literal, kind: str, right: Column | Literal, other: str
+    ) -> NoReturn:
+        names = [node.name if isinstance(node, Column) else node.value for node in (left, right)]
+        refuse(self.text, at, f"{names[0]!r} is {kind} and {names[1]!r} is {other}: they cannot be compared")
 
 
 def _kind(kind: pa.DataType) -> str:

@@ -15,10 +15,10 @@ _SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "char
 
 def balance(totals: Totals | Tally) -> str:
     """Where the rows that were read are, as a sum."""
-    parts = [f"{totals.rows_written:,} labelled", f"{totals.rows_quarantined:,} quarantined"]
+    written = f"{totals.rows_written:,} labelled"
     if totals.rows_filtered:
-        parts = [f"{totals.rows_written:,} written", f"{totals.rows_filtered:,} filtered", parts[1]]
-    return f"read = {' + '.join(parts)}"
+        written = f"{totals.rows_written:,} written + {totals.rows_filtered:,} filtered"
+    return f"read = {written} + {totals.rows_quarantined:,} quarantined"
 
 
 @dataclass
