@@ -36,7 +36,7 @@ def read(path: Path, selection: Selection, chunk_rows: int = 1000, limits: Limit
     return concat([empty_chunk(job_input.selection), *chunks_here(job_input)])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(ENCODINGS), st.sampled_from([",", ";", "|", "\t"]), st.integers(1, 50))
 def test_a_csv_has_the_rows_that_pythons_csv_module_finds(
     tmp_path_factory, data: st.DataObject, encoding: str, delimiter: str, block: int
@@ -119,7 +119,7 @@ def test_a_job_in_another_encoding_resumes_and_is_verified(client: Client, small
         classify(tmp_path / "small.csv", tmp_path / "out", resume=True, **{**job, "encoding": "utf-8"})
 
 
-def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: Model, tmp_path: Path, caplog) -> None:
+def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: Model, tmp_path: Path) -> None:
     job = {"model": small_model, "client": client}
     cases = {
         "f.csv": ("id;text\n1;x\n", "it has one column, 'id;text': it looks separated by ';': --delimiter ';'"),
@@ -145,7 +145,6 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
     report = classify(tmp_path / "l.txt", **job)
     hint = "2 of 12 rows are not UTF-8: if the files are in another encoding, name it, e.g. --encoding latin-1"
     assert report.hints == [hint]
-    assert hint in caplog.text
     assert not classify(tmp_path / "l.txt", encoding="latin1", **job).hints
     (tmp_path / "l.txt").write_bytes(b"caf\xe9\n" + b"plain\n" * 9)
     assert not classify(tmp_path / "l.txt", **job).hints
