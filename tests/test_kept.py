@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,9 +16,14 @@ from distributed import Client
 
 import pipeline
 from pipeline import UsageError, classify, verify
+from pipeline.errors import OutputError
 from pipeline.model.charcnn import Model
+from pipeline.output.saved_plan import plan_bytes, plan_from
 from pipeline.report.job import Progress
+from pipeline.source.chunk import Selection
+from pipeline.source.files import find_files
 from pipeline.source.kept import common_type, copied
+from pipeline.source.plan import plan_files
 
 COLUMNS = {
     "id": pa.array([7, None], pa.int32()),
@@ -165,3 +171,16 @@ def test_the_type_of_a_column_over_files() -> None:
     assert common_type([category, category]) == category
     assert common_type([category, pa.string()]) == pa.string()
     assert common_type([pa.null()]) == pa.string()
+
+
+def test_a_saved_plan_has_the_types_that_the_files_give(tmp_path: Path) -> None:
+    write_mixed(tmp_path / "in")
+    found = find_files([str(tmp_path / "in")], 70, 1014).found
+    asked = Selection(kept=("id",), keep_all=True)
+    plan = plan_files(found, asked, 10)
+    assert plan.selection.kept == ("id", "text", "n", "w")
+    assert plan.selection.kept_types == (pa.string(), pa.string(), pa.int64(), pa.float64())
+    assert plan_from(plan_bytes(plan), found, asked, 10, "plan") == plan
+    forged = replace(plan, selection=replace(plan.selection, kept_types=(pa.string(),) * 4))
+    with pytest.raises(OutputError, match="the types of its kept columns are not those of the files"):
+        plan_from(plan_bytes(forged), found, asked, 10, "plan")

@@ -100,6 +100,8 @@ def verify(path: str | Path, *, input: bool = False) -> Totals:  # noqa: A002 - 
             raise OutputError(f"{path}: {name} is {getattr(totals, name)} in the manifest, its entries have {counted}")
     if totals.labels != +labels:
         raise OutputError(f"{path}: the labels in the manifest do not add up to those of its entries")
+    if totals.unread != (plan.unread if plan else ()):
+        raise OutputError(f"{path}: the files that were not read are others in the manifest than in the plan")
     if input:
         recount(manifest, plan, committed)
     return totals
