@@ -73,8 +73,10 @@ def test_the_summary_fits_a_terminal(broadsheet: Command, small_model_file: Path
     assert "true \\ labelled" in run.stdout
     paths = (str(tmp_path), str(small_model_file))
     assert max(len(line) for line in run.stdout.splitlines() if not any(p in line for p in paths)) <= 80
-    quiet = broadsheet(*arguments, "--overwrite", "--quiet", cwd=tmp_path)
-    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    (tmp_path / "notes.json").write_text("{}")
+    quiet = broadsheet(*arguments[:1], ".", *arguments[2:], "--overwrite", "--quiet", cwd=tmp_path)
+    assert (quiet.returncode, quiet.stdout) == (0, "")
+    assert quiet.stderr == "broadsheet: 1 file was left out, being of no known format: ./notes.json\n"
 
 
 @pytest.mark.parametrize(

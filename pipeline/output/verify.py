@@ -102,6 +102,8 @@ def verify(
     if totals.labels != +labels or totals.doubtful != +doubtful:
         found = "the labels or doubtful rows in the manifest are not the sums of those of its entries"
         raise OutputError(f"{path}: {found}: {REPAIR}")
+    if totals.unread != (plan.unread if plan else ()):
+        raise OutputError(f"{path}: the files not read are others in the manifest than in the plan: {REPAIR}")
     if input:
         recount(manifest, plan, committed, root)
     return totals

@@ -36,7 +36,7 @@ def not_read(tally: Tally, left_out: Sequence[str], set_aside: Sequence[tuple[st
 
 def unread_line(unread: Sequence[tuple[str, int | None]]) -> str:
     """How many files were not read, and the rows of those that tell."""
-    known = [rows for _, rows in unread if rows is not None]
+    known = [rows for _, rows in unread if rows]
     rows = f"{sum(known):,} rows" if len(known) == len(unread) else f"{sum(known):,} rows in {len(known):,} of them"
     return f"{_count(unread, 'not read')}{f' ({rows})' if known else ''}: {_first([path for path, _ in unread])}"
 

@@ -1,0 +1,170 @@
+"""Files in other encodings and with other delimiters: the same rows, and a hint where neither was given."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import UsageError, classify, verify
+from pipeline.model.charcnn import Model
+from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
+from pipeline.source.encoding import encoding_named
+from pipeline.source.files import find_files
+from pipeline.source.inputs import open_input
+from pipeline.source.limits import LIMITS, Limits
+from pipeline.source.read import chunks_here
+
+ENCODINGS = ["latin-1", "cp1252", "utf-16", "utf-16-be", "utf-32", "gb18030", "shift_jis", "iso2022_jp", "utf-8-sig"]
+LETTERS = {"shift_jis": "日本ア", "iso2022_jp": "日本ア", "gb18030": "中文é😀", "latin-1": "éß", "cp1252": "é€"}
+
+fields = st.lists(st.sampled_from(["a", "bc", '"', ",", ";", "|", "\t", "\n", "\r\n", " ", "#"]), max_size=6)
+
+
+def read(path: Path, selection: Selection, chunk_rows: int = 1000, limits: Limits = LIMITS) -> Chunk:
+    found = find_files([str(path)], 70, 1014)
+    files = tuple(replace(file, format=replace(file.format, limits=limits)) for file in found.found)
+    job_input = open_input(replace(found, found=files), selection, chunk_rows)
+    return concat([empty_chunk(job_input.selection), *chunks_here(job_input)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(ENCODINGS), st.sampled_from([",", ";", "|", "\t"]), st.integers(1, 50))
+def test_a_csv_has_the_rows_that_pythons_csv_module_finds(
+    tmp_path_factory, data: st.DataObject, encoding: str, delimiter: str, block: int
+) -> None:
+    """In blocks of any size, so that characters and line ends fall on both sides of a cut; in chunks of any size."""
+    letter = st.sampled_from(LETTERS.get(encoding, "é中😀"))
+    field = st.builds(lambda parts, more: "".join([*parts, *more]), fields, st.lists(letter, max_size=3))
+    rows = data.draw(st.lists(st.tuples(field, field), max_size=8))
+    text = io.StringIO(newline="")
+    ending = data.draw(st.sampled_from(["\n", "\r\n"]))
+    writer = csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator=ending)
+    writer.writerows([("id", "text"), *rows])
+    path = tmp_path_factory.mktemp("csv") / "f.csv"
+    content = text.getvalue().encode(encoding)
+    zipped = data.draw(st.booleans())
+    path = path.with_name("f.csv.gz") if zipped else path
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    expected = list(csv.reader(io.StringIO(content.decode(encoding), newline=""), delimiter=delimiter))[1:]
+    counted = data.draw(st.sampled_from([1, 8 << 20]))
+    selection = Selection(kept=("id",), encoding=encoding_named(encoding), delimiter=delimiter)
+    chunk = read(path, selection, data.draw(st.integers(1, 9)), Limits(block_bytes=200 + block, counted_bytes=counted))
+    assert [t.decode() for t in chunk.text.to_pylist()] == [row[1] for row in expected]
+    assert chunk.rows.column("id").to_pylist() == [row[0] for row in expected]
+    assert chunk.rows.column("row").to_pylist() == list(range(len(expected)))
+
+
+BAD = {
+    "cp1252": ("é€", b"\x81", "is not cp1252: after 5 characters comes 0x81"),
+    "shift_jis": ("日本", b"\x81", "is not shift_jis: after 5 characters comes 0x81"),
+    "utf-16-le": ("é😀", b"\x00\xdc", "is not utf-16-le: after 5 characters comes 0x00"),
+    "gb18030": ("中文", b"\xff", "is not gb18030: after 5 characters comes 0xff"),
+}
+
+
+@pytest.mark.parametrize("encoding", BAD)
+@pytest.mark.parametrize("name", ["f.csv", "f.jsonl", "f.txt.gz"])
+def test_bytes_that_are_not_of_the_encoding_cost_their_row_alone(tmp_path: Path, encoding: str, name: str) -> None:
+    letters, bad, reason = BAD[encoding]
+    texts = [f"row {i} {letters}" for i in range(50)]
+    lines = [json.dumps({"text": t}, ensure_ascii=False) if "jsonl" in name else t for t in texts]
+    encoded = [f"{line}\n".encode(encoding) for line in lines]
+    mark, whole = "row 7".encode(encoding), encoded[7]
+    encoded[7] = whole[: whole.index(mark) + len(mark)] + bad + whole[whole.index(mark) + len(mark) :]
+    content = "text\n".encode(encoding) * ("csv" in name) + b"".join(encoded)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    chunk = read(tmp_path / name, Selection(text=(), encoding=encoding), 20)
+    assert [t.decode() for t in chunk.text.to_pylist()] == texts[:7] + texts[8:]
+    (bad_row,) = chunk.quarantine.to_pylist()
+    row, found, head = bad_row["row"], bad_row["reason"], bad_row["head"]
+    assert row == 7
+    if "jsonl" in name:
+        assert f"the line is not {encoding}: after " in found
+    else:
+        assert found == f"column 'text' {reason}"
+    assert b"row 7" + bad in head
+
+
+def test_a_job_in_another_encoding_resumes_and_is_verified(client: Client, small_model: Model, tmp_path: Path) -> None:
+    texts = [f"größer {i}; “kleiner”\nund {i}" for i in range(90)]
+    data = "\r\n".join(["id;text", *(f'{i};"{t}"' for i, t in enumerate(texts))])
+    (tmp_path / "small.csv").write_bytes(data.encode("utf-16"))
+    job = {
+        "model": small_model,
+        "client": client,
+        "encoding": "UTF16",
+        "delimiter": ";",
+        "keep": "text",
+        "chunk_size": 40,
+    }
+    report = classify(tmp_path / "small.csv", tmp_path / "out", **job)
+    assert report.to_arrow()["text"].to_pylist() == texts
+    for entry in (tmp_path / "out" / "_entries").glob("part-*0000001-*"):
+        entry.unlink()
+    (tmp_path / "out" / "_SUCCESS").unlink()
+    again = classify(tmp_path / "small.csv", tmp_path / "out", resume=True, **job)
+    assert again.run.chunks_before == 2
+    assert again.to_arrow().equals(report.to_arrow())
+    assert verify(tmp_path / "out", input=True).rows_written == len(texts)
+    with pytest.raises(UsageError, match=r"settings\.encoding was 'utf-16', now 'utf-8'"):
+        classify(tmp_path / "small.csv", tmp_path / "out", resume=True, **{**job, "encoding": "utf-8"})
+
+
+def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: Model, tmp_path: Path) -> None:
+    job = {"model": small_model, "client": client}
+    cases = {
+        "f.csv": ("id;text\n1;x\n", "it has one column, 'id;text': it looks separated by ';': --delimiter ';'"),
+        "g.csv": ("a, b|text\n", r"it looks separated by '\|': --delimiter '\|'"),
+        "h.csv": ("id\ttext\n1\tx\n", "it looks separated by tab: --delimiter tab"),
+        "i.tsv": ("id,title\n", "looks separated by ',': --delimiter ','"),
+    }
+    for name, (content, message) in cases.items():
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UsageError, match=message):
+            classify(tmp_path / name, **job)
+    with pytest.raises(UsageError, match="expected 2 fields, found 1; it looks separated by ';': --delimiter ';'"):
+        classify(tmp_path / "f.csv", columns=["id", "text"], **job)
+    assert classify(tmp_path / "h.csv", delimiter="tab", **job).rows_written == 1
+    for encoding in ("utf-16", "utf-32"):
+        (tmp_path / "u.csv").write_text("text\nx\n", encoding)
+        with pytest.raises(UsageError, match=f"it looks like {encoding.upper()}: --encoding {encoding}"):
+            classify(tmp_path / "u.csv", **job)
+    (tmp_path / "u.csv").write_text("text\nsome words\n", "utf-16-be")
+    with pytest.raises(UsageError, match="--encoding utf-16-be"):
+        classify(tmp_path / "u.csv", **job)
+    (tmp_path / "l.txt").write_bytes(b"caf\xe9\n" * 2 + b"plain\n" * 10)
+    report = classify(tmp_path / "l.txt", **job)
+    hint = "2 of 12 rows are not UTF-8: if the files are in another encoding, name it, e.g. --encoding latin-1"
+    assert report.hints == [hint]
+    assert not classify(tmp_path / "l.txt", encoding="latin1", **job).hints
+    (tmp_path / "l.txt").write_bytes(b"caf\xe9\n" + b"plain\n" * 9)
+    assert not classify(tmp_path / "l.txt", **job).hints
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoding": "klingon"}, "encoding 'klingon' is not known"),
+        ({"encoding": "rot13"}, "is not known"),
+        ({"encoding": "punycode"}, "is not known"),
+        ({"delimiter": ";;"}, "give one ASCII character"),
+        ({"delimiter": '"'}, "not a quote"),
+        ({"delimiter": "é"}, "give one ASCII character"),
+        ({"delimiter": ";"}, "--delimiter is for CSV"),
+    ],
+)
+def test_an_encoding_or_delimiter_that_cannot_work_is_refused(
+    client: Client, small_model: Model, tmp_path: Path, options, message: str
+) -> None:
+    (tmp_path / "a.txt").write_text("x\n")
+    with pytest.raises(UsageError, match=message):
+        classify(tmp_path / "a.txt", model=small_model, client=client, **options)

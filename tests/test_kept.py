@@ -1,0 +1,186 @@
+"""Columns that are copied from files: their types, files that differ in them, and what is said of files not read."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import CommandHere
+from distributed import Client
+
+import pipeline
+from pipeline import UsageError, classify, verify
+from pipeline.errors import OutputError
+from pipeline.model.charcnn import Model
+from pipeline.output.saved_plan import plan_bytes, plan_from
+from pipeline.report.job import Progress
+from pipeline.source.chunk import Selection
+from pipeline.source.files import find_files
+from pipeline.source.kept import common_type, copied
+from pipeline.source.plan import plan_files
+
+COLUMNS = {
+    "id": pa.array([7, None], pa.int32()),
+    "tags": pa.array([["a", "b"], None]),
+    "about": pa.array([{"x": 1, "y": "é"}, {"x": None, "y": "z"}]),
+    "when": pa.array([datetime.datetime(2024, 5, 1, 12)] * 2, pa.timestamp("ms", "UTC")),
+    "kind": pa.array(["x", "y"]).dictionary_encode(),
+    "photo": pa.array([b"\xff\x00", b""], pa.large_binary()),
+    "price": pa.array([decimal.Decimal("1.50"), None]),
+    "uuid": pa.array([bytes(range(16))] * 2, pa.binary(16)),
+    "none": pa.nulls(2),
+    "label": pa.array(["theirs", "ours"]),
+    "file": pa.array(["scan-1.png", "scan-2.png"]),
+    "label_source": pa.array([1.5, 2.5], pa.float32()),
+}
+
+
+class Hearing(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.lines.append(message)
+
+
+def test_every_column_of_a_parquet_file_keeps_its_type(client: Client, small_model: Model, tmp_path: Path) -> None:
+    table = pa.table({"text": ["one", "two"], **COLUMNS})
+    pq.write_table(table, tmp_path / "in.parquet")
+    job = {"model": small_model, "client": client, "keep_all": True, "chunk_size": 1}
+    report = classify(tmp_path / "in.parquet", tmp_path / "out", **job)
+    rows = report.to_arrow()
+    names = {"label": "label_source_source", "file": "file_source"}
+    for name in table.column_names:
+        held = rows.column(names.get(name, name))
+        assert held.to_pylist() == table.column(name).to_pylist(), name
+        expected = {"photo": pa.binary(), "none": pa.string()}.get(name, table.schema.field(name).type)
+        assert held.type == expected, name
+    assert set(rows["label"].to_pylist()) <= set(small_model.classes)
+    verify(tmp_path / "out", input=True)
+    with pytest.raises(UsageError, match="'label'"):
+        classify(tmp_path / "in.parquet", model=small_model, client=client, keep="label")
+
+
+def write_mixed(folder: Path) -> None:
+    folder.mkdir()
+    pq.write_table(
+        pa.table({"id": pa.array([1, 2], pa.int64()), "text": ["a", "b"], "n": [1, 2], "w": [1.0, 0.5]}),
+        folder / "1.parquet",
+    )
+    pq.write_table(
+        pa.table({"id": ["x", "y"], "text": ["c", "d"], "n": pa.array([3, 4], pa.int16())}), folder / "2.parquet"
+    )
+    pq.write_table(pa.table({"id": ["z"] * 250, "text": pa.array(range(250))}), folder / "3.parquet")
+    (folder / "4.parquet").write_bytes(b"PAR1 and no more")
+
+
+def test_ids_of_different_types_leave_no_file_out(client: Client, small_model: Model, tmp_path: Path) -> None:
+    write_mixed(tmp_path / "in")
+    (tmp_path / "in" / "5.csv").write_text("text,id,w,n\ne,5,five,\n")
+    (tmp_path / "in" / "6.jsonl").write_text('{"text": "f"}\n{"text": "g", "id": 6, "n": null, "w": [1]}\n{"id": 1}\n')
+    job = {"model": small_model, "client": client, "id_column": "id", "keep": ["n", "w"], "chunk_size": 3}
+    report = classify(tmp_path / "in", tmp_path / "out", **job)
+    rows = report.to_arrow()
+    assert rows["id"].to_pylist() == ["1", "2", "x", "y", "5", None, "6"]
+    assert rows["n"].to_pylist() == ["1", "2", "3", "4", "", None, None]
+    assert rows["w"].to_pylist() == ["1", "0.5", None, None, "five", None, "[1]"]
+    assert report.quarantine()["reason"].to_pylist() == ["no key 'text'"]
+    assert report.exit_code == 3
+    messages = dict(report.tally.problems)
+    assert "it has no 'w': null in its rows" in messages[str(tmp_path / "in" / "2.parquet")]
+    assert "'text' holds int64, not strings" in messages[str(tmp_path / "in" / "3.parquet")]
+    whole = {"chunk_size": 1000, **{name: job[name] for name in ("model", "client", "id_column", "keep")}}
+    other = classify(tmp_path / "in", **whole).to_arrow()
+    assert other.select(["id", "n", "w"]).equals(rows.select(["id", "n", "w"]))
+    (tmp_path / "out" / "_SUCCESS").unlink()
+    for entry in sorted((tmp_path / "out" / "_entries").glob("part-*"))[1:]:
+        entry.unlink()
+    assert classify(tmp_path / "in", tmp_path / "out", resume=True, **job).to_arrow().equals(rows)
+
+
+def test_types_that_all_files_share_stay_and_integers_stay_numbers(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    write_mixed(tmp_path / "in")
+    job = {"model": small_model, "client": client, "keep_all": True, "id_column": "n"}
+    report = classify(pipeline.Paths([str(tmp_path / "in" / name) for name in ("1.parquet", "2.parquet")]), **job)
+    assert report.to_arrow().schema.names[2:6] == ["n", "id", "text", "w"]
+    assert report.to_arrow()["n"].to_pylist() == [1, 2, 3, 4]
+    assert report.to_arrow()["w"].to_pylist() == [1.0, 0.5, None, None]
+    pq.write_table(pa.table({"text": ["h"], "n": [None], "more": [1]}), tmp_path / "in" / "2.parquet")
+    report = classify(pipeline.Paths([str(tmp_path / "in" / name) for name in ("1.parquet", "2.parquet")]), **job)
+    assert report.to_arrow().column("n").to_pylist() == [1, 2, None]
+    assert "it has no 'id', 'w': null in its rows; not copied: 'more'" in report.tally.problems[0][1]
+
+
+def test_what_is_not_read_is_said(
+    broadsheet_here: CommandHere, client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    write_mixed(tmp_path / "in")
+    (tmp_path / "in" / "sub").mkdir()
+    for name in ("notes.json", "README", "sub/x.pdf", "_draft.csv", ".hidden"):
+        (tmp_path / "in" / name).write_text("{}")
+    heard = Hearing()
+    report = classify(tmp_path / "in", tmp_path / "out", model=small_model, client=client, progress=heard)
+    unread = f"2 files were not read (250 rows in 1 of them): {tmp_path}/in/3.parquet, {tmp_path}/in/4.parquet"
+    others = ", ".join(f"{tmp_path}/in/{name}" for name in ("README", "notes.json", "sub/x.pdf"))
+    assert report.not_read[0] == unread
+    assert report.not_read[1] == f"3 files were left out, being of no known format: {others}"
+    assert report.not_read[2].startswith("1 file was read with a problem: ")
+    assert heard.lines == report.not_read
+    code, printed = broadsheet_here("verify", tmp_path / "out")
+    assert code == 0
+    assert f"Of the input, {unread}" in printed
+    assert json.loads(broadsheet_here("verify", tmp_path / "out", "--json")[1])["unread"] == [
+        [f"{tmp_path}/in/3.parquet", 250],
+        [f"{tmp_path}/in/4.parquet", None],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (pa.array([7, None], pa.uint64()), ["7", None]),
+        (pa.array([1.0, 0.25]), ["1", "0.25"]),
+        (pa.array([True, False]), ["true", "false"]),
+        (pa.array([datetime.datetime(2024, 5, 1)], pa.timestamp("s")), ["2024-05-01T00:00:00"]),
+        (pa.array([datetime.datetime(2024, 5, 1)], pa.timestamp("ms", "UTC")), ["2024-05-01T00:00:00.000Z"]),
+        (pa.array([datetime.date(2024, 5, 1)]), ["2024-05-01"]),
+        (pa.array([decimal.Decimal("1.50")]), ["1.50"]),
+        (pa.array([[1, 2], None, []]), ["[1, 2]", None, "[]"]),
+        (pa.array([{"a": "é", "d": datetime.date(2024, 5, 1)}]), ['{"a": "é", "d": "2024-05-01"}']),
+        (pa.array([b"\x00\xff"], pa.binary(2)), ["00ff"]),
+    ],
+)
+def test_values_become_text_one_by_one(values: pa.Array, text: list[str | None]) -> None:
+    assert copied(values, pa.string()).to_pylist() == text
+    assert [copied(values.slice(i, 1), pa.string()).to_pylist()[0] for i in range(len(values))] == text
+
+
+def test_the_type_of_a_column_over_files() -> None:
+    category = pa.dictionary(pa.int32(), pa.string())
+    assert common_type([pa.int8(), pa.uint32(), pa.null()]) == pa.int64()
+    assert common_type([pa.int64(), pa.uint64()]) == pa.string()
+    assert common_type([pa.int64(), pa.float64()]) == pa.string()
+    assert common_type([category, category]) == category
+    assert common_type([category, pa.string()]) == pa.string()
+    assert common_type([pa.null()]) == pa.string()
+
+
+def test_a_saved_plan_has_the_types_that_the_files_give(tmp_path: Path) -> None:
+    write_mixed(tmp_path / "in")
+    found = find_files([str(tmp_path / "in")], 70, 1014).found
+    asked = Selection(kept=("id",), keep_all=True)
+    plan = plan_files(found, asked, 10)
+    assert plan.selection.kept == ("id", "text", "n", "w")
+    assert plan.selection.kept_types == (pa.string(), pa.string(), pa.int64(), pa.float64())
+    assert plan_from(plan_bytes(plan), found, asked, 10, "plan") == plan
+    forged = replace(plan, selection=replace(plan.selection, kept_types=(pa.string(),) * 4))
+    with pytest.raises(OutputError, match="the types of its kept columns are not those of the files"):
+        plan_from(plan_bytes(forged), found, asked, 10, "plan")
