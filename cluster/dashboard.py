@@ -1,4 +1,4 @@
-"""The page "Broadsheet" of the Dask dashboard: the job's progress, and what each GPU is doing.
+"""The page "Broadsheet" of the Dask dashboard: the job's progress, and what each worker is doing.
 
 Importing this module where a scheduler starts (`--preload cluster.dashboard`) adds the page, and the guard. Dask
 documents no such interface, so all code that depends on it is in this file.
@@ -32,7 +32,8 @@ _COLORS = {
     "copy-out": "#e8a33d",
     "waiting": "#e4e4e4",
 }
-_LEGEND = {"copy-in": "copy-in", "kernels": "kernels, computing", "copy-out": "copy-out", "waiting": "waiting"}
+_LEGEND = {"copy-in": "copying in", "kernels": "computing", "copy-out": "copying out", "waiting": "waiting"}
+_COPIES = ("copy-in", "copy-out")  # of a GPU only
 _SWATCH = (
     '<span style="display:inline-block;width:12px;height:12px;background:{};margin:0 6px 0 18px;'
     'vertical-align:-1px"></span>{}'
@@ -98,14 +99,14 @@ class _Page:
         chart.y_range.start = 0
         self._chart = chart
         self._gantt = self._new_strip()
-        legend = Div(text="".join(_SWATCH.format(_COLORS[name], label) for name, label in _LEGEND.items()))
+        self._legend = Div(text="")
         self.root = column(
-            self._cards, chart, self._gantt, legend, sizing_mode="stretch_width", margin=(10, 20, 10, 20)
+            self._cards, chart, self._gantt, self._legend, sizing_mode="stretch_width", margin=(10, 20, 10, 20)
         )
 
     def _new_strip(self) -> Any:
         strip = figure(
-            title=f"what each GPU is doing, over the last {_STRIP_SECONDS} s (CPU workers: their compute threads)",
+            title=f"what each worker is doing, over the last {_STRIP_SECONDS} s",
             height=120,
             sizing_mode="stretch_width",
             tools="",
@@ -133,6 +134,7 @@ class _Page:
             self._total.add(job["updated"], job["rows_this_run"])
         total = sum(self._paces[ws.address].rate for ws in workers)
         self._cards.text = self._cards_of(job, total, now)
+        self._legend.text = _legend(on_gpu=bool(job) and job["backend"].startswith("cuda"))
         self._seen.append((now, total))
         self._rates.data = {"time": [t - now for t, _ in self._seen], "rate": [rate for _, rate in self._seen]}
         self._update_strip(workers[:_MOST_WORKERS], now)
@@ -200,6 +202,11 @@ class _Page:
             "y": [i + 0.5 for i in range(len(workers))],
             "text": [f"{name}, {rate:,.0f}/s" for name, rate in zip(doing, rates, strict=True)],
         }
+
+
+def _legend(on_gpu: bool) -> str:
+    shown = [name for name in _LEGEND if on_gpu or name not in _COPIES]
+    return "".join(_SWATCH.format(_COLORS[name], _LEGEND[name]) for name in shown)
 
 
 def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:

@@ -139,7 +139,7 @@ EMPTY, OUTSIDE = "empty", "mostly outside the model's alphabet"
 
 OUTSIDE_SHARE = 0.3
 """The share of characters, of those that the model reads, from which the label means little. English news has at most
-0.26 outside an alphabet that lacks the space, and next to nothing outside the shipped model's; text in another script
+0.28 outside an alphabet that lacks the space, and next to nothing outside the shipped model's; text in another script
 has 0.37 to 1, the least where it is full of Latin names. A language in Latin script is not noticed."""
 
 

@@ -181,11 +181,11 @@ def classify(
         raise UsageError(f"client is a {type(client).__name__}: give a distributed.Client, e.g. of cluster.connect()")
     cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))
     request = Request(source, folder, load_model(model), cluster, settings, progress or Progress(), stop)
-    done = run_job(request)
-    remark = doubt(done)
-    if progress is None and remark:
+    result = run_job(request)
+    remark = doubt(result)
+    if progress is None and remark:  # a progress of its own shows the report at the end
         request.progress.warn(remark)
-    return done
+    return result
 
 
 def close() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
-from conftest import Command
+from conftest import Command, CommandHere, random_model
 from distributed import Client
 
 from pipeline.api import classify
@@ -55,6 +56,25 @@ def test_the_command(broadsheet: Command, small_model_file: Path, tmp_path: Path
     assert math.isclose(found["accuracy"], sum(found["confusion"][i][i] for i in range(4)) / 45)
     assert len(found["mistakes"]) == 2
     assert [c["name"] for c in found["classes"]] == [f"class {i}" for i in range(4)]
+
+
+@pytest.mark.parametrize("classes", [6, 100])
+def test_what_is_printed_keeps_to_eighty_columns(
+    broadsheet_here: CommandHere, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, classes: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = tuple(f"{'a class with a name of many words ' * (i % 4)}{i}" for i in range(classes))
+    card = {"a key of the card that is as long as some people write them": "words " * 60, "nested": {"x": [0] * 99}}
+    path = tmp_path / f"{'long_' * 15}.safetensors"
+    replace(random_model(1, length=123, classes=classes), classes=names, card=card).save(path)
+    rows = pa.table({"text": [f"{i} {'word ' * 40}" for i in range(30)], "truth": [names[i % 6] for i in range(30)]})
+    pa_csv.write_csv(rows, tmp_path / "rows.csv")
+    for arguments in (["inspect", path], ["evaluate", path, tmp_path / "rows.csv", "--label-column", "truth"]):
+        code, said = broadsheet_here(*arguments)
+        assert code == 0, said
+        assert [line for line in said.splitlines() if len(line) > 80 and str(tmp_path) not in line] == []
+    assert ("80 more" in said) == (classes == 100)
+    assert ("(6) a class with a name of" in " ".join(said.split())) == (classes == 6)  # the matrix has numbers above
 
 
 def test_the_matrix_is_drawn(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:

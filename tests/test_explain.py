@@ -38,7 +38,6 @@ def test_a_job_says_where_its_time_went(broadsheet: Command, small_model_file: P
     shown = run.stdout.splitlines()
     for name in (*MOMENTS, "end", "busy", "articles"):
         assert any(line.strip().startswith(name) for line in shown), name
-    assert any("bound by the " in line for line in shown)
     paths = (str(tmp_path), str(small_model_file))
     assert max(len(line) for line in shown if not any(p in line for p in paths)) <= 80
 
@@ -55,7 +54,10 @@ def test_a_job_says_where_its_time_went(broadsheet: Command, small_model_file: P
         assert sum(device["shares"].values()) == pytest.approx(1, abs=1e-3)
         assert 0 < device["shares"]["compute"] < 1
     assert all(abs(w["clock_offset"]) <= w["clock_error"] < 1 for w in report["workers"])  # one host, one clock
-    assert breakdown["verdict"] in " ".join(" ".join(shown).split())
+    if breakdown["window"] < 3:  # too short to say what it was bound by
+        assert breakdown["verdict"] is breakdown["bound_by"] is None
+    else:
+        assert breakdown["verdict"] in " ".join(" ".join(shown).split())
 
     spans = spans_of(out)
     of_chunk = defaultdict(set)
@@ -91,7 +93,7 @@ def check_trace(events: list[dict], spans: int, end: float) -> None:
 def test_the_verdict_names_what_was_slow(
     broadsheet: Command, small_model_file: Path, tmp_path: Path, name: str, cause: str
 ) -> None:
-    (tmp_path / "slow.py").write_text(slowed(name, 0.5))
+    (tmp_path / "slow.py").write_text(slowed(name, 0.9))
     path = write_csv(tmp_path / "in.csv", 32)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1, "--json"]
     env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
@@ -124,6 +126,9 @@ def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
     assert both.devices[1].moments["first compute"] == pytest.approx(1.1)
     assert both.devices[1].shares["compute"] == pytest.approx(0.99, abs=0.01)
     assert both.clock_error == float("inf") or both.clock_error == 0.002
+    soon = Timeline(began=100.0, ended=103.0)
+    soon.add("part-0", 10, made_up(("read", 101, 101.1), ("compute", 101.1, 102.9), ("write", 102.9, 103)), place)
+    assert break_down(soon, "fp16").verdict is break_down(soon, "fp16").bound_by is None
     busy = Timeline(began=100.0, ended=111.0)
     busy.add("part-1", 30, spans, other)
     assert break_down(busy, "fp16").verdict == "bound by the GPU, busy 98%: go faster with more GPUs"

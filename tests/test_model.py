@@ -8,17 +8,20 @@ import os
 import pickle
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from conftest import Command, random_model
+from conftest import Command, CommandHere, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.cli.inspect import about_model, print_model
 from pipeline.errors import ModelError
+from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Model, from_params, layer_table, load_model, to_params
 from pipeline.report.console import PlainConsole, print_json, say
 
@@ -187,6 +190,48 @@ def test_params_bin_goes_there_and_back(classes: int) -> None:
     assert to_params(model) == data
     with pytest.raises(ModelError, match="not a parameter file"):
         from_params(data[:-4])
+
+
+def test_a_flipped_byte_is_noticed(small_model: Model) -> None:
+    shipped = (resources.files("pipeline") / "weights" / "ag_news.safetensors").read_bytes()
+    for whole, places in ((replace(small_model, card={"by": "me"}).to_bytes("float16"), 40), (shipped, 4)):
+        Model.from_bytes(whole, "it")
+        size = int.from_bytes(whole[:8], "little")
+        metadata = whole.index(b'"me') + 1 if b'"me' in whole[:size] else 8 + size
+        for place in [metadata, *np.random.default_rng(5).integers(8 + size, len(whole), places)]:
+            flipped = bytearray(whole)
+            flipped[place] ^= 1
+            with pytest.raises(ModelError, match=r"it: .*(damaged|not finite)"):
+                Model.from_bytes(bytes(flipped), "it")
+    whole = small_model.to_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + size])
+    del header["__metadata__"]["checksum"]  # as in files of earlier versions
+    assert Model.from_bytes(with_header(header, whole[8 + size :]), "it").digest == small_model.digest
+
+
+def test_convert_keeps_what_a_params_bin_has_no_place_for(
+    broadsheet_here: CommandHere, model: Model, tmp_path: Path
+) -> None:
+    symbols = model.alphabet.symbols.replace("^", " ")
+    named = replace(model, alphabet=Alphabet(symbols), classes=("a", "b,c", "Ü", "d"), card={"note": "mine"})
+    first, params, back = tmp_path / "m.safetensors", tmp_path / "params.bin", tmp_path / "back.safetensors"
+    named.save(first)
+    assert broadsheet_here("convert", first, params)[0] == 0
+    assert broadsheet_here("convert", params, back)[0] == 0
+    for found in (load_model(back), load_model(params)):
+        assert (found.classes, found.alphabet, found.digest) == (named.classes, named.alphabet, named.digest)
+        assert found.card == {"note": "mine", "origin": "converted from params.bin"}
+    beside = tmp_path / "params.bin.json"
+    whole = beside.read_text()
+    beside.write_text(whole.replace("Ü", "U", 1)[:-20])
+    code, said = broadsheet_here("inspect", params)
+    assert (code, said.count("\n")) == (2, 1)
+    assert f"{beside}, which has the class names of params.bin, is damaged" in said
+    beside.write_text(whole)
+    params.write_bytes(to_params(random_model(seed=9)))
+    with pytest.raises(ModelError, match=r"belongs to another params\.bin"):
+        load_model(params)
 
 
 def test_params_bin_has_its_tensors_in_the_stated_order(model: Model) -> None:

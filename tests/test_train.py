@@ -275,8 +275,13 @@ def test_the_command_says_that_pytorch_is_missing(broadsheet: Command, tmp_path:
 
 def test_the_training_curve(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from pipeline.train.curve import plot_curve
+    from pipeline.train.curve import draw_curve, plot_curve
 
+    figure = draw_curve([Epoch(n, 1 / n, 0.9 - 0.5 / n) for n in range(1, 40)])
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    for axes in figure.axes:
+        assert not legend.get_window_extent().overlaps(axes.get_window_extent())  # in which all curves are
     for accuracy in (0.5, float("nan")):
         plot_curve([Epoch(n, 1 / n, accuracy) for n in range(1, 4)], tmp_path / "curve.png")
         assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.errors import UsageError
+from pipeline.errors import OutputError, UsageError
 from pipeline.report.console import PlainConsole, facts_table, print_fact, print_json
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def command(
     """Print accuracy, its standard error, figures by class, the confusion matrix and the most confident mistakes."""
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
-    if plot and not plot.absolute().parent.is_dir():
-        raise UsageError(f"--plot {plot}: there is no such folder")
+    if plot and (not plot.absolute().parent.is_dir() or plot.is_dir()):
+        raise UsageError(f"--plot {plot}: give a file in a folder that exists")
     from pipeline.evaluate import evaluate
     from pipeline.source.inputs import Paths
 
@@ -62,7 +62,10 @@ def command(
     if plot:
         from pipeline.report.plots import confusion_matrix, save_png
 
-        save_png(confusion_matrix(result.confusion), plot)
+        try:
+            save_png(confusion_matrix(result.confusion), plot)
+        except OSError as error:
+            raise OutputError(f"{plot} cannot be written: {error.strerror}") from error
 
 
 def _print(result: Evaluation, console: PlainConsole) -> None:

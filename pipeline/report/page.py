@@ -12,16 +12,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.accuracy import LENGTHS
+from pipeline.accuracy import LENGTHS, Confusion
 from pipeline.report import plots
 from pipeline.report.breakdown import MOMENTS
 from pipeline.report.breakdown_table import device_name, moment_text
 from pipeline.report.job import JobReport
 from pipeline.report.roofline import judge
 from pipeline.report.roofline_table import figure, time_text
+from pipeline.report.summary import doubt
 from pipeline.visible import visible
 
 if TYPE_CHECKING:
@@ -37,6 +39,37 @@ _CAUSE_COLORS = {
     "hand-over": "#e45756",
     "imbalance": plots.COLORS["wait"],
 }
+
+_MOST_MATRIX = 12  # classes
+_MOST_PAIRS = 10
+
+_PHASES = {
+    "plan": "finding the input, and where each chunk of it begins",
+    "start": "loading the model on each worker",
+    "classify": "reading, labelling and writing all chunks",
+    "commit": "comparing every file with its entry, and writing the totals",
+}
+_MOMENTS = {
+    "classifier start": "it began to load the model (“before”: its cluster had loaded it before the job)",
+    "memory ready": "weights and buffers were in its memory",
+    "engine ready": "it could label",
+    "input started": "it began to read its first chunk",
+    "first compute": "it began to compute",
+    "input finished": "its last chunk had been read",
+    "compute finished": "the last computation had ended",
+    "output gathered": "its last chunk was committed",
+    "end": "the job was over",
+    "busy": "the share of the time from the job's first input to its last output in which it computed",
+}
+_CAUSES = {
+    "compute": "it computed",
+    "transfer": "it copied to or from the GPU",
+    "reader": "it read, and had nothing to compute",
+    "writer": "it wrote, and had nothing to compute",
+    "hand-over": "a chunk had been read and waited to be started, or nothing was there",
+    "imbalance": "it had no chunk yet, or no more, while others had",
+}
+"""What each row of the breakdown says of a worker, in the order in which the page explains them."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +108,7 @@ def _finalize(value: Any) -> Any:
 def _content(report: JobReport) -> dict[str, Any]:
     breakdown = report.breakdown
     ran = bool(breakdown.devices)
+    gpu = ran and breakdown.devices[0].device.startswith("cuda")
     profile = report.run.profile
     return {
         "report": report,
@@ -83,11 +117,23 @@ def _content(report: JobReport) -> dict[str, Any]:
         "when": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.run.timeline.began)),
         "labels": _labels(report),
         "more_labels": max(0, len(report.tally.labels) - _MOST_CLASSES),
+        "most_classes": _MOST_CLASSES,
+        "more_figures": max(0, len(report.job.classes) - _MOST_CLASSES),
         "lengths": _lengths(report),
+        "gpu": gpu,
         "quarantined": report.results.first_quarantined(_QUARANTINED),
         "moments": MOMENTS,
         "device_name": device_name,
-        "causes": _CAUSE_COLORS,
+        "causes": {name: color for name, color in _CAUSE_COLORS.items() if gpu or name != "transfer"},
+        "explained": {
+            "phases": {name: (text, report.run.timings.get(name)) for name, text in _PHASES.items()},
+            "rest": max(0.0, report.run.seconds - sum(report.run.timings.values())),
+            "moments": _MOMENTS,
+            "causes": {name: text for name, text in _CAUSES.items() if gpu or name != "transfer"},
+        },
+        "matrix": _matrix(report.confusion),
+        "pairs": _pairs(report.confusion),
+        "doubt": doubt(report),
         "timeline": _picture(partial(plots.timeline, report.run.timeline, breakdown)) if ran else None,
         "throughput": _picture(partial(plots.throughput, report.run.timeline, breakdown)) if ran else None,
         "roofline": profile and _picture(partial(plots.roofline, profile)),
@@ -99,6 +145,28 @@ def _labels(report: JobReport) -> list[Bar]:
     shown = report.tally.labels.most_common(_MOST_CLASSES)
     most = max((rows for _, rows in shown), default=1)
     return [Bar(name, f"{n:,}", f"{n / max(report.rows_written, 1):.1%}", n / most) for name, n in shown]
+
+
+def _matrix(confusion: Confusion | None) -> list[tuple[str, list[tuple[int, float]]]] | None:
+    """Each true class with its rows by label, and their shares; None for many classes, or without a truth."""
+    if confusion is None or not confusion.rows or len(confusion.classes) > _MOST_MATRIX:
+        return None
+    totals = confusion.counts.sum(axis=1).clip(min=1)
+    return [
+        (name, [(int(n), float(n / total)) for n in row])
+        for name, row, total in zip(confusion.classes, confusion.counts, totals, strict=True)
+    ]
+
+
+def _pairs(confusion: Confusion | None) -> list[tuple[str, str, int]]:
+    """The most frequent mistakes where there are too many classes for a matrix: true class, label, rows."""
+    if confusion is None or len(confusion.classes) <= _MOST_MATRIX:
+        return []
+    wrong = confusion.counts.copy()
+    np.fill_diagonal(wrong, 0)
+    most = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_PAIRS]
+    found = zip(*np.unravel_index(most, wrong.shape), strict=True)
+    return [(confusion.classes[i], confusion.classes[j], int(wrong[i, j])) for i, j in found if wrong[i, j]]
 
 
 def _lengths(report: JobReport) -> list[Bar]:

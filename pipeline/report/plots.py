@@ -126,6 +126,7 @@ def roofline(profile: Profile, width: float = WIDE) -> Figure:
         handles = [Patch(color=color, label=f"{bound}-bound") for bound, color in _BOUND_COLORS.items()]
         axes.legend(handles=handles, loc="lower right", frameon=False)
         axes.yaxis.set_major_formatter(lambda value, _: in_words(value))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")  # its own writes powers as formulas
         axes.grid(which="major", color="#e3e5e8", linewidth=0.6)
         axes.set_axisbelow(True)
     return drawn

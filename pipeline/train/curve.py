@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.train.checkpoint import Epoch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot_curve(history: Sequence[Epoch], path: Path) -> None:
@@ -13,6 +17,11 @@ def plot_curve(history: Sequence[Epoch], path: Path) -> None:
 
     Raises ImportError without Matplotlib.
     """
+    draw_curve(history).savefig(path)
+
+
+def draw_curve(history: Sequence[Epoch]) -> Figure:
+    """The plot. Its legend is above the axes, where it covers no curve."""
     from matplotlib.figure import Figure
 
     epochs = [e.number for e in history]
@@ -28,6 +37,6 @@ def plot_curve(history: Sequence[Epoch], path: Path) -> None:
         accuracy.set_ylim(best - 12, best + 2)
         numbers, shares = [e.number for e in measured], [100 * e.accuracy for e in measured]
         lines += accuracy.plot(numbers, shares, color="tab:orange", label="held-out accuracy")
-    loss.legend(handles=lines, loc="center right")
     loss.grid(alpha=0.3)
-    figure.savefig(path)
+    figure.legend(handles=lines, loc="outside upper center", ncols=2, frameon=False)
+    return figure
