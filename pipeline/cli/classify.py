@@ -182,7 +182,7 @@ def _run(
     stopping = Event()
     signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
     run = partial(classify, Paths(inputs), output, model=model, progress=progress, stop=stopping.is_set, **options)
-    if connection["where"] == "local" and not connection["scheduler_file"]:
-        return run(client=lambda: connect(**connection))
+    if connection["where"] in ("local", "cuda") and not connection["scheduler_file"]:
+        return run(client=lambda: connect(**connection))  # beside the planning
     with connect(**connection) as client:  # at once: what its workers have decides the chunk size
         return run(client=client)
