@@ -183,8 +183,10 @@ def plan(
     Raises UsageError for columns that do not exist, and with `strict` SourceError for input that cannot be read.
     """
     request, before = prepared.request, prepared.before
+    from cluster.protocol import count_gpus
+
     options, model = request.options, request.model
-    device = engines.backend.device if engines else expected_device(options.device)
+    device = engines.backend.device if engines else expected_device(options.device, count_gpus())
     chunk_rows = options.chunk_size or (before.settings.chunk_size if before else CHUNK_ROWS[device])
     saved = None
     if request.folder and before and isinstance(prepared.found, Files):
