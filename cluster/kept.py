@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import dask
 from distributed import Client
 from distributed.core import Status
+from distributed.utils import silence_logging_cmgr
 
 from cluster.local import cluster_here, worker_here
-from cluster.private import scratch_folder
+from cluster.private import SCRATCH, scratch_folder
 from cluster.settings import configured
 from cluster.steady_clock import use_steady_clock
 from pipeline.errors import UsageError
@@ -55,7 +58,8 @@ class Kept:
             if not self._works():
                 self._end()
             if self._scratch is None:
-                self._scratch = self._stack.enter_context(scratch_folder())
+                with dask.config.set({SCRATCH: None}):  # not in the folder of a cluster that may end before this one
+                    self._scratch = self._stack.enter_context(scratch_folder())
             with configured(self._scratch):
                 if self._client is None:
                     self._client = self._stack.enter_context(worker_here(set_as_default=False))
@@ -87,7 +91,8 @@ class Kept:
     def _end(self) -> None:
         stack, self._stack = self._stack, ExitStack()
         self._scratch = self._client = None
-        stack.close()
+        with silence_logging_cmgr(logging.CRITICAL):  # clusters that ended since may have set the level back
+            stack.close()
 
     def leave_to_parent(self) -> None:
         """In a process that was forked: neither close the cluster nor wait for its threads, which are not there."""

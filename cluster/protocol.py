@@ -84,10 +84,11 @@ def count_gpus() -> int:
     if find_spec("dask_cuda") is None:
         return 0
     import pynvml
-    from dask_cuda.utils import get_n_gpus
 
     try:
-        pynvml.nvmlInit()
+        pynvml.nvmlInit()  # first: the next import takes half a second
+        from dask_cuda.utils import get_n_gpus
+
         return int(get_n_gpus())
     except pynvml.NVMLError:
         return 0

@@ -75,7 +75,7 @@ class Classifier:
         self._close = weakref.finalize(self, _close, engine, self._thread, self._process)
 
     @overload
-    def __call__(self, text: str) -> Prediction: ...  # type: ignore[overload-overlap]
+    def __call__(self, text: str) -> Prediction: ...  # type: ignore[overload-overlap]  # a string yields strings
 
     @overload
     def __call__(self, text: Iterable[str]) -> list[Prediction]: ...

@@ -1,7 +1,8 @@
 """A job in its phases: prepare -> plan -> execute -> finish, each a function of the result of the one before.
 
-prepare: check the request, and an output folder that may exist. plan: find where each chunk begins. execute: load the
-engines, and run every chunk through the graph. finish: write the totals, the report and the timeline.
+prepare: check the request, and an output folder that may exist. plan: find where each chunk begins; beside it a cluster
+starts, and loads the engines. execute: run every chunk through the graph. finish: write the totals, the report and the
+timeline.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
+from pipeline.beside import beside
 from pipeline.engine.base import Backend
 from pipeline.engine.open import expected_device, why_gpu_unused
 from pipeline.errors import SourceError, UsageError
@@ -50,6 +52,12 @@ if TYPE_CHECKING:
 _SCANNED_BY_WORKERS = 1 << 30
 """Bytes to scan for the beginnings of records, from which workers do it: fewer take threads here half a second."""
 
+_WORTH_WAITING_FOR_WORKERS = 8 << 30
+"""The same where the workers are still starting, which takes some seconds."""
+
+_HEAD_START_SECONDS = 0.2
+"""The time that planning has before a cluster starts beside it: most errors of a request show by then."""
+
 _SECONDS_BETWEEN_CLAIMS = 2.0
 """After so long a job notices that another has overwritten its folder."""
 
@@ -66,7 +74,7 @@ class Running:
 
 @dataclass(frozen=True)
 class OnDemand:
-    """A cluster that is started once the job is planned; it ends with the job."""
+    """A cluster that is started while the job is planned; it ends with the job."""
 
     connect: Callable[[], AbstractContextManager[Client]]
 
@@ -86,7 +94,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Engines:
-    """The model on every worker. key: by which tasks find it. backend: that they share. seconds: loading took."""
+    """The model on every worker. key: by which tasks find it. backend: that they share. seconds: the job waited."""
 
     key: str
     backend: Backend
@@ -110,7 +118,7 @@ class Prepared:
 @dataclass(frozen=True)
 class Planned:
     """A prepared job whose chunks are known. schema: of the labelled rows; written: of those columns that are written.
-    engines: of a cluster that runs already. seconds: planning took, without the loading of engines.
+    seconds: planning took, without the loading of engines.
     """
 
     prepared: Prepared
@@ -118,7 +126,6 @@ class Planned:
     schema: pa.Schema
     written: pa.Schema
     chunk_rows: int
-    engines: Engines | None
     seconds: float
 
 
@@ -133,10 +140,25 @@ class Executed:
 
 def run_job(request: Request) -> JobReport:
     """Run all phases."""
-    planned = plan(prepare(request))
-    with request.cluster.connect() as client:
-        executed = execute(planned, client)
+    prepared = prepare(request)
+    if isinstance(request.cluster, Running):
+        client = request.cluster.client
+        engines = _start_engines(client, request)
+        planned = plan(prepared, engines, partial(_scanner, prepared, _SCANNED_BY_WORKERS, lambda: client))
+        return finish(planned, execute(planned, client, engines))
+    with beside(_with_engines(request), _HEAD_START_SECONDS) as started:
+        planned = plan(prepared, None, partial(_scanner, prepared, _WORTH_WAITING_FOR_WORKERS, lambda: started()[0]))
+        began = time.perf_counter()
+        client, engines = started()
+        engines = replace(engines, seconds=time.perf_counter() - began)
+        executed = execute(planned, client, engines)
     return finish(planned, executed)
+
+
+@contextmanager
+def _with_engines(request: Request) -> Iterator[tuple[Client, Engines]]:
+    with request.cluster.connect() as client:
+        yield client, _start_engines(client, request)
 
 
 def prepare(request: Request) -> Prepared:
@@ -163,15 +185,19 @@ def prepare(request: Request) -> Prepared:
     return Prepared(request, found, inputs, before, began, started)
 
 
-def plan(prepared: Prepared) -> Planned:
-    """Find where each chunk begins, or take that from the job to be resumed.
+def plan(
+    prepared: Prepared, engines: Engines | None, scanner: Callable[[], AbstractContextManager[Scanner | None]]
+) -> Planned:
+    """Find where each chunk begins, or take that from the job to be resumed. engines: of a cluster that runs already.
+    scanner: makes the one for large files.
 
     Raises UsageError for columns that do not exist, and with `strict` SourceError for input that cannot be read.
     """
     request, before = prepared.request, prepared.before
-    options, model, cluster = request.options, request.model, request.cluster
-    engines = _start_engines(cluster.client, request) if isinstance(cluster, Running) else None
-    device = engines.backend.device if engines else expected_device(options.device)
+    from cluster.protocol import count_gpus
+
+    options, model = request.options, request.model
+    device = engines.backend.device if engines else expected_device(options.device, count_gpus())
     chunk_rows = options.chunk_size or (before.settings.chunk_size if before else CHUNK_ROWS[device])
     saved = None
     if request.folder and before and isinstance(prepared.found, Files):
@@ -189,8 +215,8 @@ def plan(prepared: Prepared) -> Planned:
         data = request.folder.plan()
         if data is not None:
             saved = plan_from(data, prepared.found.found, asked, settings.chunk_size, path)
-    with _scanner(prepared, helped=saved is None) as scanner:
-        job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner)
+    with scanner() if saved is None else nullcontext() as scan:
+        job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scan)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     columns = partial(output_schema, job_input.selection, model.classes, options.top_k)
@@ -202,15 +228,14 @@ def plan(prepared: Prepared) -> Planned:
     if request.folder is not None:
         check_writable(written, PartNames(options.format, options.partition_by is not None), model.classes)
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
-    return Planned(prepared, job_input, schema, written, chunk_rows, engines, seconds)
+    return Planned(prepared, job_input, schema, written, chunk_rows, seconds)
 
 
-def execute(planned: Planned, client: Client) -> Executed:
+def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     """Run every chunk that is not committed yet. Raises what stops the job; chunks committed by then are kept."""
     began = time.perf_counter()
     prepared, request = planned.prepared, planned.prepared.request
     options, model, folder = request.options, request.model, request.folder
-    engines = planned.engines or _start_engines(client, request)
     backend = engines.backend
     fingerprint = Fingerprint(prepared.identity, model.digest, backend, options.settings(planned.chunk_rows), WRITER)
     job = _job(planned, engines, fingerprint)
@@ -237,8 +262,7 @@ def execute(planned: Planned, client: Client) -> Executed:
     origin = origin_of(request.source, planned.input.selection)
     results = Results(planned.written, folder, fingerprint.id, origin)
     report = JobReport(facts, tally, Run(_timeline(client, prepared.started)), results)
-    start = time.perf_counter() - began + (planned.engines.seconds if planned.engines else 0.0)
-    report.run.timings |= {"plan": planned.seconds, "start": start}
+    report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
     done = {}
     if folder and prepared.before:
         _refuse_difference(folder, prepared.before, fingerprint)
@@ -315,16 +339,14 @@ def _start_engines(client: Client, request: Request) -> Engines:
     return Engines(key, backend, time.perf_counter() - began)
 
 
-def _scanner(prepared: Prepared, helped: bool) -> AbstractContextManager[Scanner | None]:
-    """The workers of a cluster that runs already, where there is much to scan; else None: threads here scan."""
-    cluster, found = prepared.request.cluster, prepared.found
-    if not (helped and isinstance(cluster, Running) and isinstance(found, Files)):
-        return nullcontext()
-    if found.bytes_to_scan < _SCANNED_BY_WORKERS:
+def _scanner(prepared: Prepared, least: int, client: Callable[[], Client]) -> AbstractContextManager[Scanner | None]:
+    """The workers of a cluster, where there are `least` bytes to scan; else None: threads here scan."""
+    found = prepared.found
+    if not isinstance(found, Files) or found.bytes_to_scan < least:
         return nullcontext()
     from cluster.scanner import workers_scanner
 
-    return workers_scanner(cluster.client)
+    return workers_scanner(client())
 
 
 def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:

@@ -88,9 +88,14 @@ def _missing_package() -> str | None:
     return None
 
 
-def expected_device(device: str) -> str:
-    """The device that a worker on this machine would choose, "cpu" or "cuda"; found without using a GPU's memory."""
+def expected_device(device: str, gpus: int = 0) -> str:
+    """The device that a worker on this machine would choose, "cpu" or "cuda"; found without using a GPU's memory.
+
+    gpus: how many are known to be there. With one, CuPy is not imported, which takes a second.
+    """
     if device == "auto" and _missing_package() is None:
+        if gpus:
+            return "cuda"
         with suppress(Exception):  # CuPy's own and the loader's: without a driver there is no GPU
             import cupy
 

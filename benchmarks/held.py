@@ -1,0 +1,65 @@
+"""What a held classifier costs beyond its engine: one text at a time, and small lists through `classify`.
+
+    python -m benchmarks.held --output benchmarks/results/held.json
+
+On the GPU where there is one, else the CPU (--device). The call and the engine alone take turns on the same text;
+medians of warm calls. `classify` is called in a process that has called it once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pipeline
+from benchmarks.record import about, parser, write
+from pipeline.engine.base import Texts
+from pipeline.engine.open import open_engine
+from pipeline.model.charcnn import load_model
+
+TEXT = "Stocks fell on Monday as oil rose to its highest price in a year, and airlines warned of losses."
+
+
+def measure(model: str, device: str, repeats: int) -> dict[str, Any]:
+    began = time.perf_counter()
+    held = pipeline.load(model, device=device)
+    load = time.perf_counter() - began
+    engine, texts = open_engine(load_model(model), device), Texts.of([TEXT.encode()])
+    ways: dict[str, Callable[[], object]] = {"call": lambda: held(TEXT), "engine": lambda: engine.classify(texts)}
+    turns = [{name: _seconds(work) for name, work in ways.items()} for _ in range(repeats + 1)][1:]
+    call, alone = (statistics.median(turn[name] for turn in turns) for name in ways)
+    backend = str(held.backend)
+    held.close()
+    engine.close()
+    calls = [_seconds(lambda: pipeline.classify([TEXT], model=model, device=device)) for _ in range(12)]
+    pipeline.close()
+    return {
+        "backend": backend,
+        "repeats": repeats,
+        "load_seconds": load,
+        "call_seconds": call,
+        "engine_seconds": alone,
+        "beyond_engine_seconds": call - alone,
+        "classify_first_seconds": calls[0],
+        "classify_again_seconds": statistics.median(calls[2:]),
+    }
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--device", default="auto")
+    arguments.add_argument("--repeats", type=int, default=200)
+    options = arguments.parse_args()
+    write({"about": about(options), **measure(options.model, options.device, options.repeats)}, options.output)
+
+
+if __name__ == "__main__":
+    main()
