@@ -177,9 +177,9 @@ def plan(prepared: Prepared) -> Planned:
             truth=settings.truth_column,
             header=settings.columns,
         )
-        saved = plan_from(request.folder.plan(), prepared.found.found, asked, settings.chunk_size, path)
+        saved = plan_from(request.folder.plan(), prepared.found.found, asked, settings.chunk_size, path, settings.limit)
     with _scanner(prepared, helped=saved is None) as scanner:
-        job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner)
+        job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner, options.limit)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     schema = output_schema(job_input.selection, model.classes, options.top_k, options.scores)

@@ -14,6 +14,7 @@ from dask.base import is_dask_collection
 from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.files import Files, Identity, find_files
+from pipeline.source.first_rows import first_chunks
 from pipeline.source.formats.base import Stream
 from pipeline.source.plan import Plan, Unit, part_name, plan_files
 from pipeline.source.scan import Scanner
@@ -158,28 +159,31 @@ def open_input(
     chunk_rows: int,
     saved: Plan | None = None,
     scanner: Scanner | None = None,
+    limit: int | None = None,
 ) -> JobInput:
     """Plan the chunks of an input, or use the plan of its files that was saved before. scanner: scans large files, in
-    place of threads here.
+    place of threads here. limit: only so many rows.
 
     Raises UsageError for a column that does not exist.
     """
     if isinstance(given, Files):
         if saved is not None:
             return _planned_files(saved)
-        plan = plan_files(given.found, selection, chunk_rows, scanner)
+        plan = plan_files(given.found, selection, chunk_rows, scanner, limit)
         return _planned_files(replace(plan, problems=given.problems + plan.problems))
     if selection.answers:
         raise UsageError("an answer file goes with a one-hot file only")
     if isinstance(given, Frame):
         selection = dask_selection(given.frame, selection)
-        return JobInput(selection, partial(_partitions, given.frame, selection), chunk_count=given.frame.npartitions)
+        count = 0 if limit else given.frame.npartitions
+        return JobInput(selection, partial(_partitions, given.frame, selection, limit), chunk_count=count)
     selection = resolve(given.tables.schema, selection)
 
     def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
-        return _loaded(table_chunks(given.tables, selection, chunk_rows), 0, MEMORY, done, ended)
+        read = first_chunks(table_chunks(given.tables, selection, chunk_rows), limit)
+        return _loaded(read, 0, MEMORY, done, ended)
 
-    return JobInput(selection, chunks, rows=given.tables.rows)
+    return JobInput(selection, chunks, rows=min(limit or given.tables.rows, given.tables.rows))
 
 
 def _planned_files(plan: Plan) -> JobInput:
@@ -189,13 +193,14 @@ def _planned_files(plan: Plan) -> JobInput:
         for unit in plan.units:
             if isinstance(unit, Stream):
                 read = unit.file.format.stream(unit, plan.selection, plan.chunk_rows)
+                read = first_chunks(read, unit.rows)
                 yield from _loaded(read, unit.number, unit.file.path, done, ended)
             elif unit.name not in done:
                 yield unit
 
     known = not any(isinstance(unit, Stream) for unit in plan.units)
-    rows, chunk_count = (plan.rows_known, len(plan.units)) if known else (0, 0)
-    return JobInput(plan.selection, chunks, rows, chunk_count, plan.problems, plan)
+    rows = plan.rows_known if plan.is_counted else 0
+    return JobInput(plan.selection, chunks, rows, len(plan.units) if known else 0, plan.problems, plan)
 
 
 def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str], ended: Ended) -> Iterator[Source]:
@@ -213,10 +218,18 @@ def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str],
     ended(End(file, path, count, row))
 
 
-def _partitions(frame: Any, selection: Selection, done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
-    """One chunk a partition."""
+def _partitions(
+    frame: Any, selection: Selection, limit: int | None, done: Container[str], ended: Ended = _unnoted
+) -> Iterator[Source]:
+    """One chunk a partition. With a limit the partitions up to it are counted first, each where Dask computes it."""
+    count = 0
     for number, partition in enumerate(frame[list(selection.columns)].to_delayed()):
-        name = part_name(0, number)
+        if limit is not None:
+            rows = frame.partitions[number].shape[0].compute()
+            partition, limit = partition.iloc[:limit] if rows > limit else partition, limit - rows
+        name, count = part_name(0, number), number + 1
         if name not in done:
             yield Partition(name, number, partition)
-    ended(End(0, MEMORY, frame.npartitions, None))
+        if limit is not None and limit <= 0:
+            break
+    ended(End(0, MEMORY, count, None))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Selection
+from pipeline.source.first_rows import first_of_file, scan_first
 from pipeline.source.formats.base import FilePlan, Fragment, InputFile, Schema, Stream
 from pipeline.source.scan import Scanner, threads_scanner
 from pipeline.source.schema import difference, refuse_twice, resolve
@@ -44,7 +45,12 @@ class Plan:
 
     @property
     def rows_known(self) -> int:
-        return sum(unit.rows for unit in self.units if isinstance(unit, Unit))
+        return sum(unit.rows or 0 for unit in self.units)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the rows of every unit are known."""
+        return all(unit.rows is not None for unit in self.units)
 
 
 def part_name(file: int, part: int) -> str:
@@ -52,11 +58,16 @@ def part_name(file: int, part: int) -> str:
 
 
 def plan_files(
-    found: Sequence[InputFile], selection: Selection, chunk_rows: int, scanner: Scanner | None = None
+    found: Sequence[InputFile],
+    selection: Selection,
+    chunk_rows: int,
+    scanner: Scanner | None = None,
+    limit: int | None = None,
 ) -> Plan:
     """Plan a job over files. `selection.text` may be empty: then the column is called "text".
 
-    scanner: scans large files, in place of threads here. Raises UsageError for columns that the first file lacks.
+    scanner: scans large files, in place of threads here. limit: only so many rows; files after them are not opened.
+    Raises UsageError for columns that the first file lacks.
     """
     planned: list[_Planned] = []
     first: tuple[str, Schema] | None = None
@@ -64,15 +75,19 @@ def plan_files(
     with nullcontext(scanner) if scanner else threads_scanner() as scans, threads(scans.files_at_once) as pool:
         plan = partial(_plan_file, chunk_rows=chunk_rows, scanner=scans)
         for file in rest:  # all others must have the columns of the first readable file
-            planned.append(plan(file, selection, None))
+            planned.append(plan(file, selection, None, limit))
             if planned[-1].schema is not None:
                 first, selection = (file.path, planned[-1].schema), planned[-1].selection
                 break
-        planned += pool.map(lambda file: plan(file, selection, first), rest)
+        if limit is None:
+            planned += pool.map(lambda file: plan(file, selection, first, None), rest)
+        for file in rest:  # with a limit: one after another
+            left = (limit or 0) - sum(one.plan.rows_known for one in planned)
+            planned.append(plan(file, selection, first, left) if left > 0 else _Planned(file, selection, FilePlan()))
     packing = _Packing(chunk_rows)
     for number, one in enumerate(planned):
         if one.schema is not None and one.plan.streamed:
-            packing.stream(Stream(number, one.file, one.schema.start))
+            packing.stream(Stream(number, one.file, one.schema.start, one.plan.rows))
         for part, fragment in enumerate(one.plan.fragments):
             packing.add(part_name(number, part), fragment)
     packing.close()
@@ -94,12 +109,17 @@ class _Planned(NamedTuple):
 
 
 def _plan_file(
-    file: InputFile, selection: Selection, first: tuple[str, Schema] | None, chunk_rows: int, scanner: Scanner
+    file: InputFile,
+    selection: Selection,
+    first: tuple[str, Schema] | None,
+    limit: int | None,
+    chunk_rows: int,
+    scanner: Scanner,
 ) -> _Planned:
     """Plan a file; a pure function, since files are planned in parallel.
 
     first: path and schema of the job's first file; None for that file itself, for which UsageError is raised where it
-    does not fit the options.
+    does not fit the options. limit: of its rows.
     """
     path = file.path
     if not file.size:
@@ -115,7 +135,10 @@ def _plan_file(
             problems.append(message)
         schema = found
         file = replace(file, format=file.format.for_columns(schema.names or ()))
-        plan = file.format.plan(file, schema, selection, chunk_rows, scanner.scan)
+        scan = scanner.scan if limit is None else scan_first(scanner.scan, limit)
+        plan = file.format.plan(file, schema, selection, chunk_rows, scan)
+        if limit is not None:
+            plan = first_of_file(plan, Stream(0, file, schema.start), limit, selection, chunk_rows)
     except (SourceError, UsageError) as error:
         if isinstance(error, UsageError) and first is None:
             raise

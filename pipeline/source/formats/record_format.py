@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -104,6 +104,16 @@ class RecordFormat(Format):
             whole = None if file.compression else file.size
             fragments.append(Fragment(file, begin, whole, first_row, row - first_row, regular=regular))
         return FilePlan(fragments, problems)
+
+    def shorten(self, fragment: Fragment, rows: int) -> Fragment:
+        """It ends where the first record begins that it no longer holds."""
+        left = rows
+        with open_at(fragment.file, fragment.start) as source:
+            for records in read_records(source, self.split, fragment.start, fragment.size, self.limits):
+                if left < len(records):
+                    return replace(fragment, stop=int(records.offsets[left]), rows=rows)
+                left -= len(records)
+        raise InputChanged(f"{fragment.file.path}: it has fewer records than when it was planned")
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         file, row = fragment.file, fragment.first_row
