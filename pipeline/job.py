@@ -36,8 +36,9 @@ from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
 from pipeline.source.files import Files
-from pipeline.source.inputs import End, Frame, JobInput, Rows, Source, identify, open_input
+from pipeline.source.inputs import End, Given, JobInput, Source, identify, open_input
 from pipeline.source.scan import Scanner
+from pipeline.source.stdin import Stdin
 from pipeline.tasks import Done, Job, profile_engine
 from pipeline.watchdog import Watchdog
 
@@ -100,7 +101,7 @@ class Prepared:
     """
 
     request: Request
-    found: Files | Rows | Frame
+    found: Given
     identity: tuple[InputIdentity, ...]
     before: Fingerprint | None
     began: float
@@ -143,6 +144,8 @@ def prepare(request: Request) -> Prepared:
     began, started = time.perf_counter(), time.time()
     folder, options = request.folder, request.options
     options.selection(request.model)
+    if options.resume and isinstance(request.source, Stdin):
+        raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
     symbols, length = len(request.model.alphabet), request.model.length
     whole, by_content = options.hash == "full", folder is not None
     found = identify(request.source, symbols, length, whole_hash=whole, by_content=by_content)

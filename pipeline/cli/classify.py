@@ -11,25 +11,36 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.api import classify
+from pipeline.cli import dry_run as estimating
+from pipeline.cli import pipe
 from pipeline.engine.open import expected_device
 from pipeline.errors import UsageError
 from pipeline.job import CHUNK_ROWS
 from pipeline.report.console import PlainConsole, print_json, say
 from pipeline.report.job import Progress
 from pipeline.report.terminal import TerminalProgress, print_report
-from pipeline.source.inputs import Paths
+from pipeline.source.stdin import Stdin
 
-_INPUT = "Files, folders, globs or URLs: CSV, TSV, JSONL, Parquet, text (one article a line), .bin; also .gz and .zst."
+_INPUT = (
+    "Files, folders, globs or URLs: CSV, TSV, JSONL, Parquet, text (one article a line), .bin; also .gz and .zst. "
+    "- reads stdin."
+)
 TLS_HELP = (
     "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a host "
     "can run code as you."
 )
+_STDOUT = Path("-")
 _CHUNK_SIZE = f"Rows in a chunk.  [default: {CHUNK_ROWS['cpu']} on a CPU, {CHUNK_ROWS['cuda']} on a GPU]"
 
 
 def command(
     inputs: Annotated[list[str], typer.Argument(metavar="INPUT", help=_INPUT, show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT/", help="Folder for the labels.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="OUT/", help="Folder for the labels; - writes them to stdout.", show_default=False
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="A shipped model's name, or a file.")] = "ag-news",
     text_column: Annotated[
         list[str] | None,
@@ -52,12 +63,22 @@ def command(
         Path | None, typer.Option(metavar="FOLDER", help="Write paths relative to it.  [default: absolute paths]")
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Label the first N rows only.")] = None,
+    stdin_format: Annotated[
+        str | None,
+        typer.Option(metavar="text|csv|tsv|jsonl", help="What stdin holds.  [default: text]", show_default=False),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Label a sample only; say what the job would take. Writes nothing.")
+    ] = False,
     truth: Annotated[Path | None, typer.Option(metavar="FILE", help="True classes of a one-hot .bin input.")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Write the probability of every class.")] = False,
     top_k: Annotated[int, typer.Option(metavar="K", help="Write the K best labels and scores.", min=1)] = 1,
-    format_: Annotated[str, typer.Option("--format", metavar="parquet|jsonl|csv", help="Of the output files.")] = (
-        "parquet"
-    ),
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format", metavar="parquet|jsonl|csv", help="Of the output.  [default: parquet; jsonl to stdout]"
+        ),
+    ] = None,
     partition_by: Annotated[str | None, typer.Option(metavar="label", help="A folder for each label.")] = None,
     where: Annotated[
         str | None,
@@ -106,6 +127,7 @@ def command(
     """
     if scheduler_file and (cluster != "auto" or workers or protocol != "auto" or tls is not None or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
+    source = pipe.source_of(inputs, stdin_format)
     options: dict[str, Any] = {
         "text_column": text_column or (),
         "id_column": id_column or (),
@@ -120,7 +142,7 @@ def command(
         "truth": truth,
         "scores": scores,
         "top_k": top_k,
-        "format": format_,
+        "format": format_ or "parquet",
         "partition_by": partition_by,
         "where": where,
         "chunk_size": chunk_size,
@@ -136,7 +158,6 @@ def command(
         "trace": trace,
         "report": page,
     }
-    progress = _Quiet() if quiet else TerminalProgress(PlainConsole(stderr=True))
     connection: dict[str, Any] = {
         "where": cluster,
         "workers": workers,
@@ -144,12 +165,38 @@ def command(
         "protocol": protocol,
         "tls": tls,
         "nsys": nsys,
-        **({"say": lambda line: None} if quiet else {}),
     }
+    if dry_run:
+        estimating.run(source, output, model, options, connection, as_json)
+    elif output is None:
+        raise UsageError("give a folder for the labels: -o OUT/ (or -o - for stdout)")
+    elif output == _STDOUT:
+        pipe.refuse_options(options, connection, as_json)
+        pipe.run(source, model, options, format_, quiet)
+    else:
+        _run_job(source, output, model, options, connection, as_json, quiet)
+
+
+def _run_job(
+    source: Any,
+    output: Path,
+    model: str,
+    options: dict[str, Any],
+    connection: dict[str, Any],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run it as a job, and print its report."""
+    progress = _Quiet() if quiet else TerminalProgress(PlainConsole(stderr=True))
+    if quiet:
+        connection["say"] = lambda line: None
     try:
-        report = _run(inputs, output, model, options, progress, connection)
+        report = _run(source, output, model, options, progress, connection)
     except KeyboardInterrupt:
-        say(f"broadsheet: interrupted; what is committed in {output} stays, continue with --resume", error=True)
+        remedy = (
+            "start again with --overwrite: stdin is gone" if isinstance(source, Stdin) else "continue with --resume"
+        )
+        say(f"broadsheet: interrupted; what is committed in {output} stays, {remedy}", error=True)
         raise typer.Exit(1) from None
     if as_json:
         print_json(report.to_dict())
@@ -164,7 +211,7 @@ class _Quiet(Progress):
 
 
 def _run(
-    inputs: list[str],
+    source: Any,
     output: Path,
     model: str,
     options: dict[str, Any],
@@ -183,7 +230,7 @@ def _run(
         connection["workers"] = 1  # without dask-cuda, which gives each GPU a worker, the first GPU has one
     stopping = Event()
     signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
-    run = partial(classify, Paths(inputs), output, model=model, progress=progress, stop=stopping.is_set, **options)
+    run = partial(classify, source, output, model=model, progress=progress, stop=stopping.is_set, **options)
     if connection["where"] == "local" and not connection["scheduler_file"]:
         return run(client=lambda: connect(**connection))
     with connect(**connection) as client:  # at once: what its workers have decides the chunk size

@@ -19,6 +19,7 @@ from pipeline.source.formats.base import Stream
 from pipeline.source.plan import Plan, Unit, part_name, plan_files
 from pipeline.source.scan import Scanner
 from pipeline.source.search import Problem
+from pipeline.source.stdin import STDIN, Stdin
 from pipeline.source.tables import MEMORY, Tables, as_tables, dask_selection, digest_of, resolve, table_chunks
 
 
@@ -119,13 +120,19 @@ class Frame:
     identity: Identity
 
 
-def identify(source: Any, symbols: int, length: int, *, whole_hash: bool, by_content: bool) -> Files | Rows | Frame:
+Given = Files | Rows | Frame | Stdin
+"""The input of a job, before it is planned."""
+
+
+def identify(source: Any, symbols: int, length: int, *, whole_hash: bool, by_content: bool) -> Given:
     """The input of a job, before it is planned. Raises UsageError where there is none.
 
     symbols, length: of the model, for files that are encoded already. whole_hash: hash whole files, not their edges.
     by_content: identify rows in memory by a hash of them. A string is a path, and so is each item of `Paths` or of a
     list of `pathlib.Path`; a list of strings is articles.
     """
+    if isinstance(source, Stdin):
+        return source
     paths = _paths(source)
     if paths is not None:
         return find_files(paths, symbols, length, whole_hash)
@@ -154,7 +161,7 @@ def _is_frame(source: Any) -> bool:
 
 
 def open_input(
-    given: Files | Rows | Frame,
+    given: Given,
     selection: Selection,
     chunk_rows: int,
     saved: Plan | None = None,
@@ -173,6 +180,13 @@ def open_input(
         return _planned_files(replace(plan, problems=given.problems + plan.problems))
     if selection.answers:
         raise UsageError("an answer file goes with a one-hot file only")
+    if isinstance(given, Stdin):
+        selection = given.open(selection)
+
+        def arriving(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
+            return _loaded(first_chunks(given.chunks(selection, chunk_rows), limit), 0, STDIN, done, ended)
+
+        return JobInput(selection, arriving)
     if isinstance(given, Frame):
         selection = dask_selection(given.frame, selection)
         count = 0 if limit else given.frame.npartitions

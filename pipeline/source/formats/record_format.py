@@ -37,10 +37,20 @@ class Head(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Piped(InputFile):
+    """What comes through a pipe, of which only the first records can be examined before it is read."""
+
+    first: Head
+
+
+@dataclass(frozen=True)
 class RecordFormat(Format):
     """A format of records: a subclass defines `split`. By default each record is an article, in the column "text"."""
 
     seeks = Seek.RECORDS
+
+    def for_columns(self, names: tuple[str, ...]) -> RecordFormat:
+        return self
 
     @abstractmethod
     def split(self, buffer: bytes, final: bool) -> Split:
@@ -59,6 +69,8 @@ class RecordFormat(Format):
 
     def head(self, file: InputFile) -> Head:
         """Raises SourceError where the file cannot be opened."""
+        if isinstance(file, Piped):
+            return file.first
         block, final, failure = b"", False, None
         with open_at(file) as stream:
             try:

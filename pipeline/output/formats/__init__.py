@@ -1,0 +1,1 @@
+"""The file formats of parts, one file each."""
