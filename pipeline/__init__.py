@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.api import classify
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
+    from pipeline.estimate import Estimate, dry_run
     from pipeline.model.charcnn import Model, load_model
     from pipeline.options import Options
     from pipeline.output.verify import verify
@@ -24,6 +25,7 @@ __version__ = version("broadsheet")
 
 __all__ = [
     "BroadsheetError",
+    "Estimate",
     "JobReport",
     "Model",
     "ModelError",
@@ -33,16 +35,19 @@ __all__ = [
     "SourceError",
     "UsageError",
     "classify",
+    "dry_run",
     "load_model",
     "verify",
 ]
 
 _MODULES = {
+    "Estimate": "estimate",
     "JobReport": "report.job",
     "Model": "model.charcnn",
     "Options": "options",
     "Paths": "source.inputs",
     "classify": "api",
+    "dry_run": "estimate",
     "load_model": "model.charcnn",
     "verify": "output.verify",
 }

@@ -78,8 +78,10 @@ def _print(estimate: Estimate, output: Path | None, console: PlainConsole) -> No
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     if estimate.files:
         yield "files", f"{estimate.files:,}, {_size(estimate.bytes)}"
-    about = "" if estimate.counted else "about "
-    yield "rows", "not known" if estimate.rows is None else f"{about}{estimate.rows:,}"
+    if estimate.rows is None:
+        yield "rows", "not known"
+    else:
+        yield "rows", f"{estimate.rows:,}" if estimate.counted else f"about {float(f'{estimate.rows:.3g}'):,.0f}"
     yield "sample", _sample(estimate)
     yield "model", estimate.model
     yield "on", estimate.backend

@@ -131,6 +131,7 @@ def _estimate(sample: Sample, files: Sequence[InputFile], rows: int) -> None:
     """
     sample.counted = False
     each = max(1, rows // PLACES)
+    sample.problems += [f"{file.path}: the file is empty" for file in files if not file.size]
     windows: dict[str | None, list[_Window]] = defaultdict(list)
     for file, at in _places(files):
         plan = plan_files([file], sample.selection, each, limit=each)  # which opens it, and reads little
@@ -198,7 +199,12 @@ def _front(file: InputFile, unit: Unit | Stream, each: int, selection: Selection
     start = unit.start if isinstance(unit, Stream) else unit.fragments[0].start
     data = BytesIO(_decompressed(head, file.compression)[start:])
     blocks = read_records(data, file.format.split, start, limits=file.format.limits)
-    chunk = concat([file.format.parse(records, file.path, 0, selection) for records in blocks])
+    found = list(blocks)
+    if len(head) < file.size and found:
+        found[-1] = found[-1].slice(0, len(found[-1]) - 1)  # it is cut off there
+    if not any(map(len, found)):
+        return None
+    chunk = concat([file.format.parse(records, file.path, 0, selection) for records in found])
     seconds = time.perf_counter() - began
     (few,) = first_chunks([chunk], each)
     return _Window(few, chunk.rows_read, len(head), seconds)
