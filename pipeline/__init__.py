@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipeline.api import classify
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
+    from pipeline.labelled import label
     from pipeline.model.charcnn import Model, load_model
     from pipeline.options import Options
     from pipeline.output.verify import verify
@@ -36,6 +37,7 @@ __all__ = [
     "UsageError",
     "classify",
     "dry_run",
+    "label",
     "load_model",
     "verify",
 ]
@@ -48,6 +50,7 @@ _MODULES = {
     "Paths": "source.inputs",
     "classify": "api",
     "dry_run": "estimate",
+    "label": "labelled",
     "load_model": "model.charcnn",
     "verify": "output.verify",
 }

@@ -65,7 +65,7 @@ def classify(
         A path, folder, glob or fsspec URL as a string, or several as `Paths`; or articles in memory: a list of strings,
         a pandas Series or DataFrame, an Arrow array, table or dataset, a Dask DataFrame.
     output : str or path, optional
-        A folder for Parquet parts. Without one, results and quarantined rows come back in memory.
+        A folder for Parquet parts. Without one, the report has every row of the input in memory.
     model : str, path or Model
         A shipped model's name, a model file, or a loaded `Model`.
     client : distributed.Client or callable, optional
@@ -86,7 +86,8 @@ def classify(
     columns : iterable of str, optional
         Column names of a CSV or TSV without a header line.
     truth_column : str, optional
-        Column with the true class, by name or by number from 1. The report then has the accuracy.
+        Column with the true class, by name or by number from 1. The report then has the accuracy, and the output the
+        true class by name, in a column ``truth``.
     encoding : str
         Character encoding of CSV, TSV, JSONL and text files, by a name that Python knows, for example "latin-1".
     delimiter : str, optional
@@ -139,7 +140,7 @@ def classify(
     Returns
     -------
     JobReport
-        Counts, labels, timings, and the rows themselves (`to_pandas`, `to_arrow`).
+        Counts, labels, timings, and the rows themselves (`to_pandas`, `to_arrow`, `join`).
 
     Raises
     ------

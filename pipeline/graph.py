@@ -99,7 +99,7 @@ def _unread(chunks: list[Source], strict: bool) -> Iterator[SetAside]:
         if isinstance(chunk, Unread):
             if strict:
                 raise SourceError(chunk.reason)
-            yield SetAside(chunk.name, chunk.reason)
+            yield SetAside(chunk.name, chunk.reason, chunk.sources)
 
 
 def _run_alone(run: _Run, suspects: Suspects) -> Iterator[Done | SetAside]:
@@ -117,16 +117,17 @@ def _run_alone(run: _Run, suspects: Suspects) -> Iterator[Done | SetAside]:
             _, result, _ = run.next_done()
             killed = isinstance(result, KilledWorker)
             suspects.ran_alone(source, killed)
-            yield SetAside(source.name, "it kills every worker that takes it") if killed else result
+            why = "it kills every worker that takes it"
+            yield SetAside(source.name, why, source.sources) if killed else result
         else:
-            yield SetAside(source.name, f"not tried: {cause}")
+            yield SetAside(source.name, f"not tried: {cause}", source.sources)
     held, suspects.held = suspects.held, []
     for source in held:
         cause = suspects.cause(source)
         if cause is None:
             suspects.held.append(source)
         else:
-            yield SetAside(source.name, f"not tried: {cause}")
+            yield SetAside(source.name, f"not tried: {cause}", source.sources)
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ class _Run:
             elif isinstance(result, CommClosedError):
                 raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from result
             elif isinstance(result, SourceError) and not self._job.strict:
-                return source, SetAside(source.name, str(result)), flight.losses
+                return source, SetAside(source.name, str(result), source.sources), flight.losses
             else:
                 raise result
 

@@ -31,7 +31,7 @@ from pipeline.output.record import WRITER, ClosingEntry, Fingerprint, InputIdent
 from pipeline.output.saved_plan import plan_bytes, plan_from
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
-from pipeline.report.results import Results
+from pipeline.report.results import Results, origin_of
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
@@ -216,9 +216,9 @@ def execute(planned: Planned, client: Client) -> Executed:
         left_out,
     )
     tally = Tally(model.classes, list(planned.input.problems))
-    report = JobReport(
-        facts, tally, Run(_timeline(client, prepared.started)), Results(planned.schema, folder, fingerprint.id)
-    )
+    origin = origin_of(request.source, planned.input.selection)
+    results = Results(planned.schema, folder, fingerprint.id, origin)
+    report = JobReport(facts, tally, Run(_timeline(client, prepared.started)), results)
     start = time.perf_counter() - began + (planned.engines.seconds if planned.engines else 0.0)
     report.run.timings |= {"plan": planned.seconds, "start": start}
     done = {}

@@ -55,5 +55,6 @@ def set_aside_overflow(
         ids=None if chunk.ids is None else chunk.ids[~lost],
         truth=None if chunk.truth is None else chunk.truth[~lost],
         n_chars=None if chunk.n_chars is None else chunk.n_chars[~lost],
+        bad=None if chunk.bad is None else pa.concat_tables([chunk.bad, rows.select(chunk.bad.column_names)]),
     )
     return chunk, predictions.take(~lost)

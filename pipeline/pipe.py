@@ -26,7 +26,7 @@ from pipeline.options import Options
 from pipeline.output.formats import csv, jsonl
 from pipeline.output.formats.base import PartFormat
 from pipeline.output.memory import every_row
-from pipeline.output.parts import label_table, output_schema
+from pipeline.output.parts import REASON, label_table, output_schema
 from pipeline.output.where import Where
 from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import Chunk, Selection, concat
@@ -188,7 +188,7 @@ class _Labelling:
         self._engine, self._options, self._found = engine, options, found
         self._classes = engine.model.classes
         self._labelled = output_schema(selection, self._classes, options.top_k, options.scores)
-        self.schema = self._labelled.append(pa.field("reason", pa.string()))
+        self.schema = self._labelled.append(REASON)
         self._where = None if options.where is None else Where(options.where)
         if self._where is not None:
             self._where.check(self._labelled)
@@ -208,10 +208,7 @@ class _Labelling:
         found.rows_written += len(table)
         found.rows_filtered += len(chunk) - len(table)
         found.rows_quarantined += len(chunk.quarantine)
-        rows = every_row(
-            table.append_column(self.schema.field("reason"), pa.nulls(len(table), pa.string())), chunk, batch.sources
-        )
-        return rows.select(self.schema.names)
+        return every_row(table, chunk, batch.sources)
 
 
 class _Rows:

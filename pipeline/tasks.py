@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow as pa
 from pipeline.accuracy import Example, closest, count_lengths, count_pairs
 from pipeline.engine.base import Backend, Predictions
 from pipeline.errors import BroadsheetError, SourceError
+from pipeline.output.memory import every_row
 from pipeline.output.parts import label_table
 from pipeline.output.record import Entry
 from pipeline.output.store import LocalStore
@@ -29,6 +30,9 @@ from pipeline.telemetry.activity import ACTIVITY
 from pipeline.telemetry.clocks import clock
 from pipeline.telemetry.spans import WHERE, Place, Span, span
 from pipeline.worker import STATE
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,14 @@ class Job:
 
 @dataclass(frozen=True)
 class SetAside:
-    """A chunk that could not be classified, and why; a resumed job tries it again."""
+    """A chunk that could not be classified, and why; a resumed job tries it again.
+
+    sources: (file, first row, rows) of each of its pieces; empty where that is not known.
+    """
 
     name: str
     reason: str
+    sources: tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class Work:
     """A chunk between two tasks: as it was read, then without text but with predictions.
 
     name: of its part. sources: (file, first row, rows) of each piece it was read from. place: the worker it was
-    classified on.
+    classified on. index: of the pandas DataFrame that it is a partition of a Dask DataFrame in.
     """
 
     name: str
@@ -76,12 +84,13 @@ class Work:
     place: Place | None = None
     spans: list[Span] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
+    index: pd.Index | None = None
 
 
 @dataclass(frozen=True)
 class Done:
-    """A committed chunk. entry: its manifest entry. place: the worker that classified it. table, quarantine: its rows,
-    where there is no output folder.
+    """A committed chunk. entry: its manifest entry. place: the worker that classified it. table, quarantine, index:
+    where there is no output folder, all its rows, those in quarantine, and the index of a Dask DataFrame's partition.
     """
 
     name: str
@@ -91,6 +100,7 @@ class Done:
     examples: list[Example]
     table: pa.Table | None = None
     quarantine: pa.Table | None = None
+    index: pd.Index | None = None
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -121,8 +131,7 @@ def read(unit: Unit, job: Job) -> Work:
     with span("read", spans, "read", number=_number(unit.name)):
         chunk = STATE.read(unit, job.selection, spans)
     refuse_bad_rows(chunk, job)
-    sources = tuple((f.file.path, f.first_row, f.rows) for f in unit.fragments)
-    return Work(unit.name, sources, chunk, spans=spans)
+    return Work(unit.name, unit.sources, chunk, spans=spans)
 
 
 def read_partition(frame: Any, number: int, job: Job) -> Work:
@@ -132,7 +141,7 @@ def read_partition(frame: Any, number: int, job: Job) -> Work:
         chunk = partition_chunk(frame, number, job.selection)
     refuse_bad_rows(chunk, job)
     file = f"partition {number}"
-    return Work(part_name(0, number), ((file, 0, chunk.rows_read),), chunk, spans=spans)
+    return Work(part_name(0, number), ((file, 0, chunk.rows_read),), chunk, spans=spans, index=frame.index)
 
 
 def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
@@ -187,7 +196,8 @@ def write(work: Work, job: Job) -> Done:
         table = label_table(chunk, predictions, job.schema, job.classes)
         entry = _entry(work.name, work.sources, chunk, predictions, job)
         if job.out is None:
-            return Done(work.name, entry, spans, place, work.examples, table, chunk.quarantine)
+            rows = every_row(table, chunk, work.sources)
+            return Done(work.name, entry, spans, place, work.examples, rows, chunk.quarantine, work.index)
         entry = STATE.commit(LocalStore(Path(job.out)), table, chunk.quarantine, entry)
     return Done(work.name, entry, spans, place, work.examples)
 

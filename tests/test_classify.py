@@ -43,7 +43,7 @@ def test_every_source_in_memory_gives_the_same_rows(client: Client, small_model:
         assert report.rows_written == 90, name
         assert scores_of(report) == scores_of(expected), name  # chunk size decides nothing
     assert expected.to_pandas().columns.tolist() == [
-        "file", "row", "label", "score", "n_chars", "truncated", "unknown_chars"
+        "file", "row", "label", "score", "n_chars", "truncated", "unknown_chars", "reason"
     ]  # fmt: skip
 
 
@@ -53,16 +53,17 @@ def test_without_a_client_a_worker_runs_in_this_process(small_model: Model, clie
     assert "cpu" in here.backend
 
 
-def test_bad_rows_in_memory_come_back_beside_the_good(client: Client, small_model: Model) -> None:
+def test_bad_rows_in_memory_come_back_among_the_good(client: Client, small_model: Model) -> None:
     report = classify(["good", None, "", "x" * 5000], model=small_model, client=client)
     assert (report.rows_read, report.rows_written, report.rows_quarantined) == (4, 3, 1)
     assert report.quarantine().to_pylist() == [
         {"file": "memory", "row": 1, "byte_offset": None, "reason": "the text is null", "head": b""}
     ]
     frame = report.to_pandas()
-    assert frame["row"].tolist() == [0, 2, 3]
-    assert frame["n_chars"].tolist() == [4, 0, 5000]
-    assert frame["truncated"].tolist() == [False, False, True]
+    assert frame["row"].tolist() == [0, 1, 2, 3]
+    assert frame["n_chars"].tolist() == [4, pd.NA, 0, 5000]
+    assert frame["truncated"].tolist() == [False, pd.NA, False, True]
+    assert frame["reason"].dropna().to_dict() == {1: "the text is null"}
     assert report.exit_code == 0
 
 
@@ -177,8 +178,10 @@ def test_a_job_may_begin_while_another_of_the_same_model_runs_in_this_process(sm
 
 
 def test_an_id_column_with_a_name_of_ours_is_refused(client: Client, small_model: Model) -> None:
-    with pytest.raises(UsageError, match="cannot be called 'label'"):
-        classify(pa.table({"text": ["x"], "label": ["y"]}), model=small_model, client=client, id_column="label")
+    table = pa.table({"text": ["x"], "label": ["y"], "reason": ["z"]})
+    for option in ({"id_column": "label"}, {"keep": ["text", "reason"]}):
+        with pytest.raises(UsageError, match=r"'(label|reason)' cannot be copied: .+ Rename it, or leave it out"):
+            classify(table, model=small_model, client=client, **option)
     with pytest.raises(TypeError, match="unexpected keyword argument 'chunksize'"):
         classify(["x"], model=small_model, client=client, chunksize=3)
     with pytest.raises(UsageError, match="cannot classify a dict"):

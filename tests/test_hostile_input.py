@@ -245,7 +245,7 @@ def test_a_few_hundred_bytes_that_stand_for_200_gb_are_read_in_bounded_memory(tm
     rows, mebibytes = map(int, run.stdout.split())
     assert rows == BOMB_ROWS
     assert mebibytes < 800  # 131,072 rows of 1,014 characters are 127 MiB
-    plan = plan_files(find_files([str(path)], 70, 1014).found, Selection(ids=("text",)), 131_072)
+    plan = plan_files(find_files([str(path)], 70, 1014).found, Selection(kept=("text",)), 131_072)
     assert isinstance(plan.units[0], Unit)
     with pytest.raises(SourceError, match=r"id columns .* take more than 256 MiB: choose others, or a smaller"):
         read_unit(plan.units[0], plan.selection)
@@ -284,7 +284,7 @@ def test_batches_of_a_row_group_are_read_in_any_order(tmp_path: Path, chunk_byte
     pq.write_table(pa.table({"title": title, "text": texts, "n": range(2000)}), tmp_path / "f.parquet")
     found = find_files([str(tmp_path / "f.parquet")], 70, 123).found
     limited = [replace(file, format=replace(file.format, limits=Limits(chunk_bytes=chunk_bytes))) for file in found]
-    plan = plan_files(limited, Selection(text=("title", "text"), ids=("n",)), 100)
+    plan = plan_files(limited, Selection(text=("title", "text"), kept=("n",)), 100)
     units = [unit for unit in plan.units if isinstance(unit, Unit)]
     assert len(units) > 1
     for unit in [*reversed(units[:4]), *units]:

@@ -8,15 +8,33 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.base import Predictions
 from pipeline.errors import OutputError, UsageError
-from pipeline.source.chunk import Chunk, Selection
+from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
 
-_REPEATING = ["file", "label", "top_labels.list.element"]
+_REPEATING = ["file", "label", "truth", "top_labels.list.element"]
+REASON = pa.field("reason", pa.string())
+"""The last column of results in memory: why a row has no label."""
+
 _COUNTS = ["row", "n_chars", "unknown_chars"]
 
 
 def output_schema(selection: Selection, classes: tuple[str, ...], top_k: int, all_scores: bool) -> pa.Schema:
-    """The columns of a part. Raises UsageError where an id column has the name of another column."""
-    fields = [*selection.row_schema, pa.field("label", pa.string()), pa.field("score", pa.float32())]
+    """The columns of a part. Raises UsageError where a kept column has the name of another."""
+    rows, truth = selection.row_schema, bool(selection.truth or selection.answers)
+    computed = computed_columns(classes, top_k, all_scores, truth)
+    for name in rows.names[2:]:
+        if name in ("file", "row", *computed.names, REASON.name):
+            raise UsageError(
+                f"the column {name!r} cannot be copied: the output has a column of that name. Rename it, or leave it "
+                "out of those to copy"
+            )
+    return pa.schema([*rows, *computed])
+
+
+def computed_columns(classes: tuple[str, ...], top_k: int, all_scores: bool, truth: bool) -> pa.Schema:
+    """Those that a job adds to `file`, `row` and the kept columns."""
+    fields = [pa.field("label", pa.string()), pa.field("score", pa.float32())]
+    if truth:
+        fields.append(pa.field("truth", pa.string()))
     if all_scores:
         fields += [pa.field(f"score_{name}", pa.float32()) for name in classes]
     if top_k > 1:
@@ -27,19 +45,17 @@ def output_schema(selection: Selection, classes: tuple[str, ...], top_k: int, al
         pa.field("truncated", pa.bool_()),
         pa.field("unknown_chars", pa.int64()),
     ]
-    names = [field.name for field in fields]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(f"an id column cannot be called {twice[0]!r}: the output has a column of that name")
     return pa.schema(fields)
 
 
 def label_table(chunk: Chunk, predictions: Predictions, schema: pa.Schema, classes: tuple[str, ...]) -> pa.Table:
-    """The rows of the part: the columns of `chunk.rows` and of its predictions, in the order of `schema`."""
+    """The labelled rows: the columns of `chunk.rows` and of its predictions, in the order of `schema`."""
     names = pa.array(classes, pa.string())
     count, k = predictions.labels.shape
     columns = list(chunk.rows.columns)
     columns += [names.take(pa.array(predictions.labels[:, 0])), pa.array(predictions.scores[:, 0])]
+    if chunk.truth is not None:
+        columns.append(names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH)))
     if predictions.all_scores is not None:
         columns += [pa.array(np.ascontiguousarray(scores)) for scores in predictions.all_scores.T]
     if "top_labels" in schema.names:

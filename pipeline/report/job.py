@@ -15,6 +15,7 @@ from pipeline.accuracy import LENGTHS, Confusion, Example
 from pipeline.output.record import Entry
 from pipeline.profiling.measure import Profile
 from pipeline.report.breakdown import Breakdown, break_down
+from pipeline.report.join import Frame
 from pipeline.report.results import Results
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
@@ -120,7 +121,7 @@ class JobReport:
     run : Run
         What this run did: timings, spans, chunks set aside.
     results : Results
-        The rows, in memory or in the output folder; `to_arrow`, `to_pandas` and `quarantine` read them.
+        The rows, in memory or in the output folder; `to_arrow`, `to_pandas`, `join` and `quarantine` read them.
 
     Examples
     --------
@@ -144,11 +145,11 @@ class JobReport:
     def add(self, event: Done | SetAside) -> None:
         """Count a chunk of this run."""
         run = self.run
+        self.results.add(event)
         if isinstance(event, SetAside):
             run.set_aside.append((event.name, event.reason))
             return
         self.tally.add([event.entry])
-        self.results.add(event)
         run.rows += event.entry.rows_read
         run.timeline.add(event.name, event.entry.rows_read, event.spans, event.place)
         run.examples = sorted([*run.examples, *event.examples])[:EXAMPLES]
@@ -207,13 +208,15 @@ class JobReport:
         return break_down(self.run.timeline, self.job.precision)
 
     def to_arrow(self) -> pa.Table:
-        """Return the labelled rows, read from the output folder if there is one.
+        """Return the rows in input order: every row of the input, or with an output folder those that are labelled.
 
         Returns
         -------
         pyarrow.Table
-            Rows in input order. Columns: ``file``, ``row``, the id columns, ``label``, ``score``, ``n_chars``,
-            ``truncated``, ``unknown_chars``, and those of the options ``scores`` and ``top_k``.
+            Columns: ``file``, ``row``, the id columns and kept ones, ``label``, ``score``, ``truth`` where it was
+            given, those of the options ``scores`` and ``top_k``, ``n_chars``, ``truncated``, ``unknown_chars``. Without
+            an output folder also ``reason``: why a row has no label; then all others but the first are null. Where a
+            row could be parsed it has its id and kept columns.
 
         Raises
         ------
@@ -221,23 +224,61 @@ class JobReport:
             If a file of the output folder cannot be read.
 
         """
-        return self.results.labelled()
+        return self.results.rows()
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the labelled rows as pandas has them.
+        """Return the rows as pandas has them, with the index of the input.
 
         Returns
         -------
         pandas.DataFrame
-            The rows and columns of `to_arrow`.
+            The rows and columns of `to_arrow`. Where the input is a pandas Series or DataFrame, its index; so it is for
+            a Dask DataFrame without an output folder. Integers and booleans are nullable (``Int64``, ``boolean``) in
+            columns with nulls.
 
         Raises
         ------
         OutputError
             If a file of the output folder cannot be read.
 
+        Examples
+        --------
+        >>> frame["label"] = pipeline.classify(frame).to_pandas()["label"]
+
         """
-        return self.to_arrow().to_pandas()
+        return self.results.frame()
+
+    def join(self, frame: Frame, suffix: str | None = None) -> Frame:
+        """Return the frame that was classified, with the columns that the job computed added.
+
+        Rows are joined by position. The frame has to be the one that was classified: as many rows, the same index
+        (pandas), and texts of the same lengths. Where a list or a Series was classified, it is a frame with as many
+        rows.
+
+        Parameters
+        ----------
+        frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
+            The frame. It is not changed.
+        suffix : str, optional
+            Appended to the name of an added column where the frame has a column of that name.
+
+        Returns
+        -------
+        pandas.DataFrame, polars.DataFrame or pyarrow.Table
+            The frame with the columns of `to_arrow` from ``label`` on, of the same type and with the same index.
+
+        Raises
+        ------
+        UsageError
+            For another frame, for a name that the frame has already, and for a job with an output folder, whose rows
+            are joined by file and row: docs/output.md shows how.
+
+        Examples
+        --------
+        >>> frame = pipeline.classify(frame, text_column="body").join(frame)
+
+        """
+        return self.results.join(frame, suffix)
 
     def quarantine(self) -> pa.Table:
         """Return the rows that could not be read.

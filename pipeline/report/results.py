@@ -1,42 +1,114 @@
-"""A job's rows, labelled and quarantined: in memory, or in its output folder."""
+"""A job's rows: in memory, each row of the input once; or in its output folder, labelled and quarantined ones apart."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pipeline.errors import UsageError
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PARTS, QUARANTINE, of_job
-from pipeline.output.parts import read_part
+from pipeline.output.memory import rows_set_aside
+from pipeline.output.parts import REASON, read_part
 from pipeline.output.quarantine import quarantine_table
-from pipeline.source.chunk import QUARANTINE_SCHEMA
-from pipeline.tasks import Done
+from pipeline.report.join import Frame, as_pandas, is_frame, refuse_other_frame, refuse_taken, with_columns
+from pipeline.source.chunk import QUARANTINE_SCHEMA, Selection
+from pipeline.tasks import Done, SetAside
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What rows in memory are joined by. index: of a pandas Series or DataFrame. text: the names of a frame's text
+    columns. copied: how many columns come before the label: `file`, `row` and the kept ones.
+    """
+
+    index: pd.Index | None
+    text: tuple[str, ...]
+    copied: int
+
+
+def origin_of(source: Any, selection: Selection) -> Origin:
+    """The origin of a job's rows."""
+    pandas = sys.modules.get("pandas")  # whoever has a pandas object has imported it
+    indexed = pandas is not None and isinstance(source, pandas.DataFrame | pandas.Series)
+    text = selection.text if is_frame(source) else ()
+    return Origin(source.index if indexed else None, text, len(selection.row_schema))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Those of a chunk: all, and those in quarantine. index: of a Dask DataFrame's partition."""
+
+    table: pa.Table
+    quarantine: pa.Table
+    index: pd.Index | None = None
 
 
 class Results:
-    """The rows of a job. schema: of the labelled rows. folder: the output folder; None for rows in memory. job: id."""
+    """The rows of a job. schema: of its parts. folder: the output folder; None for rows in memory. job: its id."""
 
-    def __init__(self, schema: pa.Schema, folder: OutputFolder | None, job: str) -> None:
-        self._schema = schema
+    def __init__(self, schema: pa.Schema, folder: OutputFolder | None, job: str, origin: Origin) -> None:
+        self._schema = schema if folder else schema.append(REASON)
         self._folder = folder
         self._job = job
-        self._tables: dict[str, tuple[pa.Table, pa.Table]] = {}
+        self._origin = origin
+        self._chunks: dict[str, _Rows] = {}
 
-    def add(self, done: Done) -> None:
+    def add(self, event: Done | SetAside) -> None:
         """Keep the rows of a chunk, where there is no output folder."""
-        if done.table is not None and done.quarantine is not None:
-            self._tables[done.name] = (done.table, done.quarantine)
+        if self._folder is not None:
+            return
+        if isinstance(event, SetAside):
+            rows = rows_set_aside(self._schema, event.sources, event.reason)
+            self._chunks[event.name] = _Rows(rows, QUARANTINE_SCHEMA.empty_table())
+        elif event.table is not None and event.quarantine is not None:
+            self._chunks[event.name] = _Rows(event.table, event.quarantine, event.index)
 
-    def labelled(self) -> pa.Table:
-        """In input order."""
+    def rows(self) -> pa.Table:
+        """In input order: in memory every row, from a folder those that are labelled."""
         if self._folder is None:
-            tables = [table for _, (table, _) in sorted(self._tables.items())]
+            tables = [rows.table for rows in self._in_order()]
         else:
             tables = [read_part(data, path) for data, path in self._files(self._folder, PARTS)]
         return pa.concat_tables([self._schema.empty_table(), *tables])
+
+    def frame(self) -> pd.DataFrame:
+        """`rows` as pandas has them, with the index of the input."""
+        rows = self.rows()
+        frame = as_pandas(rows)
+        index = self._index(rows)
+        return frame if index is None else frame.set_axis(index)
+
+    def _index(self, rows: pa.Table) -> pd.Index | None:
+        """The index of the input; None where it has none."""
+        index = self._origin.index
+        if index is not None:
+            return index if len(index) == len(rows) else index.take(rows["row"].to_numpy())
+        partitions = [
+            chunk.index.take(chunk.table["row"].to_numpy()) for chunk in self._in_order() if chunk.index is not None
+        ]
+        return partitions[0].append(partitions[1:]) if partitions else None
+
+    def join(self, frame: Frame, suffix: str | None) -> Frame:
+        """The frame with the columns that the job computed. Raises UsageError for a frame that has other rows."""
+        refuse_taken(frame, self._schema.names[self._origin.copied :], suffix)
+        if self._folder is not None:
+            raise UsageError(
+                f"the rows of this job are in {self._folder.path}, not in memory: join them by file and row, as "
+                "docs/output.md shows, or classify without an output folder"
+            )
+        rows = self.rows()
+        refuse_other_frame(frame, rows, self._origin.index, self._origin.text)
+        joined: Frame = with_columns(frame, rows.drop_columns(self._schema.names[: self._origin.copied]), suffix)
+        return joined
 
     def quarantined(self) -> pa.Table:
         """In input order: file, row, byte_offset, reason, head."""
@@ -53,9 +125,12 @@ class Results:
 
     def _quarantined(self) -> Iterator[pa.Table]:
         if self._folder is None:
-            yield from (quarantine for _, (_, quarantine) in sorted(self._tables.items()))
+            yield from (rows.quarantine for rows in self._in_order())
         else:
             yield from (quarantine_table(data, path) for data, path in self._files(self._folder, QUARANTINE))
+
+    def _in_order(self) -> Iterator[_Rows]:
+        return (rows for _, rows in sorted(self._chunks.items()))
 
     def _files(self, folder: OutputFolder, place: str) -> Iterator[tuple[bytes, Path]]:
         """The job's own: one that was overwritten may still have written there."""

@@ -78,7 +78,8 @@ class Chunk:
     text: large_binary [N], valid UTF-8. rows: table [N] of `file`, `row` and the kept columns. ids: uint8 [N, length],
     encoded characters, for input that is encoded already (then `text` is empty strings), else None. truth: int32 [N],
     class indices or NO_TRUTH; None without a truth column. problems: messages about whole files. n_chars: int64 [N],
-    characters of each whole text where `text` holds only its beginning, else None.
+    characters of each whole text where `text` holds only its beginning, else None. bad: the kept columns of the
+    quarantined rows, null where a row could not be parsed; None where there are no kept columns.
     """
 
     text: pa.LargeBinaryArray
@@ -88,6 +89,7 @@ class Chunk:
     truth: NDArray[np.int32] | None = None
     problems: tuple[str, ...] = ()
     n_chars: NDArray[np.int64] | None = None
+    bad: pa.Table | None = None
 
     @property
     def data(self) -> NDArray[np.uint8]:
@@ -116,6 +118,11 @@ class Chunk:
     @property
     def rows_read(self) -> int:
         return len(self.rows) + len(self.quarantine)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the kept columns of all rows take."""
+        return int(self.rows.nbytes) + (0 if self.bad is None else int(self.bad.nbytes))
 
 
 def bad_rows_table(file: str, bad: Sequence[BadRow]) -> pa.Table:
@@ -149,31 +156,48 @@ def assemble(
     texts = [decoded[name] for name in selection.text]
     for i in np.flatnonzero(np.logical_and.reduce([_nulls(t) for t in texts])).tolist():
         reasons.setdefault(i, "the text is null")
-    if len(texts) == 1:
-        text = texts[0]
-    else:
-        text = pc.binary_join_element_wise(*texts, _SPACE, null_handling="replace", null_replacement="")
-        text = pc.utf8_trim_whitespace(text)
+    text = _joined(texts)
     for i in np.flatnonzero(pc.fill_null(pc.binary_length(text), 0).to_numpy() > LIMITS.field_bytes).tolist():
         reasons.setdefault(i, f"the text is longer than {LIMITS.field_bytes >> 20} MiB")
     truth = None
     if selection.truth:
         truth = truth_indices(decoded[selection.truth], selection.classes)
-    set_aside = [*bad]
+    set_aside: list[tuple[BadRow, int | None]] = [(row, None) for row in bad]
     for i, reason in reasons.items():
         offset, head = raw(i)
-        set_aside.append(BadRow(int(numbers[i]), offset, reason, head))
+        set_aside.append((BadRow(int(numbers[i]), offset, reason, head), i))
+    set_aside.sort(key=lambda item: item[0].row)
     keep = np.ones(len(numbers), np.bool_)
     keep[list(reasons)] = False
     columns = [pa.repeat(pa.scalar(file, pa.string()), len(numbers)), pa.array(numbers)]
     columns += [_kept_column(decoded[f.name], f.type) for f in list(selection.row_schema)[2:]]
     rows = pa.table(columns, selection.row_schema)
+    kept_of_bad = None
+    if selection.kept:
+        kept_of_bad = rows.drop_columns(["file", "row"]).take(pa.array([i for _, i in set_aside], pa.int64()))
     if reasons:
         mask = pa.array(keep)
         rows, text = rows.filter(mask), text.filter(mask)
         truth = None if truth is None else truth[keep]
-    quarantine = bad_rows_table(file, sorted(set_aside, key=lambda b: b.row))
-    return Chunk(text.cast(pa.large_binary()), rows, quarantine, None, truth, problems)
+    quarantine = bad_rows_table(file, [row for row, _ in set_aside])
+    return Chunk(text.cast(pa.large_binary()), rows, quarantine, None, truth, problems, bad=kept_of_bad)
+
+
+def _joined(texts: Sequence[pa.Array]) -> pa.Array:
+    """The articles: the only text column, or several joined by a space, and stripped."""
+    if len(texts) == 1:
+        return texts[0]
+    text = pc.binary_join_element_wise(*texts, _SPACE, null_handling="replace", null_replacement="")
+    return pc.utf8_trim_whitespace(text)
+
+
+def lengths_of(table: pa.Table) -> NDArray[np.int64]:
+    """The characters of each row's article; -1 where it is null. table: the text columns.
+
+    Raises pyarrow.ArrowException where they hold no text.
+    """
+    text = _joined([column.combine_chunks().cast(pa.large_string()) for column in table.columns])
+    return np.asarray(pc.fill_null(pc.utf8_length(text), -1).to_numpy(), np.int64)
 
 
 def cut(chunk: Chunk, length: int) -> Chunk:
@@ -195,6 +219,7 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
     truth = [c.truth for c in chunks if c.truth is not None]
     cut_short = any(c.n_chars is not None for c in chunks)
     n_chars = [_characters(c.text) if c.n_chars is None else c.n_chars for c in chunks] if cut_short else []
+    bad = [c.bad for c in chunks if c.bad is not None]
     return Chunk(
         pa.concat_arrays([c.text for c in chunks]),
         pa.concat_tables([c.rows for c in chunks]),
@@ -203,13 +228,16 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         np.concatenate(truth) if truth else None,
         tuple(dict.fromkeys(p for c in chunks for p in c.problems)),
         np.concatenate(n_chars) if n_chars else None,
+        pa.concat_tables(bad) if bad else None,
     )
 
 
 def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
     """A chunk without rows, with the usual schemas."""
     none = pa.array([], pa.large_binary())
-    return Chunk(none, selection.row_schema.empty_table(), QUARANTINE_SCHEMA.empty_table(), problems=problems)
+    truth = np.empty(0, np.int32) if selection.truth or selection.answers else None
+    rows, quarantine = selection.row_schema.empty_table(), QUARANTINE_SCHEMA.empty_table()
+    return Chunk(none, rows, quarantine, None, truth, problems)
 
 
 def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int32]:

@@ -64,13 +64,14 @@ def scan_first(scan: Scan, rows: int) -> Scan:
 def _before(chunk: Chunk, row: int) -> Chunk:
     """The rows of a chunk of one file that have a number below `row`."""
     mask = pc.less(chunk.rows.column("row"), row).combine_chunks()
-    keep = mask.to_numpy(zero_copy_only=False)
+    keep, bad = mask.to_numpy(zero_copy_only=False), pc.less(chunk.quarantine.column("row"), pa.scalar(row))
     return replace(
         chunk,
         text=chunk.text.filter(mask),
         rows=chunk.rows.filter(mask),
-        quarantine=chunk.quarantine.filter(pc.less(chunk.quarantine.column("row"), pa.scalar(row))),
+        quarantine=chunk.quarantine.filter(bad),
         ids=None if chunk.ids is None else chunk.ids[keep],
         truth=None if chunk.truth is None else chunk.truth[keep],
         n_chars=None if chunk.n_chars is None else chunk.n_chars[keep],
+        bad=None if chunk.bad is None else chunk.bad.filter(bad),
     )

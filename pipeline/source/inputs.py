@@ -49,11 +49,12 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition of a Dask DataFrame. frame: its delayed pandas DataFrame."""
+    """A partition of a Dask DataFrame. frame: its delayed pandas DataFrame. sources: how many rows is not known yet."""
 
     name: str
     number: int
     frame: Any
+    sources: tuple[()] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Unread:
 
     name: str
     reason: str
+    sources: tuple[()] = ()
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,11 @@ class Unit:
     def rows(self) -> int:
         return sum(fragment.rows for fragment in self.fragments)
 
+    @property
+    def sources(self) -> tuple[tuple[str, int, int], ...]:
+        """(file, first row, rows) of each fragment."""
+        return tuple((f.file.path, f.first_row, f.rows) for f in self.fragments)
+
 
 @dataclass(frozen=True)
 class Plan:

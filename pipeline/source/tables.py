@@ -103,6 +103,8 @@ def _as_table(source: Any) -> pa.Table:
             return pa.Table.from_pandas(source, preserve_index=False)
         if kind == ("pandas", "Series"):
             return pa.table({"text": pa.Array.from_pandas(source)})
+        if kind == ("polars", "DataFrame"):
+            return source.to_arrow()
         if isinstance(source, list | tuple):
             return pa.table({"text": pa.array(source, pa.large_string())})
     except (ValueError, TypeError, pa.ArrowException) as error:
@@ -114,8 +116,13 @@ def _as_table(source: Any) -> pa.Table:
 
 
 def resolve(schema: pa.Schema, selection: Selection) -> Selection:
-    """The selection with its default text column and its id types. Raises UsageError for a missing column."""
+    """The selection with its default text column, and the kept columns with their types.
+
+    Raises UsageError for a missing column.
+    """
     selection = selection if selection.text else replace(selection, text=("text",))
+    if selection.keep_all:
+        selection = replace(selection, kept=tuple(dict.fromkeys((*selection.kept, *schema.names))))
     for name in selection.columns:
         if name not in schema.names:
             raise UsageError(f"no column {name!r}; there are: {', '.join(schema.names) or 'none'}")
@@ -129,7 +136,9 @@ def resolve(schema: pa.Schema, selection: Selection) -> Selection:
 
 def _written(kind: pa.DataType) -> pa.DataType:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.string() if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) else kind
+    types = pa.types
+    strings = types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind)
+    return pa.string() if strings else kind
 
 
 def partition_chunk(partition: Any, number: int, selection: Selection) -> Chunk:

@@ -88,7 +88,7 @@ class Parquet(Format):
                     chunk = cut(chunk, self.length)
                 pieces.append(chunk)
                 at += len(table)
-                if sum(piece.rows.nbytes for piece in pieces) > (most := _most_decoded(self.limits)):
+                if sum(piece.kept_bytes for piece in pieces) > (most := _most_decoded(self.limits)):
                     raise SourceError(
                         f"{fragment.file.path}: the id columns of {fragment.rows:,} rows from {fragment.first_row:,} "
                         f"on take more than {most >> 20} MiB: choose others, or a smaller --chunk-size"

@@ -1,0 +1,102 @@
+"""Labels as columns of a frame: one call, from a frame to the same frame with its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.api import classify
+from pipeline.model.charcnn import Model, load_model
+from pipeline.output.parts import REASON, computed_columns
+from pipeline.report.job import Progress
+from pipeline.report.join import Frame, refuse_taken
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+def label(
+    frame: Frame,
+    *,
+    text_column: str | Iterable[str] = (),
+    truth_column: str | None = None,
+    suffix: str | None = None,
+    model: str | Path | Model = "ag-news",
+    client: Client | Callable[[], AbstractContextManager[Client]] | None = None,
+    progress: Progress | None = None,
+    scores: bool = False,
+    top_k: int = 1,
+    chunk_size: int | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+    workers: int | None = None,
+    strict: bool = False,
+    allow_mixed: bool = False,
+) -> Frame:
+    """Label every row of a frame, and return the frame with the labels as columns.
+
+    This is `classify` and then `JobReport.join`; call these two where you also want the report, with the accuracy and
+    the timings. A frame that does not fit in memory is labelled from files, or as a Dask DataFrame, by `classify`.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
+        The rows. It is not changed.
+    text_column : str or iterable of str
+        Column with the text, "text" by default. Several are joined by a space, and the result is stripped.
+    truth_column : str, optional
+        Column with the true class, by name or by number from 1; adds it by name as ``truth``.
+    suffix : str, optional
+        Appended to the name of an added column where the frame has a column of that name.
+    model, client, progress, scores, top_k, chunk_size, device, precision, kernels, workers, strict, allow_mixed
+        As `classify` takes them.
+
+    Returns
+    -------
+    pandas.DataFrame, polars.DataFrame or pyarrow.Table
+        Of the type of `frame`: its rows in their order, with their index and all columns, and after these
+
+        - ``label``, ``score``: the class, and its probability;
+        - ``truth``, ``score_<class>``, ``top_labels`` and ``top_scores``, where they are asked for;
+        - ``n_chars``, ``truncated``, ``unknown_chars``: characters of the text, whether it is longer than the model
+          reads, and how many characters are outside its alphabet;
+        - ``reason``: why a row has no label, for example since its text is null. The others are null then.
+
+    Raises
+    ------
+    UsageError
+        For a column, model or option that does not fit, and where the frame has a column of the same name as one that
+        is added (and no `suffix` is given).
+    SourceError
+        For a bad row, with ``strict=True``.
+
+    Examples
+    --------
+    >>> frame = pipeline.label(frame, text_column=["title", "body"])
+    >>> frame[["title", "label", "score"]]
+
+    """
+    model = load_model(model)
+    added = computed_columns(model.classes, top_k, scores, truth_column is not None)
+    refuse_taken(frame, [*added.names, REASON.name], suffix)
+    report = classify(
+        frame,
+        text_column=text_column,
+        truth_column=truth_column,
+        model=model,
+        client=client,
+        progress=progress,
+        scores=scores,
+        top_k=top_k,
+        chunk_size=chunk_size,
+        device=device,
+        precision=precision,
+        kernels=kernels,
+        workers=workers,
+        strict=strict,
+        allow_mixed=allow_mixed,
+    )
+    return report.join(frame, suffix)

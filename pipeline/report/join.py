@@ -1,0 +1,116 @@
+"""The columns of a job beside those of the frame that was classified: pandas, Polars or Arrow; rows by position."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import UsageError
+from pipeline.source.chunk import lengths_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Frame = TypeVar("Frame")
+"""A pandas DataFrame, a Polars DataFrame or a pyarrow Table."""
+
+_AGAIN = "Give the frame that was classified, as it was"
+
+
+def is_frame(source: Any) -> bool:
+    """Whether columns can be added to it."""
+    return isinstance(source, pa.Table) or _is_pandas(source) or _is_polars(source)
+
+
+def refuse_taken(frame: Any, names: Sequence[str], suffix: str | None) -> None:
+    """Raise UsageError for what is no frame, and for one that has a column of one of these names."""
+    if not is_frame(frame):
+        kind = f"{type(frame).__module__.partition('.')[0]} {type(frame).__name__}"
+        raise UsageError(
+            f"columns cannot be added to a {kind}: give a pandas DataFrame, a Polars DataFrame or a pyarrow Table"
+        )
+    for name in _renamed(frame, names, suffix):
+        if name in _names(frame):
+            remedy = "" if suffix else ", or pass suffix='_predicted', for example"
+            raise UsageError(f"the frame has a column {name!r} already: rename it{remedy}")
+
+
+def refuse_other_frame(frame: Any, rows: pa.Table, index: pd.Index | None, text: Sequence[str]) -> None:
+    """Raise UsageError for a frame whose rows are not those that were classified.
+
+    The index tells where there is one. Polars and Arrow have none, so the lengths of the texts are compared too.
+    """
+    if len(frame) != len(rows):
+        raise UsageError(f"the frame has {len(frame):,} rows, the job's results have {len(rows):,}. {_AGAIN}")
+    if index is not None and _is_pandas(frame) and not frame.index.equals(index):
+        raise UsageError(f"the frame has another index than the rows that were classified. {_AGAIN}")
+    if not text or not {*text} <= {*_names(frame)}:
+        return
+    labelled = rows["label"].is_valid()
+    texts = _select(frame, text).filter(labelled)
+    try:
+        same = lengths_of(texts) == rows["n_chars"].filter(labelled).to_numpy()
+    except pa.ArrowException:
+        same = np.zeros(len(texts), np.bool_)
+    if not same.all():
+        row = np.flatnonzero(labelled.to_numpy())[np.argmin(same)]
+        raise UsageError(f"row {row:,} of the frame has another text than the row that was classified. {_AGAIN}")
+
+
+def with_columns(frame: Any, added: pa.Table, suffix: str | None) -> Any:
+    """The frame with these columns after its own."""
+    added = added.rename_columns(_renamed(frame, added.column_names, suffix))
+    if isinstance(frame, pa.Table):
+        for field, column in zip(added.schema, added.columns, strict=True):
+            frame = frame.append_column(field, column)
+        return frame
+    if _is_polars(frame):
+        return frame.hstack(type(frame)(added).get_columns())
+    return frame.assign(**{name: column.array for name, column in as_pandas(added).items()})
+
+
+def as_pandas(table: pa.Table) -> pd.DataFrame:
+    """The table in pandas; integers and booleans stay what they are where some are null, in nullable columns."""
+    import pandas as pd
+
+    nullable = {getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")() for name in _INTEGERS}
+    nullable[pa.bool_()] = pd.BooleanDtype()
+    frame = table.to_pandas()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.null_count and column.type in nullable:
+            frame[name] = column.to_pandas(types_mapper=nullable.get)
+    return frame
+
+
+_INTEGERS = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
+
+
+def _is_pandas(source: Any) -> bool:
+    pandas = sys.modules.get("pandas")  # whoever has one of its frames has imported it
+    return pandas is not None and isinstance(source, pandas.DataFrame)
+
+
+def _is_polars(source: Any) -> bool:
+    polars = sys.modules.get("polars")
+    return polars is not None and isinstance(source, polars.DataFrame)
+
+
+def _names(frame: Any) -> list[Any]:
+    return frame.column_names if isinstance(frame, pa.Table) else list(frame.columns)
+
+
+def _renamed(frame: Any, names: Sequence[str], suffix: str | None) -> list[str]:
+    """The names with the suffix, where the frame has a column of that name."""
+    return [name + suffix if suffix and name in _names(frame) else name for name in names]
+
+
+def _select(frame: Any, names: Sequence[str]) -> pa.Table:
+    if isinstance(frame, pa.Table):
+        return frame.select(names)
+    if _is_polars(frame):
+        return frame.select(names).to_arrow()
+    return pa.Table.from_pandas(frame[list(names)], preserve_index=False)
