@@ -249,14 +249,17 @@ def _label(sample: Sample, engine: Engine, options: Options) -> _Labelled:
     """Label the sample, and measure how long that takes and how large its parts are."""
     classes, found = engine.model.classes, _Labelled(Counter(), Counter())
     where = None if options.where is None else Where(options.where)
+    written = output_schema(sample.selection, classes, options.top_k, options.scores)
+    labelled = written if where is None else output_schema(sample.selection, classes, options.top_k, True)
+    if where is not None:
+        where.check(labelled)
     chunk_rows = options.chunk_size or _CHUNK_ROWS[engine.backend.device]
     seconds, timed, size = 0.0, 0, 0
     for readable in _joined(sample.chunks):
-        predictions, typical, taken = _classified(readable, engine, options)
+        predictions, typical, taken = _classified(readable, engine, options.top_k, options.scores or where is not None)
         seconds, timed = seconds + taken, timed + typical
         chunk, predictions = set_aside_overflow(readable, predictions, engine, first=False)
-        schema = output_schema(sample.selection, classes, options.top_k, options.scores)
-        table = label_table(chunk, predictions, schema, classes)
+        table = label_table(chunk, predictions, labelled, classes)
         found.rows += chunk.rows_read
         found.labels.update(table.column("label").to_pylist())
         found.reasons.update(chunk.quarantine.column("reason").to_pylist())
@@ -267,7 +270,7 @@ def _label(sample: Sample, engine: Engine, options: Options) -> _Labelled:
         for at in range(0, len(table), chunk_rows):
             part = table.slice(at, chunk_rows)
             kept = part if where is None else part.filter(pa.array(where.mask(part)))
-            size += len(_WRITE[options.format](kept)) + _ENTRY_BYTES * len(part) // chunk_rows
+            size += len(_WRITE[options.format](kept.select(written.names))) + _ENTRY_BYTES * len(part) // chunk_rows
     found.bytes = size / max(found.rows, 1)
     found.rate = timed / seconds if seconds else 0.0
     return found
@@ -279,15 +282,15 @@ def _joined(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
         yield concat(list(same))
 
 
-def _classified(chunk: Chunk, engine: Engine, options: Options) -> tuple[Predictions, int, float]:
+def _classified(chunk: Chunk, engine: Engine, top_k: int, all_scores: bool) -> tuple[Predictions, int, float]:
     """The predictions of a chunk; and rows and seconds of a call that is large enough to be typical of the engine."""
     engine.classify(_WARM_UP)
     typical = chunk
     if engine.batch is not None:
-        predictions = engine.classify(chunk.texts, options.top_k, options.scores)
+        predictions = engine.classify(chunk.texts, top_k, all_scores)
         typical = concat([chunk] * -(-_BATCHES * engine.batch // max(len(chunk), 1)))
     began = time.perf_counter()
-    found = engine.classify(typical.texts, options.top_k, options.scores)
+    found = engine.classify(typical.texts, top_k, all_scores)
     seconds = time.perf_counter() - began
     return (found if typical is chunk else predictions), len(typical), seconds
 

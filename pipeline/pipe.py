@@ -187,16 +187,19 @@ class _Labelling:
     def __init__(self, engine: Engine, selection: Selection, options: Options, found: Piped) -> None:
         self._engine, self._options, self._found = engine, options, found
         self._classes = engine.model.classes
-        self._labelled = output_schema(selection, self._classes, options.top_k, options.scores)
-        self.schema = self._labelled.append(REASON)
+        self._written = self._labelled = output_schema(selection, self._classes, options.top_k, options.scores)
+        self.schema = self._written.append(REASON)
         self._where = None if options.where is None else Where(options.where)
+        if self._where is not None and not self._where.columns <= set(self._written.names):
+            self._labelled = output_schema(selection, self._classes, options.top_k, True)
         if self._where is not None:
             self._where.check(self._labelled)
 
     def of(self, batch: _Piece) -> pa.Table:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
         options, found = self._options, self._found
-        predictions = self._engine.classify(batch.chunk.texts, options.top_k, options.scores)
+        all_scores = options.scores or self._labelled is not self._written  # the expression has one of them
+        predictions = self._engine.classify(batch.chunk.texts, options.top_k, all_scores)
         chunk, predictions = set_aside_overflow(batch.chunk, predictions, self._engine, first=False)
         if chunk.truth is not None:
             pairs = count_pairs(chunk.truth, predictions.labels[:, 0])
@@ -208,7 +211,7 @@ class _Labelling:
         found.rows_written += len(table)
         found.rows_filtered += len(chunk) - len(table)
         found.rows_quarantined += len(chunk.quarantine)
-        return every_row(table, chunk, batch.sources)
+        return every_row(table.select(self._written.names), chunk, batch.sources)
 
 
 class _Rows:

@@ -18,8 +18,7 @@ from pipeline.model.charcnn import Model
 
 
 def rows_of(report) -> list[tuple[str, int]]:
-    table = pa.concat_tables([report.to_arrow().select(["file", "row"]), report.quarantine().select(["file", "row"])])
-    return sorted((Path(row["file"]).name, row["row"]) for row in table.to_pylist())
+    return [(Path(row["file"]).name, row["row"]) for row in report.to_arrow().to_pylist()]
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def test_the_first_rows_of_files_of_every_kind(
         assert report.exit_code == 0  # the last file was not opened
     everything = classify(files, model=small_model, client=client, chunk_size=24, limit=10_000)
     assert (everything.rows_read, everything.exit_code) == (200, 3)
-    first = everything.to_pandas().iloc[:120]
+    first = everything.to_pandas().iloc[:122]
     pd.testing.assert_frame_equal(first, classify(files, model=small_model, client=client, limit=122).to_pandas())
 
 

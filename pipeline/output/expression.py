@@ -4,9 +4,9 @@ condition  = both { "or" both }
 both       = negation { "and" negation }
 negation   = "not" negation | test
 test       = value [ comparison value { comparison value }
-                   | [ "not" ] "in" "(" literal { "," literal } ")"
-                   | "is" [ "not" ] "null" ]
-           | "(" condition ")"
+               | [ "not" ] "in" "(" literal { "," literal } ")"
+               | "is" [ "not" ] "null" ]
+       | "(" condition ")"
 comparison = "==" | "!=" | "<" | "<=" | ">" | ">="
 value      = column | literal
 column     = a word, or anything between backticks, in which a doubled backtick stands for one
@@ -24,6 +24,7 @@ from pipeline.errors import UsageError
 _DEEPEST = 50
 _COMPARISONS = ("==", "!=", "<=", ">=", "<", ">")
 _WORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
+_PLAIN = re.compile(r"[^\W\d]\w*")
 _TOKEN = re.compile(
     r"""\s*(?:
     (?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
@@ -103,6 +104,11 @@ Node = Column | Literal | Comparison | OneOf | IsNull | Not | AllOf | AnyOf
 def parse(text: str) -> Node:
     """The tree. Raises UsageError, with the place, where the text does not follow the grammar."""
     return _Parser(text).whole()
+
+
+def written(name: str) -> str:
+    """A column as an expression names it."""
+    return name if _PLAIN.fullmatch(name) and name not in _WORDS else "`{}`".format(name.replace("`", "``"))
 
 
 def refuse(text: str, at: int, what: str) -> NoReturn:

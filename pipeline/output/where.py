@@ -28,6 +28,7 @@ from pipeline.output.expression import (
     OneOf,
     parse,
     refuse,
+    written,
 )
 
 _COMPARE: dict[str, Callable[..., pa.Array]] = {
@@ -167,7 +168,7 @@ class _Rows:
 
     def _column(self, node: Column) -> pa.Array:
         if node.name not in self.table.column_names:
-            known = ", ".join(name if name.isidentifier() else f"`{name}`" for name in self.table.column_names)
+            known = ", ".join(map(written, self.table.column_names))
             refuse(self.text, node.at, f"there is no column {node.name!r} (there are {known})")
         column = self.table.column(node.name).combine_chunks()
         return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column

@@ -59,7 +59,7 @@ def to_plain(column: pa.Array) -> pa.Array:
 
 
 def from_plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Of type `kind` again. Raises ValueError or pyarrow.ArrowException for what `to_plain` does not give."""
+    """The column of type `kind` again. Raises ValueError or pyarrow.ArrowException for other values."""
     types = pa.types
     if types.is_dictionary(kind):
         return from_plain(column, kind.value_type).cast(kind)
