@@ -26,7 +26,7 @@ SELECTION = Selection(("title", "description"), truth="class", header=("class", 
 
 def test_the_estimate_is_close_to_the_job(client: Client, small_model: Model, ag_news: Path, tmp_path: Path) -> None:
     with open(ag_news / "test.csv", "rb") as file:
-        (tmp_path / "in.csv").write_bytes(b"".join(islice(file, 1500)))
+        (tmp_path / "in.csv").write_bytes(b"".join(islice(file, 1100)))
     options = {
         "model": small_model,
         "columns": SELECTION.header,
@@ -35,12 +35,12 @@ def test_the_estimate_is_close_to_the_job(client: Client, small_model: Model, ag
     }
     report = classify(tmp_path / "in.csv", tmp_path / "out", client=client, **options)
     estimate = dry_run(tmp_path / "in.csv", tmp_path / "out", **options)
-    assert (estimate.rows, estimate.counted, sum(estimate.labels.values())) == (1500, True, estimate.sample_rows)
+    assert (estimate.rows, estimate.counted, sum(estimate.labels.values())) == (1100, True, estimate.sample_rows)
     assert estimate.sample_rows == pytest.approx(1000, abs=50)
     written = sum(f.stat().st_size for name in ("parts", "_entries") for f in (tmp_path / "out" / name).iterdir())
     assert estimate.output_bytes == pytest.approx(written, rel=0.15)
     for label, rows in report.tally.labels.items():
-        assert estimate.labels.get(label, 0) / estimate.sample_rows == pytest.approx(rows / 1500, abs=0.06)
+        assert estimate.labels.get(label, 0) / estimate.sample_rows == pytest.approx(rows / 1100, abs=0.06)
     assert any("give --resume or --overwrite" in warning for warning in estimate.warnings)
 
 

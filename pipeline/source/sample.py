@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import pairwise
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -82,7 +83,8 @@ def _of_tables(given: Rows, selection: Selection, rows: int, limit: int | None) 
     count = min(limit or tables.rows, tables.rows)
     names, each = list(selection.columns), max(1, rows // PLACES)
     if isinstance(tables.source, pa.Table):
-        pieces = [(at, tables.source.select(names).slice(at, each)) for at in _even(count, each)]
+        table, begins = tables.source.select(names), _even(count, each)
+        pieces = [(at, table.slice(at, min(each, after - at))) for at, after in pairwise([*begins, count])]
     else:
         pieces = [(0, tables.source.head(min(rows, count), columns=names))]
     return Sample(selection, [table_chunk(table, MEMORY, at, selection) for at, table in pieces], count)
