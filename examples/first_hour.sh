@@ -121,8 +121,8 @@ head -2 labels.jsonl | tail -1 | grep -q '"label":"Sports"' || fail "the second 
 broadsheet classify - -o - --stdin-format jsonl --id-column id --format csv --quiet < news.jsonl > labels.csv
 [ "$(wc -l < labels.csv)" -eq 41 ] || fail "not a header and a label for each line"
 grep -q 'stdin",5,.*not JSON' labels.csv || fail "the bad line has no reason"
-[ "$( (while :; do cat news.log; done) 2> /dev/null | (broadsheet classify - -o - || true) 2> /dev/null | head -1 | wc -l)" -eq 1 ] ||
-  fail "head -1 gets no line"
+first=$(yes "Stocks fell on Monday." | broadsheet classify - -o - | head -1 || true)  # head closes the pipe
+[[ $first == '{"file":"stdin","row":0,'* ]] || fail "head -1 gets no label"
 
 step "From Python: a frame with nulls keeps its rows and its index; a classifier that one holds"
 run 0 python - << 'PYTHON'

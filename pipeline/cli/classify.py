@@ -19,7 +19,6 @@ from pipeline.job import CHUNK_ROWS
 from pipeline.report.console import PlainConsole, print_json, say
 from pipeline.report.job import Progress
 from pipeline.report.terminal import TerminalProgress, print_report
-from pipeline.source.stdin import Stdin
 
 _INPUT = (
     "Files, folders, globs or URLs: CSV, TSV, JSONL, Parquet, text (one article a line), .bin; also .gz and .zst. "
@@ -193,9 +192,10 @@ def _run_job(
     try:
         report = _run(source, output, model, options, progress, connection)
     except KeyboardInterrupt:
-        remedy = (
-            "start again with --overwrite: stdin is gone" if isinstance(source, Stdin) else "continue with --resume"
-        )
+        from pipeline.source.stdin import Stdin
+
+        is_gone = isinstance(source, Stdin)
+        remedy = "start again with --overwrite: stdin is gone" if is_gone else "continue with --resume"
         say(f"broadsheet: interrupted; what is committed in {output} stays, {remedy}", error=True)
         raise typer.Exit(1) from None
     if as_json:
