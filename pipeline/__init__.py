@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipeline.api import classify, close
     from pipeline.classifier import Classifier, Prediction, load
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
+    from pipeline.estimate import Estimate, dry_run
     from pipeline.labelled import label
     from pipeline.model.charcnn import Model, load_model
     from pipeline.options import Options
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BroadsheetError",
     "Classifier",
+    "Estimate",
     "JobReport",
     "Model",
     "ModelError",
@@ -37,6 +39,7 @@ __all__ = [
     "UsageError",
     "classify",
     "close",
+    "dry_run",
     "label",
     "load",
     "load_model",
@@ -45,6 +48,7 @@ __all__ = [
 
 _MODULES = {
     "Classifier": "classifier",
+    "Estimate": "estimate",
     "JobReport": "report.job",
     "Model": "model.charcnn",
     "Options": "options",
@@ -52,6 +56,7 @@ _MODULES = {
     "Prediction": "classifier",
     "classify": "api",
     "close": "api",
+    "dry_run": "estimate",
     "label": "labelled",
     "load": "classifier",
     "load_model": "model.charcnn",

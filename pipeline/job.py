@@ -40,9 +40,10 @@ from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
 from pipeline.source.files import Files
-from pipeline.source.inputs import End, Frame, JobInput, Rows, Source, identify, open_input
+from pipeline.source.inputs import End, Given, JobInput, Rows, Source, identify, open_input
 from pipeline.source.limits import CHUNK_ROWS
 from pipeline.source.scan import Scanner
+from pipeline.source.stdin import Stdin
 from pipeline.tasks import Done, Job, profile_engine
 from pipeline.watchdog import Watchdog
 
@@ -108,7 +109,7 @@ class Prepared:
     """
 
     request: Request
-    found: Files | Rows | Frame
+    found: Given
     identity: tuple[InputIdentity, ...]
     before: Fingerprint | None
     began: float
@@ -166,6 +167,8 @@ def prepare(request: Request) -> Prepared:
     began, started = time.perf_counter(), time.time()
     folder, options = request.folder, request.options
     options.selection(request.model)
+    if options.resume and isinstance(request.source, Stdin):
+        raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
     symbols, length = len(request.model.alphabet), request.model.length
     whole, by_content = options.hash == "full", folder is not None
     found = identify(request.source, symbols, length, whole_hash=whole, by_content=by_content, root=options.root)
@@ -214,9 +217,9 @@ def plan(
         )
         data = request.folder.plan()
         if data is not None:
-            saved = plan_from(data, prepared.found.found, asked, settings.chunk_size, path)
+            saved = plan_from(data, prepared.found.found, asked, settings.chunk_size, path, settings.limit)
     with scanner() if saved is None else nullcontext() as scan:
-        job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scan)
+        job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scan, options.limit)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     columns = partial(output_schema, job_input.selection, model.classes, options.top_k)

@@ -36,3 +36,11 @@ def test_a_batch_example_tells_its_result_by_json_and_exit_code(tmp_path: Path, 
     assert wrong.returncode in (2, 3)
     assert not wrong.stdout
     assert "Traceback" not in wrong.stderr
+
+
+def test_the_first_hour_goes_without_a_stumble(tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = [ROOT / "examples" / "first_hour.sh", tmp_path / "work"]
+    run = subprocess.run(script, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.splitlines()[-1].startswith("all ")

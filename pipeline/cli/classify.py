@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli import dry_run as estimating
+from pipeline.cli import pipe
 from pipeline.errors import UsageError
 from pipeline.report.console import PlainConsole, print_json, say
 from pipeline.source.limits import CHUNK_ROWS
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 _INPUT = (
     "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also .gz, "
-    ".zst and .zip."
+    ".zst and .zip. - reads stdin."
 )
 TLS_HELP = (
     "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a host "
@@ -29,12 +31,18 @@ TLS_HELP = (
 _ONE_CHUNK_BYTES = 1 << 17
 """Of files that are computed within this process: as long as AG News's, about 500 articles."""
 
+_STDOUT = Path("-")
 _CHUNK_SIZE = f"Rows in a chunk.  [default: {CHUNK_ROWS['cpu']} on a CPU, {CHUNK_ROWS['cuda']} on a GPU]"
 
 
 def command(
     inputs: Annotated[list[str], typer.Argument(metavar="INPUT", help=_INPUT, show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT/", help="Folder for the labels.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="OUT/", help="Folder for the labels; - writes them to stdout.", show_default=False
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="A shipped model's name, or a file.")] = "ag-news",
     text_column: Annotated[
         list[str] | None,
@@ -57,12 +65,22 @@ def command(
         Path | None, typer.Option(metavar="FOLDER", help="Write paths relative to it.  [default: absolute paths]")
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Label the first N rows only.")] = None,
+    stdin_format: Annotated[
+        str | None,
+        typer.Option(metavar="text|csv|tsv|jsonl", help="What stdin holds.  [default: text]", show_default=False),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Label a sample only; say what the job would take. Writes nothing.")
+    ] = False,
     truth: Annotated[Path | None, typer.Option(metavar="FILE", help="True classes of a one-hot .bin input.")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Write the probability of every class.")] = False,
     top_k: Annotated[int, typer.Option(metavar="K", help="Write the K best labels and scores.", min=1)] = 1,
-    format_: Annotated[str, typer.Option("--format", metavar="parquet|jsonl|csv", help="Of the output files.")] = (
-        "parquet"
-    ),
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format", metavar="parquet|jsonl|csv", help="Of the output.  [default: parquet; jsonl to stdout]"
+        ),
+    ] = None,
     partition_by: Annotated[str | None, typer.Option(metavar="label", help="A folder for each label.")] = None,
     where: Annotated[
         str | None,
@@ -113,9 +131,11 @@ def command(
     """
     from pipeline.output.place import refuse_url
 
-    refuse_url(output)
+    if output is not None:
+        refuse_url(output)
     if scheduler_file and (cluster != "auto" or workers or protocol != "auto" or tls is not None or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
+    source = pipe.source_of(inputs, stdin_format)
     options: dict[str, Any] = {
         "text_column": text_column or (),
         "id_column": id_column or (),
@@ -130,7 +150,7 @@ def command(
         "truth": truth,
         "scores": scores,
         "top_k": top_k,
-        "format": format_,
+        "format": format_ or "parquet",
         "partition_by": partition_by,
         "where": where,
         "chunk_size": chunk_size,
@@ -146,9 +166,6 @@ def command(
         "trace": trace,
         "report": page,
     }
-    from pipeline.report.terminal import NoProgress, TerminalProgress, print_report
-
-    progress = NoProgress() if quiet else TerminalProgress(PlainConsole(stderr=True))
     connection: dict[str, Any] = {
         "where": cluster,
         "workers": workers,
@@ -156,12 +173,41 @@ def command(
         "protocol": protocol,
         "tls": tls,
         "nsys": nsys,
-        **({"say": lambda line: None} if quiet else {}),
     }
+    if dry_run:
+        estimating.run(source, output, model, options, connection, as_json)
+    elif output is None:
+        raise UsageError("give a folder for the labels: -o OUT/ (or -o - for stdout)")
+    elif output == _STDOUT:
+        pipe.refuse_options(options, connection, as_json)
+        pipe.run(source, model, options, format_, quiet)
+    else:
+        _run_job(source, output, model, options, connection, as_json, quiet)
+
+
+def _run_job(
+    source: Any,
+    output: Path,
+    model: str,
+    options: dict[str, Any],
+    connection: dict[str, Any],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run it as a job, and print its report."""
+    from pipeline.report.terminal import NoProgress, TerminalProgress, print_report
+
+    progress = NoProgress() if quiet else TerminalProgress(PlainConsole(stderr=True))
+    if quiet:
+        connection["say"] = lambda line: None
     try:
-        report = _run(inputs, output, model, options, progress, connection)
+        report = _run(source, output, model, options, progress, connection)
     except KeyboardInterrupt:
-        say(f"broadsheet: interrupted; what is committed in {output} stays, continue with --resume", error=True)
+        from pipeline.source.stdin import Stdin
+
+        is_gone = isinstance(source, Stdin)
+        remedy = "start again with --overwrite: stdin is gone" if is_gone else "continue with --resume"
+        say(f"broadsheet: interrupted; what is committed in {output} stays, {remedy}", error=True)
         raise typer.Exit(1) from None
     if as_json:
         print_json(report.to_dict())
@@ -170,13 +216,16 @@ def command(
     raise typer.Exit(report.exit_code)
 
 
-def _is_one_chunk(inputs: list[str]) -> bool:
+def _is_one_chunk(source: Any) -> bool:
     """Whether the inputs are files so small that another process would have nothing to do beside this one."""
-    return all(map(os.path.isfile, inputs)) and sum(map(os.path.getsize, inputs)) <= _ONE_CHUNK_BYTES
+    from pipeline.source.inputs import Paths
+
+    inputs = source if isinstance(source, Paths) else ()
+    return bool(inputs) and all(map(os.path.isfile, inputs)) and sum(map(os.path.getsize, inputs)) <= _ONE_CHUNK_BYTES
 
 
 def _run(
-    inputs: list[str],
+    source: Any,
     output: Path,
     model: str,
     options: dict[str, Any],
@@ -186,12 +235,11 @@ def _run(
     from cluster import connect, nearest
     from pipeline.api import classify
     from pipeline.engine.open import expected_device
-    from pipeline.source.inputs import Paths
 
     chosen = [name for name, value in connection.items() if name != "say" and value not in (None, "auto")]
     if connection["where"] == "auto":
         connection["where"] = nearest(options["device"])
-    if connection["where"] == "local" and not chosen and options["chunk_size"] is None and _is_one_chunk(inputs):
+    if connection["where"] == "local" and not chosen and options["chunk_size"] is None and _is_one_chunk(source):
         connection["processes"] = False  # which starts in a fraction of the time
     elif (
         connection["where"] == "local"
@@ -201,7 +249,7 @@ def _run(
         connection["workers"] = 1  # without dask-cuda, which gives each GPU a worker, the first GPU has one
     stopping = Event()
     signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
-    run = partial(classify, Paths(inputs), output, model=model, progress=progress, stop=stopping.is_set, **options)
+    run = partial(classify, source, output, model=model, progress=progress, stop=stopping.is_set, **options)
     if connection["where"] in ("local", "cuda") and not connection["scheduler_file"]:
         return run(client=lambda: connect(**connection))  # beside the planning
     with connect(**connection) as client:  # at once: what its workers have decides the chunk size

@@ -289,10 +289,11 @@ class SavedUnit(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind
 
 
 class SavedStream(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="stream"):
-    """A file that is read front to back from byte `start`."""
+    """A file that is read front to back from byte `start`. rows: how many, where the user has set a limit."""
 
     file: Count
     start: Count
+    rows: Count | None
 
 
 class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

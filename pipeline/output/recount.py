@@ -34,7 +34,8 @@ def recount(
     for entry in committed.chunks.values():
         for path, _, rows in entry.sources:
             labelled[path] += rows
-    counted = _rows([file for file in found if not isinstance(file.format, OneHot)], _selection(plan, settings), plan)
+    files = [file for file in found if not isinstance(file.format, OneHot)]
+    counted = _rows(files, _selection(plan, settings), plan, settings.limit)
     for path, rows in counted.items():
         if rows != labelled[path]:
             raise SourceError(f"{path} has {rows:,} rows, {labelled[path]:,} are in the output")
@@ -64,11 +65,14 @@ def _selection(plan: SavedPlan, settings: Settings) -> Selection:
     )
 
 
-def _rows(files: Sequence[InputFile], selection: Selection, before: SavedPlan) -> Counter[str]:
-    """The rows of each file, found out anew."""
-    plan = plan_files(files, selection, before.chunk_rows)
+def _rows(files: Sequence[InputFile], selection: Selection, before: SavedPlan, limit: int | None) -> Counter[str]:
+    """The rows of each file, found out anew; with a limit those that it leaves."""
+    plan = plan_files(files, selection, before.chunk_rows, limit=limit)
     rows = Counter(dict.fromkeys((file.path for file in files), 0))
     for unit in plan.units:
+        if isinstance(unit, Stream) and unit.rows is not None:
+            rows[unit.file.path] += unit.rows
+            continue
         if isinstance(unit, Stream):
             chunks = unit.file.format.stream(unit, plan.selection, plan.chunk_rows)
             rows[unit.file.path] += sum(chunk.rows_read for chunk in chunks)

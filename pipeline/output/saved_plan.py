@@ -34,7 +34,7 @@ def plan_bytes(plan: Plan) -> bytes:
 
     def saved(unit: Unit | Stream) -> SavedUnit | SavedStream:
         if isinstance(unit, Stream):
-            return SavedStream(unit.number, unit.start)
+            return SavedStream(unit.number, unit.start, unit.rows)
         fragments = (
             SavedFragment(number[id(f.file)], f.start, f.stop, f.first_row, f.rows, f.group, f.regular)
             for f in unit.fragments
@@ -65,8 +65,15 @@ def plan_bytes(plan: Plan) -> bytes:
     )
 
 
-def plan_from(data: bytes, found: Sequence[InputFile], asked: Selection, chunk_rows: int, name: object) -> Plan:
-    """Load a plan over the files as found now. asked, chunk_rows: what the job that is resumed was asked for.
+def plan_from(
+    data: bytes,
+    found: Sequence[InputFile],
+    asked: Selection,
+    chunk_rows: int,
+    name: object,
+    limit: int | None = None,
+) -> Plan:
+    """Load a plan over the files as found now. asked, chunk_rows, limit: what the job that is resumed was asked for.
 
     Raises OutputError, with `name`, where it is damaged, is not a plan of that job, or has not every row once.
     """
@@ -82,7 +89,9 @@ def plan_from(data: bytes, found: Sequence[InputFile], asked: Selection, chunk_r
         plan = Plan(tuple(files), saved.columns, units, saved.problems, resolved, saved.chunk_rows, saved.unread)
         if saved.chunk_rows != chunk_rows:
             raise ValueError(f"its chunks have {saved.chunk_rows} rows, those of the job {chunk_rows}")
-        _check_files(saved, found, resolved)
+        if limit is not None and plan.rows_known > limit:
+            raise ValueError(f"it has {plan.rows_known} rows, those of the job end after {limit}")
+        _check_files(saved, found, resolved, reaches_limit=plan.rows_known == limit)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise OutputError(f"{name} is damaged: {error}. Start again with --overwrite") from error
     return plan
@@ -138,12 +147,12 @@ def _follows(before: SavedFragment | None, fragment: SavedFragment) -> bool:
     )
 
 
-def _check_files(saved: SavedPlan, found: Sequence[InputFile], selection: Selection) -> None:
+def _check_files(saved: SavedPlan, found: Sequence[InputFile], selection: Selection, reaches_limit: bool) -> None:
     """Raise ValueError unless the chunks of each file have its columns, begin after its header and end where it ends,
     and the kept columns have the types that the files give them.
 
     A file without chunks must have a problem, which the job reports, or no rows. Of each file only the head, or its own
-    metadata, are read.
+    metadata, are read. reaches_limit: the last file with a chunk may end after it, and those after it have none.
     """
     pieces: dict[int, list[SavedFragment]] = defaultdict(list)
     for fragment in (f for unit in saved.units if isinstance(unit, SavedUnit) for f in unit.fragments):
@@ -153,6 +162,7 @@ def _check_files(saved: SavedPlan, found: Sequence[InputFile], selection: Select
     told = {path for path, _ in saved.problems}
     schemas: dict[int, Schema] = {}
     counted = replace(selection, kept=(), kept_types=(), keep_all=False)
+    last = max(starts, default=0) if reaches_limit else len(found)
 
     def rows_now(file: InputFile) -> int | None:
         """None for a file that is read front to back."""
@@ -161,16 +171,19 @@ def _check_files(saved: SavedPlan, found: Sequence[InputFile], selection: Select
 
     def difference(number: int) -> str | None:
         file, fragments = found[number], pieces[number]
+        if number > last:
+            return None
         if number not in starts:
             return None if file.path in told or rows_now(file) == 0 else "has rows, and no chunk"
         schema = schemas[number] = _schema(file, selection)
         if schema.complete and (schema.names or ()) != saved.columns[number]:
             return "has other columns"
         if file.format.seeks is Seek.ROWS:
-            return None if rows_now(file) == sum(f.rows for f in fragments) else "has other rows than its chunks"
+            rows, here = rows_now(file) or 0, sum(f.rows for f in fragments)
+            return None if rows == here or (number == last and rows > here) else "has other rows than its chunks"
         if starts[number] != schema.start:
             return f"begins at byte {schema.start:,}, its first chunk at {starts[number]:,}"
-        if fragments and fragments[-1].stop != (None if file.front_to_back else file.size):
+        if number < last and fragments and fragments[-1].stop != (None if file.front_to_back else file.size):
             return "does not end where its last chunk ends"
         return None
 
@@ -206,7 +219,7 @@ def _selection(plan: SavedPlan, types: tuple[pa.DataType, ...], asked: Selection
 
 def _unit(unit: SavedUnit | SavedStream, files: Sequence[InputFile]) -> Unit | Stream:
     if isinstance(unit, SavedStream):
-        return Stream(unit.file, files[unit.file], unit.start)
+        return Stream(unit.file, files[unit.file], unit.start, unit.rows)
     fragments = (
         Fragment(files[f.file], f.start, f.stop, f.first_row, f.rows, f.group, f.regular) for f in unit.fragments
     )

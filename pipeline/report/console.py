@@ -67,6 +67,15 @@ def print_file(text: str) -> None:
     sys.stdout.write("\n".join(map(visible, text.split("\n"))) if sys.stdout.isatty() else text)
 
 
+def print_rows(data: bytes) -> None:
+    """Print rows at once: as they are, but visible on a terminal."""
+    if sys.stdout.isatty():
+        sys.stdout.write("\n".join(map(visible, data.decode().split("\n"))))
+    else:
+        sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+
+
 def print_json(value: Any, indent: int | None = None) -> None:
     """Print JSON in ASCII: every other character is an escape, so it is safe on a terminal and never fails."""
     print(json.dumps(value, indent=indent), flush=True)

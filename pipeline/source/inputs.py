@@ -16,11 +16,13 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.encoding import UTF8
 from pipeline.source.files import Files, Identity, find_files
+from pipeline.source.first_rows import first_chunks
 from pipeline.source.formats.base import Stream
 from pipeline.source.items import Items, as_items
 from pipeline.source.plan import Plan, Unit, part_name, plan_files, refuse_useless
 from pipeline.source.scan import Scanner
 from pipeline.source.search import Problem
+from pipeline.source.stdin import STDIN, Stdin
 from pipeline.source.tables import MEMORY, Tables, as_tables, dask_selection
 
 _SHOWN = 60
@@ -130,6 +132,10 @@ class Frame:
     identity: Identity
 
 
+Given = Files | Rows | Frame | Stdin
+"""The input of a job, before it is planned."""
+
+
 def identify(
     source: Any,
     symbols: int,
@@ -138,7 +144,7 @@ def identify(
     whole_hash: bool,
     by_content: bool,
     root: str | os.PathLike[str] | None = None,
-) -> Files | Rows | Frame:
+) -> Given:
     """The input of a job, before it is planned. Raises UsageError where there is none.
 
     symbols, length: of the model, for files that are encoded already. whole_hash: hash whole files, not their edges.
@@ -146,6 +152,8 @@ def identify(
     files are relative to it, else absolute. A string is a path, and so is each item of `Paths` or of a list of
     `pathlib.Path`; a list of strings is articles.
     """
+    if isinstance(source, Stdin):
+        return source
     paths = _paths(source)
     if paths is not None:
         return _find(source, paths, symbols, length, whole_hash, root)
@@ -211,14 +219,15 @@ def _refusal(source: Any) -> str:
 
 
 def open_input(
-    given: Files | Rows | Frame,
+    given: Given,
     selection: Selection,
     chunk_rows: int,
     saved: Plan | None = None,
     scanner: Scanner | None = None,
+    limit: int | None = None,
 ) -> JobInput:
     """Plan the chunks of an input, or use the plan of its files that was saved before. scanner: scans large files, in
-    place of threads here.
+    place of threads here. limit: only so many rows.
 
     Raises UsageError for a column that does not exist.
     """
@@ -226,22 +235,31 @@ def open_input(
         if saved is not None:
             return _planned_files(saved)
         refuse_useless(given.found, selection)
-        plan = plan_files(given.found, selection, chunk_rows, scanner)
+        plan = plan_files(given.found, selection, chunk_rows, scanner, limit)
         unread = (*((path, None) for path, _ in given.problems), *plan.unread)
         return _planned_files(replace(plan, problems=given.problems + plan.problems, unread=unread))
     if selection.answers:
         raise UsageError("an answer file goes with a one-hot file only")
+    if isinstance(given, Stdin):
+        selection = given.open(selection)
+
+        def arriving(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
+            return _loaded(first_chunks(given.chunks(selection, chunk_rows), limit), 0, STDIN, done, ended)
+
+        return JobInput(selection, arriving)
     if selection.encoding != UTF8 or selection.delimiter:
         raise UsageError("an encoding or a delimiter goes with files only: these rows are in memory")
     if isinstance(given, Frame):
         selection = dask_selection(given.frame, selection)
-        return JobInput(selection, partial(_partitions, given.frame, selection), chunk_count=given.frame.npartitions)
-    selection = given.held.resolve(selection)
+        count = 0 if limit else given.frame.npartitions
+        return JobInput(selection, partial(_partitions, given.frame, selection, limit), chunk_count=count)
+    selection, held = given.held.resolve(selection), given.held.rows
 
     def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
-        return _loaded(given.held.chunks(selection, chunk_rows), 0, MEMORY, done, ended)
+        read = first_chunks(given.held.chunks(selection, chunk_rows), limit)
+        return _loaded(read, 0, MEMORY, done, ended)
 
-    return JobInput(selection, chunks, rows=given.held.rows or 0)
+    return JobInput(selection, chunks, rows=0 if held is None else min(limit or held, held))
 
 
 def _planned_files(plan: Plan) -> JobInput:
@@ -251,13 +269,14 @@ def _planned_files(plan: Plan) -> JobInput:
         for unit in plan.units:
             if isinstance(unit, Stream):
                 read = unit.file.format.stream(unit, plan.selection, plan.chunk_rows)
+                read = first_chunks(read, unit.rows)
                 yield from _loaded(read, unit.number, unit.file.path, done, ended)
             elif unit.name not in done:
                 yield unit
 
     known = not any(isinstance(unit, Stream) for unit in plan.units)
-    rows, chunk_count = (plan.rows_known, len(plan.units)) if known else (0, 0)
-    return JobInput(plan.selection, chunks, rows, chunk_count, plan.problems, plan)
+    rows = plan.rows_known if plan.is_counted else 0
+    return JobInput(plan.selection, chunks, rows, len(plan.units) if known else 0, plan.problems, plan)
 
 
 def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str], ended: Ended) -> Iterator[Source]:
@@ -275,10 +294,18 @@ def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str],
     ended(End(file, path, count, row))
 
 
-def _partitions(frame: Any, selection: Selection, done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
-    """One chunk a partition."""
+def _partitions(
+    frame: Any, selection: Selection, limit: int | None, done: Container[str], ended: Ended = _unnoted
+) -> Iterator[Source]:
+    """One chunk a partition. With a limit the partitions up to it are counted first, each where Dask computes it."""
+    count = 0
     for number, partition in enumerate(frame[list(selection.columns)].to_delayed()):
-        name = part_name(0, number)
+        if limit is not None:
+            rows = frame.partitions[number].shape[0].compute()
+            partition, limit = partition.iloc[:limit] if rows > limit else partition, limit - rows
+        name, count = part_name(0, number), number + 1
         if name not in done:
             yield Partition(name, number, partition)
-    ended(End(0, MEMORY, frame.npartitions, None))
+        if limit is not None and limit <= 0:
+            break
+    ended(End(0, MEMORY, count, None))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Selection
 from pipeline.source.encoding import UTF8
+from pipeline.source.first_rows import first_of_file, scan_first
 from pipeline.source.formats.base import FilePlan, Fragment, InputFile, Schema, Stream
 from pipeline.source.scan import Scanner, threads_scanner
 from pipeline.source.schema import difference, kept_types, refuse_twice, resolve
@@ -56,7 +57,12 @@ class Plan:
 
     @property
     def rows_known(self) -> int:
-        return sum(unit.rows for unit in self.units if isinstance(unit, Unit))
+        return sum(unit.rows or 0 for unit in self.units)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the rows of every unit are known."""
+        return all(unit.rows is not None for unit in self.units)
 
 
 def part_name(file: int, part: int) -> str:
@@ -64,11 +70,16 @@ def part_name(file: int, part: int) -> str:
 
 
 def plan_files(
-    found: Sequence[InputFile], selection: Selection, chunk_rows: int, scanner: Scanner | None = None
+    found: Sequence[InputFile],
+    selection: Selection,
+    chunk_rows: int,
+    scanner: Scanner | None = None,
+    limit: int | None = None,
 ) -> Plan:
     """Plan a job over files. `selection.text` may be empty: then the column is called "text".
 
-    scanner: scans large files, in place of threads here. Raises UsageError for columns that the first file lacks.
+    scanner: scans large files, in place of threads here. limit: only so many rows; files after them are not opened.
+    Raises UsageError for columns that the first file lacks.
     """
     found = bound(found, selection)
     planned: list[_Planned] = []
@@ -77,17 +88,21 @@ def plan_files(
     with nullcontext(scanner) if scanner else threads_scanner() as scans, threads(scans.files_at_once) as pool:
         plan = partial(_plan_file, chunk_rows=chunk_rows, scanner=scans)
         for file in rest:  # all others must have the columns of the first readable file
-            planned.append(plan(file, selection, None))
+            planned.append(plan(file, selection, None, limit))
             if planned[-1].schema is not None:
                 first, selection = (file.path, planned[-1].schema), planned[-1].selection
                 break
-        planned += pool.map(lambda file: plan(file, selection, first), rest)
+        if limit is None:
+            planned += pool.map(lambda file: plan(file, selection, first, None), rest)
+        for file in rest:  # with a limit: one after another
+            left = (limit or 0) - sum(one.plan.rows_known for one in planned)
+            planned.append(plan(file, selection, first, left) if left > 0 else _Planned(file, selection, FilePlan()))
     read = [one.schema for one in planned if one.schema and (one.plan.fragments or one.plan.streamed)]
     selection = replace(selection, kept_types=kept_types(read, selection.kept))
     packing = _Packing(chunk_rows)
     for number, one in enumerate(planned):
         if one.schema is not None and one.plan.streamed:
-            packing.stream(Stream(number, one.file, one.schema.start))
+            packing.stream(Stream(number, one.file, one.schema.start, one.plan.rows))
         for part, fragment in enumerate(one.plan.fragments):
             packing.add(part_name(number, part), fragment)
     packing.close()
@@ -136,12 +151,17 @@ class _Planned(NamedTuple):
 
 
 def _plan_file(
-    file: InputFile, selection: Selection, first: tuple[str, Schema] | None, chunk_rows: int, scanner: Scanner
+    file: InputFile,
+    selection: Selection,
+    first: tuple[str, Schema] | None,
+    limit: int | None,
+    chunk_rows: int,
+    scanner: Scanner,
 ) -> _Planned:
     """Plan a file; a pure function, since files are planned in parallel.
 
     first: path and schema of the job's first file; None for that file itself, for which UsageError is raised where it
-    does not fit the options.
+    does not fit the options. limit: of its rows.
     """
     path = file.path
     if not file.size:
@@ -157,7 +177,10 @@ def _plan_file(
             problems.append(message)
         schema = found
         file = replace(file, format=file.format.for_columns(schema.names or ()))
-        plan = file.format.plan(file, schema, selection, chunk_rows, scanner.scan)
+        scan = scanner.scan if limit is None else scan_first(scanner.scan, limit)
+        plan = file.format.plan(file, schema, selection, chunk_rows, scan)
+        if limit is not None:
+            plan = first_of_file(plan, Stream(0, file, schema.start), limit, selection, chunk_rows)
     except (SourceError, UsageError) as error:
         if isinstance(error, UsageError) and first is None:
             raise

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import BroadsheetError, SourceError
-from pipeline.source.formats.base import InputFile
+from pipeline.source.formats.base import Fragment, InputFile
 from pipeline.source.opening import open_at
 from pipeline.source.records import Records, Splitter, read_records
 from pipeline.threads import available_cores, threads
@@ -121,6 +121,18 @@ def threads_scanner(segment: int = SEGMENT_BYTES) -> Iterator[Scanner]:
     count = min(available_cores(), MOST_THREADS)
     with threads(count) as pool:
         yield Scanner(pool, count, segment)
+
+
+def fragment_about(first: Fragment, split: Splitter, at: int, size: int) -> Fragment | None:
+    """The records that begin in `size` bytes from about byte `at` of a file, as a fragment whose rows have no numbers
+    in the file. None where none begins there. first: a fragment at the beginning of the file. Raises SourceError.
+    """
+    file = first.file
+    stop = min(at + size, file.size)
+    found = _scan_about(file, split, at, stop) if at > first.start else _scan_from(file, split, first.start, stop)
+    if not len(found.offsets):
+        return None
+    return Fragment(file, found.begin, found.after, 0, len(found.offsets))
 
 
 def _scan_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segment:

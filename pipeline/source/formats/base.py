@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import ClassVar
 
@@ -181,12 +181,15 @@ class Stream:
         The file.
     start : int
         First byte of the data, counted after decompression.
+    rows : int, optional
+        How many rows are read, where the user has set a limit. Default: all.
 
     """
 
     number: int
     file: InputFile
     start: int
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -201,12 +204,20 @@ class FilePlan:
         Messages about the file, for the report.
     streamed : bool
         Whether the file is read front to back instead.
+    rows : int, optional
+        Of a streamed file: how many rows are read, where the user has set a limit. Default: all.
 
     """
 
     fragments: Sequence[Fragment] = ()
     problems: Sequence[str] = ()
     streamed: bool = False
+    rows: int | None = None
+
+    @property
+    def rows_known(self) -> int:
+        """Rows of the fragments, or those that are read of a stream under a limit."""
+        return (self.rows or 0) + sum(fragment.rows for fragment in self.fragments)
 
 
 class Seek(Enum):
@@ -384,6 +395,31 @@ class Format(ABC):
 
         """
         return FilePlan(streamed=True)
+
+    def shorten(self, fragment: Fragment, rows: int) -> Fragment:
+        """Cut a fragment after its first rows, where the user has set a limit. By default for files that can be read
+        from any row.
+
+        Parameters
+        ----------
+        fragment : Fragment
+            A fragment of `plan`, of a file that is not compressed.
+        rows : int
+            How many of its rows to keep, fewer than it has.
+
+        Returns
+        -------
+        Fragment
+            The fragment with these rows only.
+
+        Raises
+        ------
+        SourceError
+            If the file cannot be read.
+
+        """
+        held = fragment.held * rows // fragment.rows
+        return replace(fragment, stop=fragment.start + rows, rows=rows, held=held)
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         """Read a fragment of `plan`; runs on a worker.

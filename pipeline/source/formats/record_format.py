@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +38,13 @@ class Head(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Piped(InputFile):
+    """What comes through a pipe, of which only the first records can be examined before it is read."""
+
+    first: Head = field(kw_only=True)
+
+
+@dataclass(frozen=True)
 class RecordFormat(Format):
     """A format of records: a subclass defines `split`. By default each record is an article, in the column "text"."""
 
@@ -45,6 +52,9 @@ class RecordFormat(Format):
 
     def for_options(self, encoding: str, delimiter: str | None) -> RecordFormat:
         return replace(self, encoding=encoding)
+
+    def for_columns(self, names: tuple[str, ...]) -> RecordFormat:
+        return self
 
     @abstractmethod
     def split(self, buffer: bytes, final: bool) -> Split:
@@ -63,6 +73,8 @@ class RecordFormat(Format):
 
     def head(self, file: InputFile) -> Head:
         """Raises SourceError where the file cannot be opened, UsageError where its encoding is plainly another."""
+        if isinstance(file, Piped):
+            return file.first
         block, final, failure = b"", False, None
         with open_at(file) as stream:
             try:
@@ -110,6 +122,16 @@ class RecordFormat(Format):
             whole = None if file.front_to_back else file.size
             fragments.append(Fragment(file, begin, whole, first_row, row - first_row, regular=regular))
         return FilePlan(fragments, problems)
+
+    def shorten(self, fragment: Fragment, rows: int) -> Fragment:
+        """It ends where the first record begins that it no longer holds."""
+        left = rows
+        with open_at(fragment.file, fragment.start) as source:
+            for records in read_records(source, self.split, fragment.start, fragment.size, self.limits):
+                if left < len(records):
+                    return replace(fragment, stop=int(records.offsets[left]), rows=rows)
+                left -= len(records)
+        raise InputChanged(f"{fragment.file.path}: it has fewer records than when it was planned")
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         file, row = fragment.file, fragment.first_row

@@ -1,0 +1,96 @@
+"""broadsheet classify … -o -: labels on stdout, as they come."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from pipeline.errors import OutputError, UsageError
+from pipeline.report.console import print_rows, say
+
+if TYPE_CHECKING:
+    from pipeline.pipe import Piped
+    from pipeline.source.inputs import Paths
+    from pipeline.source.stdin import Stdin
+
+_SET_ASIDE = 3
+_OF_JOBS = ("resume", "overwrite", "partition_by", "profile", "trace", "report")
+
+
+def source_of(inputs: list[str], kind: str | None) -> Paths | Stdin:
+    """The inputs of a command, or what is piped in where they are `-`. Raises UsageError where that is not there."""
+    from pipeline.source.inputs import Paths
+    from pipeline.source.stdin import Stdin
+
+    if "-" not in inputs:
+        if kind is not None:
+            raise UsageError("--stdin-format goes with the input -, which stands for stdin")
+        return Paths(inputs)
+    if len(inputs) > 1:
+        raise UsageError("- stands for stdin, and alone: no files beside it")
+    try:
+        return Stdin(FileIO(0, closefd=False), kind)
+    except OSError as error:
+        raise UsageError("stdin is closed: there is nothing to read") from error
+
+
+def refuse_options(options: dict[str, Any], connection: dict[str, Any], as_json: bool) -> None:
+    """Raise UsageError for an option of jobs, which have a folder and a cluster."""
+    given = {f"--{name.replace('_', '-')}": options[name] for name in _OF_JOBS}
+    given |= {"--cluster": connection["where"] != "auto", "--protocol": connection["protocol"] != "auto"}
+    given |= {"--tls/--no-tls": connection["tls"] is not None, "--nsys": connection["nsys"]}
+    given |= {"--workers": connection["workers"], "--scheduler-file": connection["scheduler_file"], "--json": as_json}
+    if name := next((name for name, value in given.items() if value), None):
+        raise UsageError(f"{name} does not go with -o -: rows go to stdout, from this process alone")
+
+
+def run(source: Paths | Stdin, model: str, options: dict[str, Any], kind: str | None, quiet: bool) -> None:
+    """Write the labels to stdout; nothing else goes there. A closed pipe, Ctrl-C or SIGTERM ends the process at once,
+    without a word, as they end other filters.
+    """
+    from pipeline.options import Options
+    from pipeline.pipe import FORMATS, pipe
+
+    if kind not in (None, *FORMATS):
+        raise UsageError(f"--format {kind}: to stdout it is {' or '.join(FORMATS)}")
+    with _ended_by_signals():
+        try:
+            found = pipe(source, print_rows, model=model, options=Options(**options), kind=kind or "jsonl")
+        except OSError as error:
+            raise OutputError(f"stdout cannot be written: {error.strerror or error}") from error
+    for message in found.problems:
+        say(f"broadsheet: {message}", error=True)
+    if not quiet:
+        say(_summary(found), error=True)
+    raise typer.Exit(_SET_ASIDE if found.problems else 0)
+
+
+def _summary(found: Piped) -> str:
+    filtered = f" + {found.rows_filtered:,} filtered" if found.rows_filtered else ""
+    rate = found.rows_read / max(found.seconds, 1e-9)
+    line = (
+        f"broadsheet: {found.rows_read:,} rows read = {found.rows_written:,} labelled{filtered} + "
+        f"{found.rows_quarantined:,} without a label; {rate:,.0f} a second"
+    )
+    if found.confusion is not None and found.confusion.rows:
+        line += f"; accuracy {found.confusion.accuracy:.2%}"
+    return line
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Signals do what they do by default, except one that the shell has had ignored."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN or number == signal.SIGPIPE:  # Python itself ignores the last
+            signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

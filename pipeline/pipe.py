@@ -1,0 +1,234 @@
+"""Labels as they come: what is piped in, or files, as rows of JSONL or CSV, in one process and without a cluster.
+
+A thread reads ahead; what has arrived by the time the engine is free becomes the next batch. So a line that comes alone
+has its label a few milliseconds later, and lines that come fast are computed as many at a time as the engine likes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.accuracy import Confusion, confusion_of, count_pairs
+from pipeline.engine.base import Engine
+from pipeline.engine.open import open_engine
+from pipeline.errors import SourceError
+from pipeline.model.charcnn import Model, load_model
+from pipeline.options import Options
+from pipeline.output.formats import csv, jsonl
+from pipeline.output.formats.base import PartFormat
+from pipeline.output.memory import every_row
+from pipeline.output.parts import REASON, label_table, output_schema
+from pipeline.output.where import Where
+from pipeline.overflow import set_aside_overflow
+from pipeline.source.chunk import Chunk, Selection, concat
+from pipeline.source.first_rows import first_chunks
+from pipeline.source.inputs import Loaded, Paths, Unread, identify, open_input
+from pipeline.source.plan import Unit
+from pipeline.source.read import read_unit
+from pipeline.source.stdin import STDIN, Stdin
+from pipeline.threads import available_cores
+
+FORMATS: dict[str, PartFormat] = {"jsonl": jsonl, "csv": csv}
+"""The formats of rows in a pipe."""
+
+_ROWS_A_CORE = 32
+"""Rows of a batch for each core: what a compute thread takes at a time, for a quarter of a second or so."""
+
+_PIECES_AHEAD = 16
+
+
+@dataclass
+class Piped:
+    """What went through a pipe: rows by what became of them, and messages about files that were not wholly readable."""
+
+    rows_written: int = 0
+    rows_filtered: int = 0
+    rows_quarantined: int = 0
+    seconds: float = 0.0
+    confusion: Confusion | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def rows_read(self) -> int:
+        return self.rows_written + self.rows_filtered + self.rows_quarantined
+
+
+class _Piece(NamedTuple):
+    """Rows that were read together. sources: (file, first row, rows) of each of their pieces."""
+
+    chunk: Chunk
+    sources: tuple[tuple[str, int, int], ...]
+
+
+def pipe(
+    source: Stdin | Paths,
+    write: Callable[[bytes], None],
+    *,
+    model: str | Path | Model,
+    options: Options,
+    kind: str = "jsonl",
+) -> Piped:
+    """Label every row of `source`, and write the rows in input order as they are labelled.
+
+    A row that cannot be labelled is written too: its label is null, and its column `reason` says why. kind: one of
+    FORMATS. Raises UsageError for an option or column that does not fit; with `options.strict` SourceError at the first
+    bad row, after the rows before it.
+    """
+    loaded = load_model(model)
+    engine = open_engine(loaded, options.device, options.precision, kernels=options.kernels)
+    try:
+        most = engine.batch or _ROWS_A_CORE * available_cores()
+        found = Piped()
+        began = time.perf_counter()
+        selection, pieces = _opened(source, loaded, options, most, found.problems)
+        labelling = _Labelling(engine, selection, options, found)
+        rows = _Rows(FORMATS[kind], labelling.schema)
+        for batch in _batches(pieces, most):
+            table = labelling.of(batch)
+            bad = _first_bad(table) if options.strict else None
+            write(rows.bytes_of(table if bad is None else table.slice(0, bad)))
+            if bad is not None:
+                row = table.slice(bad, 1).to_pylist()[0]
+                raise SourceError(f"{row['file']}: row {row['row']}: {row['reason']} (--strict stops here)")
+            if options.strict and found.problems:
+                raise SourceError(f"{found.problems[0]} (--strict stops here)")
+        write(rows.bytes_of(labelling.schema.empty_table()))  # without any row, CSV still has its header
+        found.seconds = time.perf_counter() - began
+        return found
+    finally:
+        engine.close()
+
+
+def _opened(
+    source: Stdin | Paths, model: Model, options: Options, most: int, problems: list[str]
+) -> tuple[Selection, Iterator[_Piece]]:
+    """The selection with its columns resolved, and the rows in input order. problems: to which those of files are added
+    as they are met.
+    """
+    asked = options.selection(model)
+    if isinstance(source, Stdin):
+        selection = source.open(asked)
+        return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))
+    found = identify(source, len(model.alphabet), model.length, whole_hash=False, by_content=False, root=options.root)
+    planned = open_input(found, asked, options.chunk_size or most, limit=options.limit)
+    problems += [message for _, message in planned.problems]
+
+    def read() -> Iterator[_Piece]:
+        for one in planned.chunks(()):
+            try:
+                if isinstance(one, Unit):
+                    sources = tuple((f.file.path, f.first_row, f.rows) for f in one.fragments)
+                    yield _Piece(read_unit(one, planned.selection), sources)
+                elif isinstance(one, Loaded):
+                    yield _Piece(one.chunk, one.sources)
+                elif isinstance(one, Unread):
+                    problems.append(one.reason)
+            except SourceError as error:
+                problems.append(error.message)
+
+    return planned.selection, read()
+
+
+def _of_stdin(chunks: Iterable[Chunk]) -> Iterator[_Piece]:
+    row = 0
+    for chunk in chunks:
+        yield _Piece(chunk, ((STDIN, row, chunk.rows_read),))
+        row += chunk.rows_read
+
+
+def _batches(pieces: Iterator[_Piece], most: int) -> Iterator[_Piece]:
+    """What has been read each time that a batch is asked for, up to about `most` rows; it waits for the first row only.
+
+    Raises what reading raises, after the rows before it.
+    """
+    arrived: Queue[_Piece | BaseException | None] = Queue(_PIECES_AHEAD)
+
+    def read() -> None:
+        try:
+            for piece in pieces:
+                arrived.put(piece)
+            arrived.put(None)
+        except BaseException as error:
+            arrived.put(error)
+
+    Thread(target=read, name="broadsheet-pipe", daemon=True).start()  # it may wait for a line that never comes
+    item: _Piece | BaseException | None
+    while True:
+        held: list[_Piece] = []
+        item = arrived.get()
+        while isinstance(item, _Piece):
+            held.append(item)
+            if sum(piece.chunk.rows_read for piece in held) >= most:
+                break
+            try:
+                item = arrived.get_nowait()
+            except Empty:
+                break
+        if held:
+            yield _Piece(concat([piece.chunk for piece in held]), tuple(s for piece in held for s in piece.sources))
+        if isinstance(item, BaseException):
+            raise item
+        if item is None:
+            return
+
+
+class _Labelling:
+    """What is done with each batch. schema: of the rows that are written. found: where they are counted."""
+
+    def __init__(self, engine: Engine, selection: Selection, options: Options, found: Piped) -> None:
+        self._engine, self._options, self._found = engine, options, found
+        self._classes = engine.model.classes
+        self._written = self._labelled = output_schema(selection, self._classes, options.top_k, options.scores)
+        self.schema = self._written.append(REASON)
+        self._where = None if options.where is None else Where(options.where)
+        if self._where is not None and not self._where.columns <= set(self._written.names):
+            self._labelled = output_schema(selection, self._classes, options.top_k, True)
+        if self._where is not None:
+            self._where.check(self._labelled)
+
+    def of(self, batch: _Piece) -> pa.Table:
+        """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
+        options, found = self._options, self._found
+        all_scores = options.scores or self._labelled is not self._written  # the expression has one of them
+        predictions = self._engine.classify(batch.chunk.texts, options.top_k, all_scores)
+        chunk, predictions = set_aside_overflow(batch.chunk, predictions, self._engine, first=False)
+        if chunk.truth is not None:
+            pairs = count_pairs(chunk.truth, predictions.labels[:, 0])
+            found.confusion = confusion_of(pairs, self._classes, found.confusion)
+        table = label_table(chunk, predictions, self._labelled, self._classes)
+        if self._where is not None:
+            table = table.filter(pa.array(self._where.mask(table)))
+        found.problems += chunk.problems
+        found.rows_written += len(table)
+        found.rows_filtered += len(chunk) - len(table)
+        found.rows_quarantined += len(chunk.quarantine)
+        return every_row(table.select(self._written.names), chunk, batch.sources)
+
+
+class _Rows:
+    """Rows as the bytes of one file that is written piece by piece: with one header, where the format has one."""
+
+    def __init__(self, form: PartFormat, schema: pa.Schema) -> None:
+        self._form = form
+        self._header = form.write(schema.empty_table())
+        self._begun = False
+
+    def bytes_of(self, table: pa.Table) -> bytes:
+        data = self._form.write(table)
+        data, self._begun = data[len(self._header) * self._begun :], True
+        return data
+
+
+def _first_bad(table: pa.Table) -> int | None:
+    """The first row without a label."""
+    bad = np.flatnonzero(table.column("label").is_null().to_numpy())
+    return int(bad[0]) if len(bad) else None
