@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipeline import (
         BroadsheetError,
         Classifier,
+        Estimate,
         JobReport,
         Model,
         ModelError,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
         __version__,
         classify,
         close,
+        dry_run,
+        label,
         load,
         load_model,
         verify,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BroadsheetError",
     "Classifier",
+    "Estimate",
     "JobReport",
     "Model",
     "ModelError",
@@ -49,6 +53,8 @@ __all__ = [
     "__version__",
     "classify",
     "close",
+    "dry_run",
+    "label",
     "load",
     "load_model",
     "verify",

@@ -318,7 +318,7 @@ def _warnings(
         try:
             OutputFolder(path).refuse_unless(options.resume, options.overwrite)
         except UsageError as error:
-            yield str(error)
+            yield error.message
     if (estimate.output_bytes or 0) > (estimate.free_bytes if estimate.free_bytes is not None else float("inf")):
         yield f"the output takes more than what is free in {path}"
 

@@ -14,7 +14,7 @@ VALUED = frozenset(
         *("chunk-size", "columns", "delimiter", "device", "encoding", "format", "hash", "id-column", "keep", "kernels"),
         *("limit", "partition-by", "precision", "report", "root", "text-column", "top-k", "trace", "truth"),
         *("truth-column", "where", "workers"),  # of `classify`, as those above
-        *("learning-rate", "model", "nsys", "protocol", "scheduler-file"),
+        *("classes", "learning-rate", "model", "nsys", "protocol", "scheduler-file"),
     }
 )
 """Flags with a value: keywords in Python."""
@@ -22,7 +22,7 @@ VALUED = frozenset(
 _VALUES = "fp32|fp16|bf16|simt|sm80|sm90|cpu|cuda|tcp|ucx|edges|full"
 _ENDS = r"(?![\w/-]|\.\w)"
 _FLAG = re.compile(rf"(?<![^\s(`'\"])--({'|'.join(sorted(SWITCHES | VALUED, key=len, reverse=True))}){_ENDS}")
-_WITH_VALUE = re.compile(rf"{_FLAG.pattern} ({_VALUES}){_ENDS}")
+_WITH_VALUE = re.compile(rf"{_FLAG.pattern} ({_VALUES}|'[^']+'|(?<=--encoding )[\w-]+|(?<=--delimiter )tab){_ENDS}")
 _CLUSTER = re.compile(rf"(?<![^\s(`'\"])--cluster (\w+){_ENDS}")
 
 
@@ -33,8 +33,12 @@ def in_python(message: str) -> str:
     'continue with resume=True, or use precision="fp32" and a smaller chunk_size='
     """
     message = _CLUSTER.sub(r'cluster.connect("\1")', message)
-    message = _WITH_VALUE.sub(lambda found: f'{_keyword(found[1])}"{found[2]}"', message)
+    message = _WITH_VALUE.sub(lambda found: f"{_keyword(found[1])}{_quoted(found[2])}", message)
     return _FLAG.sub(lambda found: _keyword(found[1]) + ("True" if found[1] in SWITCHES else ""), message)
+
+
+def _quoted(value: str) -> str:
+    return value if value.startswith("'") else f'"{value}"'
 
 
 def _keyword(flag: str) -> str:

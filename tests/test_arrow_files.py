@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -64,7 +65,7 @@ def read(path: Path, limits: Limits | None = None, chunk_rows: int = 128) -> tup
     assert not found.problems
     given = found.found
     if limits:
-        given = tuple(f.__class__(**{**vars(f), "format": type(f.format)(limits, 1014)}) for f in given)
+        given = tuple(f.__class__(**{**vars(f), "format": replace(f.format, limits=limits)}) for f in given)
     plan = plan_files(given, Selection(text=("text",), kept=("id", "kind")), chunk_rows)
     assert not plan.problems
     chunks = [read_unit(unit, plan.selection) for unit in plan.units]
@@ -156,7 +157,8 @@ def bombs(folder: Path) -> None:
 
 
 BOMB = """
-import resource, sys
+import sys
+from pathlib import Path
 from pipeline.source.chunk import Selection
 from pipeline.source.files import find_files
 from pipeline.source.plan import plan_files
@@ -165,7 +167,7 @@ files = find_files([sys.argv[1]], 70, 123).found
 plan = plan_files(files, Selection(), 20_000)
 rows = [read_unit(unit, plan.selection) for unit in plan.units]
 print([p for _, p in plan.problems])
-mebibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+mebibytes = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10
 print([(len(chunk), chunk.n_chars.max().item()) for chunk in rows], mebibytes)
 """
 

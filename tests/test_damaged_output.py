@@ -227,7 +227,9 @@ def test_what_verify_calls_damaged_resume_repairs(job: Finished, kinds: list[str
     for kind in kinds:
         place, damage, message = DAMAGES[kind]
         damage(job.one(place))
-    with pytest.raises(OutputError, match=rf"({message}).*: --resume repairs this$" if len(kinds) == 1 else "repairs"):
+    with pytest.raises(
+        OutputError, match=rf"({message}).*: resume=True repairs this$" if len(kinds) == 1 else "repairs"
+    ):
         verify(job.out)
     job.run(resume=True)
     assert contents(job.out) == job.files

@@ -122,16 +122,16 @@ def test_a_job_in_another_encoding_resumes_and_is_verified(client: Client, small
 def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: Model, tmp_path: Path) -> None:
     job = {"model": small_model, "client": client}
     cases = {
-        "f.csv": ("id;text\n1;x\n", "it has one column, 'id;text': it looks separated by ';': --delimiter ';'"),
-        "g.csv": ("a, b|text\n", r"it looks separated by '\|': --delimiter '\|'"),
-        "h.csv": ("id\ttext\n1\tx\n", "it looks separated by tab: --delimiter tab"),
-        "i.tsv": ("id,title\n", "looks separated by ',': --delimiter ','"),
+        "f.csv": ("id;text\n1;x\n", "it has one column, 'id;text': it looks separated by ';': delimiter=';'"),
+        "g.csv": ("a, b|text\n", r"it looks separated by '\|': delimiter='\|'"),
+        "h.csv": ("id\ttext\n1\tx\n", 'it looks separated by tab: delimiter="tab"'),
+        "i.tsv": ("id,title\n", "looks separated by ',': delimiter=','"),
     }
     for name, (content, message) in cases.items():
         (tmp_path / name).write_text(content)
         with pytest.raises(UsageError, match=message):
             classify(tmp_path / name, **job)
-    with pytest.raises(UsageError, match="expected 2 fields, found 1; it looks separated by ';': --delimiter ';'"):
+    with pytest.raises(UsageError, match="expected 2 fields, found 1; it looks separated by ';': delimiter=';'"):
         classify(tmp_path / "f.csv", columns=["id", "text"], **job)
     assert classify(tmp_path / "h.csv", delimiter="tab", **job).rows_written == 1
     for encoding in ("utf-16", "utf-32"):
@@ -159,7 +159,7 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
         ({"delimiter": ";;"}, "give one ASCII character"),
         ({"delimiter": '"'}, "not a quote"),
         ({"delimiter": "é"}, "give one ASCII character"),
-        ({"delimiter": ";"}, "--delimiter is for CSV"),
+        ({"delimiter": ";"}, "delimiter= is for CSV"),
     ],
 )
 def test_an_encoding_or_delimiter_that_cannot_work_is_refused(

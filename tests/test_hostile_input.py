@@ -247,7 +247,7 @@ def test_a_few_hundred_bytes_that_stand_for_200_gb_are_read_in_bounded_memory(tm
     assert mebibytes < 800  # 131,072 rows of 1,014 characters are 127 MiB
     plan = plan_files(find_files([str(path)], 70, 1014).found, Selection(kept=("text",)), 131_072)
     assert isinstance(plan.units[0], Unit)
-    with pytest.raises(SourceError, match=r"kept columns .* take more than 256 MiB: choose others, or a smaller"):
+    with pytest.raises(SourceError, match=r"kept columns .* take more than 256 MiB: choose others, or smaller chunks"):
         read_unit(plan.units[0], plan.selection)
 
 

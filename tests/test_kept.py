@@ -97,6 +97,7 @@ def test_ids_of_different_types_leave_no_file_out(client: Client, small_model: M
     assert "'text' holds int64, not strings" in messages[str(tmp_path / "in" / "3.parquet")]
     whole = {"chunk_size": 1000, **{name: job[name] for name in ("model", "client", "id_column", "keep")}}
     other = classify(tmp_path / "in", **whole).to_arrow()
+    other = other.filter(other["reason"].is_null())  # in memory the row without a text is among them
     assert other.select(["id", "n", "w"]).equals(rows.select(["id", "n", "w"]))
     (tmp_path / "out" / "_SUCCESS").unlink()
     for entry in sorted((tmp_path / "out" / "_entries").glob("part-*"))[1:]:

@@ -109,9 +109,11 @@ def test_dicts_have_columns_and_bad_ones_are_set_aside_with_the_reason(run) -> N
     options = {"text_column": ["title", "body"], "id_column": "id", "truth_column": "class"}
     held, once = run(rows, **options), run(iter(rows), **options)
     table = run(pa.table({"text": ["Stocks fell Oil rose", "Only a body"]}))
-    assert rows_of(held) == rows_of(once) == rows_of(table)
-    assert held.to_arrow()["id"].to_pylist() == [7, 8]
-    assert once.to_arrow()["id"].to_pylist() == ["7", "8"]  # of types that are not known beforehand
+    assert rows_of(held) == rows_of(once)
+    assert {name: values[:2] for name, values in rows_of(held).items()} == rows_of(table)
+    assert held.to_arrow()["label"].to_pylist()[2:] == [None] * 6
+    assert held.to_arrow()["id"].to_pylist()[:2] == [7, 8]
+    assert once.to_arrow()["id"].to_pylist()[:2] == ["7", "8"]  # of types that are not known beforehand
     assert held.confusion.rows == once.confusion.rows == 2
     assert held.quarantine() == once.quarantine()
     assert [(bad["row"], bad["reason"]) for bad in held.quarantine().to_pylist()] == [
@@ -139,22 +141,23 @@ def test_items_that_are_no_strings_cost_their_row_and_no_other(run) -> None:
     ]
     for source in (items, iter(items), pd.Series(items, dtype=object)):
         report = run(source, chunk_size=3)
-        assert report.to_arrow()["row"].to_pylist() == [0, 7]
+        labels = report.to_arrow()["label"]
+        assert [row for row, label in enumerate(labels.to_pylist()) if label] == [0, 7]
         assert [(b["row"], b["reason"], b["head"]) for b in report.quarantine().to_pylist()] == expected
     mixed = pd.DataFrame({"text": ["a", "b", None], "id": [1, "x", 2.5], "other": [{1}, {2}, {3}]}, index=[7, 8, 9])
     report = run(mixed, id_column="id", keep="text")
     assert report.to_arrow().select(["row", "id", "text"]).to_pydict() == {
-        "row": [0, 1],
-        "id": ["1", "x"],
-        "text": ["a", "b"],
+        "row": [0, 1, 2],
+        "id": ["1", "x", "2.5"],
+        "text": ["a", "b", None],
     }
 
 
 def test_names_of_classes_in_a_hugging_face_dataset_are_its_truth(run, small_model: Model) -> None:
     """Their numbers count from 0, and classes here from 1."""
-    labels = rows_of(run(TABLE))["label"]
-    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=[*small_model.classes]))
     texts = [text for text in TEXTS if text]
+    labels = rows_of(run(texts))["label"]
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=[*small_model.classes]))
     dataset = datasets.Dataset.from_dict({"text": texts, "label": [*labels[:-1], -1]}, features=features)
     for source in (dataset, dataset.to_iterable_dataset()):
         report = run(source, truth_column="label")

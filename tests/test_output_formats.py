@@ -72,12 +72,18 @@ def run(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def in_memory(run: Run) -> JobReport:
     report = run(scores=True, top_k=2)
-    assert set(report.to_arrow()["label"].to_pylist()) == set(LABELS[1:])
+    assert set(report.to_arrow()["label"].drop_null().to_pylist()) == set(LABELS[1:])
     return report
 
 
+def labelled(report: JobReport) -> pa.Table:
+    """The rows that a folder has too: without those that could not be labelled."""
+    rows = report.to_arrow()
+    return rows.filter(rows["reason"].is_null()).drop_columns("reason")
+
+
 def test_every_format_gives_back_every_row_as_it_was(run: Run, in_memory: JobReport, tmp_path: Path) -> None:
-    expected = in_memory.to_arrow()
+    expected = labelled(in_memory)
     for format_ in ("parquet", "jsonl", "csv"):
         report = run(tmp_path / format_, scores=True, top_k=2, format=format_, chunk_size=16)
         assert report.to_arrow().equals(expected), format_
@@ -124,7 +130,7 @@ def test_every_library_reads_the_folder_and_gives_back_each_label_exactly(
     run: Run, in_memory: JobReport, partitioned: Path, tmp_path: Path
 ) -> None:
     run(tmp_path / "plain", where="row != 4", chunk_size=16)
-    chosen = [row for row in in_memory.to_arrow().to_pylist() if row["row"] != 4]
+    chosen = [row for row in labelled(in_memory).to_pylist() if row["row"] != 4]
     expected = {(row["file"], row["row"]): row["label"] for row in chosen}
     for out in (tmp_path / "plain", partitioned):
         for reader, read in READERS.items():
@@ -145,14 +151,14 @@ def test_a_folder_for_each_label_is_resumed_like_any_other(
 ) -> None:
     whole, out = contents(partitioned), shutil.copytree(partitioned, tmp_path / "out")
     report = run(out, partition_by="label", where="row != 4", chunk_size=16, resume=True)
-    rows = in_memory.to_arrow()
+    rows = labelled(in_memory)
     rows = rows.filter(pa.array([row != 4 for row in rows["row"].to_pylist()]))
     assert report.to_arrow().equals(rows.select(report.to_arrow().column_names))  # in input order
     parts = sorted((out / "parts").glob("*/*"))
     parts[0].unlink()
     (out / "parts" / "label=Nothing").mkdir()
     shutil.copy(parts[1], out / "parts" / "label=Nothing")
-    with pytest.raises(OutputError, match=r"is missing: --resume repairs this$"):
+    with pytest.raises(OutputError, match=r"is missing: resume=True repairs this$"):
         verify(out)
     report = run(out, partition_by="label", where="row != 4", chunk_size=16, resume=True)
     assert report.run.chunks_before == report.tally.chunks - 1
@@ -166,7 +172,7 @@ def test_text_in_a_folder_for_each_label_keeps_the_label(
 ) -> None:
     out = tmp_path / "out"
     report = run(out, partition_by="label", format=format_)
-    assert report.to_arrow()["label"].equals(in_memory.to_arrow()["label"])
+    assert report.to_arrow()["label"].equals(labelled(in_memory)["label"])
     read = {"jsonl": pl.read_ndjson, "csv": pl.read_csv}[format_]
     assert Counter(read(out / "parts" / "**" / f"*.{format_}")["label"]) == in_memory.tally.labels
     reader = {"jsonl": "read_json", "csv": "read_csv"}[format_]
@@ -194,13 +200,13 @@ def test_verify_evaluates_the_expression_again(partitioned: Path, tmp_path: Path
         return table.set_column(1, "row", pa.array([4, *table["row"].to_pylist()[1:]], pa.int64()))
 
     forge(out, third)
-    with pytest.raises(OutputError, match=r"has a row for which the job's `where` is not true: --resume repairs this$"):
+    with pytest.raises(OutputError, match=r"for which the job's `where` is not true: resume=True repairs this$"):
         verify(out)
 
 
 def test_rows_are_chosen_by_any_column_and_counted(run: Run, in_memory: JobReport, tmp_path: Path) -> None:
     """Also by a score that is not written; accuracy is that of the model, over filtered rows too."""
-    every = in_memory.to_arrow().to_pylist()
+    every = labelled(in_memory).to_pylist()
     least = sorted(row["score_Sci/Tech"] for row in every)[20]
     where = f"`score_Sci/Tech` >= {least} and (odd is not null or label != 'Sci/Tech') and when < '1983-01-01'"
     chosen = [
@@ -212,8 +218,8 @@ def test_rows_are_chosen_by_any_column_and_counted(run: Run, in_memory: JobRepor
     ]
     assert 5 < len(chosen) < len(every) - 5
     written, memory = run(tmp_path / "out", where=where), run(where=where)
-    for report in (written, memory):
-        table = report.to_arrow()
+    assert memory.to_arrow()["reason"].is_valid().to_pylist().count(True) == 5  # nothing can be said of these
+    for table in (written.to_arrow(), labelled(memory)):
         assert list(zip(table["file"].to_pylist(), table["row"].to_pylist(), strict=True)) == chosen
         assert "score_Sci/Tech" not in table.column_names
     totals = verify(tmp_path / "out")

@@ -86,7 +86,7 @@ def test_options_in_a_pipe(small_model: Model) -> None:
     assert frame["row"].tolist() == list(range(9))  # one header
     assert (found.rows_read, found.rows_written, found.rows_quarantined) == (9, 7, 2)
     out = io.BytesIO()
-    with pytest.raises(SourceError, match=r"stdin: row 6: column 'text' is not UTF-8.*--strict stops here"):
+    with pytest.raises(SourceError, match=r"stdin: row 6: column 'text' is not UTF-8.*strict=True stops here"):
         pipe(stdin_of(DATA["text"], None), out.write, model=small_model, options=Options(strict=True))
     assert len(out.getvalue().splitlines()) == 6
 

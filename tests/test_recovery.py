@@ -220,5 +220,5 @@ def test_verify_finds_any_damage(broadsheet: Command, job, tmp_path: Path) -> No
     (damaged("cut manifest") / MANIFEST).write_text("{")
     assert "_manifest.json is damaged" in message(tmp_path / "cut manifest")
     (damaged("no manifest") / MANIFEST).unlink()
-    assert "_manifest.json is missing" in message(tmp_path / "no manifest")
+    assert "has lost its _manifest.json" in message(tmp_path / "no manifest")
     assert "does not exist" in message(tmp_path / "nothing")

@@ -75,7 +75,9 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
     assert r"te\x00\x1b[35mxt" in labelled
     assert visible(str(out)) in labelled
     whole = f"{visible(str(out))}: whole. 1 chunks; 14 rows read = 12 labelled + 2 quarantined\n"
-    assert run("verify", out) == (0, whole)
+    code, verified = run("verify", out)
+    assert (code, verified.partition("Of the input")[0]) == (0, whole)
+    assert rf"1 file was not read: {data}/b\x1b]8;;http:x\x1b\.csv" in verified
 
     evaluate = ("evaluate", model, data / f"a[[]red]{CLIPBOARD}.csv", "--label-column", TRUTH, *text)
     inspected, evaluated = run("inspect", model), run(*evaluate, "--plot", folder / "matrix.png")

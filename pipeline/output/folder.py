@@ -216,7 +216,7 @@ class OutputFolder:
         except OtherVersion:
             raise
         except OutputError as error:
-            raise OutputError(f"{error}: {REPAIR}" if is_claimed(self.store) else str(error)) from error
+            raise OutputError(f"{error.message}: {REPAIR}" if is_claimed(self.store) else error.message) from error
 
     def schema(self, manifest: Manifest) -> pa.Schema:
         """Of the written rows. Raises OutputError where the manifest holds none."""
@@ -372,7 +372,7 @@ class OutputFolder:
                 for file in entry.files:
                     read_committed(self.store, file)
             except OutputError as error:
-                return Gap(str(error), entry.chunk)
+                return Gap(error.message, entry.chunk)
             return None
 
         with self._readers() as pool:

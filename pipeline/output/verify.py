@@ -85,7 +85,7 @@ def verify(
         try:
             check_chunk(folder.store, entry, schema, where)
         except OutputError as error:
-            raise OutputError(f"{error}: {REPAIR}") from error
+            raise OutputError(f"{error.message}: {REPAIR}") from error
         files.update(file.name for file in entry.files)
         sums.update({name: getattr(entry, name) for name in _SUMS})
         labels.update(entry.labels)

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from pipeline.report.tally import balance
 from pipeline.visible import visible
+from pipeline.wording import in_python
 
 if TYPE_CHECKING:
     from pipeline.report.job import JobReport
@@ -68,7 +69,7 @@ def as_text(report: JobReport) -> str:
         if path:
             lines.append(f"{name:>{_INDENT - 2}}  {visible(path)}")
     for message in _remarks(report):
-        lines += textwrap.wrap(visible(message), _WIDTH)
+        lines += textwrap.wrap(visible(in_python(message)), _WIDTH)
     return "\n".join(lines)
 
 
@@ -84,7 +85,7 @@ def as_html(report: JobReport) -> str:
         rows.append(("page", f'<a href="{escape(link)}" target="_blank">{escape(visible(report.run.page))}</a>'))
     head, cell = "text-align:right;vertical-align:top", "text-align:left;overflow-wrap:anywhere"
     body = "".join(f'<tr><th style="{head}">{name}</th><td style="{cell}">{value}</td></tr>\n' for name, value in rows)
-    notes = "".join(f"<p>{escape(visible(message))}</p>\n" for message in _remarks(report))
+    notes = "".join(f"<p>{escape(visible(in_python(message)))}</p>\n" for message in _remarks(report))
     return f"<table>\n{body}</table>\n{notes}"
 
 

@@ -159,7 +159,7 @@ def _look(location: str, root: str | None, whole: bool) -> Files:
             return _look_into(inside.archive if inside else location, root, inside.member if inside else "*", whole)
         return Files((_describe(location, name, whole),))
     except SourceError as error:
-        return Files((), ((name, str(error)),))
+        return Files((), ((name, error.message),))
 
 
 def _look_into(location: str, root: str | None, wanted: str, whole: bool) -> Files:
@@ -187,7 +187,7 @@ def _look_into(location: str, root: str | None, wanted: str, whole: bool) -> Fil
             seen.add(member.name)
             found.append(_describe_member(location, name, member, whole))
         except (SourceError, UsageError) as error:
-            problems.append((name, str(error)))
+            problems.append((name, error.message))
     if not (found or problems or left_out):
         left_out = [shown]
     return Files(tuple(found), tuple(problems), tuple(left_out))

@@ -101,7 +101,7 @@ def _count(sample: Sample, files: Sequence[InputFile], rows: int, limit: int | N
     sample.problems += [message for _, message in plan.problems]
     sample.rows = plan.rows_known
     fragments = [fragment for unit in plan.units if isinstance(unit, Unit) for fragment in unit.fragments]
-    chosen = [fragments[i] for i in _even(len(fragments), 1)]
+    chosen = sorted((fragments[i] for i in _even(len(fragments), 1)), key=lambda fragment: fragment.rows)
     for number, fragment in enumerate(chosen):
         left = rows - sum(chunk.rows_read for chunk in sample.chunks)
         sample.chunks += _read(fragment, max(1, left // (len(chosen) - number)), plan.selection)

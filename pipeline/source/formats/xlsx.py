@@ -69,7 +69,7 @@ class Xlsx(Format):
         except InputChanged:
             raise
         except SourceError as error:
-            yield empty_chunk(selection, (f"{error}; all before row {first:,} is read",))
+            yield empty_chunk(selection, (f"{error.message}; all before row {first:,} is read",))
 
 
 @contextmanager
