@@ -16,7 +16,7 @@ from benchmarks.pages import ladder, performance, reliability, scaling
 from benchmarks.record import RESULTS, ROOT
 
 PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
-    "performance.md": (performance.page, ("gpu", "cpu", "memory")),
+    "performance.md": (performance.page, ("gpu", "cpu", "memory", "held_cpu", "held_gpu")),
     "ladder.md": (ladder.page, ("ladder",)),
     "scaling.md": (scaling.page, ("scale",)),
     "reliability.md": (reliability.page, ("chaos_local", "chaos_slurm")),

@@ -1,4 +1,4 @@
-"""docs/performance.md: one GPU and its peers, the CPU and its peer, memory over large files."""
+"""docs/performance.md: one GPU and its peers, the CPU and its peer, memory over large files, one text at a time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any
 from benchmarks.pages.markdown import machine, one_cell, table
 
 
-def page(gpu: dict[str, Any], cpu: dict[str, Any], memory: dict[str, Any]) -> str:
-    """The page, from the results of benchmarks.gpu, benchmarks.cpu and benchmarks.memory."""
+def page(
+    gpu: dict[str, Any], cpu: dict[str, Any], memory: dict[str, Any], held_cpu: dict[str, Any], held_gpu: dict[str, Any]
+) -> str:
+    """The page, from the results of benchmarks.gpu, benchmarks.cpu, benchmarks.memory and benchmarks.held."""
     return f"""# Performance
 
 Every figure comes from a file under `benchmarks/results/`; `python -m benchmarks.pages` makes this page from them.
 
 {_gpu(gpu)}
 {_cpu(cpu)}
-{_memory(memory)}"""
+{_memory(memory)}
+{_held(held_cpu, held_gpu)}"""
 
 
 def _gpu(gpu: dict[str, Any]) -> str:
@@ -132,4 +135,29 @@ they can; {machine(memory["about"])}, chunks of {first["chunk_rows"]} rows.
 The client's memory grows by what it keeps of each chunk: its place in the file and its timings. The worker's grew by
 {growth:.0f} MB over {largest["rows"] / largest["chunk_rows"]:,.0f} chunks; [scaling.md](scaling.md) shows, for a longer
 job, where this growth ends.
+"""
+
+
+def _held(*results: dict[str, Any]) -> str:
+    names = ("call_seconds", "engine_seconds", "beyond_engine_seconds", "classify_again_seconds")
+    rows = table(
+        "on | a call | the engine alone | beyond it | `classify` of a list | its first call",
+        (
+            " | ".join(
+                (
+                    f"{result['backend'].partition(',')[0]}; {machine(result['about'])}",
+                    *(f"{1e3 * result[name]:,.2f} ms" for name in names),
+                    f"{result['classify_first_seconds']:.1f} s",
+                )
+            )
+            for result in results
+        ),
+    )
+    return f"""## One text at a time
+
+A held classifier, `pipeline.load("ag-news")`, called with one text of 96 characters; and `classify` of a list with that
+text, in a process that keeps its worker and model from the first call on. Medians of warm calls, the call and the engine
+alone in turns. `python -m benchmarks.held --output benchmarks/results/held_cpu.json`
+
+{rows}
 """
