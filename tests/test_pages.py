@@ -30,7 +30,8 @@ def test_the_page_on_scaling_names_what_was_not_measured() -> None:
 
 def test_a_new_record_names_machine_and_commit_on_its_page(tmp_path: Path) -> None:
     options = parser("").parse_args(["--note", "a note", "--commit", "by hand"])
-    record = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in ("gpu", "cpu", "memory")}
+    names = ("gpu", "cpu", "memory", "held_cpu", "held_gpu")
+    record = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in names}
     record["cpu"]["about"] = about(options)
     write(record["cpu"], tmp_path / "new" / "cpu.json")
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["cpu.json"]
