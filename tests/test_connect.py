@@ -36,9 +36,9 @@ def processes() -> Iterator[Processes]:
     found.end()
 
 
-def test_ucx_with_tls_is_refused_and_says_why(broadsheet: Command, tmp_path: Path) -> None:
+def test_ucx_with_tls_is_refused_and_says_why(broadsheet_in_process: Command, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("text\nhello\n")
-    run = broadsheet("classify", tmp_path / "in.csv", "-o", tmp_path / "out", "--protocol", "ucx", "--tls")
+    run = broadsheet_in_process("classify", tmp_path / "in.csv", "-o", tmp_path / "out", "--protocol", "ucx", "--tls")
     assert run.returncode == 2
     assert "UCX traffic is neither encrypted nor bound to one interface" in run.stderr
 
@@ -121,7 +121,9 @@ def test_a_small_job_leaves_no_message_that_delays_the_next_one(client: Client, 
     assert statistics.median(sent) == 2  # a heartbeat may be among them
 
 
-def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(broadsheet: Command, tmp_path: Path) -> None:
+def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(
+    broadsheet: Command, broadsheet_in_process: Command, tmp_path: Path
+) -> None:
     site = tmp_path / "site.yaml"
     site.write_text("partition: gpu\naccount: news\ninterface: ib0\ndirectives: ['--qos=long']\n")
     arguments = ["submit", "my news.csv", "-o", "out", "--text-column", "title", "--nodes", 4, "--gpus-per-node", 4]
@@ -132,17 +134,17 @@ def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(broadsheet: C
         assert f"#SBATCH {line}\n" in run.stdout
     assert "ARGUMENTS=('my news.csv' -o out --text-column title)" in run.stdout
     assert subprocess.run(["bash", "-n"], input=run.stdout, text=True, check=False).returncode == 0
-    interactive = broadsheet("submit", "--interactive", "--nodes", 2, "--dry-run", "--site", site)
+    interactive = broadsheet_in_process("submit", "--interactive", "--nodes", 2, "--dry-run", "--site", site)
     assert 'connect(scheduler_file="$scheduler_file")' in interactive.stdout
     for more, message in (
         (["--tls", "--protocol", "ucx"], "UCX together with TLS is refused"),
         (["--overwrite"], "remove the old folder yourself"),
     ):
-        refused = broadsheet(*arguments, "--site", site, "--dry-run", *more)
+        refused = broadsheet_in_process(*arguments, "--site", site, "--dry-run", *more)
         assert refused.returncode == 2
         assert message in refused.stderr
     site.write_text("partitoin: gpu\n")
-    refused = broadsheet(*arguments, "--site", site, "--dry-run")
+    refused = broadsheet_in_process(*arguments, "--site", site, "--dry-run")
     assert refused.returncode == 2
     assert "unknown key 'partitoin'" in refused.stderr
 

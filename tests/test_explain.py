@@ -214,9 +214,9 @@ def test_recording_changes_no_bit_of_a_score(small_model: Model) -> None:
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused_first(
-    broadsheet: Command, small_model_file: Path, tmp_path: Path, option: str, value: str, message: str
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path, option: str, value: str, message: str
 ) -> None:
     path = write_csv(tmp_path / "in.csv", 4)
-    run = broadsheet("classify", path, "-o", "out", "--model", small_model_file, option, value, cwd=tmp_path)
+    run = broadsheet_in_process("classify", path, "-o", "out", "--model", small_model_file, option, value, cwd=tmp_path)
     assert (run.returncode, message in run.stderr) == (2, True), run.stderr
     assert not (tmp_path / "out").exists()
