@@ -25,9 +25,9 @@ from benchmarks.chaos.processes import KILL_PRELOAD
 
 
 @pytest.fixture(scope="module")
-def job(broadsheet: Command, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
+def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
     """Chunks enough that they are not all in flight at once."""
-    return run_undisturbed(broadsheet, small_model_file, tmp_path_factory.mktemp("job"), rows=120, chunk_size=2)
+    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=120, chunk_size=2)
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def test_the_doctor_finds_nothing_wrong_here(broadsheet: Command, tmp_path: Path
 
 
 def test_the_doctor_names_what_is_wrong_with_a_cluster(
-    broadsheet: Command, processes: Processes, tmp_path: Path
+    broadsheet_in_process: Command, processes: Processes, tmp_path: Path
 ) -> None:
     """A worker whose `cluster` is a folder of the user's, and that sees another output folder."""
     file, shadow = tmp_path / "scheduler.json", tmp_path / "shadow"
@@ -181,7 +181,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     wait_until(file.exists)
     with Client(scheduler_file=str(file)) as client:
         client.wait_for_workers(2, timeout=60)
-    run = broadsheet("doctor", "--scheduler-file", file, "--json", "-o", "/proc/nowhere", cwd=tmp_path)
+    run = broadsheet_in_process("doctor", "--scheduler-file", file, "--json", "-o", "/proc/nowhere", cwd=tmp_path)
     assert run.returncode == 1, run.stderr
     findings = {finding["check"]: finding for finding in json.loads(run.stdout)}
     assert findings["imports"]["verdict"] == "FAILURE"

@@ -37,7 +37,9 @@ def write_csv(path: Path, rows: int, width: int = 100) -> Path:
     return path
 
 
-def test_reading_computing_and_writing_overlap(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_reading_computing_and_writing_overlap(
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+) -> None:
     """Each step made to take 0.2 s: one worker does 16 chunks in far less than the 9.6 s of one after the other."""
     preload = tmp_path / "slow.py"
     preload.write_text(
@@ -50,7 +52,8 @@ def test_reading_computing_and_writing_overlap(broadsheet: Command, small_model_
     )
     path = write_csv(tmp_path / "in.csv", 48)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--chunk-size", 3]
-    run = broadsheet(*arguments, "--workers", 1, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
+    with dask_config.set({"distributed.worker.preload": [str(preload)]}):
+        run = broadsheet_in_process(*arguments, "--workers", 1)
     assert run.returncode == 0, run.stderr
     spans = [s for s in spans_of(tmp_path / "out") if s["name"] in ("read", "infer", "write")]
     by_name = {

@@ -29,9 +29,9 @@ STEPS = ["after-temporary", "before-entry"]  # for the others see tests/test_cha
 
 
 @pytest.fixture(scope="module")
-def job(broadsheet: Command, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
+def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
     """A job's arguments but for the output folder, and the folder of an undisturbed run of it."""
-    return run_undisturbed(broadsheet, small_model_file, tmp_path_factory.mktemp("job"), rows=70, chunk_size=10)
+    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=70, chunk_size=10)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -153,7 +153,7 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(
 
 
 def test_resume_refuses_another_job_and_says_what_changed(
-    broadsheet: Command, job, client: Client, model: Model, small_model: Model, tmp_path: Path
+    broadsheet_in_process: Command, job, client: Client, model: Model, small_model: Model, tmp_path: Path
 ) -> None:
     arguments, undisturbed = job
     out = shutil.copytree(undisturbed, tmp_path / "out")
@@ -175,10 +175,10 @@ def test_resume_refuses_another_job_and_says_what_changed(
     refused(f"input {source} changed")
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
     resume = [*arguments, "-o", out, "--resume"]
-    run = broadsheet(*resume, env={"OPENBLAS_CORETYPE": "Prescott"})
+    run = broadsheet_in_process(*resume, env={"OPENBLAS_CORETYPE": "Prescott"})
     assert run.returncode == 2
     assert "backend.architecture was" in run.stderr
-    run = broadsheet(*resume)
+    run = broadsheet_in_process(*resume)
     assert run.returncode == 0, run.stderr
     assert "7 of 7 chunks were there before" in run.stdout
 

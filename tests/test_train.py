@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,15 @@ TOPICS = {
     "sport": "goal coach league match team",
 }
 LENGTH = 123  # of the shortest network there can be
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """PyTorch's threads wait for each other in loops, which takes many times as long where they share their cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def articles(count: int, seed: int = 0) -> pa.Table:
