@@ -111,7 +111,7 @@ def test_a_job_told_to_stop_finishes_what_is_in_flight(
 ) -> None:
     arguments, undisturbed = job
     out = tmp_path / "out"
-    command = processes.broadsheet_in_process(*arguments, "-o", out, "--workers", 1, env=slow)
+    command = processes.broadsheet(*arguments, "-o", out, "--workers", 1, env=slow)
     wait_until(lambda: committed(out) >= 3)
     os.kill(command.pid, signal.SIGUSR1)
     output, errors = command.communicate(timeout=60)
