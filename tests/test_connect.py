@@ -44,7 +44,9 @@ def test_ucx_with_tls_is_refused_and_says_why(broadsheet_in_process: Command, tm
 
 
 @pytest.mark.skipif(not has_ucx(), reason="distributed-ucxx is not installed (extra ucx13)")
-def test_ucx_gives_the_labels_that_tcp_gives(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_ucx_gives_the_labels_that_tcp_gives(
+    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+) -> None:
     (tmp_path / "in.csv").write_text("text\n" + "".join(f"{text}\n" for text in TEXTS))
     arguments = ["classify", tmp_path / "in.csv", "--model", small_model_file, "--chunk-size", 10, "--workers", 2]
     env = {"UCX_TLS": "tcp,self"} if not count_gpus() else {}
@@ -53,7 +55,7 @@ def test_ucx_gives_the_labels_that_tcp_gives(broadsheet: Command, small_model_fi
     assert "protocol: UCX, as requested; transports: " in run.stderr
     assert "not encrypted, listens on all interfaces" in run.stderr
     assert "without TLS: anyone who can reach it can run code as you" in run.stderr
-    run = broadsheet(*arguments, "-o", tmp_path / "tcp", "--protocol", "tcp", "--cluster", "local")
+    run = broadsheet_in_process(*arguments, "-o", tmp_path / "tcp", "--protocol", "tcp", "--cluster", "local")
     assert run.returncode == 0, run.stderr
     assert "protocol: TLS over TCP: encrypted" in run.stderr
     assert "without TLS" not in run.stderr
