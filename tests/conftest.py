@@ -97,16 +97,34 @@ def broadsheet() -> Command:
 
 
 @pytest.fixture
-def broadsheet_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[CommandHere]:
-    """Run the command in this process, which is faster: its exit code, and what it printed to stdout and stderr."""
+def broadsheet_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """The same within this process, where everything is imported already: called and answered as `broadsheet` is."""
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGUSR1)]
 
-    def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["broadsheet", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), "".join(capsys.readouterr())
+    def run(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None):
+        command = ["broadsheet", *map(str, arguments)]
+        capsys.readouterr()
+        with monkeypatch.context() as changed:
+            changed.setattr(sys, "argv", command)
+            for name, value in (env or {}).items():
+                changed.setenv(name, value)
+            if cwd is not None:
+                changed.chdir(cwd)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        return subprocess.CompletedProcess(command, int(ended.value.code or 0), *capsys.readouterr())
 
     yield run
     for number, handler in handlers:
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def broadsheet_here(broadsheet_in_process: Command) -> CommandHere:
+    """Its exit code, and what it printed to stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        done = broadsheet_in_process(*arguments)
+        return done.returncode, done.stdout + done.stderr
+
+    return run

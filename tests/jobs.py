@@ -13,22 +13,20 @@ from pathlib import Path
 
 import psutil
 import pyarrow as pa
-from conftest import Command
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.slow import slowed
-from pipeline import verify
+from pipeline import classify, verify
 
 SLOW = slowed("commit")
 
 
-def run_undisturbed(broadsheet: Command, model: Path, folder: Path, rows: int, chunk_size: int) -> tuple[list, Path]:
-    """A job's arguments but for the output folder, and the folder of an undisturbed run of it."""
+def run_undisturbed(model: Path, folder: Path, rows: int, chunk_size: int) -> tuple[list, Path]:
+    """The arguments of a job as a command but for the output folder, and the folder of an undisturbed run of it."""
     lines = [f'{i},"{os.urandom(150).hex()}"\n' if i % 9 else f"{i}\n" for i in range(rows)]
     (folder / "in.csv").write_text("id,text\n" + "".join(lines))
     arguments = ["classify", folder / "in.csv", "--model", model, "--id-column", "text", "--chunk-size", chunk_size]
-    run = broadsheet(*arguments, "-o", folder / "undisturbed")
-    assert run.returncode == 0, run.stderr
+    classify(folder / "in.csv", folder / "undisturbed", model=model, id_column="text", chunk_size=chunk_size)
     return arguments, folder / "undisturbed"
 
 

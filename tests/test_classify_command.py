@@ -19,7 +19,9 @@ from pipeline import classify
 from pipeline.model.charcnn import Model, to_params
 
 
-def test_the_command_on_many_files_with_bad_rows(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_the_command_on_many_files_with_bad_rows(
+    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+) -> None:
     """One run through it all; the output is read by pandas, DuckDB and Dask, and verify finds any damage."""
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()
@@ -52,14 +54,14 @@ def test_the_command_on_many_files_with_bad_rows(broadsheet: Command, small_mode
     ]
     assert quarantine["byte_offset"].tolist() == [14, 42]
 
-    assert broadsheet("verify", out).returncode == 0
-    again = broadsheet("classify", *arguments)
+    assert broadsheet_in_process("verify", out).returncode == 0
+    again = broadsheet_in_process("classify", *arguments)
     assert again.returncode == 2
     assert "give --resume or --overwrite" in again.stderr
-    strict = broadsheet("classify", folder / "b.csv", *arguments[1:], "--overwrite", "--strict")
+    strict = broadsheet_in_process("classify", folder / "b.csv", *arguments[1:], "--overwrite", "--strict")
     assert strict.returncode == 3
     assert "row 0: column 'text' is not UTF-8" in strict.stderr
-    assert broadsheet("verify", out).returncode == 1
+    assert broadsheet_in_process("verify", out).returncode == 1
 
 
 def test_the_summary_fits_a_terminal(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
@@ -113,19 +115,21 @@ def test_usage_errors(
 
 
 def test_overwrite_refuses_a_folder_that_is_not_ours(
-    broadsheet: Command, small_model_file: Path, tmp_path: Path
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "in.csv").write_text("text\nx\n")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
     for option in ("--overwrite", "--resume"):
-        run = broadsheet("classify", "in.csv", "-o", "thesis", "--model", small_model_file, option, cwd=tmp_path)
+        run = broadsheet_in_process(
+            "classify", "in.csv", "-o", "thesis", "--model", small_model_file, option, cwd=tmp_path
+        )
         assert run.returncode == 2
         assert "is not an output folder of broadsheet" in run.stderr
     assert (tmp_path / "thesis" / "chapter1.txt").read_text() == "years of work"
 
 
-def test_the_parent_programs_own_job(broadsheet: Command, model: Model, tmp_path: Path) -> None:
+def test_the_parent_programs_own_job(broadsheet_in_process: Command, model: Model, tmp_path: Path) -> None:
     """One-hot fp32 in, params.bin as the model, its answers checked; a column that is not one-hot is quarantined."""
     texts = ["Stocks fell - then rose!", "", "x" * 1014, "a\tb"]
     ids = np.full((4, 1014), 255, np.uint8)
@@ -141,7 +145,7 @@ def test_the_parent_programs_own_job(broadsheet: Command, model: Model, tmp_path
     answers = [int(label[-1]) for label in truth.to_pandas()["label"]]
     np.array([answers[0], 0, answers[1], answers[2]], "<f4").tofile(tmp_path / "answer.bin")
     arguments = ["classify", "input.bin", "--model", "params.bin", "--truth", "answer.bin", "-o", "out"]
-    run = broadsheet(*arguments, cwd=tmp_path)
+    run = broadsheet_in_process(*arguments, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "validation: all 3 labels are those of answer.bin" in run.stdout
     frame = pd.read_parquet(tmp_path / "out" / "parts")
@@ -152,10 +156,10 @@ def test_the_parent_programs_own_job(broadsheet: Command, model: Model, tmp_path
     (bad,) = pd.read_json(next((tmp_path / "out" / "_quarantine").iterdir()), lines=True).to_dict("records")
     assert (bad["row"], bad["byte_offset"], bad["reason"]) == (1, 4 * 70 * 1014, "column 0 is neither one-hot nor zero")
     np.array([answers[0], 0, (answers[1] + 1) % 4, answers[2]], "<f4").tofile(tmp_path / "answer.bin")
-    run = broadsheet(*arguments, "--overwrite", cwd=tmp_path)
+    run = broadsheet_in_process(*arguments, "--overwrite", cwd=tmp_path)
     assert "validation: 1 of 3 labels differs from answer.bin" in run.stdout
     np.zeros(5, "<f4").tofile(tmp_path / "answer.bin")
-    run = broadsheet(*arguments, "--overwrite", cwd=tmp_path)
+    run = broadsheet_in_process(*arguments, "--overwrite", cwd=tmp_path)
     assert run.returncode == 2
     assert "answer.bin holds 20 bytes, 4 answers take 16" in run.stderr
 

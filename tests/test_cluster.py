@@ -25,9 +25,9 @@ from benchmarks.chaos.processes import KILL_PRELOAD
 
 
 @pytest.fixture(scope="module")
-def job(broadsheet: Command, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
+def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
     """Chunks enough that they are not all in flight at once."""
-    return run_undisturbed(broadsheet, small_model_file, tmp_path_factory.mktemp("job"), rows=120, chunk_size=2)
+    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=120, chunk_size=2)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def slow(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
-    broadsheet: Command, job, processes: Processes, tmp_path: Path
+    broadsheet_in_process: Command, job, processes: Processes, tmp_path: Path
 ) -> None:
     """It stops on its way to write a part; the job ends without it; then it writes that part and its entry again."""
     arguments, undisturbed = job
@@ -53,7 +53,7 @@ def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
     flag, out = tmp_path / "stopped", tmp_path / "out"
     env = {"BROADSHEET_KILL": f"before-write stop {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD}
     workers = [start_worker(processes, file, env) for _ in range(2)]
-    run = broadsheet(*arguments, "-o", out, "--scheduler-file", file)
+    run = broadsheet_in_process(*arguments, "-o", out, "--scheduler-file", file)
     assert run.returncode == 0, run.stderr
     check_whole(out, undisturbed)
     before = {path: path.stat().st_mtime_ns for path in (out / "parts").iterdir()}
@@ -107,7 +107,7 @@ def test_a_worker_of_another_kind_that_joins_is_refused(
 
 
 def test_a_job_told_to_stop_finishes_what_is_in_flight(
-    broadsheet: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
+    broadsheet_in_process: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
 ) -> None:
     arguments, undisturbed = job
     out = tmp_path / "out"
@@ -118,5 +118,5 @@ def test_a_job_told_to_stop_finishes_what_is_in_flight(
     assert command.returncode == 4, errors
     assert "--resume does the chunks that are left" in output
     assert committed(out) == len(list((out / "parts").iterdir())) < 60
-    assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
+    assert broadsheet_in_process(*arguments, "-o", out, "--resume").returncode == 0
     check_whole(out, undisturbed)

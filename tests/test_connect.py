@@ -36,15 +36,17 @@ def processes() -> Iterator[Processes]:
     found.end()
 
 
-def test_ucx_with_tls_is_refused_and_says_why(broadsheet: Command, tmp_path: Path) -> None:
+def test_ucx_with_tls_is_refused_and_says_why(broadsheet_in_process: Command, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("text\nhello\n")
-    run = broadsheet("classify", tmp_path / "in.csv", "-o", tmp_path / "out", "--protocol", "ucx", "--tls")
+    run = broadsheet_in_process("classify", tmp_path / "in.csv", "-o", tmp_path / "out", "--protocol", "ucx", "--tls")
     assert run.returncode == 2
     assert "UCX traffic is neither encrypted nor bound to one interface" in run.stderr
 
 
 @pytest.mark.skipif(not has_ucx(), reason="distributed-ucxx is not installed (extra ucx13)")
-def test_ucx_gives_the_labels_that_tcp_gives(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_ucx_gives_the_labels_that_tcp_gives(
+    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+) -> None:
     (tmp_path / "in.csv").write_text("text\n" + "".join(f"{text}\n" for text in TEXTS))
     arguments = ["classify", tmp_path / "in.csv", "--model", small_model_file, "--chunk-size", 10, "--workers", 2]
     env = {"UCX_TLS": "tcp,self"} if not count_gpus() else {}
@@ -53,7 +55,7 @@ def test_ucx_gives_the_labels_that_tcp_gives(broadsheet: Command, small_model_fi
     assert "protocol: UCX, as requested; transports: " in run.stderr
     assert "not encrypted, listens on all interfaces" in run.stderr
     assert "without TLS: anyone who can reach it can run code as you" in run.stderr
-    run = broadsheet(*arguments, "-o", tmp_path / "tcp", "--protocol", "tcp", "--cluster", "local")
+    run = broadsheet_in_process(*arguments, "-o", tmp_path / "tcp", "--protocol", "tcp", "--cluster", "local")
     assert run.returncode == 0, run.stderr
     assert "protocol: TLS over TCP: encrypted" in run.stderr
     assert "without TLS" not in run.stderr
@@ -121,7 +123,9 @@ def test_a_small_job_leaves_no_message_that_delays_the_next_one(client: Client, 
     assert statistics.median(sent) == 2  # a heartbeat may be among them
 
 
-def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(broadsheet: Command, tmp_path: Path) -> None:
+def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(
+    broadsheet: Command, broadsheet_in_process: Command, tmp_path: Path
+) -> None:
     site = tmp_path / "site.yaml"
     site.write_text("partition: gpu\naccount: news\ninterface: ib0\ndirectives: ['--qos=long']\n")
     arguments = ["submit", "my news.csv", "-o", "out", "--text-column", "title", "--nodes", 4, "--gpus-per-node", 4]
@@ -132,17 +136,17 @@ def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(broadsheet: C
         assert f"#SBATCH {line}\n" in run.stdout
     assert "ARGUMENTS=('my news.csv' -o out --text-column title)" in run.stdout
     assert subprocess.run(["bash", "-n"], input=run.stdout, text=True, check=False).returncode == 0
-    interactive = broadsheet("submit", "--interactive", "--nodes", 2, "--dry-run", "--site", site)
+    interactive = broadsheet_in_process("submit", "--interactive", "--nodes", 2, "--dry-run", "--site", site)
     assert 'connect(scheduler_file="$scheduler_file")' in interactive.stdout
     for more, message in (
         (["--tls", "--protocol", "ucx"], "UCX together with TLS is refused"),
         (["--overwrite"], "remove the old folder yourself"),
     ):
-        refused = broadsheet(*arguments, "--site", site, "--dry-run", *more)
+        refused = broadsheet_in_process(*arguments, "--site", site, "--dry-run", *more)
         assert refused.returncode == 2
         assert message in refused.stderr
     site.write_text("partitoin: gpu\n")
-    refused = broadsheet(*arguments, "--site", site, "--dry-run")
+    refused = broadsheet_in_process(*arguments, "--site", site, "--dry-run")
     assert refused.returncode == 2
     assert "unknown key 'partitoin'" in refused.stderr
 
@@ -164,7 +168,7 @@ def test_the_doctor_finds_nothing_wrong_here(broadsheet: Command, tmp_path: Path
 
 
 def test_the_doctor_names_what_is_wrong_with_a_cluster(
-    broadsheet: Command, processes: Processes, tmp_path: Path
+    broadsheet_in_process: Command, processes: Processes, tmp_path: Path
 ) -> None:
     """A worker whose `cluster` is a folder of the user's, and that sees another output folder."""
     file, shadow = tmp_path / "scheduler.json", tmp_path / "shadow"
@@ -179,7 +183,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     wait_until(file.exists)
     with Client(scheduler_file=str(file)) as client:
         client.wait_for_workers(2, timeout=60)
-    run = broadsheet("doctor", "--scheduler-file", file, "--json", "-o", "/proc/nowhere", cwd=tmp_path)
+    run = broadsheet_in_process("doctor", "--scheduler-file", file, "--json", "-o", "/proc/nowhere", cwd=tmp_path)
     assert run.returncode == 1, run.stderr
     findings = {finding["check"]: finding for finding in json.loads(run.stdout)}
     assert findings["imports"]["verdict"] == "FAILURE"

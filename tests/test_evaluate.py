@@ -42,7 +42,9 @@ def test_the_figures_are_those_of_classify(client: Client, small_model: Model) -
     assert few.mistakes == result.mistakes[:3]
 
 
-def test_the_command(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_the_command(
+    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+) -> None:
     pa_csv.write_csv(ROWS, tmp_path / "rows.csv")
     arguments = ["evaluate", small_model_file, tmp_path / "rows.csv", "--label-column", "truth"]
     run = broadsheet(*arguments)
@@ -50,7 +52,7 @@ def test_the_command(broadsheet: Command, small_model_file: Path, tmp_path: Path
     assert "standard error" in run.stdout
     assert "precision" in run.stdout
     assert "most confident mistakes" in run.stdout
-    found = json.loads(broadsheet(*arguments, "--json", "--mistakes", 2).stdout)
+    found = json.loads(broadsheet_in_process(*arguments, "--json", "--mistakes", 2).stdout)
     assert found["rows"] == 45
     assert found["without_truth"] == 15
     assert math.isclose(found["accuracy"], sum(found["confusion"][i][i] for i in range(4)) / 45)
@@ -77,11 +79,11 @@ def test_what_is_printed_keeps_to_eighty_columns(
     assert ("(6) a class with a name of" in " ".join(said.split())) == (classes == 6)  # the matrix has numbers above
 
 
-def test_the_matrix_is_drawn(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_the_matrix_is_drawn(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     pa_csv.write_csv(ROWS, tmp_path / "rows.csv")
     path = tmp_path / "matrix.png"
-    run = broadsheet(
+    run = broadsheet_in_process(
         "evaluate", small_model_file, tmp_path / "rows.csv", "--label-column", "truth", "--plot", path
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
@@ -89,11 +91,11 @@ def test_the_matrix_is_drawn(broadsheet: Command, small_model_file: Path, tmp_pa
 
 
 def test_what_cannot_be_evaluated(
-    broadsheet: Command, small_model: Model, small_model_file: Path, tmp_path: Path
+    broadsheet_in_process: Command, small_model: Model, small_model_file: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="nothing"):
         evaluate(small_model, ROWS, text_column="text", label_column="nothing")
     pa_csv.write_csv(pa.table({"text": ["a"], "truth": ["x"]}), tmp_path / "rows.csv")
-    run = broadsheet("evaluate", small_model_file, tmp_path / "rows.csv", "--label-column", "truth")
+    run = broadsheet_in_process("evaluate", small_model_file, tmp_path / "rows.csv", "--label-column", "truth")
     assert run.returncode == 2
     assert "no row has a class of the model" in run.stderr

@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 from conftest import ROOT, Command
@@ -30,10 +31,10 @@ def write_csv(path: Path, rows: int) -> Path:
     return path
 
 
-def test_a_job_says_where_its_time_went(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_a_job_says_where_its_time_went(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
     path, out = write_csv(tmp_path / "in.csv", 96), tmp_path / "out"
     arguments = ["classify", path, "-o", out, "--model", small_model_file, "--workers", 2, "--chunk-size", 8]
-    run = broadsheet(*arguments, "--profile", "--trace", "trace.json", env={"COLUMNS": "80"}, cwd=tmp_path)
+    run = broadsheet_in_process(*arguments, "--profile", "--trace", "trace.json", env={"COLUMNS": "80"}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     shown = run.stdout.splitlines()
     for name in (*MOMENTS, "end", "busy", "articles"):
@@ -91,13 +92,13 @@ def check_trace(events: list[dict], spans: int, end: float) -> None:
 
 @pytest.mark.parametrize(("name", "cause"), [("read", "reader"), ("commit", "writer")])
 def test_the_verdict_names_what_was_slow(
-    broadsheet: Command, small_model_file: Path, tmp_path: Path, name: str, cause: str
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path, name: str, cause: str
 ) -> None:
     (tmp_path / "slow.py").write_text(slowed(name, 0.9))
     path = write_csv(tmp_path / "in.csv", 32)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1, "--json"]
-    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
-    run = broadsheet(*arguments, "--chunk-size", 2, env=env)
+    with dask.config.set({"distributed.worker.preload": [str(tmp_path / "slow.py")]}):
+        run = broadsheet_in_process(*arguments, "--chunk-size", 2)
     assert run.returncode == 0, run.stderr
     breakdown = json.loads(run.stdout)["breakdown"]
     assert breakdown["bound_by"] == cause
@@ -157,14 +158,14 @@ except FileExistsError:
 
 
 def test_spans_of_a_worker_with_another_clock_come_home_right(
-    broadsheet: Command, small_model_file: Path, tmp_path: Path
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
     """One of two workers is three hours ahead."""
     (tmp_path / "ahead.py").write_text(AHEAD.format(flag=str(tmp_path / "flag")))
     path = write_csv(tmp_path / "in.csv", 64)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 2, "--json"]
-    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "ahead.py")}
-    run = broadsheet(*arguments, "--chunk-size", 4, env=env)
+    with dask.config.set({"distributed.worker.preload": [str(tmp_path / "ahead.py")]}):
+        run = broadsheet_in_process(*arguments, "--chunk-size", 4)
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
     offsets = sorted(w["clock_offset"] for w in report["workers"])
@@ -174,15 +175,15 @@ def test_spans_of_a_worker_with_another_clock_come_home_right(
     assert all(0 < at < end for d in report["breakdown"]["devices"] for at in d["moments"].values())
 
 
-def test_spans_survive_their_worker(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_spans_survive_their_worker(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
     path, out = write_csv(tmp_path / "in.csv", 64), tmp_path / "out"
     env = {
-        "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD,
         "BROADSHEET_KILL": f"before-entry worker {tmp_path / 'flag'}",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     arguments = ["classify", path, "-o", out, "--model", small_model_file, "--workers", 1, "--chunk-size", 4, "--json"]
-    run = broadsheet(*arguments, env=env)
+    with dask.config.set({"distributed.worker.preload": [KILL_PRELOAD]}):
+        run = broadsheet_in_process(*arguments, env=env)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "flag").exists()
     report = json.loads(run.stdout)
@@ -214,9 +215,9 @@ def test_recording_changes_no_bit_of_a_score(small_model: Model) -> None:
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused_first(
-    broadsheet: Command, small_model_file: Path, tmp_path: Path, option: str, value: str, message: str
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path, option: str, value: str, message: str
 ) -> None:
     path = write_csv(tmp_path / "in.csv", 4)
-    run = broadsheet("classify", path, "-o", "out", "--model", small_model_file, option, value, cwd=tmp_path)
+    run = broadsheet_in_process("classify", path, "-o", "out", "--model", small_model_file, option, value, cwd=tmp_path)
     assert (run.returncode, message in run.stderr) == (2, True), run.stderr
     assert not (tmp_path / "out").exists()

@@ -37,7 +37,9 @@ def write_csv(path: Path, rows: int, width: int = 100) -> Path:
     return path
 
 
-def test_reading_computing_and_writing_overlap(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_reading_computing_and_writing_overlap(
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+) -> None:
     """Each step made to take 0.2 s: one worker does 16 chunks in far less than the 9.6 s of one after the other."""
     preload = tmp_path / "slow.py"
     preload.write_text(
@@ -50,7 +52,8 @@ def test_reading_computing_and_writing_overlap(broadsheet: Command, small_model_
     )
     path = write_csv(tmp_path / "in.csv", 48)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--chunk-size", 3]
-    run = broadsheet(*arguments, "--workers", 1, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
+    with dask_config.set({"distributed.worker.preload": [str(preload)]}):
+        run = broadsheet_in_process(*arguments, "--workers", 1)
     assert run.returncode == 0, run.stderr
     spans = [s for s in spans_of(tmp_path / "out") if s["name"] in ("read", "infer", "write")]
     by_name = {
@@ -162,7 +165,7 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
 
 
 def test_a_file_that_vanishes_is_set_aside_and_the_rest_is_done(
-    broadsheet: Command, small_model_file: Path, tmp_path: Path
+    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
     preload = tmp_path / "vanish.py"
     gone = tmp_path / "in" / "b.csv"
@@ -179,7 +182,7 @@ def test_a_file_that_vanishes_is_set_aside_and_the_rest_is_done(
     assert "chunks set aside  part-000001-0000000" in run.stdout
     assert "b.csv: No such file or directory" in run.stdout
     os.rename(f"{gone}.away", gone)
-    assert broadsheet(*arguments, "--resume").returncode == 0
+    assert broadsheet_in_process(*arguments, "--resume").returncode == 0
     assert len(pd.read_parquet(out)) == 15
 
 
@@ -231,7 +234,7 @@ def dask(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Po
 
 
 def test_a_scheduler_that_runs_and_workers_that_differ(
-    broadsheet: Command, small_model_file: Path, scheduler_file: Path, tmp_path: Path
+    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, scheduler_file: Path, tmp_path: Path
 ) -> None:
     """Workers of one kind give what the embedded cluster gives; another kind among them is refused unless asked for."""
     path = write_csv(tmp_path / "in.csv", 40)
@@ -241,18 +244,18 @@ def test_a_scheduler_that_runs_and_workers_that_differ(
     try:
         there = broadsheet(*arguments, "-o", tmp_path / "there", "--scheduler-file", scheduler_file)
         assert there.returncode == 0, there.stderr
-        assert broadsheet(*arguments, "-o", tmp_path / "here").returncode == 0
+        assert broadsheet_in_process(*arguments, "-o", tmp_path / "here").returncode == 0
         assert contents(tmp_path / "there") == contents(tmp_path / "here")
         workers.append(dask(*here, env={"OPENBLAS_CORETYPE": "Prescott"}))
         with Client(scheduler_file=str(scheduler_file)) as client:
             client.wait_for_workers(2, timeout=60)
         mixed = [*arguments, "-o", tmp_path / "mixed", "--scheduler-file", scheduler_file]
-        refused = broadsheet(*mixed)
+        refused = broadsheet_in_process(*mixed)
         assert refused.returncode == 2
         assert "Use workers of one kind, or --allow-mixed" in refused.stderr
-        allowed = broadsheet(*mixed, "--allow-mixed")
+        allowed = broadsheet_in_process(*mixed, "--allow-mixed")
         assert allowed.returncode == 0, allowed.stderr
-        assert broadsheet("verify", tmp_path / "mixed").returncode == 0
+        assert broadsheet_in_process("verify", tmp_path / "mixed").returncode == 0
     finally:
         for worker in workers:
             worker.terminate()

@@ -243,19 +243,19 @@ def test_params_bin_has_its_tensors_in_the_stated_order(model: Model) -> None:
     assert np.array_equal(flat[-4 - 4096 : -4].reshape(4, 1024), model.tensors["fc3.weight"])
 
 
-def test_convert_and_inspect(broadsheet: Command, model: Model, tmp_path: Path) -> None:
+def test_convert_and_inspect(broadsheet: Command, broadsheet_in_process: Command, model: Model, tmp_path: Path) -> None:
     params, named, back = tmp_path / "params.bin", tmp_path / "m.safetensors", tmp_path / "back.bin"
     params.write_bytes(to_params(model))
     run = broadsheet("convert", params, named, "--classes", "World,Sports,Business,Sci/Tech")
     assert run.returncode == 0, run.stderr
-    assert broadsheet("convert", named, back).returncode == 0
+    assert broadsheet_in_process("convert", named, back).returncode == 0
     assert back.read_bytes() == params.read_bytes()
-    shown = broadsheet("inspect", named)
+    shown = broadsheet_in_process("inspect", named)
     assert shown.returncode == 0
     assert "World, Sports, Business, Sci/Tech" in shown.stdout
     assert "conv1d 256→256 k=7" in shown.stdout
-    assert json.loads(broadsheet("inspect", named, "--json").stdout)["parameters"] == model.parameters
-    refused = broadsheet("convert", params, tmp_path / "x.safetensors", "--classes", "a,b")
+    assert json.loads(broadsheet_in_process("inspect", named, "--json").stdout)["parameters"] == model.parameters
+    refused = broadsheet_in_process("convert", params, tmp_path / "x.safetensors", "--classes", "a,b")
     assert refused.returncode == 2
     assert "has 4 classes, 2 names were given" in refused.stderr
-    assert broadsheet("inspect", tmp_path / "none.safetensors").returncode == 2
+    assert broadsheet_in_process("inspect", tmp_path / "none.safetensors").returncode == 2

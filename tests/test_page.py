@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command
+from distributed import Client
 
+from pipeline import classify
 from pipeline.model.charcnn import Model
 
 TEXTS = [f"Article {i} of the day, about {'sport' if i % 2 else 'money'}" for i in range(38)]
@@ -19,7 +20,7 @@ HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=alert(1)>
 
 
 @pytest.fixture(scope="module")
-def page_file(broadsheet: Command, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_file(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Forty-one rows: one hostile and the first of its file, two bad; in a second file, nothing. The model and one of
     its classes have long names.
     """
@@ -29,10 +30,10 @@ def page_file(broadsheet: Command, small_model: Model, tmp_path_factory: pytest.
     rows = "".join(f'"{text}",class 1\n' for text in [HOSTILE, *TEXTS])
     (folder / "in.csv").write_bytes(b"text,truth\n" + rows.encode() + b"caf\xe9,class 1\ntoo,many,fields\n")
     (folder / "none.csv").write_bytes(b"")
-    arguments = ["classify", "in.csv", "none.csv", "-o", "out", "--model", small_model_file, "--workers", 2]
-    arguments += ["--truth-column", "truth", "--chunk-size", 5, "--profile", "--report", "page.html", "--quiet"]
-    run = broadsheet(*arguments, cwd=folder)
-    assert run.returncode == 3, run.stderr  # a file was empty
+    options = {"truth_column": "truth", "chunk_size": 5, "profile": True, "report": folder / "page.html"}
+    inputs = [folder / "in.csv", folder / "none.csv"]
+    report = classify(inputs, folder / "out", model=small_model_file, client=client, **options)
+    assert report.exit_code == 3  # a file was empty
     return folder / "page.html"
 
 

@@ -33,7 +33,9 @@ def test_the_work_of_the_published_network(model: Model) -> None:
     assert many["fc1"].least_bytes < 1000 * works["fc1"].least_bytes / 2  # weights are read once a batch
 
 
-def test_the_command_measures_every_kernel(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_the_command_measures_every_kernel(
+    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+) -> None:
     arguments = ["profile", "--model", small_model_file, "--device", "cpu"]
     run = broadsheet(*arguments, "--batch", 64, "--plot", "roofline.png", env={"COLUMNS": "80"}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
@@ -45,7 +47,7 @@ def test_the_command_measures_every_kernel(broadsheet: Command, small_model_file
     height, width, _ = matplotlib.image.imread(tmp_path / "roofline.png").shape
     assert (width, height) > (1000, 400)
 
-    run = broadsheet(*arguments, "--batch", 64, "--json")
+    run = broadsheet_in_process(*arguments, "--batch", 64, "--json")
     profile = json.loads(run.stdout)
     assert [k["name"] for k in profile["kernels"]] == NAMES
     stream = sum(k["stream_seconds"] for k in profile["kernels"])
@@ -58,17 +60,19 @@ def test_the_command_measures_every_kernel(broadsheet: Command, small_model_file
         assert kernel["least_bytes"] / kernel["seconds"] < 4 * ceilings["bytes_per_second"], kernel
 
 
-def test_sweeps_show_latency_and_throughput(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_sweeps_show_latency_and_throughput(
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+) -> None:
     arguments = ["profile", "--model", small_model_file, "--device", "cpu"]
-    run = broadsheet(*arguments, "--sweep", "batch", "--json", "--plot", "sweep.png", cwd=tmp_path)
+    run = broadsheet_in_process(*arguments, "--sweep", "batch", "--json", "--plot", "sweep.png", cwd=tmp_path)
     points = json.loads(run.stdout)
     assert [p["batch"] for p in points] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert points[-1]["seconds"] > points[0]["seconds"]
     assert all(p["articles_per_second"] == pytest.approx(p["batch"] / p["seconds"], rel=1e-2) for p in points)
     assert matplotlib.image.imread(tmp_path / "sweep.png").shape[1] > 1000
-    run = broadsheet(*arguments, "--sweep", "precision", "--batch", 16)
+    run = broadsheet_in_process(*arguments, "--sweep", "precision", "--batch", 16)
     assert [line.split()[:2] for line in run.stdout.splitlines() if "fp" in line] == [["fp32", "16"]]
-    run = broadsheet(*arguments, "--sweep", "batch", "--batch", 16)
+    run = broadsheet_in_process(*arguments, "--sweep", "batch", "--batch", 16)
     assert (run.returncode, "leave --batch out" in run.stderr) == (2, True)
 
 

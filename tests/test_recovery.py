@@ -29,13 +29,15 @@ STEPS = ["after-temporary", "before-entry"]  # for the others see tests/test_cha
 
 
 @pytest.fixture(scope="module")
-def job(broadsheet: Command, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
+def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
     """A job's arguments but for the output folder, and the folder of an undisturbed run of it."""
-    return run_undisturbed(broadsheet, small_model_file, tmp_path_factory.mktemp("job"), rows=70, chunk_size=10)
+    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=70, chunk_size=10)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_everything_killed_at_a_step_of_a_commit(broadsheet: Command, job, tmp_path: Path, step: str) -> None:
+def test_everything_killed_at_a_step_of_a_commit(
+    broadsheet: Command, broadsheet_in_process: Command, job, tmp_path: Path, step: str
+) -> None:
     arguments, undisturbed = job
     out, flag = tmp_path / "out", tmp_path / "killed"
     env = {"BROADSHEET_KILL": f"{step} all {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD}
@@ -47,7 +49,7 @@ def test_everything_killed_at_a_step_of_a_commit(broadsheet: Command, job, tmp_p
     with pytest.raises(OutputError, match="is not finished: continue with resume=True"):
         verify(out)
     done = committed(out)
-    resumed = broadsheet(*arguments, "-o", out, "--resume")
+    resumed = broadsheet_in_process(*arguments, "-o", out, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert f"{done} of 7 chunks were there before" in resumed.stdout
     kept = [name for name, time_ in before.items() if (out / name).stat().st_mtime_ns == time_]
@@ -67,7 +69,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
-def test_a_full_disk_stops_the_job_and_resume_finishes_it(broadsheet: Command, job, small_disk: Path) -> None:
+def test_a_full_disk_stops_the_job_and_resume_finishes_it(
+    broadsheet: Command, broadsheet_in_process: Command, job, small_disk: Path
+) -> None:
     arguments, undisturbed = job
     out = small_disk / "out"
     run = broadsheet(*arguments, "-o", out)
@@ -76,11 +80,13 @@ def test_a_full_disk_stops_the_job_and_resume_finishes_it(broadsheet: Command, j
     assert "bytes are free there. Free some space, then continue with --resume" in run.stderr
     assert "Traceback" not in run.stderr
     subprocess.run(["mount", "-o", "remount,size=10m", small_disk], check=True)
-    assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
+    assert broadsheet_in_process(*arguments, "-o", out, "--resume").returncode == 0
     check_whole(out, undisturbed)
 
 
-def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(broadsheet: Command, job, tmp_path: Path) -> None:
+def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(
+    broadsheet: Command, broadsheet_in_process: Command, job, tmp_path: Path
+) -> None:
     arguments, undisturbed = job
     out = tmp_path / "out"
     smallest_part = min(p.stat().st_size for p in (undisturbed / "parts").iterdir())
@@ -93,7 +99,7 @@ def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(broadsheet:
     assert "File too large" in run.stderr
     assert "then continue with --resume" in run.stderr
     assert not list((out / "parts").iterdir())
-    assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
+    assert broadsheet_in_process(*arguments, "-o", out, "--resume").returncode == 0
     check_whole(out, undisturbed)
 
 
@@ -110,7 +116,9 @@ def test_a_limit_on_open_files_is_told_before_anything_waits(broadsheet: Command
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_job_ends_cleanly_and_is_resumed(broadsheet: Command, job, tmp_path: Path, number: int) -> None:
+def test_an_interrupted_job_ends_cleanly_and_is_resumed(
+    broadsheet_in_process: Command, job, tmp_path: Path, number: int
+) -> None:
     arguments, undisturbed = job
     out = tmp_path / "out"
     slow = tmp_path / "slow.py"
@@ -140,12 +148,12 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(broadsheet: Command, job
         if alive(process.pid, seconds=0):
             os.killpg(process.pid, signal.SIGKILL)
     assert committed(out) < 7
-    assert broadsheet(*arguments, "-o", out, "--resume").returncode == 0
+    assert broadsheet_in_process(*arguments, "-o", out, "--resume").returncode == 0
     check_whole(out, undisturbed)
 
 
 def test_resume_refuses_another_job_and_says_what_changed(
-    broadsheet: Command, job, client: Client, model: Model, small_model: Model, tmp_path: Path
+    broadsheet_in_process: Command, job, client: Client, model: Model, small_model: Model, tmp_path: Path
 ) -> None:
     arguments, undisturbed = job
     out = shutil.copytree(undisturbed, tmp_path / "out")
@@ -167,10 +175,10 @@ def test_resume_refuses_another_job_and_says_what_changed(
     refused(f"input {source} changed")
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
     resume = [*arguments, "-o", out, "--resume"]
-    run = broadsheet(*resume, env={"OPENBLAS_CORETYPE": "Prescott"})
+    run = broadsheet_in_process(*resume, env={"OPENBLAS_CORETYPE": "Prescott"})
     assert run.returncode == 2
     assert "backend.architecture was" in run.stderr
-    run = broadsheet(*resume)
+    run = broadsheet_in_process(*resume)
     assert run.returncode == 0, run.stderr
     assert "7 of 7 chunks were there before" in run.stdout
 

@@ -38,9 +38,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
 
 
 @pytest.fixture(scope="module")
-def job(broadsheet: Command, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
+def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
     """More chunks than four workers have in flight."""
-    return run_undisturbed(broadsheet, small_model_file, tmp_path_factory.mktemp("job"), rows=400, chunk_size=2)
+    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=400, chunk_size=2)
 
 
 @pytest.fixture

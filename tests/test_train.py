@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,15 @@ TOPICS = {
     "sport": "goal coach league match team",
 }
 LENGTH = 123  # of the shortest network there can be
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """PyTorch's threads wait for each other in loops, which takes many times as long where they share their cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def articles(count: int, seed: int = 0) -> pa.Table:
@@ -238,26 +248,28 @@ def test_the_network_is_the_reference(small_model: Model) -> None:
         assert np.abs(found - reference.forward(ids, reference.prepare(each))).max() < 1e-4
 
 
-def test_the_command_writes_a_model_that_classifies(broadsheet: Command, tmp_path: Path) -> None:
+def test_the_command_writes_a_model_that_classifies(broadsheet_in_process: Command, tmp_path: Path) -> None:
     pa_csv.write_csv(articles(48), tmp_path / "rows.csv")
     (tmp_path / "alphabet.txt").write_text("abcdefghijklmnopqrstuvwxyz ")
     arguments = ["train", "rows.csv", "--label-column", "kind", "-o", "topics.safetensors", "--epochs", "1"]
     arguments += ["--batch-size", "16", "--length", LENGTH, "--alphabet", "alphabet.txt", "--hold-out", "0.25"]
     arguments += ["--device", "cpu", "--note", "three topics", "--set", "dropout=0.5", "--test", "rows.csv"]
-    run = broadsheet(*arguments, cwd=tmp_path)
+    run = broadsheet_in_process(*arguments, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "48 articles of 3 classes, 12 of them held out" in run.stderr
     assert "epoch   1/1  loss 1." in run.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["alphabet.txt", "rows.csv", "topics.safetensors"]
-    about = json.loads(broadsheet("inspect", "topics.safetensors", "--json", cwd=tmp_path).stdout)
+    about = json.loads(broadsheet_in_process("inspect", "topics.safetensors", "--json", cwd=tmp_path).stdout)
     assert about["alphabet"] == "abcdefghijklmnopqrstuvwxyz "
     assert about["classes"] == sorted(TOPICS)
     assert about["card"]["command"].startswith("broadsheet train rows.csv --label-column kind")
     assert about["card"]["note"] == "three topics"
     assert about["card"]["recipe"]["dropout"] == 0.5
-    labelled = broadsheet("classify", "rows.csv", "-o", "out", "--model", "topics.safetensors", "--json", cwd=tmp_path)
+    labelled = broadsheet_in_process(
+        "classify", "rows.csv", "-o", "out", "--model", "topics.safetensors", "--json", cwd=tmp_path
+    )
     assert json.loads(labelled.stdout)["rows_written"] == 48
-    again = broadsheet(*arguments, cwd=tmp_path)
+    again = broadsheet_in_process(*arguments, cwd=tmp_path)
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
 
