@@ -139,7 +139,7 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
         with pytest.raises(UsageError, match=f'it looks like {encoding.upper()}: encoding="{encoding}"'):
             classify(tmp_path / "u.csv", **job)
     (tmp_path / "u.csv").write_text("text\nsome words\n", "utf-16-be")
-    with pytest.raises(UsageError, match="encoding=.utf-16-be"):
+    with pytest.raises(UsageError, match=r"encoding=.utf-16-be"):
         classify(tmp_path / "u.csv", **job)
     (tmp_path / "l.txt").write_bytes(b"caf\xe9\n" * 2 + b"plain\n" * 10)
     report = classify(tmp_path / "l.txt", **job)
