@@ -21,20 +21,23 @@ from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model, load_model
 from pipeline.options import OPTIONS, Options
 from pipeline.output.folder import OutputFolder
-from pipeline.output.formats import csv, jsonl, parquet
+from pipeline.output.layout import PartNames
+from pipeline.output.part_files import check_writable, part_files
 from pipeline.output.parts import label_table, output_schema
+from pipeline.output.place import refuse_url
 from pipeline.output.where import Where
 from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import Chunk, concat
 from pipeline.source.files import Files
 from pipeline.source.inputs import identify
 from pipeline.source.limits import CHUNK_ROWS
+from pipeline.source.plan import part_name
 from pipeline.source.sample import Sample, sample_input
 from pipeline.threads import available_cores
 
 SAMPLE_ROWS = 1000
-_WRITE = {"parquet": parquet.write, "jsonl": jsonl.write, "csv": csv.write}
 _ENTRY_BYTES = 1500
+_CHUNK, _JOB = part_name(0, 0), "0" * 16
 _BATCHES = 4
 _WARM_UP = Texts.of([b"x"] * 32)
 _MUCH_UNKNOWN, _MANY_CUT, _MANY_BAD = 0.2, 0.05, 0.01
@@ -205,6 +208,8 @@ allow_mixed, profile, trace, report
     """
     given = locals()
     options = Options(**{name: given[name] for name in OPTIONS})
+    if output is not None:
+        refuse_url(output)
     loaded = load_model(model)
     found = identify(source, len(loaded.alphabet), loaded.length, whole_hash=False, by_content=False, root=options.root)
     sample = sample_input(found, options.selection(loaded), SAMPLE_ROWS, limit)
@@ -253,6 +258,8 @@ def _label(sample: Sample, engine: Engine, options: Options) -> _Labelled:
     labelled = written if where is None else output_schema(sample.selection, classes, options.top_k, True)
     if where is not None:
         where.check(labelled)
+    names = PartNames(options.format, options.partition_by is not None)
+    check_writable(written, names, classes)
     chunk_rows = options.chunk_size or CHUNK_ROWS[engine.backend.device]
     seconds, timed, size = 0.0, 0, 0
     for readable in _joined(sample.chunks):
@@ -270,7 +277,8 @@ def _label(sample: Sample, engine: Engine, options: Options) -> _Labelled:
         for at in range(0, len(table), chunk_rows):
             part = table.slice(at, chunk_rows)
             kept = part if where is None else part.filter(pa.array(where.mask(part)))
-            size += len(_WRITE[options.format](kept.select(written.names))) + _ENTRY_BYTES * len(part) // chunk_rows
+            files = part_files(kept.select(written.names), names, _CHUNK, _JOB)
+            size += sum(len(data) for *_, data in files) + _ENTRY_BYTES * len(part) // chunk_rows
     found.bytes = size / max(found.rows, 1)
     found.rate = timed / seconds if seconds else 0.0
     return found

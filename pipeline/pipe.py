@@ -25,11 +25,14 @@ from pipeline.model.charcnn import Model, load_model
 from pipeline.options import Options
 from pipeline.output.formats import csv, jsonl
 from pipeline.output.formats.base import PartFormat
+from pipeline.output.layout import PartNames
 from pipeline.output.memory import every_row
+from pipeline.output.part_files import check_writable
 from pipeline.output.parts import REASON, label_table, output_schema
 from pipeline.output.where import Where
 from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import Chunk, Selection, concat
+from pipeline.source.files import Files
 from pipeline.source.first_rows import first_chunks
 from pipeline.source.inputs import Loaded, Paths, Unread, identify, open_input
 from pipeline.source.plan import Unit
@@ -48,7 +51,9 @@ _PIECES_AHEAD = 16
 
 @dataclass
 class Piped:
-    """What went through a pipe: rows by what became of them, and messages about files that were not wholly readable."""
+    """What went through a pipe: rows by what became of them, messages about files that were not wholly readable, and
+    the files that belong to no format.
+    """
 
     rows_written: int = 0
     rows_filtered: int = 0
@@ -56,6 +61,7 @@ class Piped:
     seconds: float = 0.0
     confusion: Confusion | None = None
     problems: list[str] = field(default_factory=list)
+    left_out: tuple[str, ...] = ()
 
     @property
     def rows_read(self) -> int:
@@ -89,8 +95,8 @@ def pipe(
         most = engine.batch or _ROWS_A_CORE * available_cores()
         found = Piped()
         began = time.perf_counter()
-        selection, pieces = _opened(source, loaded, options, most, found.problems)
-        labelling = _Labelling(engine, selection, options, found)
+        selection, pieces = _opened(source, loaded, options, most, found)
+        labelling = _Labelling(engine, selection, options, kind, found)
         rows = _Rows(FORMATS[kind], labelling.schema)
         for batch in _batches(pieces, most):
             table = labelling.of(batch)
@@ -109,18 +115,19 @@ def pipe(
 
 
 def _opened(
-    source: Stdin | Paths, model: Model, options: Options, most: int, problems: list[str]
+    source: Stdin | Paths, model: Model, options: Options, most: int, found: Piped
 ) -> tuple[Selection, Iterator[_Piece]]:
-    """The selection with its columns resolved, and the rows in input order. problems: to which those of files are added
+    """The selection with its columns resolved, and the rows in input order. found: to which problems of files are added
     as they are met.
     """
     asked = options.selection(model)
     if isinstance(source, Stdin):
         selection = source.open(asked)
         return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))
-    found = identify(source, len(model.alphabet), model.length, whole_hash=False, by_content=False, root=options.root)
-    planned = open_input(found, asked, options.chunk_size or most, limit=options.limit)
-    problems += [message for _, message in planned.problems]
+    given = identify(source, len(model.alphabet), model.length, whole_hash=False, by_content=False, root=options.root)
+    planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
+    found.left_out = given.left_out if isinstance(given, Files) else ()
+    found.problems += [message for _, message in planned.problems]
 
     def read() -> Iterator[_Piece]:
         for one in planned.chunks(()):
@@ -131,9 +138,9 @@ def _opened(
                 elif isinstance(one, Loaded):
                     yield _Piece(one.chunk, one.sources)
                 elif isinstance(one, Unread):
-                    problems.append(one.reason)
+                    found.problems.append(one.reason)
             except SourceError as error:
-                problems.append(error.message)
+                found.problems.append(error.message)
 
     return planned.selection, read()
 
@@ -184,12 +191,13 @@ def _batches(pieces: Iterator[_Piece], most: int) -> Iterator[_Piece]:
 class _Labelling:
     """What is done with each batch. schema: of the rows that are written. found: where they are counted."""
 
-    def __init__(self, engine: Engine, selection: Selection, options: Options, found: Piped) -> None:
+    def __init__(self, engine: Engine, selection: Selection, options: Options, kind: str, found: Piped) -> None:
         self._engine, self._options, self._found = engine, options, found
         self._classes = engine.model.classes
         self._written = self._labelled = output_schema(selection, self._classes, options.top_k, options.scores)
         self.schema = self._written.append(REASON)
         self._where = None if options.where is None else Where(options.where)
+        check_writable(self.schema, PartNames(kind), self._classes)
         if self._where is not None and not self._where.columns <= set(self._written.names):
             self._labelled = output_schema(selection, self._classes, options.top_k, True)
         if self._where is not None:

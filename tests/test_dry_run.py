@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -93,3 +94,28 @@ def test_a_dry_run_of_rows_in_memory(small_model: Model) -> None:
     assert (estimate.rows, estimate.sample_rows, sum(estimate.labels.values())) == (90, 90, 90)
     with pytest.raises(UsageError, match="no column 'body'"):
         dry_run(pa.table({"text": TEXTS}), model=small_model, text_column="body")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": "about", "format": "csv"}, "the column 'about' cannot be written: csv cannot hold map"),
+        ({"encoding": "latin-1"}, "text files take encoding=, and there is none"),
+        ({"delimiter": ";"}, "delimiter= is for CSV"),
+        ({"output": "s3://bucket/labels"}, "s3://bucket/labels: labels are written into a folder"),
+    ],
+)
+def test_what_the_job_refuses_is_refused(
+    client: Client, small_model: Model, tmp_path: Path, options: dict[str, str], message: str
+) -> None:
+    about = pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64()))
+    pq.write_table(pa.table({"text": ["one", "two"], "about": about}), tmp_path / "in.parquet")
+    arguments = {"output": tmp_path / "out", "model": small_model, **options}
+    for call in (dry_run, partial(classify, client=client)):
+        with pytest.raises(UsageError, match=message):
+            call(tmp_path / "in.parquet", **arguments)
+
+
+def test_options_of_files_do_not_go_with_rows_in_memory(small_model: Model) -> None:
+    with pytest.raises(UsageError, match="goes with files only"):
+        dry_run(["one"], model=small_model, encoding="latin-1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,17 @@ def test_every_column_of_a_parquet_file_keeps_its_type(client: Client, small_mod
     verify(tmp_path / "out", input=True)
     with pytest.raises(UsageError, match="'label'"):
         classify(tmp_path / "in.parquet", model=small_model, client=client, keep="label")
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_the_input_is_verified_where_it_has_columns_of_our_names(
+    client: Client, small_model: Model, tmp_path: Path, limit: int | None
+) -> None:
+    with gzip.open(tmp_path / "in.csv.gz", "wt") as file:
+        file.write("text,file,row\n" + "a,x.png,7\n" * 5)
+    job = {"model": small_model, "client": client, "keep_all": True, "chunk_size": 2, "limit": limit}
+    written = classify(tmp_path / "in.csv.gz", tmp_path / "out", **job).rows_written
+    assert verify(tmp_path / "out", input=True).rows_read == written == (limit or 5)
 
 
 def write_mixed(folder: Path) -> None:

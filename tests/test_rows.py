@@ -225,6 +225,15 @@ def test_kept_columns_keep_their_types_and_the_truth_is_written(
     assert verify(tmp_path / "out").rows_written == 2
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()])
+def test_kept_bytes_stay_bytes_in_every_layout(client: Client, small_model: Model, kind: pa.DataType) -> None:
+    """Polars has them as views."""
+    table = pa.table({"text": TEXTS[:2], "photo": pa.array([b"\xff\x00", None], kind)})
+    rows = classify(table, keep="photo", model=small_model, client=client).to_arrow()
+    assert rows["photo"].to_pylist() == [b"\xff\x00", None]
+    assert (rows.schema.field("photo").type, rows["reason"].null_count) == (pa.binary(), 2)
+
+
 def test_the_truth_of_encoded_articles_is_written(client: Client, small_model: Model, tmp_path: Path) -> None:
     np.zeros((3, len(small_model.alphabet), small_model.length), "<f4").tofile(tmp_path / "in.bin")
     np.array([2, 9, 0], "<f4").tofile(tmp_path / "answers.bin")

@@ -55,6 +55,7 @@ def run(source: Paths | Stdin, model: str, options: dict[str, Any], kind: str | 
     """
     from pipeline.options import Options
     from pipeline.pipe import FORMATS, pipe
+    from pipeline.report.remarks import left_out_line
 
     if kind not in (None, *FORMATS):
         raise UsageError(f"--format {kind}: to stdout it is {' or '.join(FORMATS)}")
@@ -63,7 +64,7 @@ def run(source: Paths | Stdin, model: str, options: dict[str, Any], kind: str | 
             found = pipe(source, print_rows, model=model, options=Options(**options), kind=kind or "jsonl")
         except OSError as error:
             raise OutputError(f"stdout cannot be written: {error.strerror or error}") from error
-    for message in found.problems:
+    for message in (*found.problems, *([left_out_line(found.left_out)] if found.left_out else ())):
         say(f"broadsheet: {message}", error=True)
     if not quiet:
         say(_summary(found), error=True)

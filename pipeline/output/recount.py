@@ -60,6 +60,7 @@ def _selection(plan: SavedPlan, settings: Settings) -> Selection:
         settings.truth_column,
         settings.columns,
         plan.selection.classes,
+        keep_all=settings.keep_all,
         encoding=settings.encoding,
         delimiter=settings.delimiter,
     )

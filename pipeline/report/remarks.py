@@ -23,7 +23,7 @@ def not_read(tally: Tally, left_out: Sequence[str], set_aside: Sequence[tuple[st
     if tally.unread:
         found.append(unread_line(tally.unread))
     if left_out:
-        found.append(f"{_count(left_out, 'left out, being of no known format')}: {_first(left_out)}")
+        found.append(left_out_line(left_out))
     unread = {path for path, _ in tally.unread}
     in_part = [message for path, message in tally.problems if path not in unread]
     if in_part:
@@ -32,6 +32,11 @@ def not_read(tally: Tally, left_out: Sequence[str], set_aside: Sequence[tuple[st
         chunks = [f"{name}: {reason}" for name, reason in set_aside]
         found.append(f"{_count(chunks, 'set aside', 'chunk')}: {_first(chunks, 1, '; ')}")
     return found
+
+
+def left_out_line(left_out: Sequence[str]) -> str:
+    """How many files were left out, and the first of them."""
+    return f"{_count(left_out, 'left out, being of no known format')}: {_first(left_out)}"
 
 
 def unread_line(unread: Sequence[tuple[str, int | None]]) -> str:

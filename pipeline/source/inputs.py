@@ -231,15 +231,13 @@ def open_input(
 
     Raises UsageError for a column that does not exist.
     """
+    refuse_unfit(given, selection)
     if isinstance(given, Files):
         if saved is not None:
             return _planned_files(saved)
-        refuse_useless(given.found, selection)
         plan = plan_files(given.found, selection, chunk_rows, scanner, limit)
         unread = (*((path, None) for path, _ in given.problems), *plan.unread)
         return _planned_files(replace(plan, problems=given.problems + plan.problems, unread=unread))
-    if selection.answers:
-        raise UsageError("an answer file goes with a one-hot file only")
     if isinstance(given, Stdin):
         selection = given.open(selection)
 
@@ -247,8 +245,6 @@ def open_input(
             return _loaded(first_chunks(given.chunks(selection, chunk_rows), limit), 0, STDIN, done, ended)
 
         return JobInput(selection, arriving)
-    if selection.encoding != UTF8 or selection.delimiter:
-        raise UsageError("an encoding or a delimiter goes with files only: these rows are in memory")
     if isinstance(given, Frame):
         selection = dask_selection(given.frame, selection)
         count = 0 if limit else given.frame.npartitions
@@ -260,6 +256,17 @@ def open_input(
         return _loaded(read, 0, MEMORY, done, ended)
 
     return JobInput(selection, chunks, rows=0 if held is None else min(limit or held, held))
+
+
+def refuse_unfit(given: Given, selection: Selection) -> None:
+    """Raise UsageError for an option that goes with input of another kind."""
+    if isinstance(given, Files):
+        refuse_useless(given.found, selection)
+        return
+    if selection.answers:
+        raise UsageError("an answer file goes with a one-hot file only")
+    if not isinstance(given, Stdin) and (selection.encoding != UTF8 or selection.delimiter):
+        raise UsageError("an encoding or a delimiter goes with files only: these rows are in memory")
 
 
 def _planned_files(plan: Plan) -> JobInput:

@@ -129,7 +129,7 @@ def refuse_useless(found: Sequence[InputFile], selection: Selection) -> None:
     """Raise UsageError for an encoding or a delimiter that none of the files can have."""
     files = bound(found, selection)
     if files and selection.encoding != UTF8 and all(file.format.encoding == UTF8 for file in files):
-        raise UsageError(f"{files[0].path}: --encoding is for CSV, TSV, JSONL and text files, and there is none")
+        raise UsageError(f"{files[0].path}: only CSV, TSV, JSONL and text files take --encoding, and there is none")
     if files and selection.delimiter and not any(file.format.takes_header for file in files):
         raise UsageError(f"{files[0].path}: --delimiter is for CSV and TSV files, and there is none")
 

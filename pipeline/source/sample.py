@@ -18,7 +18,7 @@ from pipeline.source.files import Files
 from pipeline.source.first_rows import first_chunks
 from pipeline.source.formats.base import Fragment, InputFile, Seek, Stream
 from pipeline.source.formats.record_format import RecordFormat
-from pipeline.source.inputs import Given, Rows
+from pipeline.source.inputs import Given, Rows, refuse_unfit
 from pipeline.source.opening import open_at, open_location
 from pipeline.source.plan import Unit, bound, plan_files
 from pipeline.source.records import read_records
@@ -56,9 +56,10 @@ class Sample:
 def sample_input(given: Given, selection: Selection, rows: int, limit: int | None) -> Sample:
     """About `rows` rows of an input. limit: only its first rows count.
 
-    Raises UsageError for a column that does not exist, and for an input that can be read only once; SourceError where
-    no file can be read.
+    Raises UsageError for a column that does not exist, an option that does not fit, and an input that can be read only
+    once; SourceError where no file can be read.
     """
+    refuse_unfit(given, selection)
     if isinstance(given, Rows):
         return _of_tables(given, selection, rows, limit)
     if not isinstance(given, Files):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, is_textual
+from pipeline.source.kept import plain_type
 from pipeline.source.limits import LIMITS, Limits
 
 MEMORY = "memory"
@@ -257,10 +258,9 @@ def resolve(schema: pa.Schema, selection: Selection) -> Selection:
 
 
 def _written(kind: pa.DataType) -> pa.DataType:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    types = pa.types
-    strings = types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind)
-    return pa.string() if strings else kind
+    """The type of a kept column: of one layout, without a dictionary, and strings for nulls only."""
+    kind = plain_type(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    return pa.string() if pa.types.is_null(kind) else kind
 
 
 def partition_chunk(partition: Any, number: int, selection: Selection) -> Chunk:
