@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import NoReturn
@@ -48,6 +48,7 @@ _PYTHON = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_MOST_CLASSES = 20
 _ZONE = re.compile(r":.*(Z|[+-][\d:]+)$")
 
 
@@ -62,9 +63,20 @@ class Where:
         """The columns that it names. Raises UsageError where it is no expression."""
         return {node.name for node in _nodes(parse(self.text)) if isinstance(node, Column)}
 
-    def check(self, schema: pa.Schema) -> None:
-        """Raise UsageError, with the place, unless it can be decided for every row of such a table."""
+    def check(self, schema: pa.Schema, classes: Sequence[str]) -> None:
+        """Raise UsageError, with the place, unless it can be decided for every row of such a table, and compares labels
+        with classes of the model only.
+        """
         self.mask(schema.empty_table())
+        for node in _nodes(parse(self.text)):
+            sides: tuple[Column | Literal, ...] = (node.left, node.right) if isinstance(node, Comparison) else ()
+            sides = (node.left, *node.values) if isinstance(node, OneOf) else sides
+            if not any(isinstance(side, Column) and side.name in ("label", "truth") for side in sides):
+                continue
+            for side in sides:
+                if isinstance(side, Literal) and isinstance(side.value, str) and side.value not in classes:
+                    known = ", ".join(classes[:_MOST_CLASSES]) + (", …" if len(classes) > _MOST_CLASSES else "")
+                    refuse(self.text, side.at, f"the model has no class {side.value!r} (it has {known})")
 
     def mask(self, table: pa.Table) -> NDArray[np.bool_]:
         """For which rows it is true. Raises UsageError for a column that is not there, or of another type."""

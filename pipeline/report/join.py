@@ -6,11 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import UsageError
-from pipeline.source.chunk import lengths_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,26 +38,44 @@ def refuse_taken(frame: Any, names: Sequence[str], suffix: str | None) -> None:
             raise UsageError(f"the frame has a column {name!r} already: rename it{remedy}")
 
 
-def refuse_other_frame(frame: Any, rows: pa.Table, index: pd.Index | None, text: Sequence[str]) -> None:
+def refuse_other_frame(frame: Any, rows: int, index: pd.Index | None, classified: Any, text: Sequence[str]) -> None:
     """Raise UsageError for a frame whose rows are not those that were classified.
 
-    The index tells where there is one. Polars and Arrow have none, so the lengths of the texts are compared too.
+    rows: of the results. classified: the frame that was, whose texts, in the columns `text`, must be the same; None
+    where the rows did not come in a frame.
     """
-    if len(frame) != len(rows):
-        raise UsageError(f"the frame has {len(frame):,} rows, the job's results have {len(rows):,}. {_AGAIN}")
+    if len(frame) != rows:
+        raise UsageError(f"the frame has {len(frame):,} rows, the job's results have {rows:,}. {_AGAIN}")
+    if frame is classified:
+        return
     if index is not None and _is_pandas(frame) and not frame.index.equals(index):
         raise UsageError(f"the frame has another index than the rows that were classified. {_AGAIN}")
-    if not text or not {*text} <= {*_names(frame)}:
+    if classified is None or not {*text} <= {*_names(frame)}:
         return
-    labelled = rows["label"].is_valid()
-    n_chars = rows["n_chars"].filter(labelled).to_numpy()
+    for name in text:
+        row = _first_difference(_values(frame, name), _values(classified, name))
+        if row is not None:
+            raise UsageError(f"row {row:,} of the frame has another text than the row that was classified. {_AGAIN}")
+
+
+def _first_difference(given: pa.Array | list[Any], classified: pa.Array | list[Any]) -> int | None:
+    """The first row at which two columns differ; nulls are alike."""
+    if isinstance(given, list) or isinstance(classified, list):
+        pairs = enumerate(zip(*(c if isinstance(c, list) else c.to_pylist() for c in (given, classified)), strict=True))
+        return next((row for row, (a, b) in pairs if a is not b and a != b and (a == a or b == b)), None)
+    same = pc.fill_null(pc.equal(given, classified), False)
+    different = pc.invert(pc.or_(same, pc.and_(given.is_null(), classified.is_null())))
+    return int(pc.index(different, True).as_py()) if pc.any(different).as_py() else None
+
+
+def _values(frame: Any, name: str) -> pa.Array | list[Any]:
+    """A column as bytes; as a list where its values have several types."""
     try:
-        same = lengths_of(_select(frame, text).filter(labelled)) == n_chars
-    except pa.ArrowException:  # what it holds is no text
-        same = np.zeros(len(n_chars), np.bool_)
-    if not same.all():
-        row = np.flatnonzero(labelled.to_numpy())[np.argmin(same)]
-        raise UsageError(f"row {row:,} of the frame has another text than the row that was classified. {_AGAIN}")
+        column = _select(frame, [name]).column(0).combine_chunks()
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        return column.cast(pa.large_binary())
+    except (pa.ArrowException, ValueError, TypeError):
+        return list(frame[name])
 
 
 def with_columns(frame: Any, added: pa.Table, suffix: str | None) -> Any:

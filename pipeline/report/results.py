@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """What rows in memory are joined by. index: of a pandas Series or DataFrame. text: the names of a frame's text
-    columns. copied: how many columns come before the label: `file`, `row` and the kept ones.
+    """What rows in memory are joined by. index: of a pandas Series or DataFrame. frame: the rows, where they came in one,
+    text: the names of its text columns. copied: how many columns come before the label: `file`, `row` and
+    the kept ones.
     """
 
     index: pd.Index | None
+    frame: Any
     text: tuple[str, ...]
     copied: int
 
@@ -40,8 +42,8 @@ def origin_of(source: Any, selection: Selection) -> Origin:
     """The origin of a job's rows."""
     pandas = sys.modules.get("pandas")  # whoever has a pandas object has imported it
     indexed = pandas is not None and isinstance(source, pandas.DataFrame | pandas.Series)
-    text = selection.text if is_frame(source) else ()
-    return Origin(source.index if indexed else None, text, len(selection.row_schema))
+    frame = source if is_frame(source) else None
+    return Origin(source.index if indexed else None, frame, selection.text, len(selection.row_schema))
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class Results:
                 "docs/output.md shows, or classify without an output folder"
             )
         rows = self.rows()
-        refuse_other_frame(frame, rows, self._origin.index, self._origin.text)
+        origin = self._origin
+        refuse_other_frame(frame, len(rows), origin.index, origin.frame, origin.text)
         joined: Frame = with_columns(frame, rows.drop_columns(self._schema.names[: self._origin.copied]), suffix)
         return joined
 

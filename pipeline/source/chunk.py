@@ -234,15 +234,6 @@ def _joined(texts: Sequence[pa.Array]) -> pa.Array:
     return pc.utf8_trim_whitespace(text)
 
 
-def lengths_of(table: pa.Table) -> NDArray[np.int64]:
-    """The characters of each row's article; -1 where it is null. table: the text columns.
-
-    Raises pyarrow.ArrowException where they hold no text.
-    """
-    text = _joined([_column(table, name).cast(pa.large_string()) for name in table.column_names])
-    return np.asarray(pc.fill_null(pc.utf8_length(text), -1).to_numpy(), np.int64)
-
-
 def cut(chunk: Chunk, length: int) -> Chunk:
     """The chunk with each text up to `length` characters, and the characters of the whole texts."""
     text = chunk.text.cast(pa.large_string())

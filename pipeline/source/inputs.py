@@ -43,6 +43,10 @@ class Paths(tuple[str, ...]):
 
     """
 
+    def __new__(cls, paths: str | Iterable[str | os.PathLike[str]] = ()) -> Paths:
+        """One path, given as a string, is that path and not its characters."""
+        return super().__new__(cls, [paths] if isinstance(paths, str) else [os.fspath(path) for path in paths])
+
 
 @dataclass(frozen=True)
 class Loaded:

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pipeline.errors import UsageError
 from pipeline.source.chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, is_textual
-from pipeline.source.files import format_of
+from pipeline.source.files import format_of, is_known
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.tables import MEMORY, Tables, is_pandas, of_table, resolve
 
@@ -246,7 +246,11 @@ def _is_null(value: Any) -> bool:
 
 
 def _is_path(item: Any) -> bool:
-    return isinstance(item, str | bytes) and os.path.exists(item)
+    """Whether a string names a file, or looks like it: a word with the ending of a format, perhaps a pattern."""
+    if not isinstance(item, str | bytes):
+        return False
+    name = os.fsdecode(item) if isinstance(item, bytes) else item
+    return os.path.exists(item) or (len(name.split()) == 1 and is_known(name))
 
 
 def _length(item: Any, text: Sequence[str]) -> int:

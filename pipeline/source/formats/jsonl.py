@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import json as pa_json
 
+from pipeline.errors import SourceError
 from pipeline.source.chunk import BadRow, Chunk, Selection, assemble
 from pipeline.source.encoding import UTF8, why_not_decoded
 from pipeline.source.formats.base import InputFile, Schema
@@ -60,6 +61,10 @@ class Jsonl(RecordFormat):
         """The keys of the first lines that are objects; else the selected columns: each row has its own keys."""
         head = self.head(file)
         found = self.split(head.data, head.final)
+        if len(found.starts) and _is_array(head.data[found.starts[0] : found.ends[0]]):
+            raise SourceError(
+                f"{file.path}: it holds a JSON array, not an object a line: convert it (jq -c '.[]' FILE > FILE.jsonl)"
+            )
         lines = (head.data[s:e] for s, e in zip(found.starts, found.ends, strict=True))
         keys = dict.fromkeys(key for line in islice(lines, _LINES_WITH_KEYS) for key in _keys_of(line))
         return Schema(tuple(keys) or selection.columns or ("text",), start=head.start, complete=False)
@@ -69,6 +74,17 @@ class Jsonl(RecordFormat):
         if table is None:
             return parse_one_by_one(records, path, first_row, selection)
         return assemble(path, first_row + np.arange(len(table)), table, selection, records.raw)
+
+
+def _is_array(line: bytes) -> bool:
+    """Whether a line begins an array of objects, which may end on another line."""
+    if not line.lstrip(_BLANK).startswith(b"["):
+        return False
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return isinstance(value, list) and any(isinstance(item, dict) for item in value)
 
 
 def _keys_of(line: bytes) -> tuple[str, ...]:
