@@ -45,7 +45,8 @@ def refuse_other_frame(frame: Any, rows: pa.Table, index: pd.Index | None, text:
     The index tells where there is one. Polars and Arrow have none, so the lengths of the texts are compared too.
     """
     if len(frame) != len(rows):
-        raise UsageError(f"the frame has {len(frame):,} rows, the job's results have {len(rows):,}. {_AGAIN}")
+        fewer = "; results of a job with --limit or --where are joined by `row`" if len(rows) < len(frame) else ""
+        raise UsageError(f"the frame has {len(frame):,} rows, the job's results have {len(rows):,}. {_AGAIN}{fewer}")
     if index is not None and _is_pandas(frame) and not frame.index.equals(index):
         raise UsageError(f"the frame has another index than the rows that were classified. {_AGAIN}")
     if not text or not {*text} <= {*_names(frame)}:
