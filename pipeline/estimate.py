@@ -257,7 +257,8 @@ def _label(sample: Sample, engine: Engine, options: Options) -> _Labelled:
     written = output_schema(sample.selection, classes, options.top_k, options.scores)
     labelled = written if where is None else output_schema(sample.selection, classes, options.top_k, True)
     if where is not None:
-        where.check(labelled, classes)
+        where.check(labelled)
+        where.check_labels(classes)
     names = PartNames(options.format, options.partition_by is not None)
     check_writable(written, names, classes)
     chunk_rows = options.chunk_size or CHUNK_ROWS[engine.backend.device]

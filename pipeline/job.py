@@ -226,7 +226,8 @@ def plan(
     schema = written = columns(options.scores)
     if options.where is not None:
         where, every_score = Where(options.where), columns(True)
-        where.check(every_score, model.classes)
+        where.check(every_score)
+        where.check_labels(model.classes)
         schema = written if where.columns <= set(written.names) else every_score
     if request.folder is not None:
         check_writable(written, PartNames(options.format, options.partition_by is not None), model.classes)

@@ -201,7 +201,8 @@ class _Labelling:
         if self._where is not None and not self._where.columns <= set(self._written.names):
             self._labelled = output_schema(selection, self._classes, options.top_k, True)
         if self._where is not None:
-            self._where.check(self._labelled, self._classes)
+            self._where.check(self._labelled)
+            self._where.check_labels(self._classes)
 
     def of(self, batch: _Piece) -> pa.Table:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""

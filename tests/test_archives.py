@@ -131,6 +131,8 @@ def test_an_archive_within_a_folder_or_at_a_url_is_read(tmp_path: Path) -> None:
         stream.write((tmp_path / "a.zip").read_bytes())
     (found,) = find_files(["memory://bucket/a.zip"], 70, 1014).found
     assert found.path == "zip://x.csv::memory://bucket/a.zip"
+    with pytest.raises(UsageError, match=r"no input at 'zip://y\.csv::.+': the archive has no such file"):
+        find_files([f"zip://y.csv::{tmp_path}/a.zip"], 70, 1014)
     zipped(tmp_path / "c.zip", {"picture.png": b"", "none.doc": b""})
     assert len(find_files([str(tmp_path)], 70, 1014).left_out) == 2
     with pytest.raises(UsageError, match=r"no input in .+c\.zip': 2 files of other kinds"):

@@ -119,3 +119,5 @@ def test_what_the_job_refuses_is_refused(
 def test_options_of_files_do_not_go_with_rows_in_memory(small_model: Model) -> None:
     with pytest.raises(UsageError, match="goes with files only"):
         dry_run(["one"], model=small_model, encoding="latin-1")
+    with pytest.raises(UsageError, match="columns= is for a CSV or TSV without a header: these rows are in memory"):
+        dry_run(["one"], model=small_model, columns=["text"])

@@ -131,6 +131,9 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
         (tmp_path / name).write_text(content)
         with pytest.raises(UsageError, match=message):
             classify(tmp_path / name, **job)
+    (tmp_path / "j.jsonl").write_text('[{"text": "x"},\n{"text": "y"}]\n')
+    ((_, message),) = classify(tmp_path / "j.jsonl", **job).tally.problems
+    assert "it holds a JSON array, not an object a line: convert it" in message
     with pytest.raises(UsageError, match="expected 2 fields, found 1; it looks separated by ';': delimiter=';'"):
         classify(tmp_path / "f.csv", columns=["id", "text"], **job)
     assert classify(tmp_path / "h.csv", delimiter="tab", **job).rows_written == 1

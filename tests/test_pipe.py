@@ -94,6 +94,7 @@ def test_options_in_a_pipe(small_model: Model) -> None:
 def test_what_stdin_plainly_does_not_hold_is_refused(small_model: Model) -> None:
     for data, options, message in (
         (DATA["jsonl"], {}, "looks like JSONL: say --stdin-format jsonl"),
+        (b"id;text\n1;x\n", {}, "looks like CSV: say --stdin-format csv"),
         (gzip.compress(b"a line\n"), {}, "stdin holds gzip"),
         (b"title\nx\n", {"text_column": "title"}, "no column 'title': say --stdin-format csv"),
     ):

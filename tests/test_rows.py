@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +161,12 @@ def test_a_frame_that_was_not_classified_is_refused(client: Client, small_model:
     with pytest.raises(UsageError, match="row 2 of the frame has another text"):
         report.join(pa.table({"a": [*TEXTS[:2], None, *TEXTS[3:]], "b": ["x"] * 12}))
     assert report.join(polars).columns[:3] == ["a", "b", "label"]
+    alike = pl.DataFrame({"text": ["two texts of one length", "oil rose, stocks fell.."]})
+    with pytest.raises(UsageError, match="row 0 of the frame has another text"):
+        classify(alike, model=small_model, client=client).join(alike.reverse())
+    mixed = pd.DataFrame({"text": pd.Series(["a text", 3.5, dt.date(2024, 1, 1), "\ud800", None], dtype=object)})
+    joined = label(mixed, model=small_model, client=client)
+    assert joined["label"].notna().tolist() == [True, False, False, False, False]
     report = classify(frame, tmp_path / "out", model=small_model, client=client)
     assert report.to_pandas().index.equals(frame.index)
     with pytest.raises(

@@ -175,7 +175,7 @@ def command(
         "nsys": nsys,
     }
     if dry_run:
-        estimating.run(source, output, model, options, connection, as_json)
+        estimating.run(source, None if output == _STDOUT else output, model, options, connection, as_json)
     elif output is None:
         raise UsageError("give a folder for the labels: -o OUT/ (or -o - for stdout)")
     elif output == _STDOUT:

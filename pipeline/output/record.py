@@ -35,6 +35,9 @@ from pipeline.output.layout import (
 _MOST = 1 << 53
 """The most of anything that is counted: every JSON reader and NumPy have such an integer."""
 
+SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "chars", "truncated", "unknown_chars")
+"""The figures of an entry whose sums are those of the totals."""
+
 Count = Annotated[int, Meta(ge=0, le=_MOST)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=_MOST)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

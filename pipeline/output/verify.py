@@ -12,11 +12,9 @@ from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, is_claimed
 from pipeline.output.folder import REPAIR, OutputFolder
 from pipeline.output.layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS
-from pipeline.output.record import Totals
+from pipeline.output.record import SUMS, Totals
 from pipeline.output.recount import recount
 from pipeline.output.where import Where
-
-_SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "chars", "truncated", "unknown_chars")
 
 
 def verify(
@@ -87,7 +85,7 @@ def verify(
         except OutputError as error:
             raise OutputError(f"{error.message}: {REPAIR}") from error
         files.update(file.name for file in entry.files)
-        sums.update({name: getattr(entry, name) for name in _SUMS})
+        sums.update({name: getattr(entry, name) for name in SUMS})
         labels.update(entry.labels)
         doubtful.update(entry.doubtful)
     for name in (*folder.store.files(PARTS), *folder.store.files(QUARANTINE)):

@@ -63,11 +63,12 @@ class Where:
         """The columns that it names. Raises UsageError where it is no expression."""
         return {node.name for node in _nodes(parse(self.text)) if isinstance(node, Column)}
 
-    def check(self, schema: pa.Schema, classes: Sequence[str]) -> None:
-        """Raise UsageError, with the place, unless it can be decided for every row of such a table, and compares labels
-        with classes of the model only.
-        """
+    def check(self, schema: pa.Schema) -> None:
+        """Raise UsageError, with the place, unless it can be decided for every row of such a table."""
         self.mask(schema.empty_table())
+
+    def check_labels(self, classes: Sequence[str]) -> None:
+        """Raise UsageError, with the place, where a label is compared with a text that is no class of the model."""
         for node in _nodes(parse(self.text)):
             sides: tuple[Column | Literal, ...] = (node.left, node.right) if isinstance(node, Comparison) else ()
             sides = (node.left, *node.values) if isinstance(node, OneOf) else sides

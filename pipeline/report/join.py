@@ -45,7 +45,8 @@ def refuse_other_frame(frame: Any, rows: int, index: pd.Index | None, classified
     where the rows did not come in a frame.
     """
     if len(frame) != rows:
-        raise UsageError(f"the frame has {len(frame):,} rows, the job's results have {rows:,}. {_AGAIN}")
+        fewer = "; results of a job with --limit or --where are joined by `row`" if rows < len(frame) else ""
+        raise UsageError(f"the frame has {len(frame):,} rows, the job's results have {rows:,}. {_AGAIN}{fewer}")
     if frame is classified:
         return
     if index is not None and _is_pandas(frame) and not frame.index.equals(index):
@@ -61,11 +62,15 @@ def refuse_other_frame(frame: Any, rows: int, index: pd.Index | None, classified
 def _first_difference(given: pa.Array | list[Any], classified: pa.Array | list[Any]) -> int | None:
     """The first row at which two columns differ; nulls are alike."""
     if isinstance(given, list) or isinstance(classified, list):
-        pairs = enumerate(zip(*(c if isinstance(c, list) else c.to_pylist() for c in (given, classified)), strict=True))
+        pairs = enumerate(zip(_as_list(given), _as_list(classified), strict=True))
         return next((row for row, (a, b) in pairs if a is not b and a != b and (a == a or b == b)), None)
     same = pc.fill_null(pc.equal(given, classified), False)
     different = pc.invert(pc.or_(same, pc.and_(given.is_null(), classified.is_null())))
     return int(pc.index(different, True).as_py()) if pc.any(different).as_py() else None
+
+
+def _as_list(column: pa.Array | list[Any]) -> list[Any]:
+    return column if isinstance(column, list) else [v if v is None else v.decode() for v in column.to_pylist()]
 
 
 def _values(frame: Any, name: str) -> pa.Array | list[Any]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """What rows in memory are joined by. index: of a pandas Series or DataFrame. frame: the rows, where they came in one,
+    """What rows in memory are joined by. index: of a pandas Series or DataFrame. frame: the rows, if they came in one,
     text: the names of its text columns. copied: how many columns come before the label: `file`, `row` and
     the kept ones.
     """

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 
 from pipeline.accuracy import LENGTHS, Confusion, confusion_of
 from pipeline.errors import BroadsheetError
-from pipeline.output.record import Entry, Totals
-
-_SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "chars", "truncated", "unknown_chars")
+from pipeline.output.record import SUMS, Entry, Totals
 
 
 def balance(totals: Totals | Tally) -> str:
@@ -70,7 +68,7 @@ class Tally:
         """Count committed chunks."""
         for entry in entries:
             self.chunks += 1
-            for name in _SUMS:
+            for name in SUMS:
                 setattr(self, name, getattr(self, name) + getattr(entry, name))
             self.labels.update(entry.labels)
             self.doubtful.update(entry.doubtful)
@@ -91,7 +89,7 @@ class Tally:
         """The totals for the manifest."""
         return Totals(
             chunks=self.chunks,
-            **{name: getattr(self, name) for name in _SUMS},
+            **{name: getattr(self, name) for name in SUMS},
             labels={name: self.labels[name] for name in self.classes if self.labels[name]},
             doubtful=dict(sorted(self.doubtful.items())),
             problems=tuple(sorted(self.problems)),

@@ -87,6 +87,8 @@ def find_files(
     left_out = [printable(named(path, top)) for path in found.left_out]
     left_out += [path for each in looked for path in each.left_out]
     if not (files or problems):
+        if in_archive(inputs[0]) and not in_archive(left_out[0]):
+            raise UsageError(f"no input at {inputs[0]!r}: the archive has no such file")
         raise UsageError(f"no input in {inputs[0]!r}: {len(left_out):,} files of other kinds, such as {left_out[0]}")
     bound = tuple(replace(file, format=file.format.for_model(symbols, length)) for file in files)
     return Files(bound, tuple(problems), tuple(left_out))

@@ -269,7 +269,11 @@ def refuse_unfit(given: Given, selection: Selection) -> None:
         return
     if selection.answers:
         raise UsageError("an answer file goes with a one-hot file only")
-    if not isinstance(given, Stdin) and (selection.encoding != UTF8 or selection.delimiter):
+    if isinstance(given, Stdin):
+        return
+    if selection.header is not None:
+        raise UsageError("--columns is for a CSV or TSV without a header: these rows are in memory")
+    if selection.encoding != UTF8 or selection.delimiter:
         raise UsageError("an encoding or a delimiter goes with files only: these rows are in memory")
 
 

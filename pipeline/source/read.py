@@ -28,8 +28,7 @@ def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
     Raises SourceError for a file that is not wholly readable; single bad rows are in the quarantine of their chunk.
     """
     if job_input.problems:
-        path, message = job_input.problems[0]
-        raise SourceError(f"{path}: {message}")
+        raise SourceError(job_input.problems[0][1])
     for source in job_input.chunks(()):
         if isinstance(source, Loaded):
             chunk = source.chunk

@@ -37,7 +37,7 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
         selection = replace(selection, text=("text",))
     for name in selection.columns:
         if name not in schema.names:
-            asked = "--text-column names another" if selection.text == ("text",) else "it is named in the options"
+            asked = "--text-column names another" if (name,) == selection.text == ("text",) else "an option names it"
             raise UsageError(f"{path}: no column {name!r} ({asked}); {_what_it_has(file, schema.names, name)}")
     if strange := _not_text(schema, selection):
         textual = [name for name in schema.names if is_textual(schema.types.get(name, pa.string()))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import select
 from collections.abc import Iterator
 from io import RawIOBase
@@ -113,6 +114,10 @@ class Stdin:
         for magic, name in _OTHERS.items():
             if head.startswith(magic):
                 raise UsageError(f"stdin holds {name}, not lines of text: unpack it before the pipe, or give the file")
+        if not self._is_said and _is_header(head.removeprefix(BOM).partition(b"\n")[0]):
+            raise UsageError(
+                "stdin looks like CSV: say --stdin-format csv or tsv (or --stdin-format text, to label each line)"
+            )
         if not self._is_said and _is_object(head.removeprefix(BOM).partition(b"\n")[0]):
             raise UsageError(
                 "stdin looks like JSONL: say --stdin-format jsonl (or --stdin-format text, to label lines as they are)"
@@ -129,6 +134,12 @@ class _Arriving:
         while (block := self._stream.read(size)) is None:  # another program has made it non-blocking
             select.select([self._stream], [], [])
         return block
+
+
+def _is_header(line: bytes) -> bool:
+    """Whether a line names columns, one of which is called "text"."""
+    names = [re.split(rb"[%s]" % mark, line.strip().lower()) for mark in (b",", b";", rb"\t", b"|")]
+    return any(len(found) > 1 and b"text" in found for found in names)
 
 
 def _is_object(line: bytes) -> bool:

@@ -240,12 +240,13 @@ def resolve(schema: pa.Schema, selection: Selection) -> Selection:
 
     Raises UsageError for a missing column.
     """
-    remedy = "" if selection.text else " (--text-column names another)"
+    unnamed = not selection.text
     selection = selection if selection.text else replace(selection, text=("text",))
     if selection.keep_all:
         selection = replace(selection, kept=tuple(dict.fromkeys((*selection.kept, *schema.names))))
     for name in selection.columns:
         if name not in schema.names:
+            remedy = " (--text-column names another)" if unnamed and name == "text" else ""
             raise UsageError(f"no column {name!r}{remedy}; there are: {', '.join(schema.names) or 'none'}")
         if schema.names.count(name) > 1:
             raise UsageError(f"two columns are called {name!r}: rename one")
