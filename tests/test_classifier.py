@@ -195,7 +195,7 @@ def test_neither_an_exit_nor_a_fork_nor_ctrl_c_hangs_or_is_heard(small_model_fil
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, "")
