@@ -192,7 +192,7 @@ main()
 def test_neither_an_exit_nor_a_fork_nor_ctrl_c_hangs_or_is_heard(small_model_file: object) -> None:
     run = subprocess.run(
         [sys.executable, "-c", ENDS, str(small_model_file)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "PYTHONUNBUFFERED": "1"},
         capture_output=True,
         text=True,
         timeout=150,
