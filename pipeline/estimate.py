@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.engine.base import Engine, Predictions, Texts
 from pipeline.engine.open import open_engine, why_no_gpu
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model, load_model
 from pipeline.options import OPTIONS, Options
+from pipeline.output.columns import columns_of
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PartNames
 from pipeline.output.part_files import check_writable, part_files
-from pipeline.output.parts import label_table, output_schema
+from pipeline.output.parts import label_table
 from pipeline.output.place import refuse_url
-from pipeline.output.where import Where
 from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import Chunk, concat
 from pipeline.source.files import Files
@@ -253,21 +252,16 @@ allow_mixed, profile, trace, report
 def _label(sample: Sample, engine: Engine, options: Options) -> _Labelled:
     """Label the sample, and measure how long that takes and how large its parts are."""
     classes, found = engine.model.classes, _Labelled(Counter(), Counter())
-    where = None if options.where is None else Where(options.where)
-    written = output_schema(sample.selection, classes, options.top_k, options.scores)
-    labelled = written if where is None else output_schema(sample.selection, classes, options.top_k, True)
-    if where is not None:
-        where.check(labelled)
-        where.check_labels(classes)
+    columns = columns_of(sample.selection, classes, options.top_k, options.scores, options.where)
     names = PartNames(options.format, options.partition_by is not None)
-    check_writable(written, names, classes)
+    check_writable(columns.written, names, classes)
     chunk_rows = options.chunk_size or CHUNK_ROWS[engine.backend.device]
     seconds, timed, size = 0.0, 0, 0
     for readable in _joined(sample.chunks):
-        predictions, typical, taken = _classified(readable, engine, options.top_k, options.scores or where is not None)
+        predictions, typical, taken = _classified(readable, engine, options.top_k, columns.every_score)
         seconds, timed = seconds + taken, timed + typical
         chunk, predictions = set_aside_overflow(readable, predictions, engine, first=False)
-        table = label_table(chunk, predictions, labelled, classes)
+        table = label_table(chunk, predictions, columns.labelled, classes)
         found.rows += chunk.rows_read
         found.labels.update(table.column("label").to_pylist())
         found.reasons.update(chunk.quarantine.column("reason").to_pylist())
@@ -277,8 +271,7 @@ def _label(sample: Sample, engine: Engine, options: Options) -> _Labelled:
         found.unknown += int(predictions.unknown_chars.sum())
         for at in range(0, len(table), chunk_rows):
             part = table.slice(at, chunk_rows)
-            kept = part if where is None else part.filter(pa.array(where.mask(part)))
-            files = part_files(kept.select(written.names), names, _CHUNK, _JOB)
+            files = part_files(columns.of_written(part, columns.chosen(part)), names, _CHUNK, _JOB)
             size += sum(len(data) for *_, data in files) + _ENTRY_BYTES * len(part) // chunk_rows
     found.bytes = size / max(found.rows, 1)
     found.rate = timed / seconds if seconds else 0.0

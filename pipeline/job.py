@@ -17,22 +17,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
 
 from pipeline.beside import beside
 from pipeline.engine.base import Backend
 from pipeline.engine.open import expected_device, why_gpu_unused
 from pipeline.errors import SourceError, UsageError
 from pipeline.graph import classify_chunks
-from pipeline.model.charcnn import MEANT_FOR, Model
+from pipeline.model.charcnn import Model
 from pipeline.options import Options
+from pipeline.output.columns import Columns, columns_of
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PLAN, PartNames
 from pipeline.output.part_files import check_writable
-from pipeline.output.parts import output_schema
 from pipeline.output.record import WRITER, ClosingEntry, Fingerprint, InputIdentity, to_json
 from pipeline.output.saved_plan import plan_bytes, plan_from
-from pipeline.output.where import Where
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
 from pipeline.report.results import Results, origin_of
@@ -118,14 +116,11 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Planned:
-    """A prepared job whose chunks are known. schema: of the labelled rows; written: of those columns that are written.
-    seconds: planning took, without the loading of engines.
-    """
+    """A prepared job whose chunks are known. seconds: planning took, without the loading of engines."""
 
     prepared: Prepared
     input: JobInput
-    schema: pa.Schema
-    written: pa.Schema
+    columns: Columns
     chunk_rows: int
     seconds: float
 
@@ -222,17 +217,11 @@ def plan(
         job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scan, options.limit)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
-    columns = partial(output_schema, job_input.selection, model.classes, options.top_k)
-    schema = written = columns(options.scores)
-    if options.where is not None:
-        where, every_score = Where(options.where), columns(True)
-        where.check(every_score)
-        where.check_labels(model.classes)
-        schema = written if where.columns <= set(written.names) else every_score
+    columns = columns_of(job_input.selection, model.classes, options.top_k, options.scores, options.where)
     if request.folder is not None:
-        check_writable(written, PartNames(options.format, options.partition_by is not None), model.classes)
+        check_writable(columns.written, PartNames(options.format, options.partition_by is not None), model.classes)
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
-    return Planned(prepared, job_input, schema, written, chunk_rows, seconds)
+    return Planned(prepared, job_input, columns, chunk_rows, seconds)
 
 
 def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
@@ -248,7 +237,6 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     if options.device == "auto" and backend.device == "cpu":
         no_gpu = next(iter(client.run(why_gpu_unused).values()), None)
     left_out = prepared.found.left_out if isinstance(prepared.found, Files) else ()
-    meant_for = model.card.get(MEANT_FOR)
     facts = JobFacts(
         model.name,
         model.classes,
@@ -258,13 +246,13 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         planned.chunk_rows,
         answers,
         no_gpu,
-        None if meant_for is None else str(meant_for),
+        model.meant_for,
         left_out,
     )
     unread = planned.input.plan.unread if planned.input.plan else ()
     tally = Tally(model.classes, list(planned.input.problems), list(unread))
     origin = origin_of(request.source, planned.input.selection)
-    results = Results(planned.written, folder, fingerprint.id, origin)
+    results = Results(planned.columns.written, folder, fingerprint.id, origin)
     report = JobReport(facts, tally, Run(_timeline(client, prepared.started)), results)
     report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
     done = {}
@@ -275,9 +263,9 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     elif folder:
         plan = planned.input.plan
         saved = None if plan is None else plan_bytes(plan)
-        folder.create(fingerprint, planned.written, saved, options.resume, options.overwrite)
+        folder.create(fingerprint, planned.columns.written, saved, options.resume, options.overwrite)
     if folder and options.resume:
-        done = folder.committed(fingerprint.id, model.classes, planned.written)
+        done = folder.committed(fingerprint.id, model.classes, planned.columns.written)
     report.committed_before(done.values())
     counted = {name: entry.digest for name, entry in done.items()} | _compute(
         client, planned, job, report, planned.input.chunks(done, partial(_close, folder, fingerprint.id))
@@ -302,7 +290,7 @@ def finish(planned: Planned, executed: Executed) -> JobReport:
         committing = time.perf_counter()
         folder.check_claim(job)
         if not run.set_aside and not run.stopped:
-            folder.finish(report.tally.totals(), planned.written, job, executed.counted)
+            folder.finish(report.tally.totals(), planned.columns.written, job, executed.counted)
         run.timings["commit"] = time.perf_counter() - committing
         run.seconds = time.perf_counter() - prepared.began
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
@@ -362,12 +350,9 @@ def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
         classes=model.classes,
         engine=engines.key,
         backend=None if options.allow_mixed else engines.backend,
-        schema=planned.schema,
-        written=planned.written,
+        columns=planned.columns,
         names=fingerprint.settings.names,
-        where=None if options.where is None else Where(options.where),
         top_k=options.top_k,
-        all_scores=options.scores or planned.schema != planned.written,
         strict=options.strict,
         out=str(request.folder.path) if request.folder else None,
         fingerprint=fingerprint.id,

@@ -7,6 +7,7 @@ has its label a few milliseconds later, and lines that come fast are computed as
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,21 +18,21 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipeline.accuracy import Confusion, confusion_of, count_pairs
+from pipeline.accuracy import Confusion, confusion_of, count_doubtful, count_pairs
 from pipeline.engine.base import Engine
 from pipeline.engine.open import open_engine
 from pipeline.errors import SourceError
 from pipeline.model.charcnn import Model, load_model
 from pipeline.options import Options
-from pipeline.output.formats import csv, jsonl
+from pipeline.output.columns import columns_of
 from pipeline.output.formats.base import PartFormat
 from pipeline.output.layout import PartNames
 from pipeline.output.memory import every_row
-from pipeline.output.part_files import check_writable
-from pipeline.output.parts import REASON, label_table, output_schema
-from pipeline.output.where import Where
+from pipeline.output.part_files import FORMATS, check_writable
+from pipeline.output.parts import REASON, label_table
 from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import Chunk, Selection, concat
+from pipeline.source.encoding import not_decoded
 from pipeline.source.files import Files
 from pipeline.source.first_rows import first_chunks
 from pipeline.source.inputs import Loaded, Paths, Unread, identify, open_input
@@ -40,8 +41,8 @@ from pipeline.source.read import read_unit
 from pipeline.source.stdin import STDIN, Stdin
 from pipeline.threads import available_cores
 
-FORMATS: dict[str, PartFormat] = {"jsonl": jsonl, "csv": csv}
-"""The formats of rows in a pipe."""
+KINDS = ("jsonl", "csv")
+"""The formats of parts whose rows can go to a pipe one by one."""
 
 _ROWS_A_CORE = 32
 """Rows of a batch for each core: what a compute thread takes at a time, for a quarter of a second or so."""
@@ -51,15 +52,21 @@ _PIECES_AHEAD = 16
 
 @dataclass
 class Piped:
-    """What went through a pipe: rows by what became of them, messages about files that were not wholly readable, and
-    the files that belong to no format.
+    """What went through a pipe.
+
+    model: that labelled. rows_written, rows_filtered, rows_quarantined: rows by what became of them. doubtful: those
+    that the model could hardly judge, by reason. not_decoded: those that are not text, by the encoding that they do not
+    have. problems: messages about files that were not wholly readable. left_out: files that belong to no format.
     """
 
+    model: Model
     rows_written: int = 0
     rows_filtered: int = 0
     rows_quarantined: int = 0
     seconds: float = 0.0
     confusion: Confusion | None = None
+    doubtful: Counter[str] = field(default_factory=Counter)
+    not_decoded: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     left_out: tuple[str, ...] = ()
 
@@ -86,14 +93,14 @@ def pipe(
     """Label every row of `source`, and write the rows in input order as they are labelled.
 
     A row that cannot be labelled is written too: its label is null, and its column `reason` says why. kind: one of
-    FORMATS. Raises UsageError for an option or column that does not fit; with `options.strict` SourceError at the first
+    KINDS. Raises UsageError for an option or column that does not fit; with `options.strict` SourceError at the first
     bad row, after the rows before it.
     """
     loaded = load_model(model)
     engine = open_engine(loaded, options.device, options.precision, kernels=options.kernels)
     try:
         most = engine.batch or _ROWS_A_CORE * available_cores()
-        found = Piped()
+        found = Piped(loaded)
         began = time.perf_counter()
         selection, pieces = _opened(source, loaded, options, most, found)
         labelling = _Labelling(engine, selection, options, kind, found)
@@ -133,8 +140,7 @@ def _opened(
         for one in planned.chunks(()):
             try:
                 if isinstance(one, Unit):
-                    sources = tuple((f.file.path, f.first_row, f.rows) for f in one.fragments)
-                    yield _Piece(read_unit(one, planned.selection), sources)
+                    yield _Piece(read_unit(one, planned.selection), one.sources)
                 elif isinstance(one, Loaded):
                     yield _Piece(one.chunk, one.sources)
                 elif isinstance(one, Unread):
@@ -192,35 +198,32 @@ class _Labelling:
     """What is done with each batch. schema: of the rows that are written. found: where they are counted."""
 
     def __init__(self, engine: Engine, selection: Selection, options: Options, kind: str, found: Piped) -> None:
-        self._engine, self._options, self._found = engine, options, found
+        self._engine, self._found, self._top_k = engine, found, options.top_k
         self._classes = engine.model.classes
-        self._written = self._labelled = output_schema(selection, self._classes, options.top_k, options.scores)
-        self.schema = self._written.append(REASON)
-        self._where = None if options.where is None else Where(options.where)
+        self._columns = columns_of(selection, self._classes, options.top_k, options.scores, options.where)
+        self.schema = self._columns.written.append(REASON)
         check_writable(self.schema, PartNames(kind), self._classes)
-        if self._where is not None and not self._where.columns <= set(self._written.names):
-            self._labelled = output_schema(selection, self._classes, options.top_k, True)
-        if self._where is not None:
-            self._where.check(self._labelled)
-            self._where.check_labels(self._classes)
 
     def of(self, batch: _Piece) -> pa.Table:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
-        options, found = self._options, self._found
-        all_scores = options.scores or self._labelled is not self._written  # the expression has one of them
-        predictions = self._engine.classify(batch.chunk.texts, options.top_k, all_scores)
+        columns, found = self._columns, self._found
+        predictions = self._engine.classify(batch.chunk.texts, self._top_k, columns.every_score)
         chunk, predictions = set_aside_overflow(batch.chunk, predictions, self._engine, first=False)
         if chunk.truth is not None:
             pairs = count_pairs(chunk.truth, predictions.labels[:, 0])
             found.confusion = confusion_of(pairs, self._classes, found.confusion)
-        table = label_table(chunk, predictions, self._labelled, self._classes)
-        if self._where is not None:
-            table = table.filter(pa.array(self._where.mask(table)))
+        found.doubtful.update(
+            count_doubtful(chunk, predictions.n_chars, predictions.unknown_chars, self._engine.model.length)
+        )
+        table = label_table(chunk, predictions, columns.labelled, self._classes)
+        table = columns.of_written(table, columns.chosen(table))
         found.problems += chunk.problems
         found.rows_written += len(table)
         found.rows_filtered += len(chunk) - len(table)
         found.rows_quarantined += len(chunk.quarantine)
-        return every_row(table.select(self._written.names), chunk, batch.sources)
+        encodings = map(not_decoded, chunk.quarantine.column("reason").to_pylist())
+        found.not_decoded.update(name for name in encodings if name)
+        return every_row(table, chunk, batch.sources)
 
 
 class _Rows:

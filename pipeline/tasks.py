@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from pipeline.accuracy import Example, closest, count_doubtful, count_lengths, count_pairs
 from pipeline.engine.base import Backend, Predictions
 from pipeline.errors import BroadsheetError, SourceError
+from pipeline.output.columns import Columns
 from pipeline.output.layout import PartNames
 from pipeline.output.memory import every_row
 from pipeline.output.parts import label_table
 from pipeline.output.record import Entry
 from pipeline.output.store import LocalStore
-from pipeline.output.where import Where
 from pipeline.overflow import set_aside_overflow
 from pipeline.profiling.measure import Profile, measure
 from pipeline.source.chunk import Chunk, Selection
@@ -40,23 +40,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """The values that every task of a job needs. engine: the key under which workers hold the loaded model. schema: of
-    the labelled rows; written: of those columns that are written, into parts with these `names`, where `where` is true.
-    out: the output folder, or None for results in memory. backend: that of every worker; None where they may differ.
-    each_kernel: record a span for every kernel. examples: how many of the rows whose two best classes were closest each
-    chunk returns.
+    """The values that every task of a job needs. engine: the key under which workers hold the loaded model. names: of
+    the parts. out: the output folder, or None for results in memory. backend: that of every worker; None where they may
+    differ. each_kernel: record a span for every kernel. examples: how many of the rows whose two best classes were
+    closest each chunk returns.
     """
 
     selection: Selection
     classes: tuple[str, ...]
     engine: str
     backend: Backend | None
-    schema: pa.Schema
-    written: pa.Schema
+    columns: Columns
     names: PartNames
-    where: Where | None
     top_k: int
-    all_scores: bool
     strict: bool
     out: str | None
     fingerprint: str
@@ -186,7 +182,7 @@ def infer(work: Work, job: Job) -> Work:
         # The engine of a GPU reports activities itself, from its events.
         doing = ACTIVITY.during("computing") if engine.backend.device == "cpu" else nullcontext()
         with span("infer", spans, "infer", engine.device_name, _number(work.name)), doing:
-            predictions = engine.classify(work.chunk.texts, top_k, job.all_scores, spans, job.each_kernel)
+            predictions = engine.classify(work.chunk.texts, top_k, job.columns.every_score, spans, job.each_kernel)
         ACTIVITY.rows += len(work.chunk)
     chunk, predictions = set_aside_overflow(work.chunk, predictions, engine, first=work.name == part_name(0, 0))
     refuse_bad_rows(chunk, job)
@@ -203,11 +199,10 @@ def write(work: Work, job: Job) -> Done:
         raise ValueError(f"{work.name} was not classified")
     spans = list(work.spans)
     with span("write", spans, "write", number=_number(work.name)):
-        table = label_table(chunk, predictions, job.schema, job.classes)
-        chosen = np.ones(len(table), np.bool_) if job.where is None else job.where.mask(table)
+        table = label_table(chunk, predictions, job.columns.labelled, job.classes)
+        chosen = job.columns.chosen(table)
         entry = _entry(work, chunk, predictions, chosen, job)
-        table = table.select(job.written.names)
-        table = table if chosen.all() else table.filter(pa.array(chosen))
+        table = job.columns.of_written(table, chosen)
         if job.out is None:
             rows = every_row(table, chunk, work.sources)
             return Done(work.name, entry, spans, place, work.examples, rows, chunk.quarantine, work.index)

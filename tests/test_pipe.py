@@ -138,9 +138,10 @@ def test_the_command_keeps_stdout_for_labels(
     arguments = ("classify", tmp_path / "in.csv", "--model", small_model_file)
     code, told = broadsheet_here(*arguments, "-o", "-")
     assert code == 0
-    *rows, summary = told.splitlines()
+    rows, remarks = told.splitlines()[:9], told.splitlines()[9:]
     assert [json.loads(row)["row"] for row in rows] == list(range(9))
-    assert summary.startswith("broadsheet: 9 rows read = 7 labelled + 2 without a label")
+    assert remarks[0].startswith("broadsheet: 9 rows read = 7 labelled + 2 without a label")
+    assert all(remark.startswith("broadsheet: ") for remark in remarks)
     assert len(broadsheet_here(*arguments, "-o", "-", "--quiet")[1].splitlines()) == 9
     (tmp_path / "notes.json").write_text("{}")
     code, told = broadsheet_here("classify", tmp_path, *arguments[2:], "-o", "-", "--quiet")

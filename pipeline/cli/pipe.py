@@ -54,11 +54,12 @@ def run(source: Paths | Stdin, model: str, options: dict[str, Any], kind: str | 
     without a word, as they end other filters.
     """
     from pipeline.options import Options
-    from pipeline.pipe import FORMATS, pipe
-    from pipeline.report.remarks import left_out_line
+    from pipeline.pipe import KINDS, pipe
+    from pipeline.report.remarks import encoding_hint, left_out_line
+    from pipeline.report.summary import doubt_line
 
-    if kind not in (None, *FORMATS):
-        raise UsageError(f"--format {kind}: to stdout it is {' or '.join(FORMATS)}")
+    if kind not in (None, *KINDS):
+        raise UsageError(f"--format {kind}: to stdout it is {' or '.join(KINDS)}")
     with _ended_by_signals():
         try:
             found = pipe(source, print_rows, model=model, options=Options(**options), kind=kind or "jsonl")
@@ -67,7 +68,14 @@ def run(source: Paths | Stdin, model: str, options: dict[str, Any], kind: str | 
     for message in (*found.problems, *([left_out_line(found.left_out)] if found.left_out else ())):
         say(f"broadsheet: {message}", error=True)
     if not quiet:
-        say(_summary(found), error=True)
+        bad = found.rows_quarantined
+        for remark in (
+            _summary(found),
+            doubt_line(found.doubtful, found.model.name, found.model.meant_for),
+            encoding_hint(found.not_decoded, found.rows_read, bad, bad),
+        ):
+            if remark:
+                say(f"broadsheet: {remark}", error=True)
     raise typer.Exit(_SET_ASIDE if found.problems else 0)
 
 
@@ -75,7 +83,7 @@ def _summary(found: Piped) -> str:
     filtered = f" + {found.rows_filtered:,} filtered" if found.rows_filtered else ""
     rate = found.rows_read / max(found.seconds, 1e-9)
     line = (
-        f"broadsheet: {found.rows_read:,} rows read = {found.rows_written:,} labelled{filtered} + "
+        f"{found.rows_read:,} rows read = {found.rows_written:,} labelled{filtered} + "
         f"{found.rows_quarantined:,} without a label; {rate:,.0f} a second"
     )
     if found.confusion is not None and found.confusion.rows:

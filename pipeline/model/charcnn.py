@@ -228,6 +228,12 @@ class Model:
         return layer_table(len(self.alphabet), self.length, len(self.classes))
 
     @property
+    def meant_for(self) -> str | None:
+        """The texts that it was trained on, where its card says that."""
+        meant_for = self.card.get(MEANT_FOR)
+        return None if meant_for is None else str(meant_for)
+
+    @property
     def parameters(self) -> int:
         """The number of weights."""
         return sum(t.size for t in self.tensors.values())

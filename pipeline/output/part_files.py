@@ -12,7 +12,9 @@ from pipeline.output.formats import csv, jsonl, parquet
 from pipeline.output.formats.base import PartFormat, UnwritableType
 from pipeline.output.layout import PartNames, folder_label, label_folder
 
-_FORMATS: dict[str, PartFormat] = {"parquet": parquet, "jsonl": jsonl, "csv": csv}
+FORMATS: dict[str, PartFormat] = {"parquet": parquet, "jsonl": jsonl, "csv": csv}
+"""By the name that the user gives."""
+
 _TAKEN_FROM_FOLDER = ("parquet",)
 """Formats whose readers take the label from the folder's name; some of them refuse to have it in the file as well. Of
 the readers of other formats only DuckDB knows such folders.
@@ -29,7 +31,7 @@ def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) 
     """Raise UsageError for a column that the format cannot hold, or a class that cannot name a folder."""
     for field in schema:
         try:
-            _FORMATS[names.format].write(pa.schema([field]).empty_table())
+            FORMATS[names.format].write(pa.schema([field]).empty_table())
         except UnwritableType as error:
             raise UsageError(f"the column {field.name!r} cannot be written: {names.format} {error}") from error
     for label in classes if names.partitioned else ():
@@ -39,7 +41,7 @@ def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) 
 
 def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[tuple[str, int, bytes]]:
     """The name, number of rows and bytes of each part of a chunk."""
-    write = _FORMATS[names.format].write
+    write = FORMATS[names.format].write
     found = []
     for name, label in names.files(chunk, job, pc.unique(table.column("label")).to_pylist()):
         rows = table
@@ -60,12 +62,12 @@ def read_part(
     chosen = schema.names if columns is None else list(columns)
     try:
         if label is None or format_ not in _TAKEN_FROM_FOLDER:
-            table = _FORMATS[format_].read(data, schema, chosen)
+            table = FORMATS[format_].read(data, schema, chosen)
             if label is not None and "label" in chosen and not pc.all(pc.equal(table.column("label"), label)).as_py():
                 raise ValueError(f"it has rows with another label than {label!r}")
             return table
         without = schema.remove(schema.get_field_index("label"))
-        table = _FORMATS[format_].read(data, without, [column for column in chosen if column != "label"])
+        table = FORMATS[format_].read(data, without, [column for column in chosen if column != "label"])
         return table.append_column(schema.field("label"), pa.repeat(label, len(table))).select(chosen)
     except (OSError, ValueError, KeyError, TypeError, MemoryError, RecursionError, pa.ArrowException) as error:
         raise OutputError(f"{path} is not a part of this job ({error})") from error

@@ -62,14 +62,20 @@ def hints(tally: Tally, results: Results) -> list[str]:
         return []
     looked_at = results.first_quarantined(_LOOKED_AT)
     encodings = Counter(name for row in looked_at if (name := not_decoded(row["reason"])))
-    if not encodings:
-        return []
-    ((encoding, count),) = encodings.most_common(1)
-    rows = count * quarantined // len(looked_at)
+    hint = encoding_hint(encodings, read, quarantined, len(looked_at))
+    return [] if hint is None else [hint]
+
+
+def encoding_hint(encodings: Counter[str], read: int, quarantined: int, looked_at: int) -> str | None:
+    """A line where many of the rows that were read are not text. encodings: that they do not have, over `looked_at` of
+    those in quarantine.
+    """
+    encoding, count = next(iter(encodings.most_common(1)), ("", 0))
+    rows = count * quarantined // max(looked_at, 1)
     if rows <= _MANY * read:
-        return []
-    about = "about " if len(looked_at) < quarantined else ""
-    return [
+        return None
+    about = "about " if looked_at < quarantined else ""
+    return (
         f"{about}{rows:,} of {read:,} rows are not {encoding}: if the files are in another encoding, name it, "
         "e.g. --encoding latin-1"
-    ]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,14 +41,18 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
 
 def doubt(report: JobReport) -> str | None:
     """One line about the rows that the model could hardly judge; None where there are none."""
-    doubtful = report.tally.doubtful
+    return doubt_line(report.tally.doubtful, report.job.model, report.job.meant_for)
+
+
+def doubt_line(doubtful: Counter[str], model: str, meant_for: str | None) -> str | None:
+    """The same, of rows by reason."""
     rows = sum(doubtful.values())
     if not rows:
         return None
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in doubtful.most_common())
     labels = "their labels mean" if rows > 1 else "its label means"
     line = f"{rows:,} {'rows are' if rows > 1 else 'row is'} hardly judged: {reasons}; {labels} little."
-    return line + (f" {report.job.model} is for {report.job.meant_for}." if report.job.meant_for else "")
+    return line + (f" {model} is for {meant_for}." if meant_for else "")
 
 
 def unfinished(report: JobReport) -> str | None:

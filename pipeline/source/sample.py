@@ -141,10 +141,9 @@ def _estimate(sample: Sample, files: Sequence[InputFile], rows: int) -> None:
         if isinstance(unit, Unit) and not unit.fragments:
             continue
         sample.selection = plan.selection
-        bound = plan.files[0]
         try:
             if file.front_to_back or isinstance(unit, Stream):
-                window = _front(bound, unit, each, plan.selection)
+                window = _front(plan.files[0], unit, each, plan.selection)
             else:
                 window = _middle(unit.fragments[0], at, each, plan.selection)
         except SourceError as error:

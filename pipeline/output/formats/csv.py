@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import csv
 
-from pipeline.output.formats.plain import from_plain, plain_type, to_plain
+from pipeline.output.formats.plain import from_plain, to_plain, writable_type
 
 
 def write(table: pa.Table) -> bytes:
@@ -21,7 +21,7 @@ def write(table: pa.Table) -> bytes:
 
 
 def read(data: bytes, schema: pa.Schema, columns: Sequence[str] | None) -> pa.Table:
-    plain = {field.name: plain_type(field.type) for field in schema}
+    plain = {field.name: writable_type(field.type) for field in schema}
     table = csv.read_csv(
         pa.BufferReader(data),
         csv.ReadOptions(use_threads=False, block_size=max(len(data), 1)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pyarrow as pa
 
-from pipeline.output.formats.plain import from_plain, plain_type, to_plain
+from pipeline.output.formats.plain import from_plain, to_plain, writable_type
 
 
 def write(table: pa.Table) -> bytes:
@@ -22,6 +22,7 @@ def read(data: bytes, schema: pa.Schema, columns: Sequence[str] | None) -> pa.Ta
         raise ValueError("a line has other columns than the job")
     chosen = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     arrays = [
-        from_plain(pa.array([row[field.name] for row in rows], plain_type(field.type)), field.type) for field in chosen
+        from_plain(pa.array([row[field.name] for row in rows], writable_type(field.type)), field.type)
+        for field in chosen
     ]
     return pa.table(arrays, chosen)

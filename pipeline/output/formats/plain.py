@@ -18,15 +18,15 @@ from pipeline.output.formats.base import UnwritableType
 _DAY = "1970-01-01 "
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
+def writable_type(kind: pa.DataType) -> pa.DataType:
     """The type of `to_plain` of such a column. Raises UnwritableType for maps, unions and other rare types."""
     types = pa.types
     if types.is_dictionary(kind):
-        return plain_type(kind.value_type)
+        return writable_type(kind.value_type)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return pa.list_(plain_type(kind.value_type))
+        return pa.list_(writable_type(kind.value_type))
     if types.is_struct(kind):
-        return pa.struct([pa.field(field.name, plain_type(field.type)) for field in kind])
+        return pa.struct([pa.field(field.name, writable_type(field.type)) for field in kind])
     if types.is_boolean(kind) or types.is_integer(kind):
         return kind
     if types.is_floating(kind):
@@ -43,7 +43,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 def to_plain(column: pa.Array) -> pa.Array:
     """Raises UnwritableType."""
     kind, types = column.type, pa.types
-    target = plain_type(kind)
+    target = writable_type(kind)
     if types.is_dictionary(kind):
         return to_plain(column.dictionary_decode())
     if types.is_list(target):
