@@ -7,6 +7,7 @@ timeline.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import uuid
@@ -22,9 +23,10 @@ from pipeline.beside import beside
 from pipeline.engine.base import Backend
 from pipeline.engine.open import expected_device, why_gpu_unused
 from pipeline.errors import SourceError, UsageError
-from pipeline.graph import classify_chunks
+from pipeline.graph import Event, classify_chunks
 from pipeline.model.charcnn import Model
 from pipeline.options import Options
+from pipeline.output.account import Committed
 from pipeline.output.columns import Columns, columns_of
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PLAN, PartNames
@@ -33,6 +35,7 @@ from pipeline.output.record import WRITER, ClosingEntry, Fingerprint, InputIdent
 from pipeline.output.saved_plan import plan_bytes, plan_from
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
+from pipeline.report.reach import Reach
 from pipeline.report.results import Results, origin_of
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
@@ -42,7 +45,8 @@ from pipeline.source.inputs import End, Given, JobInput, Rows, Source, identify,
 from pipeline.source.limits import CHUNK_ROWS
 from pipeline.source.scan import Scanner
 from pipeline.source.stdin import Stdin
-from pipeline.tasks import Done, Job, profile_engine
+from pipeline.source.group import GroupEnd, part_name
+from pipeline.tasks import Done, Job, SetAside, profile_engine
 from pipeline.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -253,9 +257,11 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     tally = Tally(model.classes, list(planned.input.problems), list(unread))
     origin = origin_of(request.source, planned.input.selection)
     results = Results(planned.columns.written, folder, fingerprint.id, origin)
-    report = JobReport(facts, tally, Run(_timeline(client, prepared.started)), results)
+    groups = planned.input.plan.groups if planned.input.plan else ()
+    reach = Reach(planned.input.rows, {group.number: group.bytes for group in groups})
+    report = JobReport(facts, tally, Run(_timeline(client, prepared.started), reach), results)
     report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
-    done = {}
+    before = Committed({}, {})
     if folder and prepared.before:
         _refuse_difference(folder, prepared.before, fingerprint)
         if planned.input.plan is not None and folder.plan() is None:
@@ -265,11 +271,11 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         saved = None if plan is None else plan_bytes(plan)
         folder.create(fingerprint, planned.columns.written, saved, options.resume, options.overwrite)
     if folder and options.resume:
-        done = folder.committed(fingerprint.id, model.classes, planned.columns.written)
-    report.committed_before(done.values())
-    counted = {name: entry.digest for name, entry in done.items()} | _compute(
-        client, planned, job, report, planned.input.chunks(done, partial(_close, folder, fingerprint.id))
-    )
+        before = folder.committed(fingerprint.id, model.classes, planned.columns.written)
+    report.committed_before(before.chunks.values(), _whole(before))
+    counted = {name: entry.digest for name, entry in before.chunks.items()}
+    chunks = planned.input.chunks(before, partial(_close, folder, fingerprint.id, report))
+    _compute(client, planned, job, report, chunks, counted)
     if options.profile:
         report.run.profile = _profile(client, engines.key)
     return Executed(report, fingerprint, counted)
@@ -354,6 +360,7 @@ def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
         names=fingerprint.settings.names,
         top_k=options.top_k,
         strict=options.strict,
+        chunk_rows=planned.chunk_rows,
         out=str(request.folder.path) if request.folder else None,
         fingerprint=fingerprint.id,
         each_kernel=options.profile,
@@ -368,31 +375,35 @@ def _timeline(client: Client, started: float) -> Timeline:
     return Timeline(started + clock.offset, clock)
 
 
-def _close(folder: OutputFolder | None, job: str, end: End) -> None:
-    """Commit the end of what was counted as it was read, where there is an output folder."""
+def _close(folder: OutputFolder | None, job: str, report: JobReport, end: GroupEnd) -> None:
+    """Commit the end of what is not closed by a worker, where there is an output folder."""
     if folder is not None:
-        folder.close(ClosingEntry(job=job, file=end.file, path=end.path, chunks=end.chunks, rows=end.rows))
+        folder.close(end, job)
+    report.close(end)
 
 
 def _compute(
-    client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source]
-) -> dict[str, bytes]:
-    """Run the chunks; return the digests of their entries."""
+    client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source], counted: dict[str, bytes]
+) -> None:
+    """Run the chunks. counted: the digest of the entry of each chunk that is in the report; those of this run are added.
+    """
     began = time.perf_counter()
     from cluster.progress import DashboardProgress
 
     request, timeline = planned.prepared.request, report.run.timeline
-    progress = DashboardProgress(request.progress, client, report, planned.input.chunk_count)
+    progress = DashboardProgress(request.progress, client, report)
     progress.start(planned.input.rows, client.dashboard_link)
     try:
         checked = began
-        counted = {}
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
             sources = _until(request.stop, timeline.watch(chunks), report.run)
-            for event in classify_chunks(client, sources, job, watchdog):
-                report.add(event)
-                if isinstance(event, Done):
-                    counted[event.name] = event.entry.digest
+            for event in classify_chunks(client, sources, job, watchdog, request.stop):
+                for one in _found(event, request.folder, job):
+                    if isinstance(one, Done):
+                        if one.name in counted:
+                            continue  # a group is read again, of which it was committed before
+                        counted[one.name] = one.entry.digest
+                    report.add(one)
                 progress.advance(report)
                 if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
                     request.folder.check_claim(job.fingerprint)
@@ -401,7 +412,17 @@ def _compute(
         progress.stop()
     report.run.timings["classify"] = time.perf_counter() - began
     timeline.ended = time.time() + timeline.clock.offset
-    return counted
+
+
+def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:
+    """The event; for a group that is set aside, first the chunks that were committed, and then where it goes on."""
+    if folder is None or not isinstance(event, SetAside) or event.group is None:
+        yield event
+        return
+    entries = folder.chunks_of(event.group, job.fingerprint, job.names)
+    yield from (Done(name, entry, [], None, []) for name, entry in entries.items())
+    names = (part_name(event.group, chunk) for chunk in itertools.count())
+    yield replace(event, name=next(name for name in names if name not in entries))
 
 
 def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: Run) -> Iterator[Source]:

@@ -19,7 +19,7 @@ from pipeline.output import layout
 from pipeline.output.account import Committed, Gap, counted_files, gaps
 from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, claim, claimed_by, is_claimed, take_over
-from pipeline.output.commit import read_committed
+from pipeline.output.commit import commit_end, committed_entry, read_committed
 from pipeline.output.layout import (
     CLAIM,
     ENTRIES,
@@ -315,11 +315,16 @@ class OutputFolder:
     def _readers(self) -> AbstractContextManager[ThreadPoolExecutor]:
         return threads(max(_LEAST_READERS, available_cores()))
 
-    def close(self, entry: ClosingEntry) -> None:
-        """Commit the end of what was counted as it was read. Raises OutputError, also where another job took the
-        folder.
-        """
-        self.store.put(entry.file_name, to_json(entry), partial(check_claim, self.store, entry.job))
+    def close(self, end: GroupEnd, job: str) -> None:
+        """Commit the end of a group. Raises OutputError, also where another job took the folder."""
+        commit_end(self.store, end, job)
+
+    def chunks_of(self, group: int, job: str, names: PartNames) -> dict[str, Entry]:
+        """The entries of the chunks of a group that are committed, by name, in order. names: of the job's parts."""
+        files = (name.rpartition("/")[2] for name in self.store.files(ENTRIES) if layout.of_job(name, job))
+        chunks = [name.rpartition("-")[0] for name in files if name.startswith(part_name(group, 0)[:-7])]
+        found = {chunk: committed_entry(self.store, chunk, job, names) for chunk in chunks}
+        return {chunk: entry for chunk, entry in found.items() if entry is not None}
 
     def finish(self, totals: Totals, schema: pa.Schema, job: str, counted: Mapping[str, bytes]) -> None:
         """Check all that was committed, and write the totals into the manifest, then _SUCCESS.
