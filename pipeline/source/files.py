@@ -19,7 +19,7 @@ from pipeline.source.formats.base import Format, InputFile, Member, Seek
 from pipeline.source.formats.registry import FORMATS
 from pipeline.source.names import file_part, in_archive, located, member_name, named, root_of
 from pipeline.source.opening import open_at, open_location, reason
-from pipeline.source.search import Problem, printable, search
+from pipeline.source.search import Listed, Problem, printable, search
 from pipeline.threads import available_cores, threads
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -74,12 +74,12 @@ def find_files(
     """
     top = root_of(root)
     found = search(inputs, is_known)
-    for path in found.paths:
-        if not in_archive(path):
-            _refuse_unknown(path)
+    for file in found.files:
+        if not in_archive(file.location):
+            _refuse_unknown(file.location)
     look = partial(_look, root=top, whole=whole_hash)
     with threads(available_cores()) as pool:
-        looked = list(pool.map(look, found.paths))
+        looked = list(pool.map(look, found.files))
     unreadable = [(printable(named(path, top)), why) for path, why in found.unreadable]
     files = _told_apart(file for each in looked for file in each.found)
     problems = [problem for each in looked for problem in each.problems]
@@ -150,10 +150,13 @@ def format_of(path: str, name: str) -> tuple[Format, str | None]:
     return found, compression
 
 
-def _look(location: str, root: str | None, whole: bool) -> Files:
-    """The file at an absolute path or URL, or the members of the archive there. Raises UsageError outside the root."""
+def _look(listed: Listed, root: str | None, whole: bool) -> Files:
+    """The file that was listed, or the members of the archive that it is. Raises UsageError outside the root."""
+    location = listed.location
     name = printable(named(location, root))
     try:
+        if listed.problem:
+            raise SourceError(f"{name}: {listed.problem}")
         if printable(location) != location:
             raise SourceError(f"{name}: its name is not UTF-8, so the output could not name it; rename it")
         inside = in_archive(location)

@@ -72,7 +72,7 @@ class RemoteFile(io.RawIOBase):
             about = getattr(self._stream, "details", None) or {}
             if not any(about.get(name) for name in _STAMPS):
                 about = fs.info(path)
-            self._state = _state_in(about)
+            self._state = listed_state(about)
             if self._state.size is None and not is_web(url):
                 raise OSError(errno.EINVAL, "its server does not tell its size")
         self.ranges = _has_ranges(self._stream, self._state) if ranges is None and is_web(url) else ranges is not False
@@ -174,7 +174,7 @@ def check_unchanged(file: InputFile) -> None:
 def state_at(fs: AbstractFileSystem, path: str) -> State:
     """Of a file on a remote file system. Raises OSError."""
     with _os_errors():
-        return _state_in(fs.info(path))
+        return listed_state(fs.info(path))
 
 
 def reason(error: OSError) -> str:
@@ -192,17 +192,18 @@ def why(error: BaseException) -> str:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    _refuse_irregular(os.stat(path).st_mode)  # before it is opened, which moves the tape of some devices
+    refuse_irregular(os.stat(path).st_mode)  # before it is opened, which moves the tape of some devices
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     try:
-        _refuse_irregular(os.fstat(descriptor).st_mode)
+        refuse_irregular(os.fstat(descriptor).st_mode)
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _refuse_irregular(mode: int) -> None:
+def refuse_irregular(mode: int) -> None:
+    """Raise OSError for what is not a regular file, by its mode."""
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a regular file")
 
@@ -211,8 +212,8 @@ def _state_of(about: os.stat_result) -> State:
     return State(about.st_size, str(about.st_mtime_ns))
 
 
-def _state_in(info: dict[str, Any]) -> State:
-    """Raises OSError for what is no file."""
+def listed_state(info: dict[str, Any]) -> State:
+    """Of what fsspec tells of a file. Raises OSError for what is none."""
     if info.get("type", "file") != "file":
         raise OSError(errno.EINVAL, f"it is of the type {info['type']!r}, not a regular file")
     size = None if info.get("size") is None else int(info["size"])
