@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -44,6 +45,13 @@ class State(NamedTuple):
 
     size: int | None
     modified: str
+
+
+@dataclass(frozen=True)
+class Held(InputFile):
+    """A file whose content is in memory already: decompressed, and as UTF-8 where its format is one of text."""
+
+    content: bytes = field(kw_only=True, compare=False, repr=False)
 
 
 class LocalFile(io.FileIO):
@@ -141,6 +149,10 @@ def open_at(file: InputFile, start: int = 0) -> BinaryIO:
     Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where its size or
     modification time is not that of the plan.
     """
+    if isinstance(file, Held):
+        held = io.BytesIO(file.content)
+        held.seek(start)
+        return held
     stream = cast(BinaryIO, io.BufferedReader(_Planned(file)) if file.seekable else _FrontToBack(file))
     if file.format.encoding != UTF8:
         stream = cast(BinaryIO, Transcoded(stream, file.format.encoding))
@@ -249,13 +261,13 @@ def _os_errors() -> Iterator[None]:
 
 
 def _compare(file: InputFile, now: State) -> None:
-    if now.size is None:
+    if now.size is None or file.size is None:
         now = now._replace(size=file.size)  # nothing is known to have changed it
     if now == (file.size, file.modified):
         return
-    what = f"size was {file.size:,}, is {now.size:,}"
-    if now.size == file.size:
-        what = f"modified {_moment(file.modified)} then, {_moment(now.modified)} now"
+    what = f"modified {_moment(file.modified)} then, {_moment(now.modified)} now"
+    if now.size != file.size:
+        what = f"size was {file.size:,}, is {now.size:,}"
     raise InputChanged(
         f"{file.path}: it has changed since the job was planned ({what}). Start again, overwriting the output"
     )
