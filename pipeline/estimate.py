@@ -30,7 +30,7 @@ from pipeline.source.chunk import Chunk, concat
 from pipeline.source.files import Files
 from pipeline.source.inputs import identify
 from pipeline.source.limits import CHUNK_ROWS
-from pipeline.source.plan import part_name
+from pipeline.source.group import part_name
 from pipeline.source.sample import Sample, sample_input
 from pipeline.threads import available_cores
 

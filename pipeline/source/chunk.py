@@ -52,7 +52,8 @@ class Selection:
     `kept` are the columns that are copied to the output and `kept_types` their Arrow types, in order; with `keep_all`
     they are every column of the first file or table, once it is known. `header` names the columns of a headerless CSV.
     `answers` is the path of the parent program's answer file, for a one-hot input. `encoding` is Python's name of that
-    of the text files, `delimiter` the character between the fields of CSV files, where the user gave one.
+    of the text files, `delimiter` the character between the fields of CSV files, where the user gave one. `reads` is
+    how many characters of each text the model reads: the rest is counted and dropped; 0 to keep the whole texts.
     """
 
     text: tuple[str, ...] = ("text",)
@@ -65,6 +66,7 @@ class Selection:
     keep_all: bool = False
     encoding: str = UTF8
     delimiter: str | None = None
+    reads: int = 0
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -1,15 +1,14 @@
-"""Input files: what each is, and which format it has."""
+"""Input files: what each is by its name, and which format it has. None is opened, but for archives, to list them."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
@@ -17,13 +16,12 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.source import archive
 from pipeline.source.formats.base import Format, InputFile, Member, Seek
 from pipeline.source.formats.registry import FORMATS
-from pipeline.source.names import file_part, in_archive, located, member_name, named, root_of
+from pipeline.source.names import InArchive, file_part, in_archive, is_url, located, member_name, named, root_of
 from pipeline.source.opening import open_at, open_location, reason
-from pipeline.source.search import Problem, printable, search
+from pipeline.source.search import Listed, Problem, printable, search
 from pipeline.threads import available_cores, threads
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_HASHED_BYTES = 64 << 10
 _REMEDIES = {
     ".xls": "save it as .xlsx or .csv",
     ".ods": "save it as .xlsx or .csv",
@@ -41,9 +39,9 @@ Identity = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Files:
-    """Files as they were found, before they are planned. problems: of those that cannot be read, and of folders.
-    left_out: of files whose suffix belongs to no format, in folders and archives, and of folders that a pattern
-    matches. All are called as `names` has it.
+    """Files as they were listed. problems: of those that cannot be read, and of folders. left_out: of files whose
+    suffix belongs to no format, in folders and archives, and of folders that a pattern matches. All are called as
+    `names` has it.
     """
 
     found: tuple[InputFile, ...]
@@ -56,8 +54,8 @@ class Files:
 
     @property
     def bytes_to_scan(self) -> int:
-        """The size of the files that are scanned for the beginnings of their records."""
-        return sum(f.size for f in self.found if not f.front_to_back and f.format.seeks is Seek.RECORDS)
+        """The size of the files that may be scanned for the beginnings of their records."""
+        return sum(f.stored for f in self.found if not f.front_to_back and f.format.seeks is Seek.RECORDS)
 
 
 def find_files(
@@ -69,52 +67,39 @@ def find_files(
 ) -> Files:
     """The files that `inputs` name. Raises UsageError where one names nothing, or a file of no format.
 
-    symbols, length: of the model, for files that are encoded already. whole_hash: hash all of a file, not its edges.
-    root: the folder or URL to which names are relative; by default they are absolute.
+    symbols, length: of the model, for files that are encoded already. whole_hash: hash the content of each file, which
+    reads all of it. root: the folder or URL to which names are relative; by default they are absolute.
     """
     top = root_of(root)
-    found = search(inputs, is_known)
-    for path in found.paths:
-        if not in_archive(path):
-            _refuse_unknown(path)
-    look = partial(_look, root=top, whole=whole_hash)
-    with threads(available_cores()) as pool:
-        looked = list(pool.map(look, found.paths))
-    unreadable = [(printable(named(path, top)), why) for path, why in found.unreadable]
-    files = _told_apart(file for each in looked for file in each.found)
-    problems = [problem for each in looked for problem in each.problems]
+    listed = search(inputs, is_known)
+    find = _Find(top, symbols, length)
+    for file in listed.files:
+        find.add(file)
+    files, problems = _told_apart(find.found), find.problems
+    if whole_hash:
+        files, unreadable = _hashed(files)
+        problems += unreadable
+    unreadable = [(printable(named(path, top)), why) for path, why in listed.unreadable]
     problems += [(name, f"{name}: {why}; nothing in this folder was read") for name, why in unreadable]
-    left_out = [printable(named(path, top)) for path in found.left_out]
-    left_out += [path for each in looked for path in each.left_out]
+    left_out = [printable(named(path, top)) for path in listed.left_out] + find.left_out
     if not (files or problems):
         if in_archive(inputs[0]) and not in_archive(left_out[0]):
             raise UsageError(f"no input at {inputs[0]!r}: the archive has no such file")
         raise UsageError(f"no input in {inputs[0]!r}: {len(left_out):,} files of other kinds, such as {left_out[0]}")
-    bound = tuple(replace(file, format=file.format.for_model(symbols, length)) for file in files)
-    return Files(bound, tuple(problems), tuple(left_out))
+    return Files(tuple(files), tuple(problems), tuple(left_out))
 
 
-def find_again(names: Sequence[str], root: str | os.PathLike[str] | None, whole: bool) -> list[InputFile]:
-    """Files by what they were called in a job. root: of relative names; by default the current folder.
+def find_again(names: Sequence[str], root: str | os.PathLike[str] | None, whole_hash: bool) -> Files:
+    """The files that had these names in a job. root: of relative names; by default the current folder.
 
-    Raises SourceError where one cannot be read, UsageError where it has no known format.
+    Raises SourceError where one is not there, UsageError where it has no known format.
     """
-    top = root_of(root)
-    members: dict[str, dict[str, Member]] = {}
-
-    def find(name: str) -> InputFile:
-        inside = in_archive(name)
-        if not inside:
-            return _describe(located(name, top), name, whole)
-        member = members[inside.archive].get(inside.member)
-        if member is None:
-            raise SourceError(f"{name}: it is no longer in the archive")
-        return _describe_member(located(inside.archive, top), name, member, whole)
-
-    for archive_name in {inside.archive for inside in map(in_archive, names) if inside}:
-        members[archive_name] = {m.name: m for m in _members(located(archive_name, top), archive_name)}
-    with threads(available_cores()) as pool:
-        return list(pool.map(find, names))
+    if root is None and not all(is_url(name) or os.path.isabs(name) for name in names):
+        root = os.getcwd()
+    try:
+        return find_files([located(name, root_of(root)) for name in names], 0, 0, whole_hash, root)
+    except UsageError as error:
+        raise SourceError(error.message) from error
 
 
 def is_known(path: str) -> bool:
@@ -124,15 +109,18 @@ def is_known(path: str) -> bool:
 
 
 def _suffixes(path: str) -> tuple[str, str | None]:
-    pure = PurePosixPath(file_part(path).lower())
+    """The suffix of a file, and its compression."""
+    name = path if not is_url(path) else file_part(path)
+    _, *ends = name.rpartition("/")[2].lstrip(".").lower().rsplit(".", 2)
+    return _suffixes_of("".join(f".{end}" for end in ends))
+
+
+@lru_cache(1024)
+def _suffixes_of(end: str) -> tuple[str, str | None]:
+    pure = PurePosixPath(f"name{end}")
     if pure.suffix in COMPRESSIONS:
         return PurePosixPath(pure.stem).suffix, COMPRESSIONS[pure.suffix]
     return pure.suffix, None
-
-
-def _refuse_unknown(path: str) -> None:
-    if _suffixes(path) != (archive.SUFFIX, None):
-        format_of(path, printable(named(path, None)))
 
 
 def format_of(path: str, name: str) -> tuple[Format, str | None]:
@@ -150,49 +138,109 @@ def format_of(path: str, name: str) -> tuple[Format, str | None]:
     return found, compression
 
 
-def _look(location: str, root: str | None, whole: bool) -> Files:
-    """The file at an absolute path or URL, or the members of the archive there. Raises UsageError outside the root."""
-    name = printable(named(location, root))
-    try:
-        if printable(location) != location:
-            raise SourceError(f"{name}: its name is not UTF-8, so the output could not name it; rename it")
+class _Find:
+    """From listed files to input files. found, problems, left_out: as of `Files`."""
+
+    def __init__(self, root: str | None, symbols: int, length: int) -> None:
+        self.found: list[InputFile] = []
+        self.problems: list[Problem] = []
+        self.left_out: list[str] = []
+        self._root, self._symbols, self._length = root, symbols, length
+        self._bound: dict[int, Format] = {}
+
+    def add(self, listed: Listed) -> None:
+        """Add the file that was listed, or the members of the archive that it is. Raises UsageError outside the root,
+        or for a file of no format.
+        """
+        location = listed.location
+        suffix, compression = _suffixes(location)
         inside = in_archive(location)
-        if inside or _suffixes(location)[0] == archive.SUFFIX:
-            return _look_into(inside.archive if inside else location, root, inside.member if inside else "*", whole)
-        return Files((_describe(location, name, whole),))
-    except SourceError as error:
-        return Files((), ((name, error.message),))
-
-
-def _look_into(location: str, root: str | None, wanted: str, whole: bool) -> Files:
-    """The members of an archive that have this name or match this pattern."""
-    shown = named(location, root)
-    found: list[InputFile] = []
-    problems: list[Problem] = []
-    left_out: list[str] = []
-    seen: set[str] = set()
-    for member in _members(location, shown):
-        if archive.is_hidden(member) or not (member.name == wanted or fnmatchcase(member.name, wanted)):
-            continue
-        name = printable(member_name(member.name, shown))
-        suffix, _ = _suffixes(member.name)
+        if not inside and (suffix, compression) != (archive.SUFFIX, None):
+            format_of(location, printable(named(location, None)))
+        name = printable(named(location, self._root))
         try:
-            if suffix == archive.SUFFIX:
-                raise SourceError(f"{name}: an archive in an archive is not read: unpack the outer one")
-            if suffix not in FORMATS:
-                left_out.append(name)
+            if listed.problem:
+                raise SourceError(f"{name}: {listed.problem}")
+            if printable(location) != location:
+                raise SourceError(f"{name}: its name is not UTF-8, so the output could not name it; rename it")
+            if inside or suffix == archive.SUFFIX:
+                self._look_into(replace(listed, location=inside.archive if inside else location), inside)
+            else:
+                self._add_file(listed, name)
+        except SourceError as error:
+            self.problems.append((name, error.message))
+
+    def _add_file(self, listed: Listed, name: str) -> None:
+        found, compression = format_of(listed.location, name)
+        if not listed.ranges and found.jumps:
+            raise SourceError(f"{name}: {_ONE_READER.format(found.name, _NO_RANGES)}")
+        self.found.append(
+            InputFile(
+                name,
+                self._for_model(found),
+                compression,
+                listed.size,
+                listed.modified,
+                listed.location,
+                ranges=listed.ranges,
+            )
+        )
+
+    def _for_model(self, found: Format) -> Format:
+        """One object for all files of a format, since each is sent to the workers with its files."""
+        if id(found) not in self._bound:
+            self._bound[id(found)] = found.for_model(self._symbols, self._length)
+        return self._bound[id(found)]
+
+    def _look_into(self, listed: Listed, inside: InArchive | None) -> None:
+        """The members of an archive that have this name or match this pattern; by default all."""
+        shown, wanted = named(listed.location, self._root), inside.member if inside else "*"
+        seen: set[str] = set()
+        for member in _members(listed.location, shown):
+            if archive.is_hidden(member) or not (member.name == wanted or fnmatchcase(member.name, wanted)):
                 continue
-            if member.name in seen:
-                raise SourceError(
-                    f"{name}: the archive holds another file of this name, which was read; this one was not"
-                )
-            seen.add(member.name)
-            found.append(_describe_member(location, name, member, whole))
-        except (SourceError, UsageError) as error:
-            problems.append((name, error.message))
-    if not (found or problems or left_out):
-        left_out = [shown]
-    return Files(tuple(found), tuple(problems), tuple(left_out))
+            name = printable(member_name(member.name, shown))
+            suffix, _ = _suffixes(member.name)
+            try:
+                if suffix == archive.SUFFIX:
+                    raise SourceError(f"{name}: an archive in an archive is not read: unpack the outer one")
+                if suffix not in FORMATS:
+                    self.left_out.append(name)
+                    continue
+                if member.name in seen:
+                    raise SourceError(
+                        f"{name}: the archive holds another file of this name, which was read; this one was not"
+                    )
+                seen.add(member.name)
+                self._add_member(listed, name, member)
+            except (SourceError, UsageError) as error:
+                self.problems.append((name, error.message))
+        if not (seen or self.problems or self.left_out):
+            self.left_out.append(shown)
+
+    def _add_member(self, listed: Listed, name: str, member: Member) -> None:
+        """A member of an archive, whose digest is of what the archive says of it."""
+        found, compression = format_of(member.name, name)
+        if found.jumps:
+            raise SourceError(f"{name}: {_ONE_READER.format(found.name, 'unpack the archive first')}")
+        if member.problem:
+            raise SourceError(f"{name}: {member.problem}")
+        if not member.length:
+            raise SourceError(f"{name}: the file is empty")
+        about = f"{member.checksum:08x} {member.length} {member.name}"
+        digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
+        self.found.append(
+            InputFile(
+                name,
+                self._for_model(found),
+                compression,
+                listed.size,
+                listed.modified,
+                listed.location,
+                member,
+                digest=digest,
+            )
+        )
 
 
 def _members(location: str, name: str) -> list[Member]:
@@ -205,79 +253,31 @@ def _members(location: str, name: str) -> list[Member]:
         raise SourceError(f"{name}: {reason(error)}") from error
 
 
-def _describe(location: str, name: str, whole: bool) -> InputFile:
-    """Size, time and hash of a file (of all of it if `whole`).
+def _hashed(files: Sequence[InputFile]) -> tuple[list[InputFile], list[Problem]]:
+    """The files with the SHA-256 of their content, and those that cannot be read."""
 
-    Raises SourceError where it cannot be read, or has the first bytes of another format.
-    """
-    found, compression = format_of(location, name)
-    try:
-        with open_location(location) as raw:
-            state, ranges = raw.state(), raw.ranges
-            if not ranges and found.jumps:
-                raise SourceError(f"{name}: {_ONE_READER.format(found.name, _NO_RANGES)}")
-            with cast(BinaryIO, io.BufferedReader(raw)) as stream:
-                head = stream.read(_HASHED_BYTES)
-                digest, size = _digest(stream, head, state.size if ranges else None, whole)
-    except OSError as error:
-        raise SourceError(f"{name}: {reason(error)}") from error
-    _refuse_other(name, head, found)
-    return InputFile(name, found, compression, size, state.modified, digest, location, ranges=ranges)
+    def hashed(file: InputFile) -> InputFile | Problem:
+        content = hashlib.sha256()
+        try:
+            with _as_stored(file) as stream:
+                while block := stream.read(1 << 22):
+                    content.update(block)
+        except SourceError as error:
+            return file.path, error.message
+        except OSError as error:
+            return file.path, f"{file.path}: {reason(error)}"
+        return replace(file, digest=content.hexdigest())
 
-
-def _describe_member(location: str, name: str, member: Member, whole: bool) -> InputFile:
-    """The same of a member of an archive, whose hash is that of its checksum unless `whole`."""
-    found, compression = format_of(member.name, name)
-    if found.jumps:
-        raise SourceError(f"{name}: {_ONE_READER.format(found.name, 'unpack the archive first')}")
-    if member.problem:
-        raise SourceError(f"{name}: {member.problem}")
-    if not member.length:
-        raise SourceError(f"{name}: the file is empty")
-    try:
-        with open_location(location) as raw:
-            state = raw.state()
-    except OSError as error:
-        raise SourceError(f"{name}: {reason(error)}") from error
-    about = f"{member.checksum:08x} {member.length} {member.name}"
-    digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
-    file = InputFile(name, found, compression, state.size or 0, state.modified, digest, location, member)
-    if whole:
-        with open_at(replace(file, compression=None)) as stream:
-            content = hashlib.sha256()
-            while block := stream.read(1 << 22):
-                content.update(block)
-        file = replace(file, digest=content.hexdigest())
-    return file
+    with threads(available_cores()) as pool:
+        found = list(pool.map(hashed, files))
+    return [f for f in found if isinstance(f, InputFile)], [f for f in found if not isinstance(f, InputFile)]
 
 
-def _digest(stream: BinaryIO, head: bytes, size: int | None, whole: bool) -> tuple[str, int]:
-    """SHA-256 of a file whose first bytes have been read, and its size. size: None where it can only be counted."""
-    digest = hashlib.sha256(head)
-    if size is not None and not whole:
-        stream.seek(max(size - _HASHED_BYTES, 0))
-        digest.update(stream.read(_HASHED_BYTES))
-        return digest.hexdigest(), size
-    tail, count = head, len(head)
-    while block := stream.read(1 << 22):
-        count += len(block)
-        if whole:
-            digest.update(block)
-        else:
-            tail = (tail + block)[-_HASHED_BYTES:]
-    if not whole:
-        digest.update(tail)
-    return digest.hexdigest(), count
-
-
-def _refuse_other(name: str, head: bytes, found: Format) -> None:
-    """Raise SourceError for the first bytes of another format."""
-    kinds = {other.name: (other.magic, other.suffixes[0]) for other in FORMATS.values()}
-    kinds[archive.SUFFIX[1:]] = (archive.MAGIC, archive.SUFFIX)
-    others = {kind: suffix for kind, (magic, suffix) in kinds.items() if magic and head.startswith(magic)}
-    if others and found.name not in others:
-        what, suffixes = " or ".join(others), " or ".join(others.values())
-        raise SourceError(f"{name}: it is a {what} file by its first bytes; rename it ({suffixes})")
+def _as_stored(file: InputFile) -> BinaryIO:
+    """The bytes of a file as they are stored; of a member of an archive, decompressed by the archive."""
+    if file.member:
+        return open_at(replace(file, compression=None))
+    return cast(BinaryIO, open_location(file.location, file.ranges))
 
 
 def _told_apart(files: Iterable[InputFile]) -> list[InputFile]:

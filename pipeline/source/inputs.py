@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,17 +14,23 @@ from typing import Any, Protocol
 from dask.base import is_dask_collection
 
 from pipeline.errors import SourceError, UsageError
+from pipeline.source.ahead import ahead
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.encoding import UTF8
 from pipeline.source.files import Files, Identity, find_files
 from pipeline.source.first_rows import first_chunks
-from pipeline.source.formats.base import Stream
+from pipeline.source.formats.base import Scan, Seek
+from pipeline.source.group import Group, GroupEnd, group_name, part_name
 from pipeline.source.items import Items, as_items
-from pipeline.source.plan import Plan, Unit, part_name, plan_files, refuse_useless
-from pipeline.source.scan import Scanner
+from pipeline.source.plan import Plan, Run, Unit, is_split, plan_files, refuse_useless
+from pipeline.source.scan import Scanner, no_scan, threads_scanner
 from pipeline.source.search import Problem
+from pipeline.source.split import split
 from pipeline.source.stdin import STDIN, Stdin
 from pipeline.source.tables import MEMORY, Tables, as_tables, dask_selection
+
+_SPLIT_AT_ONCE, _FOUND_AHEAD = 4, 64
+"""Large files whose chunks are looked for at the same time, and how many chunks of each are found before their turn."""
 
 _SHOWN = 60
 """Characters of a text that is taken for a path, in a message."""
@@ -76,27 +83,17 @@ class Unread:
     sources: tuple[()] = ()
 
 
-@dataclass(frozen=True)
-class End:
-    """The end of what is counted as it is read. file: its number. rows: of all chunks; None where others count them."""
-
-    file: int
-    path: str
-    chunks: int
-    rows: int | None
+Source = Unit | Run | Group | Loaded | Partition | Unread
+Ended = Callable[[GroupEnd], None]
 
 
-Source = Unit | Loaded | Partition | Unread
-Ended = Callable[[End], None]
-
-
-def _unnoted(end: End) -> None:
+def _unnoted(end: GroupEnd) -> None:
     """For who needs no account of what was read."""
 
 
 class Chunks(Protocol):
-    """Returns the chunks in input order, without those whose name is in `done`. ended: called at the end of whatever
-    is counted as it is read, once the client has read it.
+    """Returns what is to be done, the largest tasks first, without chunks and groups whose name is in `done`. ended:
+    called with the end of each group whose chunks are found here, after the last of them.
     """
 
     def __call__(self, done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]: ...
@@ -105,13 +102,15 @@ class Chunks(Protocol):
 @dataclass(frozen=True)
 class JobInput:
     """A planned input. selection: with its text columns and id types resolved. rows, chunk_count: 0 where not known.
-    problems: of whole files. plan: of files, to be saved for a resumed job; None for rows in memory.
+    bytes: stored, of files. problems: of what could not be listed. plan: of files, to be saved for a resumed job; None
+    for rows in memory.
     """
 
     selection: Selection
     chunks: Chunks
     rows: int = 0
     chunk_count: int = 0
+    bytes: int = 0
     problems: tuple[Problem, ...] = ()
     plan: Plan | None = None
 
@@ -136,6 +135,9 @@ class Frame:
     identity: Identity
 
 
+Scanners = Callable[[], AbstractContextManager[Scanner | None]]
+"""Makes a scanner of large files; its value is None where threads of this process are to scan."""
+
 Given = Files | Rows | Frame | Stdin
 """The input of a job, before it is planned."""
 
@@ -151,7 +153,7 @@ def identify(
 ) -> Given:
     """The input of a job, before it is planned. Raises UsageError where there is none.
 
-    symbols, length: of the model, for files that are encoded already. whole_hash: hash whole files, not their edges.
+    symbols, length: of the model, for files that are encoded already. whole_hash: hash what is in the files.
     by_content: identify rows in memory by a hash of them; what is read once is never the same again. root: names of
     files are relative to it, else absolute. A string is a path, and so is each item of `Paths` or of a list of
     `pathlib.Path`; a list of strings is articles.
@@ -227,26 +229,24 @@ def open_input(
     selection: Selection,
     chunk_rows: int,
     saved: Plan | None = None,
-    scanner: Scanner | None = None,
+    scanner: Scanners = threads_scanner,
     limit: int | None = None,
 ) -> JobInput:
-    """Plan the chunks of an input, or use the plan of its files that was saved before. scanner: scans large files, in
-    place of threads here. limit: only so many rows.
+    """Plan an input, or use the plan of its files that was saved before. scanner: makes the one for large files, once
+    there are some to scan. limit: only so many rows.
 
     Raises UsageError for a column that does not exist.
     """
     refuse_unfit(given, selection)
     if isinstance(given, Files):
-        if saved is not None:
-            return _planned_files(saved)
-        plan = plan_files(given.found, selection, chunk_rows, scanner, limit)
-        unread = (*((path, None) for path, _ in given.problems), *plan.unread)
-        return _planned_files(replace(plan, problems=given.problems + plan.problems, unread=unread))
+        plan = plan_files(given.found, selection, chunk_rows, limit) if saved is None else saved
+        unread = tuple((path, None) for path, _ in given.problems)
+        return _planned_files(replace(plan, problems=given.problems, unread=unread), scanner)
     if isinstance(given, Stdin):
         selection = given.open(selection)
 
         def arriving(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
-            return _loaded(first_chunks(given.chunks(selection, chunk_rows), limit), 0, STDIN, done, ended)
+            return _loaded(first_chunks(given.chunks(selection, chunk_rows), limit), STDIN, done, ended)
 
         return JobInput(selection, arriving)
     if isinstance(given, Frame):
@@ -257,7 +257,7 @@ def open_input(
 
     def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
         read = first_chunks(given.held.chunks(selection, chunk_rows), limit)
-        return _loaded(read, 0, MEMORY, done, ended)
+        return _loaded(read, MEMORY, done, ended)
 
     return JobInput(selection, chunks, rows=0 if held is None else min(limit or held, held))
 
@@ -277,36 +277,61 @@ def refuse_unfit(given: Given, selection: Selection) -> None:
         raise UsageError("an encoding or a delimiter goes with files only: these rows are in memory")
 
 
-def _planned_files(plan: Plan) -> JobInput:
-    """Units that workers read themselves, and streams that the client reads."""
+def _planned_files(plan: Plan, scanner: Scanners) -> JobInput:
+    """Groups for workers to read, and the chunks of large files, which are found beside the job."""
 
     def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
-        for unit in plan.units:
-            if isinstance(unit, Stream):
-                read = unit.file.format.stream(unit, plan.selection, plan.chunk_rows)
-                read = first_chunks(read, unit.rows)
-                yield from _loaded(read, unit.number, unit.file.path, done, ended)
-            elif unit.name not in done:
-                yield unit
+        left = (group for group in plan.groups if group_name(group.number) not in done)
+        ordered = sorted(left, key=lambda group: group.bytes, reverse=True)
+        splits = [group for group in ordered if is_split(group, plan.chunk_rows)]
+        with _scanning(scanner, splits) as scan:
+            found = ahead((partial(_split, group, plan, scan) for group in splits), _SPLIT_AT_ONCE, _FOUND_AHEAD)
+            with closing(found):
+                yield from (group for group in ordered if not is_split(group, plan.chunk_rows))
+                for each in found:
+                    if isinstance(each, GroupEnd):
+                        ended(each)
+                    elif isinstance(each, Group) or not _is_done(each, done):
+                        yield each
 
-    known = not any(isinstance(unit, Stream) for unit in plan.units)
-    rows = plan.rows_known if plan.is_counted else 0
-    return JobInput(plan.selection, chunks, rows, len(plan.units) if known else 0, plan.problems, plan)
+    return JobInput(plan.selection, chunks, bytes=plan.bytes, problems=plan.problems, plan=plan)
 
 
-def _loaded(chunks: Iterable[Chunk], file: int, path: str, done: Container[str], ended: Ended) -> Iterator[Source]:
+@contextmanager
+def _scanning(scanner: Scanners, splits: Iterable[Group]) -> Iterator[Scan]:
+    """How the records of large files are found."""
+    if not any(group.files[0].format.seeks is Seek.RECORDS for group in splits):
+        yield no_scan
+        return
+    with scanner() as found:
+        if found is not None:
+            yield found.scan
+            return
+        with threads_scanner() as here:
+            yield here.scan
+
+
+def _split(group: Group, plan: Plan, scan: Scan) -> Iterator[Unit | Run | Group | GroupEnd]:
+    return split(group, plan.selection, plan.chunk_rows, scan)
+
+
+def _is_done(each: Unit | Run, done: Container[str]) -> bool:
+    return all(unit.name in done for unit in (each.units if isinstance(each, Run) else [each]))
+
+
+def _loaded(chunks: Iterable[Chunk], path: str, done: Container[str], ended: Ended) -> Iterator[Source]:
     """Chunks that are read here, up to the first that cannot be."""
     row = count = 0
     try:
         for chunk in chunks:
-            name = part_name(file, count)
+            name = part_name(0, count)
             if name not in done:
                 yield Loaded(name, ((path, row, chunk.rows_read),), chunk)
             row, count = row + chunk.rows_read, count + 1
     except SourceError as error:
-        yield Unread(part_name(file, count), error.message)
+        yield Unread(part_name(0, count), error.message)
         return
-    ended(End(file, path, count, row))
+    ended(GroupEnd(0, ((path, row),), count))
 
 
 def _partitions(
@@ -323,4 +348,4 @@ def _partitions(
             yield Partition(name, number, partition)
         if limit is not None and limit <= 0:
             break
-    ended(End(0, MEMORY, count, None))
+    ended(GroupEnd(0, ((MEMORY, None),), count))

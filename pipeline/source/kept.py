@@ -1,4 +1,4 @@
-"""The columns that are copied to the output: their types over all files of a job, and their values as those types.
+"""The columns that are copied to the output: which types hold which, and values as the type of their column.
 
 A value becomes text by itself, whatever its neighbours are: so the text does not depend on how rows are chunked.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -29,21 +28,20 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return pa.binary() if any(test(kind) for test in _BYTES) else kind
 
 
-def common_type(kinds: Iterable[pa.DataType]) -> pa.DataType:
-    """A column's type over several files: what they agree on, int64 for integers of several sizes, else strings.
-
-    A file in which it holds nulls only agrees with any.
-    """
-    held = {kind for kind in kinds if not pa.types.is_null(kind)}
-    if len(held) > 1:
-        held = {kind.value_type if pa.types.is_dictionary(kind) else kind for kind in held}
-    if len(held) > 1 and all(pa.types.is_integer(kind) and kind != pa.uint64() for kind in held):
-        held = {pa.int64()}
-    return held.pop() if len(held) == 1 else pa.string()
+def is_held_by(kind: pa.DataType, other: pa.DataType) -> bool:
+    """Whether a column of `kind` can hold every value of one of type `other`."""
+    types = pa.types
+    kind, other = (each.value_type if types.is_dictionary(each) else each for each in (kind, other))
+    if kind in (other, pa.string()) or types.is_null(other):
+        return True
+    if types.is_integer(kind) and types.is_integer(other):
+        signed = types.is_signed_integer(kind), types.is_signed_integer(other)
+        return kind.bit_width > other.bit_width and signed != (False, True)
+    return bool(types.is_floating(kind) and types.is_floating(other) and kind.bit_width > other.bit_width)
 
 
 def copied(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The values as `kind`, which `common_type` found for their column. Raises UsageError where that is not possible.
+    """The values as `kind`, which must hold those of their type (`is_held_by`). Raises UsageError where it does not.
 
     As text, numbers and dates are written as Arrow does (1.0 as "1"), moments in the form of ISO 8601, bytes of fixed
     size in hexadecimal, lists and the like as JSON.

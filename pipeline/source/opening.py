@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -46,6 +47,13 @@ class State(NamedTuple):
     modified: str
 
 
+@dataclass(frozen=True)
+class Held(InputFile):
+    """A file whose content is in memory already: decompressed, and as UTF-8 where its format is one of text."""
+
+    content: bytes = field(kw_only=True, compare=False, repr=False)
+
+
 class LocalFile(io.FileIO):
     """A regular file. Raises OSError for anything else, without waiting for the other end of a FIFO."""
 
@@ -72,7 +80,7 @@ class RemoteFile(io.RawIOBase):
             about = getattr(self._stream, "details", None) or {}
             if not any(about.get(name) for name in _STAMPS):
                 about = fs.info(path)
-            self._state = _state_in(about)
+            self._state = listed_state(about)
             if self._state.size is None and not is_web(url):
                 raise OSError(errno.EINVAL, "its server does not tell its size")
         self.ranges = _has_ranges(self._stream, self._state) if ranges is None and is_web(url) else ranges is not False
@@ -141,6 +149,10 @@ def open_at(file: InputFile, start: int = 0) -> BinaryIO:
     Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where its size or
     modification time is not that of the plan.
     """
+    if isinstance(file, Held):
+        held = io.BytesIO(file.content)
+        held.seek(start)
+        return held
     stream = cast(BinaryIO, io.BufferedReader(_Planned(file)) if file.seekable else _FrontToBack(file))
     if file.format.encoding != UTF8:
         stream = cast(BinaryIO, Transcoded(stream, file.format.encoding))
@@ -174,7 +186,7 @@ def check_unchanged(file: InputFile) -> None:
 def state_at(fs: AbstractFileSystem, path: str) -> State:
     """Of a file on a remote file system. Raises OSError."""
     with _os_errors():
-        return _state_in(fs.info(path))
+        return listed_state(fs.info(path))
 
 
 def reason(error: OSError) -> str:
@@ -192,17 +204,18 @@ def why(error: BaseException) -> str:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    _refuse_irregular(os.stat(path).st_mode)  # before it is opened, which moves the tape of some devices
+    refuse_irregular(os.stat(path).st_mode)  # before it is opened, which moves the tape of some devices
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     try:
-        _refuse_irregular(os.fstat(descriptor).st_mode)
+        refuse_irregular(os.fstat(descriptor).st_mode)
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _refuse_irregular(mode: int) -> None:
+def refuse_irregular(mode: int) -> None:
+    """Raise OSError for what is not a regular file, by its mode."""
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a regular file")
 
@@ -211,8 +224,8 @@ def _state_of(about: os.stat_result) -> State:
     return State(about.st_size, str(about.st_mtime_ns))
 
 
-def _state_in(info: dict[str, Any]) -> State:
-    """Raises OSError for what is no file."""
+def listed_state(info: dict[str, Any]) -> State:
+    """Of what fsspec tells of a file. Raises OSError for what is none."""
     if info.get("type", "file") != "file":
         raise OSError(errno.EINVAL, f"it is of the type {info['type']!r}, not a regular file")
     size = None if info.get("size") is None else int(info["size"])
@@ -248,13 +261,13 @@ def _os_errors() -> Iterator[None]:
 
 
 def _compare(file: InputFile, now: State) -> None:
-    if now.size is None:
+    if now.size is None or file.size is None:
         now = now._replace(size=file.size)  # nothing is known to have changed it
     if now == (file.size, file.modified):
         return
-    what = f"size was {file.size:,}, is {now.size:,}"
-    if now.size == file.size:
-        what = f"modified {_moment(file.modified)} then, {_moment(now.modified)} now"
+    what = f"modified {_moment(file.modified)} then, {_moment(now.modified)} now"
+    if now.size != file.size:
+        what = f"size was {file.size:,}, is {now.size:,}"
     raise InputChanged(
         f"{file.path}: it has changed since the job was planned ({what}). Start again, overwriting the output"
     )

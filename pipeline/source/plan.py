@@ -1,27 +1,24 @@
-"""From inputs to units of work: which bytes or rows of which files make each chunk."""
+"""From listed files to the groups of a job: only the first readable file is opened, for the columns of all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple
+from functools import cached_property
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Selection
 from pipeline.source.encoding import UTF8
-from pipeline.source.first_rows import first_of_file, scan_first
-from pipeline.source.formats.base import FilePlan, Fragment, InputFile, Schema, Stream
-from pipeline.source.scan import Scanner, threads_scanner
-from pipeline.source.schema import difference, kept_types, refuse_twice, resolve
+from pipeline.source.examine import Examined, examine
+from pipeline.source.formats.base import Format, Fragment, InputFile, Schema, Seek
+from pipeline.source.group import Group, Unread, group_bytes, group_sizes
+from pipeline.source.schema import kept_types, resolve
 from pipeline.source.search import Problem
-from pipeline.threads import threads
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The unit of work, commit and resume: the fragments of a chunk in input order, and the name of its part."""
+    """A chunk that is read by itself: its fragments in input order, and the name of its part."""
 
     name: str
     fragments: tuple[Fragment, ...]
@@ -36,183 +33,113 @@ class Unit:
         return tuple((f.file.path, f.first_row, f.rows) for f in self.fragments)
 
 
-Unread = tuple[str, int | None]
-"""A file or folder of which nothing is read, and its rows where they are known."""
+@dataclass(frozen=True)
+class Run:
+    """Chunks of one row group, which is decoded once; or one chunk of several small row groups."""
+
+    units: tuple[Unit, ...]
+
+    @property
+    def name(self) -> str:
+        return self.units[0].name
+
+    @property
+    def rows(self) -> int:
+        return sum(unit.rows for unit in self.units)
+
+    @property
+    def sources(self) -> tuple[tuple[str, int, int], ...]:
+        return tuple(source for unit in self.units for source in unit.sources)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The chunks of a job over files. columns: names of each file's columns, empty where it has none or could not be
-    read. selection: with its text columns, kept columns and their types resolved. unread: path of each file of which
-    nothing is read, with its rows where they are known; its problem says why.
+    """A job over files. files: as they were listed. sizes: how many of them are in each group. selection: with its text
+    columns, kept columns and their types resolved. first: the first readable file, by which they are, and its columns;
+    None where none can be read. limit: of rows. problems: of what could not be listed. unread: the same, without the
+    messages.
     """
 
     files: tuple[InputFile, ...]
-    columns: tuple[tuple[str, ...], ...]
-    units: tuple[Unit | Stream, ...]
-    problems: tuple[Problem, ...]
+    sizes: tuple[int, ...]
     selection: Selection
     chunk_rows: int
+    first: tuple[str, Schema] | None
+    limit: int | None = None
+    problems: tuple[Problem, ...] = ()
     unread: tuple[Unread, ...] = ()
 
-    @property
-    def rows_known(self) -> int:
-        return sum(unit.rows or 0 for unit in self.units)
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        found, at = [], 0
+        for number, count in enumerate(self.sizes):
+            found.append(Group(number, self.files[at : at + count], self.first, self.limit))
+            at += count
+        return tuple(found)
 
     @property
-    def is_counted(self) -> bool:
-        """Whether the rows of every unit are known."""
-        return all(unit.rows is not None for unit in self.units)
-
-
-def part_name(file: int, part: int) -> str:
-    return f"part-{file:06d}-{part:07d}"
+    def bytes(self) -> int:
+        """Of all files as they are stored."""
+        return sum(file.stored for file in self.files)
 
 
 def plan_files(
-    found: Sequence[InputFile],
-    selection: Selection,
-    chunk_rows: int,
-    scanner: Scanner | None = None,
-    limit: int | None = None,
+    found: Sequence[InputFile], selection: Selection, chunk_rows: int, limit: int | None = None, first: int = 0
 ) -> Plan:
     """Plan a job over files. `selection.text` may be empty: then the column is called "text".
 
-    scanner: scans large files, in place of threads here. limit: only so many rows; files after them are not opened.
-    Raises UsageError for columns that the first file lacks.
+    limit: only so many rows, which make one group. first: from which file on the first readable one is looked for.
+    Raises UsageError for columns that it lacks.
     """
-    found = bound(found, selection)
-    planned: list[_Planned] = []
-    first: tuple[str, Schema] | None = None
-    rest = iter(found)
-    with nullcontext(scanner) if scanner else threads_scanner() as scans, threads(scans.files_at_once) as pool:
-        plan = partial(_plan_file, chunk_rows=chunk_rows, scanner=scans)
-        for file in rest:  # all others must have the columns of the first readable file
-            planned.append(plan(file, selection, None, limit))
-            if planned[-1].schema is not None:
-                first, selection = (file.path, planned[-1].schema), planned[-1].selection
-                break
-        if limit is None:
-            planned += pool.map(lambda file: plan(file, selection, first, None), rest)
-        for file in rest:  # with a limit: one after another
-            left = (limit or 0) - sum(one.plan.rows_known for one in planned)
-            planned.append(plan(file, selection, first, left) if left > 0 else _Planned(file, selection, FilePlan()))
-    read = [one.schema for one in planned if one.schema and (one.plan.fragments or one.plan.streamed)]
-    selection = replace(selection, kept_types=kept_types(read, selection.kept))
-    packing = _Packing(chunk_rows)
-    for number, one in enumerate(planned):
-        if one.schema is not None and one.plan.streamed:
-            packing.stream(Stream(number, one.file, one.schema.start, one.plan.rows))
-        for part, fragment in enumerate(one.plan.fragments):
-            packing.add(part_name(number, part), fragment)
-    packing.close()
-    units = packing.units
-    if not any(isinstance(unit, Stream) or unit.rows for unit in units):
-        units = [Unit(part_name(0, 0), ())]
-    problems = tuple((one.file.path, message) for one in planned for message in one.plan.problems)
-    columns = tuple((one.schema and one.schema.names) or () for one in planned)
-    unread = tuple(
-        (one.file.path, _rows_of(one.file))
-        for one in planned
-        if one.plan.problems and not (one.plan.fragments or one.plan.streamed)
-    )
-    return Plan(tuple(one.file for one in planned), columns, tuple(units), problems, selection, chunk_rows, unread)
+    files = bound(found, selection)
+    sizes = group_sizes(files, chunk_rows) if limit is None else [len(files)]
+    like = None
+    for file in files[first:]:
+        try:
+            opened, selection = examine_first(file, selection)
+        except SourceError:  # it is told by who reads the group that it is in
+            continue
+        like = (file.path, opened.schema)
+        break
+    return Plan(tuple(files), tuple(sizes or [0]), selection, chunk_rows, like, limit)
+
+
+def examine_first(file: InputFile, selection: Selection) -> tuple[Examined, Selection]:
+    """Open the first file of an input, and resolve the selection by it. Raises SourceError where it cannot be read,
+    UsageError for columns that it lacks.
+    """
+    found = examine(file, selection, None)
+    selection = resolve(found.file, found.schema, selection)
+    return found, replace(selection, kept_types=kept_types(found.schema, selection.kept))
+
+
+def is_split(group: Group, chunk_rows: int) -> bool:
+    """Whether a group is one large file which can be read from the middle, so that many workers read it at once."""
+    if len(group.files) != 1 or group.rows is not None:
+        return False
+    (file,) = group.files
+    return file.stored > group_bytes(chunk_rows) and not file.front_to_back and file.format.seeks is not Seek.NOTHING
 
 
 def bound(found: Sequence[InputFile], selection: Selection) -> list[InputFile]:
     """The files, each with the encoding and delimiter that the user gave, where its format has some."""
     encoding, delimiter = selection.encoding, selection.delimiter
-    return [replace(file, format=file.format.for_options(encoding, delimiter)) for file in found]
+    of_options: dict[int, Format] = {}
+    files = []
+    for file in found:
+        if (key := id(file.format)) not in of_options:  # one object for all files of a format, as they were found
+            of_options[key] = file.format.for_options(encoding, delimiter)
+        same = of_options[key] == file.format
+        files.append(file if same else replace(file, format=of_options[key]))
+    return files
 
 
 def refuse_useless(found: Sequence[InputFile], selection: Selection) -> None:
     """Raise UsageError for an encoding or a delimiter that none of the files can have."""
+    if selection.encoding == UTF8 and not selection.delimiter:
+        return
     files = bound(found, selection)
     if files and selection.encoding != UTF8 and all(file.format.encoding == UTF8 for file in files):
         raise UsageError(f"{files[0].path}: only CSV, TSV, JSONL and text files take --encoding, and there is none")
     if files and selection.delimiter and not any(file.format.takes_header for file in files):
         raise UsageError(f"{files[0].path}: --delimiter is for CSV and TSV files, and there is none")
-
-
-def _rows_of(file: InputFile) -> int | None:
-    try:
-        return file.format.rows_of(file) if file.size else 0
-    except SourceError:
-        return None
-
-
-class _Planned(NamedTuple):
-    """A planned file. selection: resolved for it. schema: None where it cannot be read or differs from the first's."""
-
-    file: InputFile
-    selection: Selection
-    plan: FilePlan
-    schema: Schema | None = None
-
-
-def _plan_file(
-    file: InputFile,
-    selection: Selection,
-    first: tuple[str, Schema] | None,
-    limit: int | None,
-    chunk_rows: int,
-    scanner: Scanner,
-) -> _Planned:
-    """Plan a file; a pure function, since files are planned in parallel.
-
-    first: path and schema of the job's first file; None for that file itself, for which UsageError is raised where it
-    does not fit the options. limit: of its rows.
-    """
-    path = file.path
-    if not file.size:
-        return _Planned(file, selection, FilePlan(problems=[f"{path}: the file is empty"]))
-    schema = None
-    problems: list[str] = []
-    try:
-        found = file.format.schema(file, selection)
-        refuse_twice(path, found)
-        if first is None:
-            selection = resolve(file, found, selection)
-        elif message := difference(file, found, first, selection):
-            problems.append(message)
-        schema = found
-        file = replace(file, format=file.format.for_columns(schema.names or ()))
-        scan = scanner.scan if limit is None else scan_first(scanner.scan, limit)
-        plan = file.format.plan(file, schema, selection, chunk_rows, scan)
-        if limit is not None:
-            plan = first_of_file(plan, Stream(0, file, schema.start), limit, selection, chunk_rows)
-    except (SourceError, UsageError) as error:
-        if isinstance(error, UsageError) and first is None:
-            raise
-        plan = FilePlan(problems=[error.message])
-    return _Planned(file, selection, replace(plan, problems=[*problems, *plan.problems]), schema)
-
-
-class _Packing:
-    """Packs fragments into units: a fragment is added to the open unit if it fits."""
-
-    def __init__(self, chunk_rows: int) -> None:
-        self.units: list[Unit | Stream] = []
-        self._chunk_rows = chunk_rows
-        self._open: list[Fragment] = []
-        self._name = ""
-        self._rows = self._bytes = 0
-
-    def add(self, name: str, fragment: Fragment) -> None:
-        """Add a fragment. name: of the unit, if this fragment begins one."""
-        size, room = fragment.size, fragment.file.format.limits.chunk_bytes
-        if self._rows + fragment.rows > self._chunk_rows or self._bytes + size > room:
-            self.close()
-        if not self._open:
-            self._name = name
-        self._open.append(fragment)
-        self._rows, self._bytes = self._rows + fragment.rows, self._bytes + size
-
-    def stream(self, stream: Stream) -> None:
-        self.close()
-        self.units.append(stream)
-
-    def close(self) -> None:
-        if self._open:
-            self.units.append(Unit(self._name, tuple(self._open)))
-        self._open, self._rows, self._bytes = [], 0, 0

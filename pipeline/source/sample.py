@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import NamedTuple
 
@@ -14,15 +14,19 @@ import pyarrow as pa
 from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection, concat
 from pipeline.source.encoding import UTF8, Transcoded
+from pipeline.source.examine import Examined, examine
 from pipeline.source.files import Files
-from pipeline.source.first_rows import first_chunks
-from pipeline.source.formats.base import Fragment, InputFile, Seek, Stream
+from pipeline.source.first_rows import first_chunks, first_rows
+from pipeline.source.formats.base import FilePlan, Fragment, InputFile, Seek
 from pipeline.source.formats.record_format import RecordFormat
+from pipeline.source.group import Group, GroupChunk, GroupEnd
 from pipeline.source.inputs import Given, Rows, refuse_unfit
 from pipeline.source.opening import open_at, open_location
-from pipeline.source.plan import Unit, bound, plan_files
+from pipeline.source.plan import bound, examine_first, plan_files
+from pipeline.source.read import read_group
 from pipeline.source.records import read_records
-from pipeline.source.scan import fragment_about
+from pipeline.source.scan import fragment_about, no_scan
+from pipeline.threads import available_cores, threads
 
 PLACES = 20
 """Where a sample is taken, at even distances."""
@@ -68,12 +72,17 @@ def sample_input(given: Given, selection: Selection, rows: int, limit: int | Non
     found = bound(given.found, selection)
     by_rows = [file for file in found if file.format.seeks is Seek.ROWS]
     others = [file for file in found if file.format.seeks is not Seek.ROWS]
-    if limit is not None or sum(file.stored for file in others) <= _COUNTED_BYTES:
-        by_rows, others = list(found), []
+    if limit is not None or (others and sum(file.stored for file in found) <= _COUNTED_BYTES):
+        _count(sample, found, rows, limit)
+        by_rows, others = [], []
     if by_rows:
-        others += _count(sample, by_rows, rows if not others else rows // 2, limit)
+        _count_by_footer(sample, by_rows, rows // 2 if others else rows)
     if others:
-        _estimate(sample, others, rows // 2 if sample.chunks else rows)
+        share = rows // 2 if sample.chunks else rows
+        if sum(file.stored for file in others) <= _COUNTED_BYTES:
+            _count(sample, others, share, None)
+        else:
+            _estimate(sample, others, share)
     if not sample.selection.text and not sample.chunks and sample.problems:
         raise SourceError(sample.problems[0])
     return sample
@@ -95,26 +104,61 @@ def _even(count: int, each: int) -> list[int]:
     return [i * count // runs for i in range(runs)]
 
 
-def _count(sample: Sample, files: Sequence[InputFile], rows: int, limit: int | None) -> list[InputFile]:
-    """Count the rows of files and take a sample of them; return those whose rows cannot be counted."""
-    plan = plan_files(files, sample.selection, _CHUNK_ROWS, limit=limit)
-    sample.selection = plan.selection
-    sample.problems += [message for _, message in plan.problems]
-    sample.rows = plan.rows_known
-    fragments = [fragment for unit in plan.units if isinstance(unit, Unit) for fragment in unit.fragments]
+def _count_by_footer(sample: Sample, files: Sequence[InputFile], rows: int) -> None:
+    """Count the rows of files that can be read from any row, and take a sample of them."""
+    plan = plan_files(files, sample.selection, _CHUNK_ROWS)
+    sample.selection = selection = plan.selection
+
+    def planned(file: InputFile) -> FilePlan:
+        try:
+            found = examine(file, selection, plan.first)
+            more = (found.remark,) if found.remark else ()
+            planned = found.file.format.plan(found.file, found.schema, selection, _CHUNK_ROWS, no_scan)
+            return FilePlan(list(planned.fragments), [*more, *planned.problems])
+        except (SourceError, UsageError) as error:
+            return FilePlan((), [error.message])
+
+    fragments: list[Fragment] = []
+    with threads(available_cores()) as pool:
+        for found in pool.map(planned, plan.files):
+            fragments += found.fragments
+            sample.problems += found.problems
+    sample.rows = (sample.rows or 0) + sum(fragment.rows for fragment in fragments)
     chosen = sorted((fragments[i] for i in _even(len(fragments), 1)), key=lambda fragment: fragment.rows)
     for number, fragment in enumerate(chosen):
         left = rows - sum(chunk.rows_read for chunk in sample.chunks)
-        sample.chunks += _read(fragment, max(1, left // (len(chosen) - number)), plan.selection)
-    return [unit.file for unit in plan.units if isinstance(unit, Stream) and unit.rows is None]
+        count = min(fragment.rows, max(1, left // (len(chosen) - number)))
+        few = replace(fragment, stop=fragment.start + count, rows=count)
+        sample.chunks += few.file.format.read(few, selection)
 
 
-def _read(fragment: Fragment, rows: int, selection: Selection) -> Iterator[Chunk]:
-    """The first rows of a fragment."""
-    form = fragment.file.format
-    if rows < fragment.rows and not fragment.file.front_to_back:
-        fragment = form.shorten(fragment, rows)
-    return first_chunks(form.read(fragment, selection), rows)
+def _count(sample: Sample, files: Sequence[InputFile], rows: int, limit: int | None) -> None:
+    """Count the rows of files, and take a sample of them: they are read twice, and parsed only where the sample is."""
+    plan = plan_files(files, sample.selection, _CHUNK_ROWS, limit)
+    sample.selection = plan.selection
+    chunks: list[tuple[Group, str, int]] = []
+    for group in plan.groups:
+        for found in read_group(group, plan.selection, _CHUNK_ROWS, lambda _: True):
+            if isinstance(found, GroupEnd):
+                sample.problems += [message for _, message in found.problems]
+                sample.rows = (sample.rows or 0) + sum(count or 0 for _, count in found.files)
+            elif found.sources:
+                chunks.append((group, found.name, sum(count for *_, count in found.sources)))
+    chosen = {chunks[i][1]: chunks[i][0] for i in _even(len(chunks), 1)}
+    each = _share({name: count for _, name, count in chunks if name in chosen}, rows)
+    for group in dict.fromkeys(chosen.values()):
+        for found in read_group(group, plan.selection, _CHUNK_ROWS, lambda name: name not in chosen):
+            if isinstance(found, GroupChunk) and found.chunk is not None:
+                sample.chunks.append(first_rows(found.chunk, each[found.name]))
+
+
+def _share(counts: Mapping[str, int], rows: int) -> dict[str, int]:
+    """How many of `rows` to take from each of these, as even as can be."""
+    shares: dict[str, int] = {}
+    for number, (name, count) in enumerate(sorted(counts.items(), key=lambda item: item[1])):
+        left = rows - sum(shares.values())
+        shares[name] = min(count, max(1, left // (len(counts) - number)))
+    return shares
 
 
 class _Window(NamedTuple):
@@ -135,19 +179,15 @@ def _estimate(sample: Sample, files: Sequence[InputFile], rows: int) -> None:
     sample.problems += [f"{file.path}: the file is empty" for file in files if not file.size]
     windows: dict[tuple[object, ...], list[_Window]] = defaultdict(list)
     for file, at in _places(files):
-        plan = plan_files([file], sample.selection, each, limit=each)  # which opens it, and reads little
-        sample.problems += [message for _, message in plan.problems if message not in sample.problems]
-        unit = plan.units[0]
-        if isinstance(unit, Unit) and not unit.fragments:
-            continue
-        sample.selection = plan.selection
         try:
-            if file.front_to_back or isinstance(unit, Stream):
-                window = _front(plan.files[0], unit, each, plan.selection)
+            found, sample.selection = examine_first(file, sample.selection)
+            if file.front_to_back or not isinstance(found.file.format, RecordFormat):
+                window = _front(found, each, sample.selection)
             else:
-                window = _middle(unit.fragments[0], at, each, plan.selection)
+                window = _middle(found, at, each, sample.selection)
         except SourceError as error:
-            sample.problems.append(error.message)
+            if error.message not in sample.problems:
+                sample.problems.append(error.message)
             continue
         if window is not None:
             windows[_kind(file)].append(window)
@@ -179,23 +219,26 @@ def _places(files: Sequence[InputFile]) -> Iterator[tuple[InputFile, int]]:
         seen = True
 
 
-def _middle(first: Fragment, at: int, each: int, selection: Selection) -> _Window | None:
-    """About byte `at` of a file that can be read from any record. first: its first rows."""
-    form = first.file.format
-    found = fragment_about(first, form.split, at, _WINDOW_BYTES) if isinstance(form, RecordFormat) else None
-    if found is None:
+def _middle(found: Examined, at: int, each: int, selection: Selection) -> _Window | None:
+    """About byte `at` of a file that can be read from any record."""
+    form = found.file.format
+    if not isinstance(form, RecordFormat):
         return None
-    (chunk,) = _read(found, each, selection)
-    return _Window(chunk, found.rows, found.size, 0.0)
+    first = Fragment(found.file, found.schema.start, None, 0, 0)
+    here = fragment_about(first, form.split, at, _WINDOW_BYTES)
+    if here is None:
+        return None
+    chunk = concat(list(form.read(here, selection)))
+    return _Window(first_rows(chunk, each), here.rows, here.size, 0.0)
 
 
-def _front(file: InputFile, unit: Unit | Stream, each: int, selection: Selection) -> _Window | None:
+def _front(examined: Examined, each: int, selection: Selection) -> _Window | None:
     """The beginning of a file that is read front to back; None where it has no records."""
+    file, start = examined.file, examined.schema.start
     if not isinstance(file.format, RecordFormat):
         return None
     began = time.perf_counter()
     text, stored = _beginning(file)
-    start = unit.start if isinstance(unit, Stream) else unit.fragments[0].start
     found = list(read_records(BytesIO(text[start:]), file.format.split, start, limits=file.format.limits))
     if stored < file.stored and found:
         found[-1] = found[-1].slice(0, len(found[-1]) - 1)  # it is cut off there
@@ -203,8 +246,7 @@ def _front(file: InputFile, unit: Unit | Stream, each: int, selection: Selection
         return None
     chunk = concat([file.format.parse(records, file.path, 0, selection) for records in found])
     seconds = time.perf_counter() - began
-    (few,) = first_chunks([chunk], each)
-    return _Window(few, chunk.rows_read, stored, seconds)
+    return _Window(first_rows(chunk, each), chunk.rows_read, stored, seconds)
 
 
 def _kind(file: InputFile) -> tuple[object, ...]:

@@ -78,10 +78,10 @@ class Scanner:
         but not their data or the problem itself. Raises SourceError where the file cannot be read, BroadsheetError
         where the pool is lost.
         """
-        if self._small and file.size <= self._segment:
+        if self._small and file.stored <= self._segment:
             yield from self._small.scan(file, start, split)
             return
-        stops = deque([*range(start + self._segment, file.size, self._segment), file.size])
+        stops = deque([*range(start + self._segment, file.stored, self._segment), file.stored])
         running: deque[tuple[int, Future[_Segment]]] = deque()  # each but the first holds a permit
         nominal = at = start
         warned = False
@@ -123,12 +123,17 @@ def threads_scanner(segment: int = SEGMENT_BYTES) -> Iterator[Scanner]:
         yield Scanner(pool, count, segment)
 
 
+def no_scan(*_: object) -> Iterator[Records]:
+    """For who plans files of which none is scanned."""
+    raise NotImplementedError("there is no file to scan")
+
+
 def fragment_about(first: Fragment, split: Splitter, at: int, size: int) -> Fragment | None:
     """The records that begin in `size` bytes from about byte `at` of a file, as a fragment whose rows have no numbers
     in the file. None where none begins there. first: a fragment at the beginning of the file. Raises SourceError.
     """
     file = first.file
-    stop = min(at + size, file.size)
+    stop = min(at + size, file.stored)
     found = _scan_about(file, split, at, stop) if at > first.start else _scan_from(file, split, first.start, stop)
     if not len(found.offsets):
         return None
@@ -146,9 +151,9 @@ def _scan_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segm
 def _read_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segment:
     offsets, sizes = [_NONE], [_NONE]
     bad: list[int] = []
-    count, after = 0, file.size
+    count, after = 0, file.stored
     with open_at(file, begin) as stream:
-        for records in read_records(stream, split, begin, file.size - begin, file.format.limits):
+        for records in read_records(stream, split, begin, file.stored - begin, file.format.limits):
             inside = int(records.offsets.searchsorted(stop))
             offsets.append((records.offsets[:inside] - begin).astype(np.uint32))
             sizes.append(np.minimum(records.ends - records.starts, _MOST_SIZE)[:inside].astype(np.uint32))
@@ -158,8 +163,8 @@ def _read_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segm
                 after = int(records.offsets[inside])
                 break
         else:
-            if stream.tell() < file.size:
-                raise SourceError(f"{file.path}: it is shorter than {file.size:,} bytes now: it has changed")
+            if stream.tell() < file.stored:
+                raise SourceError(f"{file.path}: it is shorter than {file.stored:,} bytes now: it has changed")
     return _Segment(begin, after, np.concatenate(offsets), np.concatenate(sizes), np.array(bad, np.uint32))
 
 

@@ -11,7 +11,7 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Selection, is_textual
 from pipeline.source.delimiter import other_delimiter, separated_by
 from pipeline.source.formats.base import InputFile, Schema
-from pipeline.source.kept import common_type
+from pipeline.source.kept import is_held_by
 
 
 def refuse_twice(path: str, schema: Schema) -> None:
@@ -48,11 +48,10 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
     return selection
 
 
-def kept_types(schemas: Sequence[Schema], kept: Sequence[str]) -> tuple[pa.DataType, ...]:
-    """The types of the columns that are copied from files with these schemas: those that the files agree on."""
-    return tuple(
-        common_type(s.types.get(name, pa.string()) for s in schemas if s.names and name in s.names) for name in kept
-    )
+def kept_types(schema: Schema, kept: Sequence[str]) -> tuple[pa.DataType, ...]:
+    """The types of the columns that are copied: those of the first file, strings where it holds nulls only."""
+    found = (schema.types.get(name, pa.string()) for name in kept)
+    return tuple(pa.string() if pa.types.is_null(kind) else kind for kind in found)
 
 
 def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selection: Selection) -> str | None:
@@ -69,6 +68,13 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
             raise SourceError(f"{path}: no column {name!r} as in {other}; {has}. It was not read")
     if strange := _not_text(schema, selection):
         raise SourceError(f"{path}: {strange}, unlike {other}. It was not read")
+    for name, kind in zip(selection.kept, selection.kept_types, strict=True):
+        held = schema.types.get(name, pa.string())
+        if name in schema.names and not is_held_by(kind, held):
+            raise SourceError(
+                f"{path}: the column {name!r} holds {held}, in {other} {kind}: name a file first in which it holds "
+                "strings, or do not keep it. It was not read"
+            )
     if not (schema.named and schema.complete) or set(schema.names) == set(expected.names):
         return None
     remark = f"{path}: its columns differ from those of {other}; it was read by the columns that this job names"

@@ -69,7 +69,7 @@ class Stdin:
             head, final = head + block, not block
         self._refuse_others(head)
         start = len(BOM) if head.startswith(BOM) else 0
-        file = Piped(STDIN, form, None, len(head), "", "", STDIN, first=Head(head[start:], start, final))
+        file = Piped(STDIN, form, None, len(head), "", STDIN, first=Head(head[start:], start, final))
         schema = form.schema(file, selection)
         refuse_twice(STDIN, schema)
         selection = resolve(file, schema, selection)

@@ -119,7 +119,7 @@ def _index(file: InputFile) -> Index:
     """Raises SourceError where the file is damaged, or a batch would take too much memory."""
     try:
         with open_at(file) as stream:
-            index = read_index(stream, file.size)
+            index = read_index(stream, file.stored)
     except ValueError as error:
         raise SourceError(f"{file.path}: {error}") from error
     most = _most_bytes(file.format.limits)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar
 
@@ -59,13 +59,10 @@ class InputFile:
         How it is read.
     compression : str or None
         Arrow's name of its compression, e.g. "gzip".
-    size : int
-        Bytes, compressed; of the archive that it is in, if it is in one.
+    size : int or None
+        Bytes, compressed; of the archive that it is in, if it is in one. None where its server does not tell.
     modified : str
         Modification time in ns, or the equivalent of a remote file system, such as an ETag.
-    digest : str
-        SHA-256 of its first and last 64 KiB, or of the whole file; of a member of an archive, of what the archive says
-        of it, or of its content.
     location : str
         Absolute path or URL, by which a process in any working directory can open it; if it is in an archive, that
         one's.
@@ -73,23 +70,25 @@ class InputFile:
         Its place in a zip archive.
     ranges : bool
         Whether its server sends it from any byte on, and not only from the first.
+    digest : str
+        SHA-256 of its content, where the user asked for it; of a member of an archive, of what the archive says of it.
 
     """
 
     path: str
     format: Format
     compression: str | None
-    size: int
+    size: int | None
     modified: str
-    digest: str
     location: str
     member: Member | None = None
     ranges: bool = True
+    digest: str = ""
 
     @property
     def seekable(self) -> bool:
         """Whether its bytes can be read from any on."""
-        return not self.compression and self.member is None and self.ranges
+        return not self.compression and self.member is None and self.ranges and self.size is not None
 
     @property
     def front_to_back(self) -> bool:
@@ -98,8 +97,8 @@ class InputFile:
 
     @property
     def stored(self) -> int:
-        """Its bytes as they are stored: compressed, and without the archive around them."""
-        return self.member.size if self.member else self.size
+        """Its bytes as they are stored: compressed, and without the archive around them. 0 where that is not known."""
+        return self.member.size if self.member else self.size or 0
 
 
 @dataclass(frozen=True)
@@ -175,21 +174,15 @@ class Stream:
 
     Attributes
     ----------
-    number : int
-        Its number among the files of the job.
     file : InputFile
         The file.
     start : int
         First byte of the data, counted after decompression.
-    rows : int, optional
-        How many rows are read, where the user has set a limit. Default: all.
 
     """
 
-    number: int
     file: InputFile
     start: int
-    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -198,26 +191,19 @@ class FilePlan:
 
     Attributes
     ----------
-    fragments : sequence of Fragment
-        The pieces of the file in order, each small enough for a chunk.
+    fragments : iterable of Fragment
+        The pieces of the file in order, each small enough for a chunk. They may be found as they are asked for, which
+        then raises SourceError where the file cannot be read.
     problems : sequence of str
         Messages about the file, for the report.
     streamed : bool
         Whether the file is read front to back instead.
-    rows : int, optional
-        Of a streamed file: how many rows are read, where the user has set a limit. Default: all.
 
     """
 
-    fragments: Sequence[Fragment] = ()
+    fragments: Iterable[Fragment] = ()
     problems: Sequence[str] = ()
     streamed: bool = False
-    rows: int | None = None
-
-    @property
-    def rows_known(self) -> int:
-        """Rows of the fragments, or those that are read of a stream under a limit."""
-        return (self.rows or 0) + sum(fragment.rows for fragment in self.fragments)
 
 
 class Seek(Enum):
@@ -396,31 +382,6 @@ class Format(ABC):
         """
         return FilePlan(streamed=True)
 
-    def shorten(self, fragment: Fragment, rows: int) -> Fragment:
-        """Cut a fragment after its first rows, where the user has set a limit. By default for files that can be read
-        from any row.
-
-        Parameters
-        ----------
-        fragment : Fragment
-            A fragment of `plan`, of a file that is not compressed.
-        rows : int
-            How many of its rows to keep, fewer than it has.
-
-        Returns
-        -------
-        Fragment
-            The fragment with these rows only.
-
-        Raises
-        ------
-        SourceError
-            If the file cannot be read.
-
-        """
-        held = fragment.held * rows // fragment.rows
-        return replace(fragment, stop=fragment.start + rows, rows=rows, held=held)
-
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         """Read a fragment of `plan`; runs on a worker.
 
@@ -447,7 +408,7 @@ class Format(ABC):
         raise NotImplementedError(f"{self.name} files are read front to back")
 
     def stream(self, stream: Stream, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
-        """Read a whole file front to back, where `plan` decided that it is streamed; runs on the client.
+        """Read a whole file front to back, where `plan` decided that it is streamed; runs on a worker.
 
         Parameters
         ----------

@@ -39,10 +39,10 @@ class OneHot(Format):
         return Schema(None)
 
     def rows_of(self, file: InputFile) -> int:
-        return file.size // self._row_bytes
+        return file.stored // self._row_bytes
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
-        rows, left = divmod(file.size, self._row_bytes)
+        rows, left = divmod(file.stored, self._row_bytes)
         problems = [f"{file.path}: {left:,} bytes after article {rows:,} are not a whole article"] if left else []
         if selection.answers:
             _answers_of(selection.answers, rows)
@@ -75,7 +75,7 @@ class OneHot(Format):
                 ids[i, : used[-1] + 1] = self.symbols
                 ids[i, used] = set_here.argmax(axis=0)[used]
         numbers = np.arange(start, start + count)[good]
-        truth = _answers_of(selection.answers, file.size // self._row_bytes)[numbers] if selection.answers else None
+        truth = _answers_of(selection.answers, file.stored // self._row_bytes)[numbers] if selection.answers else None
         if truth is not None:
             truth = np.where((truth >= 0) & (truth < len(selection.classes)), truth, NO_TRUTH).astype(np.int32)
         rows = pa.table([pa.array([file.path] * len(numbers), pa.string()), pa.array(numbers)], selection.row_schema)
