@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -51,14 +51,14 @@ def label_group(group: Group, alone: bool, job: Job) -> Labelled:
     end = None
     with _Labelling(job, alone) as labelling:
         spans: list[Span] = []
-        reading = STATE.read_group(group, job.selection, job.chunk_rows, labelling.is_committed, spans)
-        while end is None and labelling.may_read():
-            with span("read", spans, "read"):
-                found = next(reading)
-            if isinstance(found, GroupEnd):
-                end = found
-            else:
-                labelling.label(found, spans)
+        with closing(STATE.read_group(group, job.selection, job.chunk_rows, labelling.is_committed, spans)) as reading:
+            while end is None and labelling.may_read():
+                with span("read", spans, "read"):
+                    found = next(reading)
+                if isinstance(found, GroupEnd):
+                    end = found
+                else:
+                    labelling.label(found, spans)
     if end is not None:
         _close(end, job)
     return Labelled(labelling.done, end, end is not None)
@@ -71,12 +71,12 @@ def label_run(run: Run, alone: bool, job: Job) -> Labelled:
     left = len(run.units)
     with _Labelling(job, alone) as labelling:
         spans: list[Span] = []
-        reading = STATE.read_run(run, job.selection, labelling.is_committed, spans)
-        while left and labelling.may_read():
-            with span("read", spans, "read"):
-                unit, chunk = next(reading)
-            labelling.label(GroupChunk(unit.name, unit.sources, chunk), spans)
-            left -= 1
+        with closing(STATE.read_run(run, job.selection, labelling.is_committed, spans)) as reading:
+            while left and labelling.may_read():
+                with span("read", spans, "read"):
+                    unit, chunk = next(reading)
+                labelling.label(GroupChunk(unit.name, unit.sources, chunk), spans)
+                left -= 1
     return Labelled(labelling.done, whole=not left)
 
 

@@ -1,8 +1,8 @@
 """A job in its phases: prepare -> plan -> execute -> finish, each a function of the result of the one before.
 
-prepare: check the request, and an output folder that may exist. plan: find where each chunk begins; beside it a cluster
-starts, and loads the engines. execute: run every chunk through the graph. finish: write the totals, the report and the
-timeline.
+prepare: check the request, and an output folder that may exist; list the input. plan: put its files into groups, and
+find its columns; beside it a cluster starts, and loads the engines. execute: run every chunk through the graph. finish:
+write the totals, the report and the timeline.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
 from pipeline.source.files import Files
-from pipeline.source.inputs import End, Given, JobInput, Rows, Source, identify, open_input
+from pipeline.source.inputs import Given, JobInput, Rows, Scanners, Source, identify, open_input
 from pipeline.source.limits import CHUNK_ROWS
 from pipeline.source.scan import Scanner
 from pipeline.source.stdin import Stdin
-from pipeline.source.group import GroupEnd, part_name
+from pipeline.source.group import GroupEnd, group_name, part_name
 from pipeline.tasks import Done, Job, SetAside, profile_engine
 from pipeline.watchdog import Watchdog
 
@@ -54,9 +54,6 @@ if TYPE_CHECKING:
 
 _SCANNED_BY_WORKERS = 1 << 30
 """Bytes to scan for the beginnings of records, from which workers do it: fewer take threads here half a second."""
-
-_WORTH_WAITING_FOR_WORKERS = 8 << 30
-"""The same where the workers are still starting, which takes some seconds."""
 
 _HEAD_START_SECONDS = 0.2
 """The time that planning has before a cluster starts beside it: most errors of a request show by then."""
@@ -120,7 +117,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Planned:
-    """A prepared job whose chunks are known. seconds: planning took, without the loading of engines."""
+    """A prepared job whose groups are known. seconds: planning took, without the loading of engines."""
 
     prepared: Prepared
     input: JobInput
@@ -144,10 +141,10 @@ def run_job(request: Request) -> JobReport:
     if isinstance(request.cluster, Running):
         client = request.cluster.client
         engines = _start_engines(client, request)
-        planned = plan(prepared, engines, partial(_scanner, prepared, _SCANNED_BY_WORKERS, lambda: client))
+        planned = plan(prepared, engines, partial(_scanner, prepared, lambda: client))
         return finish(planned, execute(planned, client, engines))
     with beside(_with_engines(request), _HEAD_START_SECONDS) as started:
-        planned = plan(prepared, None, partial(_scanner, prepared, _WORTH_WAITING_FOR_WORKERS, lambda: started()[0]))
+        planned = plan(prepared, None, partial(_scanner, prepared, lambda: started()[0]))
         began = time.perf_counter()
         client, engines = started()
         engines = replace(engines, seconds=time.perf_counter() - began)
@@ -187,11 +184,9 @@ def prepare(request: Request) -> Prepared:
     return Prepared(request, found, inputs, before, began, started)
 
 
-def plan(
-    prepared: Prepared, engines: Engines | None, scanner: Callable[[], AbstractContextManager[Scanner | None]]
-) -> Planned:
-    """Find where each chunk begins, or take that from the job to be resumed. engines: of a cluster that runs already.
-    scanner: makes the one for large files.
+def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Planned:
+    """Find the columns and the groups of the input, or take them from the job to be resumed. engines: of a cluster that
+    runs already. scanner: makes the one for large files.
 
     Raises UsageError for columns that do not exist, and with `strict` SourceError for input that cannot be read.
     """
@@ -217,8 +212,7 @@ def plan(
         data = request.folder.plan()
         if data is not None:
             saved = plan_from(data, prepared.found.found, asked, settings.chunk_size, path, settings.limit)
-    with scanner() if saved is None else nullcontext() as scan:
-        job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scan, options.limit)
+    job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner, options.limit)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     columns = columns_of(job_input.selection, model.classes, options.top_k, options.scores, options.where)
@@ -272,9 +266,11 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         folder.create(fingerprint, planned.columns.written, saved, options.resume, options.overwrite)
     if folder and options.resume:
         before = folder.committed(fingerprint.id, model.classes, planned.columns.written)
-    report.committed_before(before.chunks.values(), _whole(before))
+    whole = _whole(before)
+    report.committed_before(before.chunks.values(), whole)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
-    chunks = planned.input.chunks(before, partial(_close, folder, fingerprint.id, report))
+    done = {*counted, *(group_name(end.group) for end in whole)}
+    chunks = planned.input.chunks(done, partial(_close, folder, fingerprint.id, report))
     _compute(client, planned, job, report, chunks, counted)
     if options.profile:
         report.run.profile = _profile(client, engines.key)
@@ -337,10 +333,10 @@ def _start_engines(client: Client, request: Request) -> Engines:
     return Engines(key, backend, time.perf_counter() - began)
 
 
-def _scanner(prepared: Prepared, least: int, client: Callable[[], Client]) -> AbstractContextManager[Scanner | None]:
-    """The workers of a cluster, where there are `least` bytes to scan; else None: threads here scan."""
+def _scanner(prepared: Prepared, client: Callable[[], Client]) -> AbstractContextManager[Scanner | None]:
+    """The workers of a cluster, where there is much to scan; else None: threads here scan."""
     found = prepared.found
-    if not isinstance(found, Files) or found.bytes_to_scan < least:
+    if not isinstance(found, Files) or found.bytes_to_scan < _SCANNED_BY_WORKERS:
         return nullcontext()
     from cluster.scanner import workers_scanner
 
@@ -412,6 +408,15 @@ def _compute(
         progress.stop()
     report.run.timings["classify"] = time.perf_counter() - began
     timeline.ended = time.time() + timeline.clock.offset
+
+
+def _whole(committed: Committed) -> list[ClosingEntry]:
+    """The closing entries of groups of which every chunk is committed: these are not read again."""
+    return [
+        end
+        for end in committed.closed.values()
+        if all(part_name(end.group, chunk) in committed.chunks for chunk in range(end.chunks))
+    ]
 
 
 def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:

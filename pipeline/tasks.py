@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 class Job:
     """The values that every task of a job needs. engine: the key under which workers hold the loaded model. chunk_rows:
     rows in a chunk at most. names: of the parts. out: the output folder, or None for results in memory. backend: that
-    of every worker; None where they may differ. each_kernel: record a span for every kernel. examples: how many of the rows whose two best classes were
-    closest each chunk returns.
+    of every worker; None where they may differ. each_kernel: record a span for every kernel. examples: how many of the
+    rows whose two best classes were closest each chunk returns.
     """
 
     selection: Selection
