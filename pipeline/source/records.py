@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,8 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.source.chunk import HEAD_BYTES, BadRow
+from pipeline.source.chunk import HEAD_BYTES, BadRow, Selection
+from pipeline.source.held import held_bytes
 from pipeline.source.limits import LIMITS, Limits
 
 BOM = b"\xef\xbb\xbf"
@@ -53,10 +54,6 @@ class Records:
     @cached_property
     def _bad(self) -> list[int]:
         return sorted(self.problems)
-
-    def end(self, i: int) -> int:
-        """The byte of the file after record i."""
-        return int(self.offsets[i]) + int(self.ends[i]) - int(self.starts[i])
 
     def raw(self, i: int) -> tuple[int, bytes]:
         """Byte offset and first bytes of record i."""
@@ -119,25 +116,28 @@ def read_records(
         raise failure
 
 
-def cut(blocks: Iterable[Records], most_rows: int, most_bytes: int) -> Iterator[tuple[Records, bool]]:
-    """The records in pieces, each with whether it begins a new chunk of up to `most_rows` rows and `most_bytes` bytes.
+def cut(
+    blocks: Iterable[Records], most_rows: int, most_bytes: int, selection: Selection
+) -> Iterator[tuple[Records, bool]]:
+    """The records in pieces, each with whether it begins a new chunk of up to `most_rows` rows, of which up to
+    `most_bytes` bytes are held (`held_bytes`).
 
     A chunk of one record may be larger. Where records are cut does not depend on the blocks in which they arrive.
     """
-    begin = rows = 0
+    rows = held = 0
     for records in blocks:
+        after = np.cumsum(held_bytes(records.ends - records.starts, selection))
         at = 0
         while at < len(records):
-            if not rows:
-                begin = int(records.offsets[at])
-            stop = min(len(records), at + most_rows - rows)
-            within = bisect_right(range(stop), begin + most_bytes, at, key=records.end) - at
-            take = within or int(not rows)
-            if take:
-                yield records.slice(at, at + take), not rows
-            at, rows = at + take, rows + take
+            before = int(after[at - 1]) if at else 0
+            within = int(np.searchsorted(after, before + most_bytes - held, "right"))
+            stop = max(min(len(records), at + most_rows - rows, within), at if rows else at + 1)
+            if stop > at:
+                yield records.slice(at, stop), not rows
+                rows, held = rows + stop - at, held + int(after[stop - 1]) - before
+            at = stop
             if at < len(records):
-                rows = 0  # there was no room for the next record
+                rows = held = 0  # there was no room for the next record
 
 
 def _single(head: bytes, offset: int, reason: str) -> Records:

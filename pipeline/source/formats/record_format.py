@@ -92,21 +92,23 @@ class RecordFormat(Format):
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
         if not file.front_to_back:
-            return self._cut(file, schema.start, chunk_rows, scan(file, schema.start, self.split))
+            return self._cut(file, schema.start, selection, chunk_rows, scan(file, schema.start, self.split))
         if file.stored > self.limits.counted_bytes:
             return FilePlan(streamed=True)
         with open_at(file, schema.start) as stream:
             records = read_records(stream, self.split, schema.start, limits=self.limits)
-            plan = self._cut(file, schema.start, chunk_rows, records)
+            plan = self._cut(file, schema.start, selection, chunk_rows, records)
         return plan if len(plan.fragments) < 2 else FilePlan(streamed=True)
 
-    def _cut(self, file: InputFile, start: int, chunk_rows: int, blocks: Iterator[Records]) -> FilePlan:
+    def _cut(
+        self, file: InputFile, start: int, selection: Selection, chunk_rows: int, blocks: Iterator[Records]
+    ) -> FilePlan:
         """Cut a file into fragments at the beginnings of records."""
         fragments: list[Fragment] = []
         problems: list[str] = []
         begin, first_row, row, regular = start, 0, 0, True
         try:
-            for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes):
+            for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes, selection):
                 if new and row:
                     stop = int(records.offsets[0])
                     fragments.append(Fragment(file, begin, stop, first_row, row - first_row, regular=regular))
@@ -170,7 +172,7 @@ class RecordFormat(Format):
         with open_at(file, start) as source:
             blocks = read_records(source, self.split, start, size, self.limits)
             try:
-                for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes):
+                for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes, selection):
                     with span("decode", spans, "read"):
                         chunk = self.parse(records, file.path, row, selection)
                     if self.encoding != UTF8:

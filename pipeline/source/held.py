@@ -1,0 +1,22 @@
+"""How much of a record stays in memory once it is parsed, by which records are put into chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.source.chunk import Selection
+
+_BESIDE_TEXT = 256
+"""Bytes of a record beside its text, about: keys, other columns, marks."""
+
+
+def held_bytes(sizes: NDArray[np.int64], selection: Selection) -> NDArray[np.int64]:
+    """Bytes that count of records of these sizes: what the model reads of a long one, a character as one byte.
+
+    It is known before a record is parsed. All of a record counts where columns are kept, since they may be the long
+    ones, and where the whole text is read.
+    """
+    if not selection.reads or selection.kept:
+        return sizes
+    return np.minimum(sizes, selection.reads + _BESIDE_TEXT)

@@ -1,0 +1,79 @@
+"""The threads of this process that parse: many blocks of one file at once, or of many files, in order.
+
+What parses releases the GIL nearly all the time, so threads use all cores.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from pipeline.threads import available_cores
+
+_MOST_THREADS = 16
+"""More threads than this would wait for each other at the GIL."""
+
+_Result = TypeVar("_Result")
+
+
+class Parsing:
+    """A pool of threads, which start when they are needed. threads: how many; by default one for each core."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or min(available_cores(), _MOST_THREADS)
+        self._pool: ThreadPoolExecutor | None = None
+        self._readers = 0
+        self._lock = threading.Lock()
+
+    def in_order(self, calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
+        """The results of the calls, in order. They are drawn by the caller's thread, and made ahead by the pool's.
+
+        How far ahead is limited: so many as there are threads, divided among those who read at the same time. An error
+        of `calls` is raised after the results of those before it. A call must not use the pool itself.
+        """
+        waiting: deque[Future[_Result]] = deque()
+        failure: Exception | None = None
+        drawn = iter(calls)
+        with self._reader() as pool:
+            try:
+                while True:
+                    try:
+                        call = next(drawn)
+                    except StopIteration:
+                        break
+                    except Exception as error:
+                        failure = error
+                        break
+                    waiting.append(pool.submit(call))
+                    while len(waiting) > self._ahead:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+        if failure is not None:
+            raise failure
+
+    @property
+    def _ahead(self) -> int:
+        return 1 + self._threads // max(self._readers, 1)
+
+    @contextmanager
+    def _reader(self) -> Iterator[ThreadPoolExecutor]:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, "parsing")
+            self._readers += 1
+        try:
+            yield self._pool
+        finally:
+            with self._lock:
+                self._readers -= 1
+
+
+PARSING = Parsing()
