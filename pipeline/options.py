@@ -112,6 +112,7 @@ class Options:
             keep_all=self.keep_all,
             encoding=self.encoding,
             delimiter=self.delimiter,
+            reads=model.reads,
         )
 
     def settings(self, chunk_rows: int) -> Settings:
