@@ -25,12 +25,13 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.graph import classify_chunks
 from pipeline.model.charcnn import Model
 from pipeline.options import Options
+from pipeline.output.account import Committed
 from pipeline.output.columns import Columns, columns_of
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PLAN, PartNames
 from pipeline.output.part_files import check_writable
-from pipeline.output.record import WRITER, ClosingEntry, Fingerprint, InputIdentity, to_json
-from pipeline.output.saved_plan import plan_bytes, plan_from
+from pipeline.output.record import WRITER, Fingerprint, ListedFile, SavedPlan, from_json, listing_digest, to_json
+from pipeline.output.saved_plan import changes, closing_entry, plan_bytes, plan_from
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
 from pipeline.report.results import Results, origin_of
@@ -38,7 +39,8 @@ from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
 from pipeline.source.files import Files
-from pipeline.source.inputs import End, Given, JobInput, Rows, Source, identify, open_input
+from pipeline.source.group import GroupEnd
+from pipeline.source.inputs import Given, JobInput, Rows, Scanners, Source, identify, open_input
 from pipeline.source.limits import CHUNK_ROWS
 from pipeline.source.scan import Scanner
 from pipeline.source.stdin import Stdin
@@ -50,9 +52,6 @@ if TYPE_CHECKING:
 
 _SCANNED_BY_WORKERS = 1 << 30
 """Bytes to scan for the beginnings of records, from which workers do it: fewer take threads here half a second."""
-
-_WORTH_WAITING_FOR_WORKERS = 8 << 30
-"""The same where the workers are still starting, which takes some seconds."""
 
 _HEAD_START_SECONDS = 0.2
 """The time that planning has before a cluster starts beside it: most errors of a request show by then."""
@@ -102,13 +101,14 @@ class Engines:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request whose input is found. before: the fingerprint of a job that is resumed. began, started: the same moment
-    by `time.perf_counter` and in seconds since the epoch.
+    """A request whose input is found. identity: SHA-256 of the listing of its files, or of what identifies rows in
+    memory. before: the fingerprint of a job that is resumed. began, started: the same moment by `time.perf_counter` and
+    in seconds since the epoch.
     """
 
     request: Request
     found: Given
-    identity: tuple[InputIdentity, ...]
+    identity: str
     before: Fingerprint | None
     began: float
     started: float
@@ -140,10 +140,10 @@ def run_job(request: Request) -> JobReport:
     if isinstance(request.cluster, Running):
         client = request.cluster.client
         engines = _start_engines(client, request)
-        planned = plan(prepared, engines, partial(_scanner, prepared, _SCANNED_BY_WORKERS, lambda: client))
+        planned = plan(prepared, engines, partial(_scanner, prepared, lambda: client))
         return finish(planned, execute(planned, client, engines))
     with beside(_with_engines(request), _HEAD_START_SECONDS) as started:
-        planned = plan(prepared, None, partial(_scanner, prepared, _WORTH_WAITING_FOR_WORKERS, lambda: started()[0]))
+        planned = plan(prepared, None, partial(_scanner, prepared, lambda: started()[0]))
         began = time.perf_counter()
         client, engines = started()
         engines = replace(engines, seconds=time.perf_counter() - began)
@@ -172,22 +172,29 @@ def prepare(request: Request) -> Prepared:
             f"cannot resume {folder.path}: a {found.held.kind} is read once, so which of its rows the job has labelled "
             "is not known. Start again with --overwrite. What a list, a table or files hold can be resumed"
         )
-    inputs = tuple(InputIdentity(**about) for about in found.identity)
+    identity = listing_digest(ListedFile(**about) for about in found.identity)
     begun = folder.take_up() if folder and options.resume else None
     before = None if begun is None else begun.fingerprint
     if folder and before:
         # Checked before its plan is used; all else is compared once the backend is known.
         settings = msgspec.structs.replace(before.settings, hash=options.hash)
         _refuse_difference(folder, before, msgspec.structs.replace(before, settings=settings))
-        _refuse_difference(folder, before, msgspec.structs.replace(before, inputs=inputs))
-    return Prepared(request, found, inputs, before, began, started)
+        if before.input != identity:
+            raise UsageError(f"cannot resume {folder.path}: {_changes(folder, found)}. Start again with --overwrite")
+    return Prepared(request, found, identity, before, began, started)
 
 
-def plan(
-    prepared: Prepared, engines: Engines | None, scanner: Callable[[], AbstractContextManager[Scanner | None]]
-) -> Planned:
-    """Find where each chunk begins, or take that from the job to be resumed. engines: of a cluster that runs already.
-    scanner: makes the one for large files.
+def _changes(folder: OutputFolder, now: Given) -> str:
+    """How the input of a job differs from that of the job in its folder."""
+    data = folder.plan()
+    if data is None or not isinstance(now, Files):
+        return "the input changed"
+    return changes(from_json(data, SavedPlan, folder.path / PLAN), now)
+
+
+def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Planned:
+    """Put the input into groups, or take these from the job to be resumed. engines: of a cluster that runs already.
+    scanner: makes the one for large files, which are scanned beside the job.
 
     Raises UsageError for columns that do not exist, and with `strict` SourceError for input that cannot be read.
     """
@@ -212,9 +219,8 @@ def plan(
         )
         data = request.folder.plan()
         if data is not None:
-            saved = plan_from(data, prepared.found.found, asked, settings.chunk_size, path, settings.limit)
-    with scanner() if saved is None else nullcontext() as scan:
-        job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scan, options.limit)
+            saved = plan_from(data, prepared.found, asked, settings.chunk_size, path, settings.limit)
+    job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner, options.limit)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     columns = columns_of(job_input.selection, model.classes, options.top_k, options.scores, options.where)
@@ -255,7 +261,7 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     results = Results(planned.columns.written, folder, fingerprint.id, origin)
     report = JobReport(facts, tally, Run(_timeline(client, prepared.started)), results)
     report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
-    done = {}
+    before = Committed({}, {})
     if folder and prepared.before:
         _refuse_difference(folder, prepared.before, fingerprint)
         if planned.input.plan is not None and folder.plan() is None:
@@ -265,10 +271,10 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         saved = None if plan is None else plan_bytes(plan)
         folder.create(fingerprint, planned.columns.written, saved, options.resume, options.overwrite)
     if folder and options.resume:
-        done = folder.committed(fingerprint.id, model.classes, planned.columns.written)
-    report.committed_before(done.values())
-    counted = {name: entry.digest for name, entry in done.items()} | _compute(
-        client, planned, job, report, planned.input.chunks(done, partial(_close, folder, fingerprint.id))
+        before = folder.committed(fingerprint.id, model.classes, planned.columns.written)
+    report.committed_before(before.chunks.values())
+    counted = {name: entry.digest for name, entry in before.chunks.items()} | _compute(
+        client, planned, job, report, planned.input.chunks(before.done, partial(_close, folder, fingerprint.id))
     )
     if options.profile:
         report.run.profile = _profile(client, engines.key)
@@ -331,10 +337,10 @@ def _start_engines(client: Client, request: Request) -> Engines:
     return Engines(key, backend, time.perf_counter() - began)
 
 
-def _scanner(prepared: Prepared, least: int, client: Callable[[], Client]) -> AbstractContextManager[Scanner | None]:
-    """The workers of a cluster, where there are `least` bytes to scan; else None: threads here scan."""
+def _scanner(prepared: Prepared, client: Callable[[], Client]) -> AbstractContextManager[Scanner | None]:
+    """The workers of a cluster, where there is much to scan; else None: threads here scan."""
     found = prepared.found
-    if not isinstance(found, Files) or found.bytes_to_scan < least:
+    if not isinstance(found, Files) or found.bytes_to_scan < _SCANNED_BY_WORKERS:
         return nullcontext()
     from cluster.scanner import workers_scanner
 
@@ -368,10 +374,10 @@ def _timeline(client: Client, started: float) -> Timeline:
     return Timeline(started + clock.offset, clock)
 
 
-def _close(folder: OutputFolder | None, job: str, end: End) -> None:
-    """Commit the end of what was counted as it was read, where there is an output folder."""
+def _close(folder: OutputFolder | None, job: str, end: GroupEnd) -> None:
+    """Commit the end of a group, where there is an output folder."""
     if folder is not None:
-        folder.close(ClosingEntry(job=job, file=end.file, path=end.path, chunks=end.chunks, rows=end.rows))
+        folder.close(closing_entry(end, job))
 
 
 def _compute(
