@@ -53,7 +53,7 @@ def classify(
     resume: bool = False,
     overwrite: bool = False,
     strict: bool = False,
-    hash: str = "edges",  # noqa: A002
+    hash: str = "listing",  # noqa: A002
     allow_mixed: bool = False,
     profile: bool = False,
     trace: str | os.PathLike[str] | None = None,
@@ -134,7 +134,8 @@ def classify(
     strict : bool
         Stop at the first row that cannot be read, or file with a problem.
     hash : str
-        "edges" (the first and last 64 KiB) or "full": how much of each input file is hashed to identify it.
+        What identifies an input file: "listing" (path, size and time of modification, or an ETag) or "full" (also a
+        hash of its content, for which all of it is read beforehand).
     allow_mixed : bool
         Accept workers that differ in what decides the bits of a score, for example in GPU architecture.
     profile : bool

@@ -28,9 +28,9 @@ from pipeline.output.place import refuse_url
 from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import Chunk, concat
 from pipeline.source.files import Files
+from pipeline.source.group import part_name
 from pipeline.source.inputs import identify
 from pipeline.source.limits import CHUNK_ROWS
-from pipeline.source.group import part_name
 from pipeline.source.sample import Sample, sample_input
 from pipeline.threads import available_cores
 
@@ -162,7 +162,7 @@ def dry_run(
     resume: bool = False,
     overwrite: bool = False,
     strict: bool = False,
-    hash: str = "edges",  # noqa: A002
+    hash: str = "listing",  # noqa: A002
     allow_mixed: bool = False,
     profile: bool = False,
     trace: str | os.PathLike[str] | None = None,
@@ -225,7 +225,7 @@ allow_mixed, profile, trace, report
     path = None if output is None else Path(output).absolute()
     estimate = Estimate(
         files=len(files.found),
-        bytes=sum(file.size for file in files.found),
+        bytes=sum(file.size or 0 for file in files.found),
         left_out=files.left_out,
         problems=tuple(sample.problems),
         rows=rows,

@@ -6,7 +6,6 @@ the engine computes while this and other tasks read, and a file whose chunks nob
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass

@@ -31,8 +31,8 @@ from pipeline.output.columns import Columns, columns_of
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PLAN, PartNames
 from pipeline.output.part_files import check_writable
-from pipeline.output.record import WRITER, ClosingEntry, Fingerprint, InputIdentity, to_json
-from pipeline.output.saved_plan import plan_bytes, plan_from
+from pipeline.output.record import WRITER, Fingerprint, ListedFile, SavedPlan, from_json, listing_digest, to_json
+from pipeline.output.saved_plan import changes, plan_bytes, plan_from
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
 from pipeline.report.reach import Reach
@@ -41,11 +41,11 @@ from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
 from pipeline.source.files import Files
+from pipeline.source.group import GroupEnd, part_name
 from pipeline.source.inputs import Given, JobInput, Rows, Scanners, Source, identify, open_input
 from pipeline.source.limits import CHUNK_ROWS
 from pipeline.source.scan import Scanner
 from pipeline.source.stdin import Stdin
-from pipeline.source.group import GroupEnd, group_name, part_name
 from pipeline.tasks import Done, Job, SetAside, profile_engine
 from pipeline.watchdog import Watchdog
 
@@ -103,13 +103,14 @@ class Engines:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request whose input is found. before: the fingerprint of a job that is resumed. began, started: the same moment
-    by `time.perf_counter` and in seconds since the epoch.
+    """A request whose input is found. identity: SHA-256 of the listing of its files, or of what identifies rows in
+    memory. before: the fingerprint of a job that is resumed. began, started: the same moment by `time.perf_counter` and
+    in seconds since the epoch.
     """
 
     request: Request
     found: Given
-    identity: tuple[InputIdentity, ...]
+    identity: str
     before: Fingerprint | None
     began: float
     started: float
@@ -173,20 +174,29 @@ def prepare(request: Request) -> Prepared:
             f"cannot resume {folder.path}: a {found.held.kind} is read once, so which of its rows the job has labelled "
             "is not known. Start again with --overwrite. What a list, a table or files hold can be resumed"
         )
-    inputs = tuple(InputIdentity(**about) for about in found.identity)
+    identity = listing_digest(ListedFile(**about) for about in found.identity)
     begun = folder.take_up() if folder and options.resume else None
     before = None if begun is None else begun.fingerprint
     if folder and before:
         # Checked before its plan is used; all else is compared once the backend is known.
         settings = msgspec.structs.replace(before.settings, hash=options.hash)
         _refuse_difference(folder, before, msgspec.structs.replace(before, settings=settings))
-        _refuse_difference(folder, before, msgspec.structs.replace(before, inputs=inputs))
-    return Prepared(request, found, inputs, before, began, started)
+        if before.input != identity:
+            raise UsageError(f"cannot resume {folder.path}: {_changes(folder, found)}. Start again with --overwrite")
+    return Prepared(request, found, identity, before, began, started)
+
+
+def _changes(folder: OutputFolder, now: Given) -> str:
+    """How the input of a job differs from that of the job in its folder."""
+    data = folder.plan()
+    if data is None or not isinstance(now, Files):
+        return "the input changed"
+    return changes(from_json(data, SavedPlan, folder.path / PLAN), now)
 
 
 def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Planned:
-    """Find the columns and the groups of the input, or take them from the job to be resumed. engines: of a cluster that
-    runs already. scanner: makes the one for large files.
+    """Put the input into groups, or take these from the job to be resumed. engines: of a cluster that runs already.
+    scanner: makes the one for large files, which are scanned beside the job.
 
     Raises UsageError for columns that do not exist, and with `strict` SourceError for input that cannot be read.
     """
@@ -211,7 +221,7 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Plan
         )
         data = request.folder.plan()
         if data is not None:
-            saved = plan_from(data, prepared.found.found, asked, settings.chunk_size, path, settings.limit)
+            saved = plan_from(data, prepared.found, asked, settings.chunk_size, path, settings.limit)
     job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner, options.limit)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
@@ -266,11 +276,9 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         folder.create(fingerprint, planned.columns.written, saved, options.resume, options.overwrite)
     if folder and options.resume:
         before = folder.committed(fingerprint.id, model.classes, planned.columns.written)
-    whole = _whole(before)
-    report.committed_before(before.chunks.values(), whole)
+    report.committed_before(before)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
-    done = {*counted, *(group_name(end.group) for end in whole)}
-    chunks = planned.input.chunks(done, partial(_close, folder, fingerprint.id, report))
+    chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))
     _compute(client, planned, job, report, chunks, counted)
     if options.profile:
         report.run.profile = _profile(client, engines.key)
@@ -381,8 +389,7 @@ def _close(folder: OutputFolder | None, job: str, report: JobReport, end: GroupE
 def _compute(
     client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source], counted: dict[str, bytes]
 ) -> None:
-    """Run the chunks. counted: the digest of the entry of each chunk that is in the report; those of this run are added.
-    """
+    """Run the chunks. counted: the digests of the entries in the report, by chunk; those of this run are added."""
     began = time.perf_counter()
     from cluster.progress import DashboardProgress
 
@@ -408,15 +415,6 @@ def _compute(
         progress.stop()
     report.run.timings["classify"] = time.perf_counter() - began
     timeline.ended = time.time() + timeline.clock.offset
-
-
-def _whole(committed: Committed) -> list[ClosingEntry]:
-    """The closing entries of groups of which every chunk is committed: these are not read again."""
-    return [
-        end
-        for end in committed.closed.values()
-        if all(part_name(end.group, chunk) in committed.chunks for chunk in range(end.chunks))
-    ]
 
 
 def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:

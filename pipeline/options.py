@@ -61,7 +61,7 @@ class Options:
     resume: bool = False
     overwrite: bool = False
     strict: bool = False
-    hash: str = "edges"
+    hash: str = "listing"
     allow_mixed: bool = False
     profile: bool = False
     trace: str | os.PathLike[str] | None = None
@@ -87,8 +87,8 @@ class Options:
         _refuse_not_utf8("root", os.fspath(self.root or ""))
         root_of(self.root)
         refuse_unwritable(self.trace, self.report)
-        if self.hash not in ("edges", "full"):
-            raise UsageError(f"hash {self.hash!r}: choose edges or full")
+        if self.hash not in ("listing", "full"):
+            raise UsageError(f"hash {self.hash!r}: choose listing or full")
         if self.format not in FORMATS:
             raise UsageError(f"format {self.format!r}: choose {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
         if self.partition_by not in (None, "label"):
@@ -112,6 +112,7 @@ class Options:
             keep_all=self.keep_all,
             encoding=self.encoding,
             delimiter=self.delimiter,
+            reads=model.reads,
         )
 
     def settings(self, chunk_rows: int) -> Settings:

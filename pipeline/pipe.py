@@ -35,9 +35,9 @@ from pipeline.source.chunk import Chunk, Selection, concat
 from pipeline.source.encoding import not_decoded
 from pipeline.source.files import Files
 from pipeline.source.first_rows import first_chunks
-from pipeline.source.inputs import Loaded, Paths, Unread, identify, open_input
-from pipeline.source.plan import Unit
-from pipeline.source.read import read_unit
+from pipeline.source.group import GroupEnd
+from pipeline.source.inputs import Paths, Unread, identify, open_input
+from pipeline.source.read import read_here
 from pipeline.source.stdin import STDIN, Stdin
 from pipeline.threads import available_cores
 
@@ -137,16 +137,13 @@ def _opened(
     found.problems += [message for _, message in planned.problems]
 
     def read() -> Iterator[_Piece]:
-        for one in planned.chunks(()):
-            try:
-                if isinstance(one, Unit):
-                    yield _Piece(read_unit(one, planned.selection), one.sources)
-                elif isinstance(one, Loaded):
-                    yield _Piece(one.chunk, one.sources)
-                elif isinstance(one, Unread):
-                    found.problems.append(one.reason)
-            except SourceError as error:
-                found.problems.append(error.message)
+        for one in read_here(planned):
+            if isinstance(one, GroupEnd):
+                found.problems += [message for _, message in one.problems]
+            elif isinstance(one, Unread):
+                found.problems.append(one.reason)
+            elif one.chunk is not None:
+                yield _Piece(one.chunk, one.sources)
 
     return planned.selection, read()
 

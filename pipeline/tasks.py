@@ -28,8 +28,8 @@ from pipeline.output.store import LocalStore
 from pipeline.overflow import set_aside_overflow
 from pipeline.profiling.measure import Profile, measure
 from pipeline.source.chunk import Chunk, Selection
-from pipeline.source.inputs import Loaded
 from pipeline.source.group import part_name
+from pipeline.source.inputs import Loaded
 from pipeline.source.plan import Unit
 from pipeline.source.tables import partition_chunk
 from pipeline.telemetry.activity import ACTIVITY

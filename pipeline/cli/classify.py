@@ -108,8 +108,9 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier job's output.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
     hash_: Annotated[
-        str, typer.Option("--hash", metavar="edges|full", help="Hash the ends of each input file, or all of it.")
-    ] = "edges",
+        str,
+        typer.Option("--hash", metavar="listing|full", help="Know input files by size and time, or also by a hash."),
+    ] = "listing",
     allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Workers may differ in processor.")] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the timeline, for ui.perfetto.dev.")

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pipeline.errors import BroadsheetError, OutputError, UsageError
 from pipeline.output import layout
-from pipeline.output.account import Committed, Gap, counted_files, gaps
+from pipeline.output.account import Committed, Gap, gaps, group_count
 from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, claim, claimed_by, is_claimed, take_over
 from pipeline.output.commit import commit_end, committed_entry, read_committed
@@ -31,6 +31,7 @@ from pipeline.output.layout import (
     QUARANTINE,
     RUNS,
     SUCCESS,
+    PartNames,
 )
 from pipeline.output.record import (
     ClosingEntry,
@@ -41,12 +42,14 @@ from pipeline.output.record import (
     SavedPlan,
     Totals,
     from_json,
+    listing_digest,
     to_json,
 )
 from pipeline.output.saved_plan import check_plan
 from pipeline.output.store import LocalStore
 from pipeline.output.where import Where
 from pipeline.source.chunk import NO_TRUTH
+from pipeline.source.group import GroupEnd, part_name
 from pipeline.threads import available_cores, threads
 
 _FORMAT, _OLD_FORMAT = b'"broadsheet-output"', b'"broadsheet-output/1"'
@@ -248,13 +251,13 @@ class OutputFolder:
             if isinstance(entry, Entry):
                 chunks[entry.chunk] = entry
             else:
-                closed[entry.file] = entry
+                closed[entry.group] = entry
         return Committed(chunks, closed)
 
-    def committed(self, job: str, classes: Sequence[str], schema: pa.Schema) -> dict[str, Entry]:
-        """The entries by which a resumed job skips chunks: not those that are damaged, or have labels other than
-        `classes` or other rows than the plan, or whose files are not there in their size. Such a chunk is computed
-        again. schema: of the job's parts.
+    def committed(self, job: str, classes: Sequence[str], schema: pa.Schema) -> Committed:
+        """The entries by which a resumed job skips chunks and groups: not those that are damaged, or have labels other
+        than `classes` or other rows than their group, or whose files are not there in their size. Such a chunk is
+        computed again. schema: of the job's parts.
 
         A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and if an entry
         is not as it should be, the job is no longer finished.
@@ -277,16 +280,20 @@ class OutputFolder:
 
         entries = [entry for entry in self._entries(job) if not isinstance(entry, OutputError)]
         found = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
-        closed = {entry.file: entry for entry in entries if isinstance(entry, ClosingEntry)}
-        wrong = gaps(Committed(found, closed), self.checked_plan(manifest), manifest.fingerprint.inputs)
-        for chunk in {gap.chunk for gap in wrong}:
-            found.pop(chunk or "", None)
+        closed = {entry.group: entry for entry in entries if isinstance(entry, ClosingEntry)}
+        for gap in gaps(Committed(found, closed), self.checked_plan(manifest)):
+            found.pop(gap.chunk or "", None)
+            closed.pop(-1 if gap.group is None else gap.group, None)
         with self._readers() as pool:
             whole = list(pool.map(is_whole, found.values()))
         found = {chunk: entry for (chunk, entry), kept in zip(found.items(), whole, strict=True) if kept}
+        for entry in entries:
+            if isinstance(entry, Entry) and entry.chunk not in found:
+                self.check_claim(job)
+                self.store.remove(entry.file_name)  # or a worker would take the chunk for one that is committed
         if finished and (manifest.totals is None or manifest.totals.chunks != len(found)):
             self.store.remove(SUCCESS)
-        return found
+        return Committed(found, closed)
 
     def _entries(self, job: str) -> Iterator[Entry | ClosingEntry | OutputError]:
         """The entries of a job, and errors for damaged ones."""
@@ -339,7 +346,7 @@ class OutputFolder:
         plan = self.checked_plan(manifest)
         self.store.remove_attempts(FOLDERS)
         ours = {layout.entry_file(chunk, job) for chunk in counted}
-        ours |= {layout.closing_file(number, job) for number in counted_files(plan)}
+        ours |= {layout.closing_file(number, job) for number in range(group_count(plan))}
         self._remove_others((ENTRIES,), ours, check)
         committed = self._check_committed(manifest, plan, counted, check)
         ours = {file.name for entry in committed.chunks.values() for file in entry.files}
@@ -364,7 +371,7 @@ class OutputFolder:
         """
         job = manifest.fingerprint.id
         committed = self.entries(job)
-        wrong = list(gaps(committed, plan, manifest.fingerprint.inputs))
+        wrong = list(gaps(committed, plan))
         for chunk, digest in counted.items():
             entry, path = committed.chunks.get(chunk), self.path / layout.entry_file(chunk, job)
             if entry is None:
@@ -385,6 +392,9 @@ class OutputFolder:
         for chunk in {gap.chunk for gap in wrong if gap.chunk}:
             check()
             self.store.remove(layout.entry_file(chunk, job))
+        for group in {gap.group for gap in wrong if gap.group is not None}:
+            check()
+            self.store.remove(layout.closing_file(group, job))
         for gap in wrong:
             raise OutputError(f"{gap.message}: {REPAIR}")
         return committed
@@ -398,7 +408,9 @@ class OutputFolder:
             raise OutputError(f"{path} is missing or damaged: it is not the plan that the job began with: {REPAIR}")
         plan = from_json(data, SavedPlan, path)
         try:
-            check_plan(plan, [file.path for file in manifest.fingerprint.inputs])
+            check_plan(plan)
+            if listing_digest(plan.files) != manifest.fingerprint.input:
+                raise ValueError("its files are not those that the job began with")
         except ValueError as error:
             raise OutputError(f"{path} is damaged: {error}. Start again with --overwrite") from error
         return plan

@@ -18,8 +18,10 @@ PARTS, QUARANTINE, ENTRIES, RUNS = "parts", "_quarantine", "_entries", "_runs"
 FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
 MANIFEST, PLAN, CLAIM, SUCCESS = "_manifest.json", "_plan.json", "_claim.json", "_SUCCESS"
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The version of this layout and of every file in it but the parts."""
+
+_CLOSING = "group-"
 
 OLD_MANIFEST = "manifest.json"
 """The manifest of version 1, by which such a folder is recognised and refused."""
@@ -73,13 +75,13 @@ def entry_file(chunk: str, job: str) -> str:
     return f"{ENTRIES}/{_stem(chunk, job)}.json"
 
 
-def closing_file(file: int, job: str) -> str:
-    return f"{ENTRIES}/file-{file:06d}-{job[:8]}.json"
+def closing_file(group: int, job: str) -> str:
+    return f"{ENTRIES}/{_CLOSING}{group:06d}-{job[:8]}.json"
 
 
 def is_closing(name: str) -> bool:
-    """Whether an entry closes a file, by its name."""
-    return name.startswith(f"{ENTRIES}/file-")
+    """Whether an entry closes a group, by its name."""
+    return name.startswith(f"{ENTRIES}/{_CLOSING}")
 
 
 def of_job(name: str, job: str) -> bool:

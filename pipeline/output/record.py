@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -43,7 +43,7 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=_MOST)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 JobId = Annotated[str, Meta(pattern=JOB_PATTERN)]
 ChunkName = Annotated[str, Meta(pattern=CHUNK_PATTERN)]
-Version = Literal[3]
+Version = Literal[4]
 _Record = TypeVar("_Record")
 
 
@@ -127,32 +127,42 @@ _NO_PART = PartNames(partitioned=True)
 """Of a chunk without written rows, in a job with a folder for each label."""
 
 
-class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="file"):
-    """The end of what was counted as it was read: a file that is read front to back, or rows in memory.
+class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="group"):
+    """The end of a group of files, which are read one after the other, or of rows in memory, which are group 0.
 
-    file: its number. path: as in the column `file`. chunks: it has, which are numbered from 0. rows: of all of them;
-    None for the partitions of a Dask DataFrame, which are counted where they are.
+    files: each as in the column `file`, with the rows that were read of it; None for the partitions of a Dask
+    DataFrame, which are counted where they are. chunks: it has, which are numbered from 0. problems: messages about
+    files that were not wholly readable, or have other columns than the first. unread: files of which nothing was read,
+    with their rows where they are known.
     """
 
     version: Version = VERSION
     job: JobId
-    file: Count
-    path: str
+    group: Count
+    files: tuple[tuple[str, Count | None], ...]
     chunks: Count
-    rows: Count | None
+    problems: tuple[tuple[str, str], ...] = ()
+    unread: tuple[tuple[str, Count | None], ...] = ()
 
     @property
     def file_name(self) -> str:
-        return closing_file(self.file, self.job)
+        return closing_file(self.group, self.job)
 
 
-class InputIdentity(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What identifies an input file. modified: time in ns, or the equivalent of a remote file system."""
+class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What identifies an input file. size: None where its server does not tell. modified: time in ns, or the equivalent
+    of a remote file system. digest: of its content, where the user asked for it.
+    """
 
     path: str
+    size: Count | None
+    modified: str
     digest: str
-    size: Count | None = None
-    modified: str | None = None
+
+
+def listing_digest(files: Iterable[ListedFile]) -> str:
+    """SHA-256 of a listing."""
+    return hashlib.sha256(msgspec.json.encode(list(files))).hexdigest()
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -193,9 +203,11 @@ WRITER = Writer(version("broadsheet"), pa.__version__, PART_ENCODING)
 
 
 class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that determines the bytes of the output. model: its digest."""
+    """Everything that determines the bytes of the output. input: SHA-256 of the listing of its files, or of what
+    identifies rows in memory. model: its digest.
+    """
 
-    inputs: tuple[InputIdentity, ...]
+    input: Digest
     model: str
     backend: Backend
     settings: Settings
@@ -208,12 +220,8 @@ class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
 
     def differences(self, other: Fingerprint) -> Iterator[str]:
         """Messages about what `other` changes."""
-        mine, theirs = [i.path for i in self.inputs], [i.path for i in other.inputs]
-        if mine != theirs:
-            yield f"the inputs were {mine}, now {theirs}"
-        else:
-            pairs = zip(self.inputs, other.inputs, strict=True)
-            yield from (f"input {old.path} changed" for old, new in pairs if old != new)
+        if self.input != other.input:
+            yield "the input changed"
         if self.model != other.model:
             yield "another model"
         for part in ("backend", "settings", "writer"):
@@ -272,33 +280,6 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     totals: Totals | None = None
 
 
-class SavedFragment(Struct, frozen=True, array_like=True):
-    """`source.formats.base.Fragment`; file: its number in the job."""
-
-    file: Count
-    start: Count
-    stop: Count | None
-    first_row: Count
-    rows: Count
-    group: Annotated[int, Meta(ge=-1, le=_MOST)]
-    regular: bool
-
-
-class SavedUnit(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="unit"):
-    """A chunk, as the fragments that it is read from."""
-
-    name: ChunkName
-    fragments: tuple[SavedFragment, ...]
-
-
-class SavedStream(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="stream"):
-    """A file that is read front to back from byte `start`. rows: how many, where the user has set a limit."""
-
-    file: Count
-    start: Count
-    rows: Count | None
-
-
 class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`source.chunk.Selection`; kept_types: an Arrow schema of the kept columns, its IPC message in hexadecimal."""
 
@@ -312,16 +293,18 @@ class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where each chunk begins, so that a resumed job need not scan its input again. columns: of each file. unread:
-    files of which nothing is read, with their rows where they are known.
+    """The files of a job as they were listed, and how many of them, one after the other, are in each group. first: the
+    number of the first readable file, by whose columns the selection was resolved. problems: of what could not be
+    listed. unread: the same.
     """
 
     version: Version = VERSION
-    columns: tuple[tuple[str, ...], ...]
-    units: tuple[SavedUnit | SavedStream, ...]
-    problems: tuple[tuple[str, str], ...]
+    files: tuple[ListedFile, ...]
+    groups: tuple[Count, ...]
+    first: Count | None
     selection: SavedSelection
     chunk_rows: AtLeastOne
+    problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
 
 

@@ -3,46 +3,59 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Sequence
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.output.account import Committed
-from pipeline.output.record import InputIdentity, Manifest, SavedPlan, Settings
+from pipeline.output.record import ListedFile, Manifest, SavedPlan, Settings
+from pipeline.output.saved_plan import listed
 from pipeline.source.chunk import Selection
 from pipeline.source.files import find_again
-from pipeline.source.formats.base import InputFile, Stream
 from pipeline.source.formats.onehot import OneHot
+from pipeline.source.group import Group, GroupEnd
 from pipeline.source.plan import plan_files
+from pipeline.source.read import read_group
+from pipeline.threads import available_cores, threads
 
 
 def recount(
     manifest: Manifest, plan: SavedPlan | None, committed: Committed, root: str | os.PathLike[str] | None
 ) -> None:
-    """Plan the input of a job again and compare. A file that is read front to back is read. root: of relative paths.
+    """List the input of a job again, count its rows, and compare. root: of relative paths.
 
-    A file of encoded articles is only compared by size, time and hash: its size determines its rows. Raises SourceError
-    for a file that has changed, or has other rows than were labelled, UsageError where the input were rows in memory.
+    A file of encoded articles is only compared by what the listing says: its size determines its rows. Raises
+    SourceError for a file that has changed, or has other rows than were labelled, UsageError where the input were rows
+    in memory.
     """
     if plan is None:
         raise UsageError("the rows of this job were in memory: there is no input that they can be compared with")
-    inputs, settings = manifest.fingerprint.inputs, manifest.fingerprint.settings
-    found = find_again([before.path for before in inputs], root, settings.hash == "full")
-    for before, now in zip(inputs, found, strict=True):
-        _refuse_difference(before, now)
-    labelled: Counter[str] = Counter()
-    for entry in committed.chunks.values():
-        for path, _, rows in entry.sources:
-            labelled[path] += rows
-    files = [file for file in found if not isinstance(file.format, OneHot)]
-    counted = _rows(files, _selection(plan, settings), plan, settings.limit)
-    for path, rows in counted.items():
-        if rows != labelled[path]:
-            raise SourceError(f"{path} has {rows:,} rows, {labelled[path]:,} are in the output")
+    settings = manifest.fingerprint.settings
+    found = find_again([file.path for file in plan.files], root, settings.hash == "full")
+    if found.problems:
+        raise SourceError(found.problems[0][1])
+    now = {file.path: file for file in listed(found.found)}
+    for before in plan.files:
+        _refuse_difference(before, now.get(before.path))
+    rows = dict(count for closing in committed.closed.values() for count in closing.files)
+    files = [file for file in found.found if not isinstance(file.format, OneHot)]
+    again = plan_files(files, _selection(plan, settings), plan.chunk_rows, settings.limit)
+
+    def counted(group: Group) -> GroupEnd:
+        *_, end = read_group(group, again.selection, plan.chunk_rows, lambda _: True)
+        if not isinstance(end, GroupEnd):
+            raise TypeError("a group has an end")
+        return end
+
+    with threads(available_cores()) as pool:
+        for end in pool.map(counted, again.groups):
+            for path, count in end.files:
+                if count != rows[path]:
+                    raise SourceError(f"{path} has {count:,} rows, {rows[path]:,} are in the output")
 
 
-def _refuse_difference(before: InputIdentity, file: InputFile) -> None:
+def _refuse_difference(before: ListedFile, file: ListedFile | None) -> None:
     """Raise SourceError where the file is another now."""
+    if file is None:
+        raise SourceError(f"{before.path} is not there any more")
     for what, was, now in (
         ("size", before.size, file.size),
         ("time of modification", before.modified, file.modified),
@@ -64,20 +77,3 @@ def _selection(plan: SavedPlan, settings: Settings) -> Selection:
         encoding=settings.encoding,
         delimiter=settings.delimiter,
     )
-
-
-def _rows(files: Sequence[InputFile], selection: Selection, before: SavedPlan, limit: int | None) -> Counter[str]:
-    """The rows of each file, found out anew; with a limit those that it leaves."""
-    plan = plan_files(files, selection, before.chunk_rows, limit=limit)
-    rows = Counter(dict.fromkeys((file.path for file in files), 0))
-    for unit in plan.units:
-        if isinstance(unit, Stream) and unit.rows is not None:
-            rows[unit.file.path] += unit.rows
-            continue
-        if isinstance(unit, Stream):
-            chunks = unit.file.format.stream(unit, plan.selection, plan.chunk_rows)
-            rows[unit.file.path] += sum(chunk.rows_read for chunk in chunks)
-            continue
-        for fragment in unit.fragments:
-            rows[fragment.file.path] += fragment.rows
-    return rows

@@ -91,7 +91,7 @@ def verify(
     for name in (*folder.store.files(PARTS), *folder.store.files(QUARANTINE)):
         if name not in files:
             raise OutputError(f"{folder.path / name} belongs to no entry: {REPAIR}")
-    for gap in gaps(committed, plan, manifest.fingerprint.inputs):
+    for gap in gaps(committed, plan):
         raise OutputError(f"{gap.message}: {REPAIR}")
     for name, counted in sums.items():
         if getattr(totals, name) != counted:
@@ -100,8 +100,9 @@ def verify(
     if totals.labels != +labels or totals.doubtful != +doubtful:
         found = "the labels or doubtful rows in the manifest are not the sums of those of its entries"
         raise OutputError(f"{path}: {found}: {REPAIR}")
-    if totals.unread != (plan.unread if plan else ()):
-        raise OutputError(f"{path}: the files not read are others in the manifest than in the plan: {REPAIR}")
+    unread = [each for closing in committed.closed.values() for each in closing.unread]
+    if sorted(map(str, totals.unread)) != sorted(map(str, (*unread, *(plan.unread if plan else ())))):
+        raise OutputError(f"{path}: the files not read are others in the manifest than in its entries: {REPAIR}")
     if input:
         recount(manifest, plan, committed, root)
     return totals

@@ -18,6 +18,7 @@ from pipeline.source.limits import LIMITS
 
 HEAD_BYTES = 256
 NO_TRUTH = -1
+_LONGEST_SEQUENCE = 4  # bytes of a character
 _SPACE = pa.scalar(" ", pa.large_string())
 _OURS = {
     "file",
@@ -200,7 +201,8 @@ def assemble(
     for i in np.flatnonzero(np.logical_and.reduce([_nulls(t) for t in texts])).tolist():
         reasons.setdefault(i, "the text is null")
     text = _joined(texts)
-    for i in np.flatnonzero(pc.fill_null(pc.binary_length(text), 0).to_numpy() > LIMITS.field_bytes).tolist():
+    sizes = pc.fill_null(pc.binary_length(text), 0).to_numpy()
+    for i in np.flatnonzero(sizes > LIMITS.field_bytes).tolist():
         reasons.setdefault(i, f"the text is longer than {LIMITS.field_bytes >> 20} MiB")
     truth = None
     if selection.truth:
@@ -217,6 +219,10 @@ def assemble(
         as_it_is = _is_copied_as_it_is(held[name].type, kind)
         columns.append(copied(held[name] if as_it_is else decoded[name], kind))
     rows = pa.table(columns, selection.row_schema)
+    n_chars = None
+    if selection.reads:
+        n_chars = _characters(text)
+        text = beginnings(text, sizes, selection.reads)
     kept_of_bad = None
     if selection.kept:
         kept_of_bad = rows.drop_columns(["file", "row"]).take(pa.array([i for _, i in set_aside], pa.int64()))
@@ -224,8 +230,9 @@ def assemble(
         mask = pa.array(keep)
         rows, text = rows.filter(mask), text.filter(mask)
         truth = None if truth is None else truth[keep]
+        n_chars = None if n_chars is None else n_chars[keep]
     quarantine = bad_rows_table(file, [row for row, _ in set_aside])
-    return Chunk(text.cast(pa.large_binary()), rows, quarantine, None, truth, problems, bad=kept_of_bad)
+    return Chunk(text.cast(pa.large_binary()), rows, quarantine, None, truth, problems, n_chars, bad=kept_of_bad)
 
 
 def _joined(texts: Sequence[pa.Array]) -> pa.Array:
@@ -236,15 +243,20 @@ def _joined(texts: Sequence[pa.Array]) -> pa.Array:
     return pc.utf8_trim_whitespace(text)
 
 
-def cut(chunk: Chunk, length: int) -> Chunk:
-    """The chunk with each text up to `length` characters, and the characters of the whole texts."""
-    text = chunk.text.cast(pa.large_string())
-    short = pc.utf8_slice_codeunits(text, 0, length).cast(pa.large_binary())
-    return replace(chunk, text=short, n_chars=_characters(text))
+def beginnings(text: pa.Array, sizes: NDArray[np.int64], count: int) -> pa.Array:
+    """Each text, a large_string, up to `count` characters. sizes: int64 [N], their bytes.
+
+    The first characters lie within four times as many bytes, so the others are not even looked at.
+    """
+    if sizes.max(initial=0) <= count:
+        return text
+    near = pc.binary_slice(text.view(pa.large_binary()), 0, _LONGEST_SEQUENCE * count)
+    return pc.utf8_slice_codeunits(near.view(pa.large_string()), 0, count)
 
 
 def _characters(text: pa.Array) -> NDArray[np.int64]:
-    return np.asarray(pc.utf8_length(text.cast(pa.large_string())).to_numpy(), np.int64)
+    """int64, one for each text; 0 for nulls."""
+    return np.asarray(pc.fill_null(pc.utf8_length(text), 0).to_numpy(), np.int64)
 
 
 def concat(chunks: Sequence[Chunk]) -> Chunk:
@@ -254,7 +266,11 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
     ids = [c.ids for c in chunks if c.ids is not None]
     truth = [c.truth for c in chunks if c.truth is not None]
     cut_short = any(c.n_chars is not None for c in chunks)
-    n_chars = [_characters(c.text) if c.n_chars is None else c.n_chars for c in chunks] if cut_short else []
+    n_chars = (
+        [_characters(c.text.cast(pa.large_string())) if c.n_chars is None else c.n_chars for c in chunks]
+        if cut_short
+        else []
+    )
     bad = [c.bad for c in chunks if c.bad is not None]
     return Chunk(
         pa.concat_arrays([c.text for c in chunks]),

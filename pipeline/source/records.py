@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,9 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.source.chunk import HEAD_BYTES, BadRow
+from pipeline.source.chunk import HEAD_BYTES, BadRow, Selection
+from pipeline.source.cutting import Cutting
+from pipeline.source.held import held_bytes
 from pipeline.source.limits import LIMITS, Limits
 
 BOM = b"\xef\xbb\xbf"
@@ -53,10 +55,6 @@ class Records:
     @cached_property
     def _bad(self) -> list[int]:
         return sorted(self.problems)
-
-    def end(self, i: int) -> int:
-        """The byte of the file after record i."""
-        return int(self.offsets[i]) + int(self.ends[i]) - int(self.starts[i])
 
     def raw(self, i: int) -> tuple[int, bytes]:
         """Byte offset and first bytes of record i."""
@@ -119,25 +117,18 @@ def read_records(
         raise failure
 
 
-def cut(blocks: Iterable[Records], most_rows: int, most_bytes: int) -> Iterator[tuple[Records, bool]]:
-    """The records in pieces, each with whether it begins a new chunk of up to `most_rows` rows and `most_bytes` bytes.
+def cut(
+    blocks: Iterable[Records], most_rows: int, most_bytes: int, selection: Selection
+) -> Iterator[tuple[Records, bool]]:
+    """The records in pieces, each with whether it begins a new chunk of up to `most_rows` rows, of which up to
+    `most_bytes` bytes are held (`held_bytes`).
 
     A chunk of one record may be larger. Where records are cut does not depend on the blocks in which they arrive.
     """
-    begin = rows = 0
+    cutting = Cutting(most_rows, most_bytes)
     for records in blocks:
-        at = 0
-        while at < len(records):
-            if not rows:
-                begin = int(records.offsets[at])
-            stop = min(len(records), at + most_rows - rows)
-            within = bisect_right(range(stop), begin + most_bytes, at, key=records.end) - at
-            take = within or int(not rows)
-            if take:
-                yield records.slice(at, at + take), not rows
-            at, rows = at + take, rows + take
-            if at < len(records):
-                rows = 0  # there was no room for the next record
+        for first, last, new in cutting.cut(held_bytes(records.ends - records.starts, selection)):
+            yield records.slice(first, last), new
 
 
 def _single(head: bytes, offset: int, reason: str) -> Records:

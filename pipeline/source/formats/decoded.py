@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import SourceError
-from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, assemble, concat, cut
+from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, assemble, concat
 from pipeline.source.formats.base import Fragment
 from pipeline.source.kept import plain_type
 from pipeline.source.limits import LIMITS, Limits
@@ -37,15 +37,14 @@ def bounded_chunk(tables: Iterable[pa.Table], fragment: Fragment, selection: Sel
     Raises SourceError where the columns that are kept take too much memory.
     """
     limits, path = fragment.file.format.limits, fragment.file.path
+    selection = replace(selection, reads=selection.reads or length)
     pieces: list[Chunk] = []
     first = fragment.first_row
     for decoded in tables:
-        for table, n_chars in _bounded(decoded, selection, length, limits):
+        for table, n_chars in _bounded(decoded, selection, limits):
             chunk = _chunk(table, path, first, selection)
             if n_chars is not None:
                 chunk = replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first])
-            elif len(table) < fragment.rows:
-                chunk = cut(chunk, length)
             pieces.append(chunk)
             first += len(table)
             if sum(piece.kept_bytes for piece in pieces) > (most := most_decoded(limits)):
@@ -57,7 +56,7 @@ def bounded_chunk(tables: Iterable[pa.Table], fragment: Fragment, selection: Sel
 
 
 def _bounded(
-    table: pa.Table, selection: Selection, length: int, limits: Limits
+    table: pa.Table, selection: Selection, limits: Limits
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64] | None]]:
     """Runs of rows that take a bounded size without dictionaries; with the characters of their text, where it is cut.
 
@@ -72,7 +71,7 @@ def _bounded(
     others = {*selection.kept, selection.truth}
     if len(selection.text) == 1 and selection.text[0] in {*encoded} - others:
         text = table.column(selection.text[0]).combine_chunks()
-        values, counts = _cut_values(text.dictionary, length)
+        values, counts = _cut_values(text.dictionary, selection.reads)
         place = table.column_names.index(selection.text[0])
         short = pa.DictionaryArray.from_arrays(text.indices, values)
         table, n_chars = table.set_column(place, selection.text[0], short), _gathered(counts, text.indices)

@@ -90,12 +90,14 @@ class RecordFormat(Format):
         return Head(block[start:], start, final, failure)
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
-        return FilePlan(self._cut(file, schema.start, chunk_rows, scan(file, schema.start, self.split)))
+        return FilePlan(self._cut(file, schema.start, selection, chunk_rows, scan(file, schema.start, self.split)))
 
-    def _cut(self, file: InputFile, start: int, chunk_rows: int, blocks: Iterator[Records]) -> Iterator[Fragment]:
+    def _cut(
+        self, file: InputFile, start: int, selection: Selection, chunk_rows: int, blocks: Iterator[Records]
+    ) -> Iterator[Fragment]:
         """Cut a file into fragments at the beginnings of records, as they are found."""
         begin, first_row, row, regular = start, 0, 0, True
-        for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes):
+        for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes, selection):
             if new and row:
                 stop = int(records.offsets[0])
                 yield Fragment(file, begin, stop, first_row, row - first_row, regular=regular)
