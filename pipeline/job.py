@@ -418,14 +418,17 @@ def _compute(
 
 
 def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:
-    """The event; for a group that is set aside, first the chunks that were committed, and then where it goes on."""
-    if folder is None or not isinstance(event, SetAside) or event.group is None:
+    """The event; for what is set aside, first the chunks of it that were committed, and then what is left."""
+    if folder is None or not isinstance(event, SetAside):
         yield event
         return
-    entries = folder.chunks_of(event.group, job.fingerprint, job.names)
+    entries = folder.chunks_of(event.name if event.group is None else event.group, job.fingerprint, job.names)
     yield from (Done(name, entry, [], None, []) for name, entry in entries.items())
-    names = (part_name(event.group, chunk) for chunk in itertools.count())
-    yield replace(event, name=next(name for name in names if name not in entries))
+    if event.group is not None:
+        names = (part_name(event.group, chunk) for chunk in itertools.count())
+        yield replace(event, name=next(name for name in names if name not in entries))
+    elif not entries:
+        yield event
 
 
 def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: Run) -> Iterator[Source]:
