@@ -82,7 +82,6 @@ class _Page:
         self._scheduler = scheduler
         self._bars: list[tuple[float, float, float, float, str]] = []
         self._paces: dict[str, _Pace] = {}
-        self._total = _Pace()
         self._seen: deque[tuple[float, float]] = deque(maxlen=_STRIP_SECONDS * 1000 // _REFRESH_MS)
         self._until: dict[str, float] = {}
         self._names: list[str] = []
@@ -130,8 +129,6 @@ class _Page:
         for ws in workers:
             self._paces.setdefault(ws.address, _Pace()).add(ws.metrics[METRIC]["until"], ws.metrics[METRIC]["rows"])
         job = self._scheduler.task_metadata.get(TOPIC)
-        if job:
-            self._total.add(job["updated"], job["rows_this_run"])
         total = sum(self._paces[ws.address].rate for ws in workers)
         self._cards.text = self._cards_of(job, total, now)
         self._legend.text = _legend(on_gpu=bool(job) and job["backend"].startswith("cuda"))
@@ -145,19 +142,17 @@ class _Page:
         undone = sum(
             group.states[state]
             for group in self._scheduler.task_groups.values()
-            if group.name.startswith(("write-", "infer-and-write-"))
+            if group.name.startswith(("label-", "write-", "infer-and-write-"))
             for state in _UNDONE
         )
         ended = job["ended"]
-        left = max(job["chunks_known"] - job["chunks"] - undone, 0) if job["chunks_known"] else None
-        pace = self._total.rate or rate
-        seconds = (job["rows_known"] - job["rows"]) / pace if job["rows_known"] and pace else None
+        seconds = job["seconds_left"]
         cards = [
             ("articles a second", "–" if ended else f"{rate:,.0f}"),
             ("articles done", f"{job['rows']:,}" + (f" of {job['rows_known']:,}" if job["rows_known"] else "")),
+            ("of the input", f"{job['share']:.0%}" if job["share"] else "?"),
             ("chunks done", f"{job['chunks']:,}"),
-            ("chunks in flight", f"{undone:,}"),
-            ("chunks left", "?" if left is None else f"{left:,}"),
+            ("tasks in flight", f"{undone:,}"),
             ("quarantined rows", f"{job['rows_quarantined']:,}"),
             ("time left", "ended" if ended else "?" if seconds is None else str(timedelta(seconds=round(seconds)))),
         ]

@@ -27,21 +27,19 @@ class DashboardProgress(Progress):
 
     It does not wait for the scheduler, except for the last message, that the job is over.
 
-    chunks: of the whole job, 0 where not known. report: the job's, in which chunks of earlier runs are counted already.
+    report: the job's, in which chunks of earlier runs are counted already.
     """
 
-    def __init__(self, other: Progress, client: Client, report: JobReport, chunks: int) -> None:
+    def __init__(self, other: Progress, client: Client, report: JobReport) -> None:
         self._other = other
         self.patience = other.patience
         self._client = client
         self._report = report
-        self._chunks = chunks
-        self._rows = 0
-        self._told = 0.0
+        self._began = self._told = 0.0
         self._turn = asyncio.Lock()
 
     def start(self, rows: int, dashboard: str) -> None:
-        self._rows = rows
+        self._began = time.monotonic()
         self._tell()
         if self._client not in _has_page:
             _has_page[self._client] = self._client.run_on_scheduler(_knows_page)
@@ -75,16 +73,18 @@ class DashboardProgress(Progress):
 
     def _snapshot(self, ended: bool = False) -> dict[str, Any]:
         job, tally, run = self._report.job, self._report.tally, self._report.run
+        reach = run.reach
         return {
             "model": visible(job.model),
             "backend": job.backend,
             "output": job.output and visible(job.output),  # not every path is UTF-8, and messages of Dask are
-            "rows": tally.rows_read,
-            "rows_this_run": run.rows,
-            "rows_known": self._rows,
+            "rows": reach.rows,
+            "rows_known": reach.rows_known,
+            "share": reach.share,
+            "bytes_known": reach.bytes_known,
+            "seconds_left": reach.seconds_left(time.monotonic() - self._began),
             "rows_quarantined": tally.rows_quarantined,
-            "chunks": tally.chunks,
-            "chunks_known": self._chunks,
+            "chunks": reach.chunks,
             "ended": ended,
             "updated": time.time(),
         }

@@ -1,8 +1,10 @@
-"""The Dask graph: read -> infer -> write for each chunk, kept a window ahead of the workers.
+"""The Dask graph, kept a window ahead of the workers.
 
-Reads are unrestricted, so the scheduler queues them and memory is bounded by the chunks in flight; infer and write
-follow the chunk to the worker that read it. Infer runs on the worker's one-thread `gpu` executor, so that reading chunk
-i + 1, computing chunk i and writing chunk i - 1 overlap. A chunk whose text is with the client is one task.
+A group of files, or a run of row groups, is one task: it reads, classifies and commits chunk after chunk, and the client
+hears of each. Any other chunk is read -> infer -> write: reads are unrestricted, so the scheduler queues them and memory
+is bounded by the chunks in flight; infer and write follow the chunk to the worker that read it. Infer runs on the
+worker's one-thread `gpu` executor, so that reading chunk i + 1, computing chunk i and writing chunk i - 1 overlap. A
+chunk whose text is with the client is one task.
 """
 
 from __future__ import annotations
@@ -13,22 +15,27 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import dask
-from distributed import CancelledError, Client, Future, KilledWorker, Worker
+from distributed import CancelledError, Client, Future, KilledWorker
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
 from pipeline import tasks
 from pipeline.errors import BroadsheetError, SourceError
+from pipeline.group_tasks import TOPIC, Labelled, begin_no_more, label_group, label_run
+from pipeline.source.group import Group, GroupEnd, part_name
 from pipeline.source.inputs import Loaded, Partition, Source, Unread
-from pipeline.source.plan import Unit
+from pipeline.source.plan import Run, Unit
 from pipeline.suspects import Suspects
-from pipeline.task_keys import task_key
-from pipeline.tasks import Done, Job, SetAside
+from pipeline.task_keys import run_of, task_key
+from pipeline.tasks import Done, Job, Noted, SetAside, Stopped
 from pipeline.watchdog import Watchdog
+
+Event = Done | GroupEnd | Noted | SetAside | Stopped
+"""What a job hears of its chunks."""
 
 GPU_EXECUTOR = "gpu"
 _SUSPECT_LOSSES = 2
@@ -36,6 +43,9 @@ _SUSPECT_LOSSES = 2
 
 _MOST_CANCELLED = 3
 _SECONDS_BETWEEN_COUNTS, _SECONDS_BETWEEN_LOOKS = 1.0, 0.1
+_SUBMIT_SECONDS = 0.05
+"""After so long the chunks that are planned, or read here, are submitted, and results are looked at."""
+
 _LEAST_WINDOW = 16
 _WRITE_FIRST, _INFER_FIRST, _LOST_FIRST = 20, 10, 5
 
@@ -45,95 +55,117 @@ NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_C
 
 
 def classify_chunks(
-    client: Client, sources: Iterable[Source], job: Job, watchdog: Watchdog
-) -> Iterator[Done | SetAside]:
+    client: Client, sources: Iterable[Source], job: Job, watchdog: Watchdog, stop: Callable[[], bool]
+) -> Iterator[Event]:
     """Run every chunk, and yield each as it is done, in any order. `sources` is consumed as chunks finish.
 
-    A chunk whose input cannot be read, or that kills its workers even when it runs alone, is set aside. Any other
-    error, and with `job.strict` the first bad row, stops the job and is raised; committed chunks are kept.
+    A chunk whose input cannot be read, or that kills its workers even when it runs alone, is set aside; of a group or a
+    run, all chunks that are not committed. Any other error, and with `job.strict` the first bad row, stops the job and
+    is raised; committed chunks are kept. stop: asked while groups and runs are in flight; once it is true, these begin
+    no further chunk.
     """
-    run = _Run(client, job, watchdog)
-    waiting = iter(sources)
+    run = _Run(client, job, watchdog, stop)
+    suspects = Suspects()
     try:
-        while True:
-            suspects = Suspects()
-            yield from _run_together(run, waiting, suspects, job.strict)
-            yield from _run_alone(run, suspects)
-            if not suspects.held:
-                break
-            waiting = iter(suspects.held)
+        yield from _run_together(run, iter(sources), suspects, job.strict)
+        yield from _run_alone(run, suspects)
     finally:
         run.cancel()
 
 
-def _run_together(run: _Run, waiting: Iterator[Source], suspects: Suspects, strict: bool) -> Iterator[Done | SetAside]:
-    """Run all chunks, except those that become suspects, or are held because of one."""
-    free = (source for source in waiting if not suspects.hold(source))
+def _run_together(run: _Run, waiting: Iterator[Source], suspects: Suspects, strict: bool) -> Iterator[Event]:
+    """Run all sources, except those that become suspects."""
     more = True
     while True:
-        if more and len(run.live) <= run.window // 2:
-            room = run.window - len(run.live)
+        if more and run.has_room:
             with run.watchdog.during("the client is reading its next chunk"):
-                chunks = list(itertools.islice(free, room))
-            more = len(chunks) == room
-            run.submit(chunks)
-            yield from _unread(chunks, strict)
+                sources, more = _next_of(waiting, run.room)
+            run.submit(sources)
+            yield from _unread(sources, strict)
         if not run.live:
             if more:
                 continue  # the client could read none of these chunks
             return
-        source, result, losses = run.next_done()
-        if more:
-            run.release_spent()
-        if not isinstance(result, KilledWorker):
-            yield result
-        elif losses < _SUSPECT_LOSSES and not suspects.include(source):
-            run.submit([source], losses)  # perhaps not the cause: a worker that dies takes its other tasks with it
-        else:
-            suspects.add(source)
-            suspects.held += run.withdraw(suspects.include)
+        ended = run.next_event(wait=not (more and run.has_room))
+        if isinstance(ended, Noted):
+            yield ended
+        elif ended is not None:
+            if more:
+                run.release_spent()
+            if not isinstance(ended.result, KilledWorker):
+                yield from _events(ended.result)
+            elif ended.losses < _SUSPECT_LOSSES:
+                # Perhaps not the cause: a worker that dies takes its other tasks with it.
+                run.submit([ended.source], ended.losses)
+            else:
+                suspects.sources.append(ended.source)
 
 
-def _unread(chunks: list[Source], strict: bool) -> Iterator[SetAside]:
-    for chunk in chunks:
-        if isinstance(chunk, Unread):
+def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
+    """The next sources, up to `most` and as many as there are in a moment; and whether there are more."""
+    found: list[Source] = []
+    began = time.monotonic()
+    while len(found) < most and time.monotonic() - began < _SUBMIT_SECONDS:
+        source = next(waiting, None)
+        if source is None:
+            return found, False
+        found.append(source)
+    return found, True
+
+
+def _events(result: Done | Labelled | list[SetAside]) -> Iterator[Event]:
+    if isinstance(result, Done):
+        yield result
+    elif isinstance(result, Labelled):
+        yield from result.chunks
+        if result.end is not None:
+            yield result.end
+        elif not result.whole:
+            yield Stopped()
+    else:
+        yield from result
+
+
+def _unread(sources: list[Source], strict: bool) -> Iterator[SetAside]:
+    for source in sources:
+        if isinstance(source, Unread):
             if strict:
-                raise SourceError(chunk.reason)
-            yield SetAside(chunk.name, chunk.reason, chunk.sources)
+                raise SourceError(source.reason)
+            yield from _set_aside(source, source.reason)
 
 
-def _run_alone(run: _Run, suspects: Suspects) -> Iterator[Done | SetAside]:
-    """Run suspects one at a time, and set aside those that kill their worker again, and what cannot be told from them.
+def _set_aside(source: Source, reason: str) -> list[SetAside]:
+    if isinstance(source, Group):
+        return [SetAside(part_name(source.number, 0), reason, (), source.number)]
+    units = source.units if isinstance(source, Run) else [source]
+    return [SetAside(unit.name, reason, unit.sources) for unit in units]
 
-    Of the chunks held, those are left that can run with others.
-    """
-    if suspects.held:
-        run.wait_for_idle_workers()
-    for source in suspects.chunks:
+
+def _run_alone(run: _Run, suspects: Suspects) -> Iterator[Event]:
+    """Run suspects one at a time, and set aside those that kill their worker again, and what cannot be told from them."""
+    for source in suspects.sources:
         cause = suspects.cause(source)
-        if cause is None:
-            run.release_spent()  # Dask would repeat those whose result was on a worker that is lost
-            run.submit([source])
-            _, result, _ = run.next_done()
-            killed = isinstance(result, KilledWorker)
-            suspects.ran_alone(source, killed)
-            why = "it kills every worker that takes it"
-            yield SetAside(source.name, why, source.sources) if killed else result
-        else:
-            yield SetAside(source.name, f"not tried: {cause}", source.sources)
-    held, suspects.held = suspects.held, []
-    for source in held:
-        cause = suspects.cause(source)
-        if cause is None:
-            suspects.held.append(source)
-        else:
-            yield SetAside(source.name, f"not tried: {cause}", source.sources)
+        if cause is not None:
+            yield from _set_aside(source, f"not tried: {cause}")
+            continue
+        run.release_spent()  # Dask would repeat those whose result was on a worker that is lost
+        run.submit([source], alone=True)
+        ended = None
+        while not isinstance(ended, _Ended):
+            ended = run.next_event(wait=True)
+            if isinstance(ended, Noted):
+                yield ended
+        killed = isinstance(ended.result, KilledWorker)
+        suspects.ran_alone(source, killed)
+        why = "it kills every worker that takes it"
+        yield from _set_aside(source, why) if isinstance(ended.result, KilledWorker) else _events(ended.result)
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """A chunk in flight. last: the future of its last task; results of earlier tasks stay on the worker. text: of a
-    chunk whose text is with the client. losses: workers that were lost with it. cancelled: by the loss of its text.
+    """A chunk, a group or a run in flight. last: the future of its last task; results of earlier tasks stay on the
+    worker. text: of a chunk whose text is with the client. losses: workers that were lost with it. cancelled: by the
+    loss of its text.
     """
 
     source: Source
@@ -143,39 +175,75 @@ class _Flight:
     cancelled: int
 
 
-class _Run:
-    """The chunks in flight."""
+@dataclass(frozen=True)
+class _Ended:
+    """What became of a source. losses: workers that were lost with it since it last committed a chunk."""
 
-    def __init__(self, client: Client, job: Job, watchdog: Watchdog) -> None:
+    source: Source
+    result: Done | Labelled | list[SetAside] | KilledWorker
+    losses: int
+
+
+class _Run:
+    """What is in flight."""
+
+    def __init__(self, client: Client, job: Job, watchdog: Watchdog, stop: Callable[[], bool]) -> None:
         self.live: dict[Any, _Flight] = {}
         self.watchdog = watchdog
+        self._stop = stop
+        self._stopping = self._subscribed = False
+        self._progressed: set[Any] = set()
         self._spent: list[_Flight] = []
         self._client = client
         self._scheduler = client.scheduler.address
         self._job = job
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
-        self._ended: SimpleQueue[tuple[Any, Done | BaseException]] = SimpleQueue()
-        self._window, self._asked = _LEAST_WINDOW, float("-inf")
+        self._heard: SimpleQueue[tuple[Any, Done | Labelled | Noted | BaseException]] = SimpleQueue()
+        self._threads, self._asked = 0, float("-inf")
 
     @property
-    def window(self) -> int:
-        """How many chunks to have in flight. Workers come and go, so they are counted again from time to time.
+    def has_room(self) -> bool:
+        """Whether it is time to submit more: half of the window is free."""
+        return len(self.live) <= self._window // 2
+
+    @property
+    def room(self) -> int:
+        """How many sources to submit, at most."""
+        self._check_scheduler()
+        return self._window - len(self.live)
+
+    @property
+    def _window(self) -> int:
+        """How many sources to have in flight: half as many where the cluster holds their text. Workers come and go, so
+        they are counted again from time to time.
 
         Not before the first chunks are submitted: a small job has no others.
         """
-        self._check_scheduler()
         if self.live and time.monotonic() - self._asked > _SECONDS_BETWEEN_COUNTS:
-            threads = sum(self._client.nthreads().values())
-            self._window, self._asked = max(4 * threads, _LEAST_WINDOW), time.monotonic()
-        return self._window
+            self._threads, self._asked = sum(self._client.nthreads().values()), time.monotonic()
+        loaded = any(flight.text for flight in itertools.islice(self.live.values(), 1))
+        return max((2 if loaded else 4) * self._threads, _LEAST_WINDOW)
 
-    def submit(self, sources: list[Source], losses: int = 0, cancelled: int = 0) -> None:
-        """Submit chunks. Those that were lost with a worker go first, so that the cause is soon found."""
+    def submit(self, sources: list[Source], losses: int = 0, cancelled: int = 0, alone: bool = False) -> None:
+        """Submit sources. Those that were lost with a worker go first, so that the cause is soon found.
+
+        alone: nothing else runs, and a group or run is to begin no chunk before its last one is committed.
+        """
         urgency = _LOST_FIRST if losses else 0
         units = [s for s in sources if isinstance(s, Unit)]
+        groups = [s for s in sources if isinstance(s, Group)]
+        runs = [s for s in sources if isinstance(s, Run)]
         loaded = [s for s in sources if isinstance(s, Loaded)]
         partitions = [s for s in sources if isinstance(s, Partition)]
+        if groups or runs:
+            self._listen()
+        if groups:
+            last = self._map("label", label_group, groups, groups, [alone] * len(groups), priority=urgency)
+            self._add(groups, last, losses, cancelled)
+        if runs:
+            last = self._map("label", label_run, runs, runs, [alone] * len(runs), priority=urgency)
+            self._add(runs, last, losses, cancelled)
         if units:
             reads = self._map("read", tasks.read, units, units, priority=urgency)
             self._add(units, self._infer_and_write(units, reads), losses, cancelled)
@@ -189,6 +257,19 @@ class _Run:
             with dask.annotate(executor=GPU_EXECUTOR):
                 last = self._map("infer-and-write", tasks.infer_and_write, loaded, texts, priority=urgency)
             self._add(loaded, last, losses, cancelled, texts)
+
+    def _listen(self) -> None:
+        """Hear of the chunks that groups and runs commit before their end."""
+        if not self._subscribed:
+            self._client.subscribe_topic(TOPIC, self._hear)
+            self._subscribed = True
+
+    def _hear(self, event: tuple[float, dict[str, Any]]) -> None:
+        """Called in the client's event loop."""
+        key = tuple(event[1]["task"])
+        if run_of(key) == self._name:
+            self.watchdog.progress()
+            self._heard.put((key, Noted(event[1]["chunk"], event[1]["rows"])))
 
     def _scatter(self, loaded: list[Loaded]) -> list[Future]:
         try:
@@ -227,53 +308,59 @@ class _Run:
     async def _fetch(self, future: Future) -> None:
         """Fetch a chunk's result as soon as it is done; Dask fetches those that are done together in one request."""
         try:
-            self._ended.put((future.key, await self._client.gather(future, asynchronous=True)))
+            self._heard.put((future.key, await self._client.gather(future, asynchronous=True)))
         except BaseException as error:  # any error of a task: without a result the job would wait for ever
-            self._ended.put((future.key, error))
+            self._heard.put((future.key, error))
 
-    def next_done(self) -> tuple[Source, Done | SetAside | KilledWorker, int]:
-        """The next chunk to end, and how many workers were lost with it. Raises what stops the job."""
+    def next_event(self, wait: bool) -> _Ended | Noted | None:
+        """What is heard next; None where nothing has been, unless it is to be waited for. Raises what stops the job."""
         while True:
-            key, result = self._ended.get()
+            self._check_stop()
+            try:
+                key, result = self._heard.get(wait, _SECONDS_BETWEEN_LOOKS)
+            except Empty:
+                self._check_scheduler()
+                if wait:
+                    continue
+                return None
+            if isinstance(result, Noted):
+                self._progressed.add(key)
+                return result
             self._check_scheduler()
-            flight = self.live.pop(key, None)
-            if flight is None:  # it was withdrawn
-                continue
-            self._spent.append(flight)
-            source = flight.source
-            if isinstance(result, KilledWorker):
-                return source, result, flight.losses + result.allowed_failures + 1
-            if not isinstance(result, BaseException):
-                self.watchdog.progress()
-                return source, result, flight.losses
-            if isinstance(result, CancelledError):
-                if flight.cancelled == _MOST_CANCELLED:
-                    raise BroadsheetError(
-                        f"{source.name}: cancelled by the scheduler ({result}); continue with --resume"
-                    )
-                self.submit([source], flight.losses, flight.cancelled + 1)  # its text was on a worker that was lost
-            elif isinstance(result, NoWorkerError | NoValidWorkerError):
-                raise BroadsheetError(f"{NO_WORKERS} (waited {result.timeout:.0f} s)")
-            elif isinstance(result, CommClosedError):
-                raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from result
-            elif isinstance(result, SourceError) and not self._job.strict:
-                return source, SetAside(source.name, result.message, source.sources), flight.losses
-            else:
-                raise result
+            ended = self._ended(key, result)
+            if ended is not None:
+                return ended
 
-    def withdraw(self, which: Callable[[Source], bool]) -> list[Source]:
-        """Cancel chunks in flight, and return them. A task that has begun runs to its end, which is not waited for."""
-        keys = [key for key, flight in self.live.items() if which(flight.source)]
-        flights = [self.live.pop(key) for key in keys]
-        if flights:
-            self._client.cancel([flight.last for flight in flights])
-        self._spent += flights
-        return [flight.source for flight in flights]
+    def _ended(self, key: Any, result: Done | Labelled | BaseException) -> _Ended | None:
+        """What became of a source; None where it runs again. Raises what stops the job."""
+        flight = self.live.pop(key)
+        self._spent.append(flight)
+        source = flight.source
+        progressed = key in self._progressed
+        self._progressed.discard(key)
+        if isinstance(result, KilledWorker):
+            return _Ended(source, result, 1 if progressed else flight.losses + result.allowed_failures + 1)
+        if not isinstance(result, BaseException):
+            self.watchdog.progress()
+            return _Ended(source, result, flight.losses)
+        if isinstance(result, CancelledError):
+            if flight.cancelled == _MOST_CANCELLED:
+                raise BroadsheetError(f"{source.name}: cancelled by the scheduler ({result}); continue with --resume")
+            self.submit([source], flight.losses, flight.cancelled + 1)  # its text was on a worker that was lost
+            return None
+        if isinstance(result, NoWorkerError | NoValidWorkerError):
+            raise BroadsheetError(f"{NO_WORKERS} (waited {result.timeout:.0f} s)")
+        if isinstance(result, CommClosedError):
+            raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from result
+        if isinstance(result, SourceError) and not self._job.strict:
+            return _Ended(source, _set_aside(source, result.message), flight.losses)
+        raise result
 
-    def wait_for_idle_workers(self) -> None:
-        """Wait for the end of tasks that were withdrawn after they had begun."""
-        while any(self._client.run(_active_tasks, on_error="ignore").values()):
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    def _check_stop(self) -> None:
+        """Once the job is stopped, tell the tasks of groups and runs, which would go on to the end of their files."""
+        if self._subscribed and not self._stopping and self._stop():
+            self._stopping = True
+            self._client.run(begin_no_more, self._name, on_error="ignore")
 
     def _check_scheduler(self) -> None:
         """Fail at once where the scheduler is lost: a request would wait half a minute for it."""
@@ -281,8 +368,14 @@ class _Run:
             raise BroadsheetError(NO_SCHEDULER.format(self._scheduler))
 
     def cancel(self) -> None:
-        if self.live and self._client.status == "running":
-            self._client.cancel([flight.last for flight in self.live.values()])
+        """Cancel what is in flight. A task that has begun runs to its end, which is not waited for; one of a group or a
+        run, to the end of the chunks that it has begun.
+        """
+        if self._client.status == "running":
+            if self.live:
+                self._client.cancel([flight.last for flight in self.live.values()])
+            if self._subscribed:
+                self._client.unsubscribe_topic(TOPIC)
         self.live.clear()
         self.release_spent()
 
@@ -294,7 +387,3 @@ class _Run:
         """
         spent, self._spent = self._spent, []
         self._client.loop.add_callback(spent.clear)
-
-
-def _active_tasks(dask_worker: Worker) -> int:
-    return len(dask_worker.active_keys)

@@ -1,12 +1,13 @@
 """A job in its phases: prepare -> plan -> execute -> finish, each a function of the result of the one before.
 
-prepare: check the request, and an output folder that may exist. plan: find where each chunk begins; beside it a cluster
-starts, and loads the engines. execute: run every chunk through the graph. finish: write the totals, the report and the
-timeline.
+prepare: check the request, and an output folder that may exist; list the input. plan: put its files into groups, and
+find its columns; beside it a cluster starts, and loads the engines. execute: run every chunk through the graph. finish:
+write the totals, the report and the timeline.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import uuid
@@ -22,7 +23,7 @@ from pipeline.beside import beside
 from pipeline.engine.base import Backend
 from pipeline.engine.open import expected_device, why_gpu_unused
 from pipeline.errors import SourceError, UsageError
-from pipeline.graph import classify_chunks
+from pipeline.graph import Event, classify_chunks
 from pipeline.model.charcnn import Model
 from pipeline.options import Options
 from pipeline.output.account import Committed
@@ -30,21 +31,31 @@ from pipeline.output.columns import Columns, columns_of
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PLAN, PartNames
 from pipeline.output.part_files import check_writable
-from pipeline.output.record import WRITER, Fingerprint, ListedFile, SavedPlan, from_json, listing_digest, to_json
-from pipeline.output.saved_plan import changes, closing_entry, plan_bytes, plan_from
+from pipeline.output.record import (
+    WRITER,
+    ClosingEntry,
+    Fingerprint,
+    ListedFile,
+    SavedPlan,
+    from_json,
+    listing_digest,
+    to_json,
+)
+from pipeline.output.saved_plan import changes, plan_bytes, plan_from
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
+from pipeline.report.reach import Reach
 from pipeline.report.results import Results, origin_of
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
 from pipeline.source.files import Files
-from pipeline.source.group import GroupEnd
+from pipeline.source.group import GroupEnd, group_name, part_name
 from pipeline.source.inputs import Given, JobInput, Rows, Scanners, Source, identify, open_input
 from pipeline.source.limits import CHUNK_ROWS
 from pipeline.source.scan import Scanner
 from pipeline.source.stdin import Stdin
-from pipeline.tasks import Done, Job, profile_engine
+from pipeline.tasks import Done, Job, SetAside, profile_engine
 from pipeline.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -116,7 +127,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Planned:
-    """A prepared job whose chunks are known. seconds: planning took, without the loading of engines."""
+    """A prepared job whose groups are known. seconds: planning took, without the loading of engines."""
 
     prepared: Prepared
     input: JobInput
@@ -259,7 +270,9 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     tally = Tally(model.classes, list(planned.input.problems), list(unread))
     origin = origin_of(request.source, planned.input.selection)
     results = Results(planned.columns.written, folder, fingerprint.id, origin)
-    report = JobReport(facts, tally, Run(_timeline(client, prepared.started)), results)
+    groups = planned.input.plan.groups if planned.input.plan else ()
+    reach = Reach(planned.input.rows, {group.number: group.bytes for group in groups})
+    report = JobReport(facts, tally, Run(_timeline(client, prepared.started), reach), results)
     report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
     before = Committed({}, {})
     if folder and prepared.before:
@@ -272,10 +285,12 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         folder.create(fingerprint, planned.columns.written, saved, options.resume, options.overwrite)
     if folder and options.resume:
         before = folder.committed(fingerprint.id, model.classes, planned.columns.written)
-    report.committed_before(before.chunks.values())
-    counted = {name: entry.digest for name, entry in before.chunks.items()} | _compute(
-        client, planned, job, report, planned.input.chunks(before.done, partial(_close, folder, fingerprint.id))
-    )
+    whole = _whole(before)
+    report.committed_before(before.chunks.values(), whole)
+    counted = {name: entry.digest for name, entry in before.chunks.items()}
+    done = {*counted, *(group_name(end.group) for end in whole)}
+    chunks = planned.input.chunks(done, partial(_close, folder, fingerprint.id, report))
+    _compute(client, planned, job, report, chunks, counted)
     if options.profile:
         report.run.profile = _profile(client, engines.key)
     return Executed(report, fingerprint, counted)
@@ -360,6 +375,7 @@ def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
         names=fingerprint.settings.names,
         top_k=options.top_k,
         strict=options.strict,
+        chunk_rows=planned.chunk_rows,
         out=str(request.folder.path) if request.folder else None,
         fingerprint=fingerprint.id,
         each_kernel=options.profile,
@@ -374,31 +390,34 @@ def _timeline(client: Client, started: float) -> Timeline:
     return Timeline(started + clock.offset, clock)
 
 
-def _close(folder: OutputFolder | None, job: str, end: GroupEnd) -> None:
-    """Commit the end of a group, where there is an output folder."""
+def _close(folder: OutputFolder | None, job: str, report: JobReport, end: GroupEnd) -> None:
+    """Commit the end of what is not closed by a worker, where there is an output folder."""
     if folder is not None:
-        folder.close(closing_entry(end, job))
+        folder.close(end, job)
+    report.close(end)
 
 
 def _compute(
-    client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source]
-) -> dict[str, bytes]:
-    """Run the chunks; return the digests of their entries."""
+    client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source], counted: dict[str, bytes]
+) -> None:
+    """Run the chunks. counted: the digest of the entry of each chunk that is in the report; those of this run are added."""
     began = time.perf_counter()
     from cluster.progress import DashboardProgress
 
     request, timeline = planned.prepared.request, report.run.timeline
-    progress = DashboardProgress(request.progress, client, report, planned.input.chunk_count)
+    progress = DashboardProgress(request.progress, client, report)
     progress.start(planned.input.rows, client.dashboard_link)
     try:
         checked = began
-        counted = {}
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
             sources = _until(request.stop, timeline.watch(chunks), report.run)
-            for event in classify_chunks(client, sources, job, watchdog):
-                report.add(event)
-                if isinstance(event, Done):
-                    counted[event.name] = event.entry.digest
+            for event in classify_chunks(client, sources, job, watchdog, request.stop):
+                for one in _found(event, request.folder, job):
+                    if isinstance(one, Done):
+                        if one.name in counted:
+                            continue  # a group is read again, of which it was committed before
+                        counted[one.name] = one.entry.digest
+                    report.add(one)
                 progress.advance(report)
                 if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
                     request.folder.check_claim(job.fingerprint)
@@ -407,7 +426,26 @@ def _compute(
         progress.stop()
     report.run.timings["classify"] = time.perf_counter() - began
     timeline.ended = time.time() + timeline.clock.offset
-    return counted
+
+
+def _whole(committed: Committed) -> list[ClosingEntry]:
+    """The closing entries of groups of which every chunk is committed: these are not read again."""
+    return [
+        end
+        for end in committed.closed.values()
+        if all(part_name(end.group, chunk) in committed.chunks for chunk in range(end.chunks))
+    ]
+
+
+def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:
+    """The event; for a group that is set aside, first the chunks that were committed, and then where it goes on."""
+    if folder is None or not isinstance(event, SetAside) or event.group is None:
+        yield event
+        return
+    entries = folder.chunks_of(event.group, job.fingerprint, job.names)
+    yield from (Done(name, entry, [], None, []) for name, entry in entries.items())
+    names = (part_name(event.group, chunk) for chunk in itertools.count())
+    yield replace(event, name=next(name for name in names if name not in entries))
 
 
 def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: Run) -> Iterator[Source]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 Key = tuple[str, str, int]
-"""Step and run, chunk, and a number that no other task of the run has."""
+"""Step and run, chunk (or group), and a number that no other task of the run has."""
 
 
 def task_key(step: str, run: str, chunk: str, number: int) -> Key:
@@ -18,3 +18,8 @@ def step_and_chunk(key: Any) -> tuple[str, str] | None:
     if isinstance(key, tuple) and len(key) == 3 and isinstance(key[0], str):
         return key[0].rpartition("-")[0], str(key[1])
     return None
+
+
+def run_of(key: Key) -> str:
+    """The run of which a task is."""
+    return key[0].rpartition("-")[2]

@@ -1,4 +1,6 @@
-"""The tasks that run on a worker: read, infer, write. Plain functions of plain values, which the graph connects."""
+"""The tasks of a chunk, which run on a worker: read, infer, write. Plain functions of plain values, which the graph
+connects.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """The values that every task of a job needs. engine: the key under which workers hold the loaded model. names: of
-    the parts. out: the output folder, or None for results in memory. backend: that of every worker; None where they may
-    differ. each_kernel: record a span for every kernel. examples: how many of the rows whose two best classes were
-    closest each chunk returns.
+    """The values that every task of a job needs. engine: the key under which workers hold the loaded model. chunk_rows:
+    rows in a chunk at most. names: of the parts. out: the output folder, or None for results in memory. backend: that
+    of every worker; None where they may differ. each_kernel: record a span for every kernel. examples: how many of the
+    rows whose two best classes were closest each chunk returns.
     """
 
     selection: Selection
@@ -55,6 +57,7 @@ class Job:
     names: PartNames
     top_k: int
     strict: bool
+    chunk_rows: int
     out: str | None
     fingerprint: str
     each_kernel: bool = False
@@ -65,12 +68,14 @@ class Job:
 class SetAside:
     """A chunk that could not be classified, and why; a resumed job tries it again.
 
-    sources: (file, first row, rows) of each of its pieces; empty where that is not known.
+    sources: (file, first row, rows) of each of its pieces; empty where that is not known. group: of which it is, and
+    every chunk after it that is not committed either; None where it is one chunk alone.
     """
 
     name: str
     reason: str
     sources: tuple[tuple[str, int, int], ...]
+    group: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,18 +100,32 @@ class Work:
 
 @dataclass(frozen=True)
 class Done:
-    """A committed chunk. entry: its manifest entry. place: the worker that classified it. table, quarantine, index:
-    where there is no output folder, all its rows, those in quarantine, and the index of a Dask DataFrame's partition.
+    """A committed chunk. entry: its manifest entry. place: the worker that classified it; None where it was found
+    committed. table, quarantine, index: where there is no output folder, all its rows, those in quarantine, and the
+    index of a Dask DataFrame's partition.
     """
 
     name: str
     entry: Entry
     spans: list[Span]
-    place: Place
+    place: Place | None
     examples: list[Example]
     table: pa.Table | None = None
     quarantine: pa.Table | None = None
     index: pd.Index | None = None
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A chunk that a task has committed, which goes on: its name and rows."""
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Chunks of a group or a run are left, since the job was stopped."""
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -123,6 +142,11 @@ def reported(function: Callable[..., Any], *arguments: Any) -> Any:
         lines = traceback.format_exception(error, limit=-8)
         message = f"{function.__name__} failed with {type(error).__name__}: {error}\n{''.join(lines)}"
     raise BroadsheetError(message)
+
+
+def output_of(job: Job) -> LocalStore | None:
+    """The store of the job's output folder; None for results in memory."""
+    return None if job.out is None else LocalStore(Path(job.out))
 
 
 def profile_engine(key: str) -> Profile:
@@ -204,10 +228,11 @@ def write(work: Work, job: Job) -> Done:
         chosen = job.columns.chosen(table)
         entry = _entry(work, chunk, predictions, chosen, job)
         table = job.columns.of_written(table, chosen)
-        if job.out is None:
+        store = output_of(job)
+        if store is None:
             rows = every_row(table, chunk, work.sources)
             return Done(work.name, entry, spans, place, work.examples, rows, chunk.quarantine, work.index)
-        entry = STATE.commit(LocalStore(Path(job.out)), table, chunk.quarantine, entry, job.names)
+        entry = STATE.commit(store, table, chunk.quarantine, entry, job.names)
     return Done(work.name, entry, spans, place, work.examples)
 
 

@@ -6,29 +6,41 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
 from pipeline.engine.base import Backend, Engine
 from pipeline.engine.open import open_engine
 from pipeline.errors import BroadsheetError
 from pipeline.output.commit import commit_chunk
-from pipeline.source.read import read_unit
+from pipeline.source.read import read_group, read_run, read_unit
 from pipeline.telemetry.spans import WHERE, Place
+
+_MOST_CHUNKS = 16
+"""Chunks of groups and runs that a process holds with their text, whatever the number of tasks: of 64 MiB each at most,
+so 1 GiB. Half as many as threads would leave readers idle while their last chunk is classified and written.
+"""
 
 
 class WorkerState:
     """The state of one process, in which several workers may run.
 
-    open_engine, read, commit: the functions that the plugin and the tasks call; assign another to replace one on a
-    worker. computing: a lock, held while a chunk is computed and while engines are loaded or closed: an engine has one
-    ring of slots (on a CPU one pool of threads), and must not be closed while it computes.
+    open_engine, read, read_group, read_run, commit: the functions that the plugin and the tasks call; assign another to
+    replace one on a worker. computing: a lock, held while a chunk is computed and while engines are loaded or closed: an
+    engine has one ring of slots (on a CPU one pool of threads), and must not be closed while it computes. room: for
+    chunks of groups and runs. labelling: threads that classify and write these. stopped: the runs of jobs that begin no
+    further chunk here.
     """
 
     def __init__(self) -> None:
         self.open_engine: Callable[..., Engine] = open_engine
         self.read = read_unit
+        self.read_group, self.read_run = read_group, read_run
         self.commit = commit_chunk
         self.computing: AbstractContextManager[object] = threading.Lock()
+        self.room = threading.BoundedSemaphore(_MOST_CHUNKS)
+        self.labelling = ThreadPoolExecutor(_MOST_CHUNKS, "broadsheet-label")
+        self.stopped: set[str] = set()
         self.engines: dict[str, Engine] = {}
         self._places: dict[str, Place] = {}
         self._users: Counter[str] = Counter()

@@ -15,8 +15,9 @@ from pipeline.output.claim import check_claim
 from pipeline.output.layout import QUARANTINE, PartNames, entry_file, quarantine_file
 from pipeline.output.part_files import part_files, read_part
 from pipeline.output.quarantine import quarantine_bytes
-from pipeline.output.record import Entry, FileRecord, to_json
+from pipeline.output.record import ClosingEntry, Entry, FileRecord, from_json, to_json
 from pipeline.output.store import LocalStore
+from pipeline.source.group import GroupEnd
 
 
 def commit_chunk(store: LocalStore, table: pa.Table, quarantine: pa.Table, about: Entry, names: PartNames) -> Entry:
@@ -34,6 +35,30 @@ def commit_chunk(store: LocalStore, table: pa.Table, quarantine: pa.Table, about
     entry = msgspec.structs.replace(about, files=tuple(files))
     store.put(entry_file(about.chunk, about.job), to_json(entry), check)
     return entry
+
+
+def committed_entry(store: LocalStore, chunk: str, job: str, names: PartNames) -> Entry | None:
+    """The entry of a chunk that is committed: its files are there, in their size. None where it is not, or not wholly.
+
+    names: of the job's parts.
+    """
+    name = entry_file(chunk, job)
+    if not store.has(name):
+        return None
+    try:
+        entry = from_json(store.read(name), Entry, store.root / name)
+    except OutputError:
+        return None
+    ours = entry.chunk == chunk and entry.job == job and entry.has_files(names)
+    return entry if ours and all(store.size(file.name) == file.bytes for file in entry.files) else None
+
+
+def commit_end(store: LocalStore, end: GroupEnd, job: str) -> None:
+    """Write the closing entry of a group. Raises OutputError, also where another job has taken the folder."""
+    entry = ClosingEntry(
+        job=job, group=end.number, files=end.files, chunks=end.chunks, problems=end.problems, unread=end.unread
+    )
+    store.put(entry.file_name, to_json(entry), partial(check_claim, store, job))
 
 
 def read_committed(store: LocalStore, file: FileRecord) -> bytes:

@@ -19,7 +19,7 @@ from pipeline.output import layout
 from pipeline.output.account import Committed, Gap, gaps, group_count
 from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, claim, claimed_by, is_claimed, take_over
-from pipeline.output.commit import read_committed
+from pipeline.output.commit import commit_end, committed_entry, read_committed
 from pipeline.output.layout import (
     CLAIM,
     ENTRIES,
@@ -31,6 +31,7 @@ from pipeline.output.layout import (
     QUARANTINE,
     RUNS,
     SUCCESS,
+    PartNames,
 )
 from pipeline.output.record import (
     ClosingEntry,
@@ -48,6 +49,7 @@ from pipeline.output.saved_plan import check_plan
 from pipeline.output.store import LocalStore
 from pipeline.output.where import Where
 from pipeline.source.chunk import NO_TRUTH
+from pipeline.source.group import GroupEnd, part_name
 from pipeline.threads import available_cores, threads
 
 _FORMAT, _OLD_FORMAT = b'"broadsheet-output"', b'"broadsheet-output/1"'
@@ -316,11 +318,16 @@ class OutputFolder:
     def _readers(self) -> AbstractContextManager[ThreadPoolExecutor]:
         return threads(max(_LEAST_READERS, available_cores()))
 
-    def close(self, entry: ClosingEntry) -> None:
-        """Commit the end of a group. Raises OutputError, also where another job took the
-        folder.
-        """
-        self.store.put(entry.file_name, to_json(entry), partial(check_claim, self.store, entry.job))
+    def close(self, end: GroupEnd, job: str) -> None:
+        """Commit the end of a group. Raises OutputError, also where another job took the folder."""
+        commit_end(self.store, end, job)
+
+    def chunks_of(self, group: int, job: str, names: PartNames) -> dict[str, Entry]:
+        """The entries of the chunks of a group that are committed, by name, in order. names: of the job's parts."""
+        files = (name.rpartition("/")[2] for name in self.store.files(ENTRIES) if layout.of_job(name, job))
+        chunks = [name.rpartition("-")[0] for name in files if name.startswith(part_name(group, 0)[:-7])]
+        found = {chunk: committed_entry(self.store, chunk, job, names) for chunk in chunks}
+        return {chunk: entry for chunk, entry in found.items() if entry is not None}
 
     def finish(self, totals: Totals, schema: pa.Schema, job: str, counted: Mapping[str, bytes]) -> None:
         """Check all that was committed, and write the totals into the manifest, then _SUCCESS.

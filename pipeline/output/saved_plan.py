@@ -9,11 +9,10 @@ import msgspec
 import pyarrow as pa
 
 from pipeline.errors import OutputError
-from pipeline.output.record import ClosingEntry, ListedFile, SavedPlan, SavedSelection, from_json
+from pipeline.output.record import ListedFile, SavedPlan, SavedSelection, from_json
 from pipeline.source.chunk import Selection
 from pipeline.source.files import Files
 from pipeline.source.formats.base import InputFile
-from pipeline.source.group import GroupEnd
 from pipeline.source.plan import Plan, plan_files
 
 _NAMED = 3
@@ -97,13 +96,6 @@ def changes(saved: SavedPlan, now: Files) -> str:
     if not told:
         return "the input files are in another order"
     return "; ".join(f"{what}: {_few(names)}" for what, names in told)
-
-
-def closing_entry(end: GroupEnd, job: str) -> ClosingEntry:
-    """What commits the end of a group."""
-    return ClosingEntry(
-        job=job, group=end.number, files=end.files, chunks=end.chunks, problems=end.problems, unread=end.unread
-    )
 
 
 def _few(names: list[str]) -> str:

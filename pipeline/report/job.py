@@ -12,16 +12,18 @@ import msgspec
 import pyarrow as pa
 
 from pipeline.accuracy import LENGTHS, Confusion, Example
-from pipeline.output.record import Entry
+from pipeline.output.record import ClosingEntry, Entry
 from pipeline.profiling.measure import Profile
 from pipeline.report.breakdown import Breakdown, break_down
 from pipeline.report.join import Frame
+from pipeline.report.reach import Reach
 from pipeline.report.remarks import hints, not_read
 from pipeline.report.results import Results
 from pipeline.report.summary import as_html, as_text
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
-from pipeline.tasks import Done, SetAside
+from pipeline.source.group import GroupEnd
+from pipeline.tasks import Done, Noted, SetAside, Stopped
 from pipeline.wording import in_python
 
 if TYPE_CHECKING:
@@ -84,6 +86,8 @@ class Run:
     ----------
     timeline : Timeline
         Its spans.
+    reach : Reach
+        How far it is, with the chunks that tasks have committed and not returned yet.
     chunks_before : int
         Chunks that earlier runs committed.
     rows : int
@@ -106,6 +110,7 @@ class Run:
     """
 
     timeline: Timeline = field(default_factory=Timeline)
+    reach: Reach = field(default_factory=Reach)
     chunks_before: int = 0
     rows: int = 0
     set_aside: list[tuple[str, str]] = field(default_factory=list)
@@ -159,22 +164,41 @@ class JobReport:
         """What a notebook shows."""
         return as_html(self)
 
-    def committed_before(self, entries: Iterable[Entry]) -> None:
-        """Count chunks that an earlier run committed."""
-        self.tally.add(entries)
+    def committed_before(self, entries: Iterable[Entry], closed: Iterable[ClosingEntry]) -> None:
+        """Count chunks that an earlier run committed, and the groups that are not read again."""
+        for entry in entries:
+            self.tally.add([entry])
+            self.run.reach.add(entry.chunk, entry.rows_read)
+        for end in closed:
+            self.close(GroupEnd(end.group, end.files, end.chunks, end.problems, end.unread))
+        self.run.reach.begin()
         self.run.chunks_before = self.tally.chunks
 
-    def add(self, event: Done | SetAside) -> None:
-        """Count a chunk of this run."""
+    def close(self, end: GroupEnd) -> None:
+        """Count what was amiss with the files of a group."""
+        self.tally.close(end.problems, end.unread)
+        self.run.reach.close(end)
+
+    def add(self, event: Done | GroupEnd | Noted | SetAside | Stopped) -> None:
+        """Count what this run did."""
         run = self.run
-        self.results.add(event)
-        if isinstance(event, SetAside):
+        if isinstance(event, Noted):
+            run.reach.note(event.name, event.rows)
+        elif isinstance(event, GroupEnd):
+            self.close(event)
+        elif isinstance(event, Stopped):
+            run.stopped = True
+        elif isinstance(event, SetAside):
+            self.results.add(event)
             run.set_aside.append((event.name, event.reason))
-            return
-        self.tally.add([event.entry])
-        run.rows += event.entry.rows_read
-        run.timeline.add(event.name, event.entry.rows_read, event.spans, event.place)
-        run.examples = sorted([*run.examples, *event.examples])[:EXAMPLES]
+        else:
+            self.results.add(event)
+            self.tally.add([event.entry])
+            run.rows += event.entry.rows_read
+            run.reach.add(event.name, event.entry.rows_read)
+            run.examples = sorted([*run.examples, *event.examples])[:EXAMPLES]
+            if event.place is not None:
+                run.timeline.add(event.name, event.entry.rows_read, event.spans, event.place)
 
     @property
     def exit_code(self) -> int:

@@ -77,6 +77,11 @@ class Tally:
             if entry.confusion is not None:
                 self.confusion = confusion_of(entry.confusion, self.classes, self.confusion)
 
+    def close(self, problems: Iterable[tuple[str, str]], unread: Iterable[tuple[str, int | None]]) -> None:
+        """Count what was amiss with the files of a group that has been read to its end."""
+        self.problems += problems
+        self.unread += unread
+
     def check(self) -> None:
         """Raise BroadsheetError unless every row that was read is accounted for."""
         if self.rows_read != self.rows_written + self.rows_filtered + self.rows_quarantined:
@@ -93,5 +98,5 @@ class Tally:
             labels={name: self.labels[name] for name in self.classes if self.labels[name]},
             doubtful=dict(sorted(self.doubtful.items())),
             problems=tuple(sorted(self.problems)),
-            unread=tuple(self.unread),
+            unread=tuple(sorted(self.unread, key=lambda item: item[0])),
         )

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.filesize import decimal
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
@@ -16,6 +17,7 @@ from pipeline.accuracy import Confusion
 from pipeline.report.breakdown_table import print_breakdown
 from pipeline.report.console import PlainConsole, facts_table, lines, print_fact, say
 from pipeline.report.job import JobReport, Progress
+from pipeline.report.reach import Reach
 from pipeline.report.remarks import unread_line
 from pipeline.report.roofline_table import print_profile
 from pipeline.report.summary import doubt, facts, unfinished
@@ -38,46 +40,40 @@ class NoProgress(Progress):
 
 
 class TerminalProgress(Progress):
-    """A live bar with articles done, articles a second and time left; plain lines where there is no terminal."""
+    """A live bar with articles done, articles a second and time left; plain lines where there is no terminal.
+
+    The bar is by bytes until it is known how many articles there are.
+    """
 
     def __init__(self, console: PlainConsole) -> None:
         self._console = console
         self._bar: RichProgress | None = None
-        self._rows = 0
         self._began = self._spoke = 0.0
 
     def start(self, rows: int, dashboard: str) -> None:
-        self._rows = rows
         self._began = self._spoke = time.monotonic()
         self._console.print(f"dashboard: {dashboard}", style="dim", soft_wrap=True)
         if self._console.is_terminal:
             self._bar = RichProgress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[pace]}", markup=False),
+                TextColumn("{task.fields[done]}", markup=False),
                 console=self._console,
                 transient=True,
             )
-            self._task = self._bar.add_task("articles", total=rows or None, pace="")
+            self._task = self._bar.add_task("articles", total=None, done="0")
             self._bar.start()
 
     def advance(self, report: JobReport) -> None:
-        now = time.monotonic()
-        rate = report.run.rows / max(now - self._began, 1e-9)
+        now, reach = time.monotonic(), report.run.reach
+        seconds = max(now - self._began, 1e-9)
+        pace = f"{(reach.rows - reach.rows_before) / seconds:,.0f}/s{_left(reach, seconds)}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=report.rows_read, pace=f"{rate:,.0f}/s{self._left(report, rate)}")
+            total = 1.0 if reach.share else None
+            self._bar.update(self._task, total=total, completed=reach.share, done=f"{_done(reach)} {pace}")
         elif now - self._spoke >= _SECONDS_BETWEEN_LINES:
             self._spoke = now
-            of_all = f" of {self._rows:,}" if self._rows else ""
-            line = f"{report.rows_read:,}{of_all} articles done, {rate:,.0f}/s{self._left(report, rate)}"
-            self._console.print(line, soft_wrap=True)
-
-    def _left(self, report: JobReport, rate: float) -> str:
-        """The time left at the pace of this run so far, where all rows are known."""
-        if not self._rows or not rate:
-            return ""
-        return f", {timedelta(seconds=round(max(self._rows - report.rows_read, 0) / rate))} left"
+            self._console.print(f"{_done(reach)} articles done, {pace}", soft_wrap=True)
 
     def warn(self, message: str) -> None:
         self._console.print(lines(f"warning: {message}", "yellow"), soft_wrap=True)
@@ -88,6 +84,20 @@ class TerminalProgress(Progress):
 
     def finished(self, report: JobReport) -> None:
         """The report says it."""
+
+
+def _done(reach: Reach) -> str:
+    """How many articles are done, and of how many, or how much of the bytes: "1,200 of 7,600", "1,200 (12% of 3 GB)"."""
+    if reach.rows_known:
+        return f"{reach.rows:,} of {reach.rows_known:,}"
+    known = decimal(reach.bytes_known) if reach.bytes_known else ""
+    share = f"{reach.share:.0%} of {known}" if reach.share and known else known
+    return f"{reach.rows:,}" + (f" ({share})" if share else "")
+
+
+def _left(reach: Reach, seconds: float) -> str:
+    left = reach.seconds_left(seconds)
+    return "" if left is None else f", {timedelta(seconds=round(left))} left"
 
 
 def print_report(report: JobReport, console: PlainConsole) -> None:

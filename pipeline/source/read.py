@@ -45,7 +45,7 @@ def read_unit(unit: Unit, selection: Selection, spans: list[Span] | None = None)
 
 def read_run(
     run: Run, selection: Selection, skip: Callable[[str], bool], spans: list[Span] | None = None
-) -> Iterator[tuple[Unit, Chunk | None]]:
+) -> Generator[tuple[Unit, Chunk | None], None, None]:
     """The units of a run in order, each with its chunk, or None where its name is to be skipped. Raises as `read_unit`
     does.
     """
@@ -59,7 +59,7 @@ def read_group(
     chunk_rows: int,
     skip: Callable[[str], bool],
     spans: list[Span] | None = None,
-) -> Iterator[GroupChunk | GroupEnd]:
+) -> Generator[GroupChunk | GroupEnd, None, None]:
     """The chunks of a group in order, then its end. skip: whether the chunk of that name is not wanted; its rows are
     counted, and not parsed where that is possible.
 

@@ -1,0 +1,165 @@
+"""The tasks of a group of files, and of a run of row groups: read front to back, and labelled chunk by chunk meanwhile.
+
+A task reads in its own thread, up to where the process has room for chunks; other threads classify and write them. So
+the engine computes while this and other tasks read, and a file whose chunks nobody shares needs no scheduling.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from types import TracebackType
+
+from distributed import Worker, get_worker
+from distributed.core import Status
+
+from pipeline.errors import SourceError
+from pipeline.output.commit import commit_end, committed_entry
+from pipeline.output.record import Entry
+from pipeline.source.group import Group, GroupChunk, GroupEnd
+from pipeline.source.plan import Run
+from pipeline.task_keys import Key, run_of
+from pipeline.tasks import Done, Job, Work, infer, output_of, refuse_bad_rows, write
+from pipeline.telemetry.spans import Span, span
+from pipeline.worker import STATE
+
+TOPIC = "broadsheet-chunks"
+"""Dask's topic of the chunks that tasks have committed before their end: of each the key of its task, name and rows."""
+
+_ENDING = (Status.closing, Status.closed, Status.failed)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What a task has labelled. chunks: in input order, those too that it found committed. end: of a group that was
+    read to its end. whole: whether that is all there is; the job may have been stopped.
+    """
+
+    chunks: tuple[Done, ...]
+    end: GroupEnd | None = None
+    whole: bool = True
+
+
+def label_group(group: Group, alone: bool, job: Job) -> Labelled:
+    """Read a group's files one after the other, label each chunk, and commit the group's end.
+
+    alone: begin no chunk before the last one is committed. Raises as `read`, `infer` and `write` do; what was committed
+    by then stays. Not for a file that cannot be read, which is a problem of the group's end, unless the job is strict.
+    """
+    end = None
+    with _Labelling(job, alone) as labelling:
+        spans: list[Span] = []
+        with closing(STATE.read_group(group, job.selection, job.chunk_rows, labelling.is_committed, spans)) as reading:
+            while end is None and labelling.may_read():
+                with span("read", spans, "read"):
+                    found = next(reading)
+                if isinstance(found, GroupEnd):
+                    end = found
+                else:
+                    labelling.label(found, spans)
+    if end is not None:
+        _close(end, job)
+    return Labelled(labelling.done, end, end is not None)
+
+
+def label_run(run: Run, alone: bool, job: Job) -> Labelled:
+    """Decode a run of row groups once, and label each chunk. Raises as `label_group` does, and SourceError for a file
+    that cannot be read.
+    """
+    left = len(run.units)
+    with _Labelling(job, alone) as labelling:
+        spans: list[Span] = []
+        with closing(STATE.read_run(run, job.selection, labelling.is_committed, spans)) as reading:
+            while left and labelling.may_read():
+                with span("read", spans, "read"):
+                    unit, chunk = next(reading)
+                labelling.label(GroupChunk(unit.name, unit.sources, chunk), spans)
+                left -= 1
+    return Labelled(labelling.done, whole=not left)
+
+
+def begin_no_more(run: str) -> None:
+    """From now on the tasks of a run of the graph begin no chunk on this worker."""
+    STATE.stopped.add(run)
+
+
+def _close(end: GroupEnd, job: Job) -> None:
+    """Commit a group's end. With `job.strict`, raises SourceError for a file that was not wholly readable."""
+    if job.strict and end.problems:
+        raise SourceError(f"{end.problems[0][1]} (--strict stops here)")
+    store = output_of(job)
+    if store is not None:
+        commit_end(store, end, job.fingerprint)
+
+
+class _Labelling(AbstractContextManager["_Labelling"]):
+    """The chunks of one task, from reading to commit. At the end of the block all that have begun are committed; if one
+    could not be, its error is raised.
+    """
+
+    def __init__(self, job: Job, alone: bool) -> None:
+        self._job = job
+        self._alone = alone
+        self._worker: Worker = get_worker()
+        self._key: Key = self._worker.get_current_task()
+        self._committed: dict[str, Entry] = {}
+        self._begun: list[Done | Future[Done]] = []
+        self._failed = self._has_room = False
+
+    @property
+    def done(self) -> tuple[Done, ...]:
+        return tuple(one if isinstance(one, Done) else one.result() for one in self._begun)
+
+    def is_committed(self, name: str) -> bool:
+        """Whether a chunk is to be skipped: committed by an earlier run, or by a worker that was lost in the middle."""
+        store = output_of(self._job)
+        entry = None if store is None else committed_entry(store, name, self._job.fingerprint, self._job.names)
+        if entry is not None:
+            self._committed[name] = entry
+        return entry is not None
+
+    def may_read(self) -> bool:
+        """Wait for room for one more chunk; False where no more is to be read: a chunk has failed, the job is stopped,
+        or nobody wants the result any longer.
+        """
+        if not self._has_room:
+            STATE.room.acquire()
+            self._has_room = True
+        return not self._failed and run_of(self._key) not in STATE.stopped and self._is_wanted
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether the task has not been cancelled, and its worker goes on. Dask ends no thread that runs a task."""
+        task = self._worker.state.tasks.get(self._key)
+        return task is not None and task.state == "executing" and self._worker.status not in _ENDING
+
+    def label(self, found: GroupChunk, spans: list[Span]) -> None:
+        """Begin to label a chunk that was read; its spans are taken from `spans`."""
+        own, spans[:] = spans[:], []
+        if found.chunk is None:
+            self._begun.append(Done(found.name, self._committed.pop(found.name), [], None, []))
+            return
+        refuse_bad_rows(found.chunk, self._job)
+        self._begun.append(STATE.labelling.submit(self._label, Work(found.name, found.sources, found.chunk, spans=own)))
+        self._has_room = False  # it is the chunk's now
+        if self._alone:
+            wait([future for future in self._begun[-1:] if isinstance(future, Future)])
+
+    def _label(self, work: Work) -> Done:
+        try:
+            done = write(infer(work, self._job), self._job)
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            STATE.room.release()
+        self._worker.log_event(TOPIC, {"task": list(self._key), "chunk": done.name, "rows": done.entry.rows_read})
+        return done
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._has_room:
+            STATE.room.release()
+        wait([future for future in self._begun if isinstance(future, Future)])
+        if error is None:
+            _ = self.done
