@@ -109,10 +109,11 @@ def is_known(path: str) -> bool:
 
 
 def _suffixes(path: str) -> tuple[str, str | None]:
-    """The suffix of a file, and its compression."""
-    name = path if not is_url(path) else file_part(path)
-    _, *ends = name.rpartition("/")[2].lstrip(".").lower().rsplit(".", 2)
-    return _suffixes_of("".join(f".{end}" for end in ends))
+    """The suffix of a file, and its compression. There may be very many files, of few suffixes."""
+    name = file_part(path) if is_url(path) else path
+    parts = name.rpartition("/")[2].lstrip(".").lower().rsplit(".", 2)
+    parts[0] = ""
+    return _suffixes_of(".".join(parts))
 
 
 @lru_cache(1024)
@@ -123,9 +124,13 @@ def _suffixes_of(end: str) -> tuple[str, str | None]:
     return pure.suffix, None
 
 
-def format_of(path: str, name: str) -> tuple[Format, str | None]:
-    """Format and compression by the file's suffixes. name: of it. Raises UsageError."""
-    suffix, compression = _suffixes(path)
+def format_of(path: str) -> Format:
+    """The format of the file that is called so. Raises UsageError."""
+    return _format_of(*_suffixes(path), path)
+
+
+def _format_of(suffix: str, compression: str | None, name: str) -> Format:
+    """The format of the files with that suffix. name: of the file. Raises UsageError."""
     if suffix not in FORMATS:
         remedy = f"; {_REMEDIES[suffix]}" if suffix in _REMEDIES else ""
         known = " ".join(FORMATS)
@@ -135,7 +140,7 @@ def format_of(path: str, name: str) -> tuple[Format, str | None]:
     found = FORMATS[suffix]
     if compression and found.jumps:
         raise UsageError(f"{name}: {_ONE_READER.format(found.name, 'decompress it first')}")
-    return found, compression
+    return found
 
 
 class _Find:
@@ -155,23 +160,24 @@ class _Find:
         location = listed.location
         suffix, compression = _suffixes(location)
         inside = in_archive(location)
-        if not inside and (suffix, compression) != (archive.SUFFIX, None):
-            format_of(location, printable(named(location, None)))
+        is_archive = (suffix, compression) == (archive.SUFFIX, None)
+        found = None
+        if not inside and not is_archive:
+            found = _format_of(suffix, compression, printable(named(location, None)))
         name = printable(named(location, self._root))
         try:
             if listed.problem:
                 raise SourceError(f"{name}: {listed.problem}")
             if printable(location) != location:
                 raise SourceError(f"{name}: its name is not UTF-8, so the output could not name it; rename it")
-            if inside or suffix == archive.SUFFIX:
+            if found is None:
                 self._look_into(replace(listed, location=inside.archive if inside else location), inside)
             else:
-                self._add_file(listed, name)
+                self._add_file(listed, name, found, compression)
         except SourceError as error:
             self.problems.append((name, error.message))
 
-    def _add_file(self, listed: Listed, name: str) -> None:
-        found, compression = format_of(listed.location, name)
+    def _add_file(self, listed: Listed, name: str, found: Format, compression: str | None) -> None:
         if not listed.ranges and found.jumps:
             raise SourceError(f"{name}: {_ONE_READER.format(found.name, _NO_RANGES)}")
         self.found.append(
@@ -200,7 +206,7 @@ class _Find:
             if archive.is_hidden(member) or not (member.name == wanted or fnmatchcase(member.name, wanted)):
                 continue
             name = printable(member_name(member.name, shown))
-            suffix, _ = _suffixes(member.name)
+            suffix, compression = _suffixes(member.name)
             try:
                 if suffix == archive.SUFFIX:
                     raise SourceError(f"{name}: an archive in an archive is not read: unpack the outer one")
@@ -212,15 +218,14 @@ class _Find:
                         f"{name}: the archive holds another file of this name, which was read; this one was not"
                     )
                 seen.add(member.name)
-                self._add_member(listed, name, member)
+                self._add_member(listed, name, member, _format_of(suffix, compression, name), compression)
             except (SourceError, UsageError) as error:
                 self.problems.append((name, error.message))
         if not (seen or self.problems or self.left_out):
             self.left_out.append(shown)
 
-    def _add_member(self, listed: Listed, name: str, member: Member) -> None:
+    def _add_member(self, listed: Listed, name: str, member: Member, found: Format, compression: str | None) -> None:
         """A member of an archive, whose digest is of what the archive says of it."""
-        found, compression = format_of(member.name, name)
         if found.jumps:
             raise SourceError(f"{name}: {_ONE_READER.format(found.name, 'unpack the archive first')}")
         if member.problem:

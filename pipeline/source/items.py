@@ -208,7 +208,7 @@ def _lines(file: Any) -> Iterator[Any]:
     """The lines of an open file, without their ends. Raises UsageError for a file whose lines are no articles."""
     name = getattr(file, "name", None)
     try:
-        known = format_of(name, name)[0].name if isinstance(name, str) else "text"
+        known = format_of(name).name if isinstance(name, str) else "text"
     except UsageError:  # of no format: who opens it knows what it holds
         known = "text"
     if known != "text":

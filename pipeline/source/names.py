@@ -55,7 +55,7 @@ def file_part(name: str) -> str:
 
 def without_secrets(text: str) -> str:
     """A URL, or a message that holds some, without passwords, and without what follows the path of one of the web."""
-    return _QUERY.sub(r"\1", _PASSWORD.sub(r"\1@", text))
+    return _QUERY.sub(r"\1", _PASSWORD.sub(r"\1@", text)) if is_url(text) else text
 
 
 def absolute(name: str) -> str:

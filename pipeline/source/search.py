@@ -95,6 +95,8 @@ def search(names: Sequence[str], is_known: Callable[[str], bool]) -> Found:
 
 def printable(path: str) -> str:
     r"""A path as text: bytes that are not UTF-8 as \xNN, and halves of surrogate pairs as \udNNN."""
+    if path.isascii():
+        return path
     try:
         data = path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
