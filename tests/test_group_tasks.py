@@ -1,0 +1,147 @@
+"""Groups of files as tasks: read by one worker each, lost in the middle, stopped and interrupted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from dask import config as dask_config
+from distributed import Client
+from jobs import check_whole, committed
+
+from cluster import connect
+from pipeline import SourceError, classify
+from pipeline.model.charcnn import Model
+from pipeline.report.job import JobReport, Progress
+
+# Each commit is noted. A worker dies, once, as it reads the fourth chunk of "b.jsonl.gz"; chunks of "slow" take longer.
+PRELOAD = """
+import os, signal, time
+from pathlib import Path
+from pipeline.worker import STATE
+folder = Path({folder!r})
+read_group, commit = vars(STATE).setdefault("kept", (STATE.read_group, STATE.commit))
+def troubled(group, *a):
+    name = os.path.basename(group.files[0].path)
+    for number, found in enumerate(read_group(group, *a)):
+        if name == "slow.jsonl.gz":
+            time.sleep(0.3)
+        if name == "b.jsonl.gz" and number == 3 and (folder / "kill").exists():
+            while len((folder / "commits").read_text().split()) < 2:
+                time.sleep(0.01)
+            (folder / "kill").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield found
+def noted(store, table, quarantine, entry, names):
+    entry = commit(store, table, quarantine, entry, names)
+    with open(folder / "commits", "a") as file:
+        file.write(entry.chunk + "\\n")
+    return entry
+STATE.read_group, STATE.commit = troubled, noted
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("groups")
+
+
+@pytest.fixture(scope="module")
+def troubled(folder: Path) -> Iterator[Client]:
+    (folder / "preload.py").write_text(PRELOAD.format(folder=str(folder)))
+    (folder / "commits").touch()
+    with ExitStack() as stack:
+        with dask_config.set({"distributed.worker.preload": [str(folder / "preload.py")]}):  # for these workers only
+            client = stack.enter_context(connect(workers=2))
+        yield client
+
+
+def write_gzip(path: Path, bad: int = 7) -> Path:
+    """600 rows, above 64 KiB, so a group of its own. bad: how many of the rows are none."""
+    lines = [json.dumps({"text": os.urandom(150).hex()}) for _ in range(600 - bad)]
+    for number in range(bad):
+        lines.insert(90 * number, "{")
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    assert path.stat().st_size > 64 << 10
+    return path
+
+
+def test_a_worker_lost_in_the_middle_of_a_group(
+    troubled: Client, client: Client, small_model: Model, folder: Path, tmp_path: Path
+) -> None:
+    """What it has committed is not classified again, and the output is that of an undisturbed run, byte for byte."""
+    given = {"model": small_model, "chunk_size": 100}
+    source = [write_gzip(tmp_path / f"{name}.jsonl.gz") for name in "abc"]
+    whole = classify(source, tmp_path / "undisturbed", client=client, **given)
+    (folder / "kill").touch()
+    (folder / "commits").write_text("")
+    report = classify(source, tmp_path / "out", client=troubled, **given)
+    assert not (folder / "kill").exists()
+    assert report.exit_code == 0
+    assert report.tally == whole.tally
+    assert report.rows_quarantined == 3 * 7
+    check_whole(tmp_path / "out", tmp_path / "undisturbed")
+    times = Counter((folder / "commits").read_text().split())
+    assert set(times.values()) == {1}, times
+
+
+class Interrupted(Progress):
+    """Ctrl-C at the first chunk."""
+
+    def advance(self, report: JobReport) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_group_that_is_stopped_or_interrupted_begins_no_further_chunk(
+    troubled: Client, client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    """Stopped, a job reports what is done; interrupted, it leaves nothing running. Both are resumed."""
+    given = {"model": small_model, "chunk_size": 60}
+    source, stopped, interrupted = (
+        write_gzip(tmp_path / "slow.jsonl.gz"),
+        tmp_path / "stopped",
+        tmp_path / "interrupted",
+    )
+    classify(source, tmp_path / "undisturbed", client=client, **given)
+    report = classify(source, stopped, client=troubled, stop=lambda: committed(stopped) >= 2, **given)
+    assert report.exit_code == 4
+    assert 2 <= report.tally.chunks == committed(stopped) < 9
+    with pytest.raises(KeyboardInterrupt):
+        classify(source, interrupted, client=troubled, progress=Interrupted(), **given)
+    time.sleep(1.0)
+    before = committed(interrupted)
+    assert 1 <= before < 9
+    time.sleep(1.0)
+    assert committed(interrupted) == before
+    for out in (stopped, interrupted):
+        assert classify(source, out, client=client, resume=True, **given).exit_code == 0
+        check_whole(out, tmp_path / "undisturbed")
+
+
+def test_what_is_amiss_with_files_is_counted_once_however_often_the_job_runs(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    """A file that is cut off, an empty one, and one with other columns, each in the closing entry of its group."""
+    given = {"model": small_model, "chunk_size": 100, "client": client}
+    data = write_gzip(tmp_path / "a.jsonl.gz", bad=0).read_bytes()
+    (tmp_path / "b.jsonl.gz").write_bytes(data[: len(data) * 3 // 4])
+    (tmp_path / "c.jsonl").touch()
+    with pytest.raises(SourceError, match=r"(b\.jsonl\.gz|c\.jsonl): .*\(strict=True stops here\)"):
+        classify(tmp_path, tmp_path / "strict", strict=True, **given)
+    out = tmp_path / "out"
+    report = classify(tmp_path / "*.jsonl*", out, **given)
+    assert report.exit_code == 3
+    assert [Path(path).name for path, _ in report.tally.problems] == ["b.jsonl.gz", "c.jsonl"]
+    assert [(Path(path).name, rows) for path, rows in report.tally.unread] == [("c.jsonl", 0)]
+    (out / "_SUCCESS").unlink()
+    max((out / "parts").iterdir()).unlink()
+    again = classify(tmp_path / "*.jsonl*", out, resume=True, **given)
+    assert again.tally == report.tally
+    assert again.run.chunks_before == report.tally.chunks - 1
