@@ -54,7 +54,7 @@ DASHBOARD_ADDRESS = "127.0.0.1:0"
 
 _OUR_LINK = "http://127.0.0.1:{port}/status"  # where it listens, or where a tunnel to it ends
 
-THREADS_PER_WORKER = 4
+THREADS_PER_WORKER = 8
 """Threads of a worker for reading and writing, which mostly wait; computing has an executor of its own."""
 
 NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # their HTTP server starts even so

@@ -1,10 +1,10 @@
 """The Dask graph, kept a window ahead of the workers.
 
-A group of files, or a run of row groups, is one task: it reads, classifies and commits chunk after chunk, and the client
-hears of each. Any other chunk is read -> infer -> write: reads are unrestricted, so the scheduler queues them and memory
-is bounded by the chunks in flight; infer and write follow the chunk to the worker that read it. Infer runs on the
-worker's one-thread `gpu` executor, so that reading chunk i + 1, computing chunk i and writing chunk i - 1 overlap. A
-chunk whose text is with the client is one task.
+A group of files, or a run of row groups, is one task: it reads, classifies and commits chunk after chunk, and the
+client hears of each. Any other chunk is read -> infer -> write: reads are unrestricted, so the scheduler queues them
+and memory is bounded by the chunks in flight; infer and write follow the chunk to the worker that read it. Infer runs
+on the worker's one-thread `gpu` executor, so that reading chunk i + 1, computing chunk i and writing chunk i - 1
+overlap. A chunk whose text is with the client is one task.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _set_aside(source: Source, reason: str) -> list[SetAside]:
 
 
 def _run_alone(run: _Run, suspects: Suspects) -> Iterator[Event]:
-    """Run suspects one at a time, and set aside those that kill their worker again, and what cannot be told from them."""
+    """Run suspects one at a time; set aside those that kill their worker again, and what cannot be told from them."""
     for source in suspects.sources:
         cause = suspects.cause(source)
         if cause is not None:

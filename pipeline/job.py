@@ -31,16 +31,7 @@ from pipeline.output.columns import Columns, columns_of
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PLAN, PartNames
 from pipeline.output.part_files import check_writable
-from pipeline.output.record import (
-    WRITER,
-    ClosingEntry,
-    Fingerprint,
-    ListedFile,
-    SavedPlan,
-    from_json,
-    listing_digest,
-    to_json,
-)
+from pipeline.output.record import WRITER, Fingerprint, ListedFile, SavedPlan, from_json, listing_digest, to_json
 from pipeline.output.saved_plan import changes, plan_bytes, plan_from
 from pipeline.report.explain import explain
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
@@ -50,7 +41,7 @@ from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
 from pipeline.source.files import Files
-from pipeline.source.group import GroupEnd, group_name, part_name
+from pipeline.source.group import GroupEnd, part_name
 from pipeline.source.inputs import Given, JobInput, Rows, Scanners, Source, identify, open_input
 from pipeline.source.limits import CHUNK_ROWS
 from pipeline.source.scan import Scanner
@@ -285,11 +276,9 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         folder.create(fingerprint, planned.columns.written, saved, options.resume, options.overwrite)
     if folder and options.resume:
         before = folder.committed(fingerprint.id, model.classes, planned.columns.written)
-    whole = _whole(before)
-    report.committed_before(before.chunks.values(), whole)
+    report.committed_before(before)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
-    done = {*counted, *(group_name(end.group) for end in whole)}
-    chunks = planned.input.chunks(done, partial(_close, folder, fingerprint.id, report))
+    chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))
     _compute(client, planned, job, report, chunks, counted)
     if options.profile:
         report.run.profile = _profile(client, engines.key)
@@ -400,7 +389,7 @@ def _close(folder: OutputFolder | None, job: str, report: JobReport, end: GroupE
 def _compute(
     client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source], counted: dict[str, bytes]
 ) -> None:
-    """Run the chunks. counted: the digest of the entry of each chunk that is in the report; those of this run are added."""
+    """Run the chunks. counted: the digests of the entries in the report, by chunk; those of this run are added."""
     began = time.perf_counter()
     from cluster.progress import DashboardProgress
 
@@ -428,24 +417,18 @@ def _compute(
     timeline.ended = time.time() + timeline.clock.offset
 
 
-def _whole(committed: Committed) -> list[ClosingEntry]:
-    """The closing entries of groups of which every chunk is committed: these are not read again."""
-    return [
-        end
-        for end in committed.closed.values()
-        if all(part_name(end.group, chunk) in committed.chunks for chunk in range(end.chunks))
-    ]
-
-
 def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:
-    """The event; for a group that is set aside, first the chunks that were committed, and then where it goes on."""
-    if folder is None or not isinstance(event, SetAside) or event.group is None:
+    """The event; for what is set aside, first the chunks of it that were committed, and then what is left."""
+    if folder is None or not isinstance(event, SetAside):
         yield event
         return
-    entries = folder.chunks_of(event.group, job.fingerprint, job.names)
+    entries = folder.chunks_of(event.name if event.group is None else event.group, job.fingerprint, job.names)
     yield from (Done(name, entry, [], None, []) for name, entry in entries.items())
-    names = (part_name(event.group, chunk) for chunk in itertools.count())
-    yield replace(event, name=next(name for name in names if name not in entries))
+    if event.group is not None:
+        names = (part_name(event.group, chunk) for chunk in itertools.count())
+        yield replace(event, name=next(name for name in names if name not in entries))
+    elif not entries:
+        yield event
 
 
 def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: Run) -> Iterator[Source]:

@@ -26,10 +26,10 @@ class WorkerState:
     """The state of one process, in which several workers may run.
 
     open_engine, read, read_group, read_run, commit: the functions that the plugin and the tasks call; assign another to
-    replace one on a worker. computing: a lock, held while a chunk is computed and while engines are loaded or closed: an
-    engine has one ring of slots (on a CPU one pool of threads), and must not be closed while it computes. room: for
-    chunks of groups and runs. labelling: threads that classify and write these. stopped: the runs of jobs that begin no
-    further chunk here.
+    replace one on a worker. computing: a lock, held while a chunk is computed and while engines are loaded or closed:
+    an engine has one ring of slots (on a CPU one pool of threads), and must not be closed while it computes. room: for
+    chunks of groups and runs. labelling: threads that classify and write these. stopped: the runs of the graph that
+    begin no further chunk here.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.slow import slowed
 from pipeline import classify, verify
 
-SLOW = slowed("commit")
+SLOW = slowed("read")
 
 
 def run_undisturbed(model: Path, folder: Path, rows: int, chunk_size: int) -> tuple[list, Path]:

@@ -122,7 +122,7 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(
     arguments, undisturbed = job
     out = tmp_path / "out"
     slow = tmp_path / "slow.py"
-    slow.write_text(slowed("commit", 1.5))
+    slow.write_text(slowed("read", 0.5))
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", *map(str, arguments), "-o", str(out), "--workers", "1"],
         env={**os.environ, "DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)},

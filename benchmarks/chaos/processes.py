@@ -21,12 +21,13 @@ _STEPS = ("in-infer", "before-write", "after-temporary", "after-rename", "before
 _POISON = """
 import os, signal
 from pipeline.worker import STATE
-kept = vars(STATE).setdefault("kept_read", STATE.read)  # Dask runs a preload more than once
-def read(unit, *more):
-    if unit.name.endswith({chunk!r}):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return kept(unit, *more)
-STATE.read = read
+kept = vars(STATE).setdefault("kept_read", STATE.read_group)  # Dask runs a preload more than once
+def read_group(*arguments):
+    for found in kept(*arguments):
+        if getattr(found, "name", "").endswith({chunk!r}):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield found
+STATE.read_group = read_group
 """
 
 

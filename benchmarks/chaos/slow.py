@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-_SLOWED = """
+_SLOWED = {
+    "commit": """
 import os, time
 from pipeline.worker import STATE
-def slowly(kept):
-    def slow(*arguments):
+kept_commit = vars(STATE).setdefault("kept_commit", STATE.commit)  # Dask runs a preload more than once
+def slow_commit(*arguments):
+    time.sleep({seconds})
+    return kept_commit(*arguments)
+STATE.commit = slow_commit
+""",
+    "read": """
+import os, time
+from pipeline.worker import STATE
+kept_read = vars(STATE).setdefault("kept_read", (STATE.read, STATE.read_group))
+def slow_read(*arguments):
+    time.sleep({seconds})
+    return kept_read[0](*arguments)
+def slow_read_group(*arguments):
+    for found in kept_read[1](*arguments):
         time.sleep({seconds})
-        return kept(*arguments)
-    return slow
-# Dask runs a preload more than once.
-STATE.{step} = slowly(vars(STATE).setdefault("kept_{step}", STATE.{step}))
-"""
+        yield found
+STATE.read, STATE.read_group = slow_read, slow_read_group
+""",
+}
 
 
 def slowed(step: str, seconds: object = 0.3) -> str:
     """The preload. step: "read" or "commit". seconds: a number, or an expression that gives one on the worker."""
-    return _SLOWED.format(step=step, seconds=seconds)
+    return _SLOWED[step].format(seconds=seconds)

@@ -102,9 +102,9 @@ class Trial:
     commands: list[Run] = field(default_factory=list)
 
     def slow(self, seconds: float) -> None:
-        """Make every commit of the runs to come take longer, so that a job can be caught in the middle."""
+        """Make every chunk of the runs to come take longer, so that a job can be caught in the middle."""
         file = self.folder / "slow.py"
-        file.write_text(slowed("commit", seconds))
+        file.write_text(slowed("read", seconds))
         self.environment["DASK_DISTRIBUTED__WORKER__PRELOAD"] = str(file)
 
     def start(self, *options: str, limit: Callable[[], None] | None = None, **env: str) -> Run:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeline.output.record import ClosingEntry, Entry, ListedFile, SavedPlan
 from pipeline.output.saved_plan import files_of
-from pipeline.source.group import part_name
+from pipeline.source.group import group_name, part_name
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,15 @@ class Committed:
 
     chunks: Mapping[str, Entry]
     closed: Mapping[int, ClosingEntry]
+
+    @cached_property
+    def done(self) -> set[str]:
+        """The names of the chunks, and of the groups that need not be read again."""
+        names = set(self.chunks)
+        for number, closing in self.closed.items():
+            if all(part_name(number, chunk) in self.chunks for chunk in range(closing.chunks)):
+                names.add(group_name(number))
+        return names
 
 
 @dataclass(frozen=True)

@@ -287,6 +287,10 @@ class OutputFolder:
         with self._readers() as pool:
             whole = list(pool.map(is_whole, found.values()))
         found = {chunk: entry for (chunk, entry), kept in zip(found.items(), whole, strict=True) if kept}
+        for entry in entries:
+            if isinstance(entry, Entry) and entry.chunk not in found:
+                self.check_claim(job)
+                self.store.remove(entry.file_name)  # or a worker would take the chunk for one that is committed
         if finished and (manifest.totals is None or manifest.totals.chunks != len(found)):
             self.store.remove(SUCCESS)
         return Committed(found, closed)
@@ -322,10 +326,14 @@ class OutputFolder:
         """Commit the end of a group. Raises OutputError, also where another job took the folder."""
         commit_end(self.store, end, job)
 
-    def chunks_of(self, group: int, job: str, names: PartNames) -> dict[str, Entry]:
-        """The entries of the chunks of a group that are committed, by name, in order. names: of the job's parts."""
-        files = (name.rpartition("/")[2] for name in self.store.files(ENTRIES) if layout.of_job(name, job))
-        chunks = [name.rpartition("-")[0] for name in files if name.startswith(part_name(group, 0)[:-7])]
+    def chunks_of(self, which: int | str, job: str, names: PartNames) -> dict[str, Entry]:
+        """The entries of the chunks of a group that are committed, by name, in order; or of one chunk. which: the
+        number of the group, or the chunk's name. names: of the job's parts.
+        """
+        chunks = [which] if isinstance(which, str) else []
+        if isinstance(which, int):
+            files = (name.rpartition("/")[2] for name in self.store.files(ENTRIES) if layout.of_job(name, job))
+            chunks = [name.rpartition("-")[0] for name in files if name.startswith(part_name(which, 0)[:-7])]
         found = {chunk: committed_entry(self.store, chunk, job, names) for chunk in chunks}
         return {chunk: entry for chunk, entry in found.items() if entry is not None}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from pipeline.accuracy import LENGTHS, Confusion, Example
-from pipeline.output.record import ClosingEntry, Entry
+from pipeline.output.account import Committed
 from pipeline.profiling.measure import Profile
 from pipeline.report.breakdown import Breakdown, break_down
 from pipeline.report.join import Frame
@@ -22,7 +21,7 @@ from pipeline.report.results import Results
 from pipeline.report.summary import as_html, as_text
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
-from pipeline.source.group import GroupEnd
+from pipeline.source.group import GroupEnd, group_name
 from pipeline.tasks import Done, Noted, SetAside, Stopped
 from pipeline.wording import in_python
 
@@ -164,13 +163,14 @@ class JobReport:
         """What a notebook shows."""
         return as_html(self)
 
-    def committed_before(self, entries: Iterable[Entry], closed: Iterable[ClosingEntry]) -> None:
-        """Count chunks that an earlier run committed, and the groups that are not read again."""
-        for entry in entries:
+    def committed_before(self, before: Committed) -> None:
+        """Count chunks that an earlier run committed, and groups that are not read again."""
+        for entry in before.chunks.values():
             self.tally.add([entry])
             self.run.reach.add(entry.chunk, entry.rows_read)
-        for end in closed:
-            self.close(GroupEnd(end.group, end.files, end.chunks, end.problems, end.unread))
+        for number, end in before.closed.items():
+            if group_name(number) in before.done:
+                self.close(GroupEnd(number, end.files, end.chunks, end.problems, end.unread))
         self.run.reach.begin()
         self.run.chunks_before = self.tally.chunks
 

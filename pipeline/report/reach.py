@@ -14,8 +14,8 @@ class Reach:
     How many rows a group has is known when it has been read to its end, or when the ends of all its chunks are found.
     Until then its rows count for as many bytes as those of the groups of which it is known.
 
-    rows, chunks: done; rows_before: of them by earlier runs. rows_known: of the whole job, 0 where not known. of_groups: the
-    bytes of each group of files, by number; none for rows in memory.
+    rows, chunks: done; rows_before: of them by earlier runs. rows_known: of the whole job, 0 where not known.
+    of_groups: the bytes of each group of files, by number; none for rows in memory.
     """
 
     def __init__(self, rows_known: int = 0, of_groups: Mapping[int, int] | None = None) -> None:

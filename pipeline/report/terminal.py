@@ -87,7 +87,7 @@ class TerminalProgress(Progress):
 
 
 def _done(reach: Reach) -> str:
-    """How many articles are done, and of how many, or how much of the bytes: "1,200 of 7,600", "1,200 (12% of 3 GB)"."""
+    """The articles that are done, and of how many, or of how much: "1,200 of 7,600", "1,200 (12% of 3 GB)"."""
     if reach.rows_known:
         return f"{reach.rows:,} of {reach.rows_known:,}"
     known = decimal(reach.bytes_known) if reach.bytes_known else ""
