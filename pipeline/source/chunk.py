@@ -180,13 +180,14 @@ def assemble(
     raw: Callable[[int], tuple[int | None, bytes]],
     bad: Sequence[BadRow] = (),
     problems: tuple[str, ...] = (),
+    removed: NDArray[np.int64] | None = None,
 ) -> Chunk:
     """A chunk from the parsed rows of one file.
 
     numbers: int64 [N], the record number of each row. table: N rows with the selection's columns; text and string
     columns may be binary or string, and kept columns may be missing: then they are null. raw(i): byte offset and first
     bytes of row i, for the quarantine. bad: rows that could not be parsed; those whose text is null, too long or not
-    UTF-8 are added to them.
+    UTF-8 are added to them. removed: int64 [N], characters by which a text was cut before, which are valid.
     """
     reasons: dict[int, str] = {}
     held = {name: _column(table, name) for name in selection.columns}
@@ -222,7 +223,8 @@ def assemble(
     n_chars = None
     if selection.reads:
         n_chars = _characters(text)
-        text = beginnings(text, sizes, selection.reads)
+        text = _beginnings(text, sizes, n_chars, selection.reads)
+        n_chars = n_chars if removed is None else n_chars + removed
     kept_of_bad = None
     if selection.kept:
         kept_of_bad = rows.drop_columns(["file", "row"]).take(pa.array([i for _, i in set_aside], pa.int64()))
@@ -243,14 +245,17 @@ def _joined(texts: Sequence[pa.Array]) -> pa.Array:
     return pc.utf8_trim_whitespace(text)
 
 
-def beginnings(text: pa.Array, sizes: NDArray[np.int64], count: int) -> pa.Array:
-    """Each text, a large_string, up to `count` characters. sizes: int64 [N], their bytes.
+def _beginnings(text: pa.Array, sizes: NDArray[np.int64], n_chars: NDArray[np.int64], count: int) -> pa.Array:
+    """Each text, a large_string, up to `count` characters. sizes, n_chars: int64 [N], its bytes and characters.
 
     The first characters lie within four times as many bytes, so the others are not even looked at.
     """
-    if sizes.max(initial=0) <= count:
+    if n_chars.max(initial=0) <= count:
         return text
-    near = pc.binary_slice(text.view(pa.large_binary()), 0, _LONGEST_SEQUENCE * count)
+    held = text.view(pa.large_binary())
+    if n_chars.sum() == sizes.sum():  # each character is one byte
+        return pc.binary_slice(held, 0, count)
+    near = pc.binary_slice(held, 0, _LONGEST_SEQUENCE * count)
     return pc.utf8_slice_codeunits(near.view(pa.large_string()), 0, count)
 
 

@@ -15,7 +15,7 @@ class Limits:
     field_bytes: of the longest field or line that is read; an unclosed quote would make a longer one. block_bytes: read
     at once from a stream. chunk_bytes: of the text in a chunk, so that long articles do not make it large.
     counted_bytes: the largest compressed file whose rows are counted first. guess_bytes: searched for the first record
-    of a segment.
+    of a segment. part_bytes: of a table that one thread parses, while others parse those after it.
     """
 
     field_bytes: int = 16 << 20
@@ -23,6 +23,7 @@ class Limits:
     chunk_bytes: int = 64 << 20
     counted_bytes: int = 8 << 20
     guess_bytes: int = 1 << 20
+    part_bytes: int = 16 << 20
 
     @property
     def long_line(self) -> str:

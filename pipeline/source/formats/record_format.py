@@ -8,8 +8,9 @@ first, and if it fits a chunk, one task reads it whole.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from pipeline.source.chunk import Chunk, Selection, assemble, concat, empty_chun
 from pipeline.source.encoding import UTF8, looks_like, unescaped
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek, Stream
 from pipeline.source.opening import open_at
+from pipeline.source.parsing import PARSING
 from pipeline.source.records import BOM, Records, Split, cut, read_records
 from pipeline.telemetry.spans import Span, span
 
@@ -167,23 +169,41 @@ class RecordFormat(Format):
         chunk_rows: int,
         selection: Selection,
         spans: list[Span] | None = None,
-    ) -> Iterator[tuple[Chunk, int, bool]]:
-        """Chunks, how many records each covers, and whether it begins a new chunk of the plan."""
+    ) -> Iterator[_Parsed]:
+        """Chunks, how many records each covers, and whether it begins a new chunk of the plan. They are parsed ahead by
+        the process's threads.
+        """
+        parse = partial(self._parse_timed, path=file.path, selection=selection, spans=spans)
         with open_at(file, start) as source:
             blocks = read_records(source, self.split, start, size, self.limits)
+            pieces = cut(blocks, chunk_rows, self.limits.chunk_bytes, selection)
             try:
-                for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes, selection):
-                    with span("decode", spans, "read"):
-                        chunk = self.parse(records, file.path, row, selection)
-                    if self.encoding != UTF8:
-                        heads = [unescaped(head) for head in chunk.quarantine.column("head").to_pylist()]
-                        table = chunk.quarantine.drop_columns("head").append_column(
-                            "head", pa.array(heads, pa.binary())
-                        )
-                        chunk = replace(chunk, quarantine=table)
-                    yield chunk, len(records), new
-                    row += len(records)
+                yield from PARSING.in_order(_numbered(parse, pieces, row))
             except SourceError as error:
                 if not file.front_to_back or isinstance(error, InputChanged):
                     raise
                 yield empty_chunk(selection, (error.message,)), 0, False
+
+    def _parse_timed(
+        self, records: Records, row: int, new: bool, path: str, selection: Selection, spans: list[Span] | None
+    ) -> _Parsed:
+        with span("decode", spans, "read"):
+            chunk = self.parse(records, path, row, selection)
+        if self.encoding != UTF8:
+            heads = [unescaped(head) for head in chunk.quarantine.column("head").to_pylist()]
+            table = chunk.quarantine.drop_columns("head").append_column("head", pa.array(heads, pa.binary()))
+            chunk = replace(chunk, quarantine=table)
+        return chunk, len(records), new
+
+
+_Parsed = tuple[Chunk, int, bool]
+"""A chunk, how many records it covers, and whether it begins a new chunk of the plan."""
+
+
+def _numbered(
+    parse: Callable[[Records, int, bool], _Parsed], pieces: Iterator[tuple[Records, bool]], row: int
+) -> Iterator[Callable[[], _Parsed]]:
+    """A call for each piece, the first of which begins with record `row` of the file."""
+    for records, new in pieces:
+        yield partial(parse, records, row, new)
+        row += len(records)
