@@ -270,12 +270,9 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         return chunks[0]
     ids = [c.ids for c in chunks if c.ids is not None]
     truth = [c.truth for c in chunks if c.truth is not None]
-    cut_short = any(c.n_chars is not None for c in chunks)
-    n_chars = (
-        [_characters(c.text.cast(pa.large_string())) if c.n_chars is None else c.n_chars for c in chunks]
-        if cut_short
-        else []
-    )
+    counts: list[NDArray[np.int64]] = []
+    if any(c.n_chars is not None for c in chunks):
+        counts = [_characters(c.text.cast(pa.large_string())) if c.n_chars is None else c.n_chars for c in chunks]
     bad = [c.bad for c in chunks if c.bad is not None]
     return Chunk(
         pa.concat_arrays([c.text for c in chunks]),
@@ -284,7 +281,7 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         np.concatenate(ids) if ids else None,
         np.concatenate(truth) if truth else None,
         tuple(dict.fromkeys(p for c in chunks for p in c.problems)),
-        np.concatenate(n_chars) if n_chars else None,
+        np.concatenate(counts) if counts else None,
         pa.concat_tables(bad) if bad else None,
     )
 

@@ -193,7 +193,7 @@ def _odd_numbers(outside: NDArray[np.uint8]) -> bool:
 
     outside: what is not in strings.
     """
-    if np.isin(outside, _NAMED).any() and _ODD.search(outside):
+    if np.isin(outside, _NAMED).any() and _ODD.search(outside.tobytes()):
         return True
     samples = outside[::_SAMPLED]
     runs = samples[: len(samples) // _DIGITS * _DIGITS].reshape(-1, _DIGITS)
