@@ -126,6 +126,6 @@ def _chunk(
         return None, (value.encode() if isinstance(value, str) else value)[:HEAD_BYTES]
 
     chunk = assemble(path, first_row + np.arange(len(table)), table, selection, raw)
-    return (
-        chunk if n_chars is None else replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first_row])
-    )
+    if n_chars is None:
+        return chunk
+    return replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first_row])

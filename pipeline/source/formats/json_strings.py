@@ -125,7 +125,8 @@ class Strings:
         inside = np.concatenate([[0], np.cumsum(self.closes + 1 - self.opens)])
         place = self.opens[which] - inside[which]
         opening, closing = (np.flatnonzero(np.isin(self.outside, list(marks))) for marks in (_OPENING, _CLOSING))
-        return which[np.searchsorted(opening, place) - np.searchsorted(closing, place) == 1]
+        top: Positions = which[np.searchsorted(opening, place) - np.searchsorted(closing, place) == 1]
+        return top
 
     def _has_no_control(self) -> bool:
         """Whether no string holds a control character, which is not allowed there."""
@@ -193,7 +194,8 @@ def _escaping(backslashes: Positions) -> Positions:
         return backslashes
     place = np.arange(len(backslashes))
     of_run = place - np.maximum.accumulate(np.where(first, place, 0))
-    return backslashes[of_run & 1 == 0]
+    found: Positions = backslashes[of_run & 1 == 0]
+    return found
 
 
 def _every_second(block: pa.Buffer, bounds: Positions) -> pa.Buffer:
