@@ -51,7 +51,7 @@ class Decoder(Protocol):
     def needs_input(self) -> bool: ...
 
     @property
-    def unused_data(self) -> bytes: ...
+    def unused_data(self) -> bytes | None: ...
 
     def decompress(self, data: bytes, max_length: int) -> bytes: ...
 
@@ -81,6 +81,7 @@ class _Zlib:
         self._decoder = zlib.decompressobj(wbits=31)
         self._pending = b""
         self._at = 0
+        self._full = False  # the last call returned as much as it might: there may be more
 
     @property
     def eof(self) -> bool:
@@ -88,7 +89,7 @@ class _Zlib:
 
     @property
     def needs_input(self) -> bool:
-        return not self.eof and self._at == len(self._pending)
+        return not (self.eof or self._full) and self._at == len(self._pending)
 
     @property
     def unused_data(self) -> bytes:
@@ -107,6 +108,7 @@ class _Zlib:
             room -= len(block)
             if not piece:
                 break
+        self._full = not room
         return b"".join(found)
 
 
@@ -213,7 +215,7 @@ def beginning(head: bytes, most: int = 64 << 20) -> bytes:
                 head = b""
         except Exception:  # each library has errors of its own
             break
-        head = decoder.unused_data if decoder.eof else b""
+        head = (decoder.unused_data or b"") if decoder.eof else b""
     return b"".join(found)
 
 

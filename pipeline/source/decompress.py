@@ -11,8 +11,10 @@ from pipeline.source.compression import Compression, Decoder, refusal
 _INPUT_BYTES = 256 << 10
 _LEAST_INPUT = 1 << 10
 _HEAD_BYTES = 18  # of a unit: as many as the longest header that is looked at
-_CAREFUL = (4 << 10, 1)
-"""Bytes at once, where decompression has failed: what a failing call has decompressed is lost."""
+_CAREFUL_BYTES = 2 * _INPUT_BYTES
+"""So many are fed one by one where decompression has failed: what a failing call has decompressed is lost."""
+_MOST_OUTPUT = 8 << 20
+"""More than one such byte can stand for."""
 
 
 class Damaged(Exception):
@@ -32,16 +34,31 @@ class Raw:
         self._at = 0
         self._begin = start
         self._piece = _INPUT_BYTES
+        self._careful: int | None = None
 
     @property
     def place(self) -> int:
         """The byte of the file that comes next."""
         return self._begin + self._at
 
+    @property
+    def is_careful(self) -> bool:
+        """Whether the next bytes are fed one by one."""
+        return self._careful is not None and self._careful <= self.place < self._careful + _CAREFUL_BYTES
+
+    def be_careful(self, place: int) -> None:
+        """Feed the bytes after this one of the file one by one."""
+        self._careful = place
+
     def take(self) -> bytes:
         """The next piece; empty at the end."""
+        most = self._piece
+        if self.is_careful:
+            most = 1
+        elif self._careful is not None and self.place < self._careful:
+            most = min(most, self._careful - self.place)
         self._fill(1)
-        found = self._buffer[self._at : self._at + self._piece]
+        found = self._buffer[self._at : self._at + most]
         self._at += len(found)
         self._piece = min(2 * self._piece, _INPUT_BYTES)
         return found
@@ -73,7 +90,7 @@ class Raw:
 
     def _fill(self, least: int) -> None:
         while len(self._buffer) - self._at < least:
-            block = self._stream.read(_INPUT_BYTES)
+            block = self._stream.read(_LEAST_INPUT if self.is_careful else _INPUT_BYTES)
             self._begin += self._at
             self._buffer, self._at = self._buffer[self._at :] + block, 0
             if not block:
@@ -95,29 +112,29 @@ class Decompressed:
         self._raw = Raw(open_raw(), start)
         self._unit_start = start
         self._unit_given = 0
+        self._fed = start  # the byte of the file at which the last piece began
         self._decoder: Decoder | None = None
-        self._step: int | None = None  # set in a unit in which decompression has failed
+        self._exact = False
+        self._ready = memoryview(b"")
         self._failure: Exception | None = None
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end. Raises Damaged, or what the file raises, after all that is before."""
-        found: list[bytes] = []
-        room = size
-        while room and self._failure is None:
+        while not self._ready and self._failure is None:
             try:
-                block = self._next(min(room, self._step or room))
+                block = self._next(_MOST_OUTPUT if self._exact else size)
             except Damaged as error:
                 self._failure = error
             except Exception as error:  # of the decoder, each of which has errors of its own, or of the file
                 self._back(error)
             else:
-                found.append(block)
-                room -= len(block)
-                if not block or self._step is None:
-                    break
-        if self._failure is not None and not found:
+                if len(block) <= size:
+                    return block
+                self._ready = memoryview(block)
+        if not self._ready and self._failure is not None:
             raise self._failure
-        return b"".join(found)
+        found, self._ready = bytes(self._ready[:size]), self._ready[size:]
+        return found
 
     def close(self) -> None:
         self._raw.close()
@@ -133,6 +150,7 @@ class Decompressed:
                 continue
             data = b""
             if decoder.needs_input:
+                self._fed = self._raw.place
                 data = self._raw.take()
                 if not data:
                     raise EOFError(f"it ends within a {self._compression.name} {self._compression.unit}")
@@ -142,7 +160,8 @@ class Decompressed:
 
     def _begin(self) -> Decoder | None:
         """A decoder for the next unit; None at the end of the file."""
-        self._unit_start, self._unit_given = self._raw.place, 0
+        self._unit_start = self._fed = self._raw.place
+        self._unit_given = 0
         head = self._raw.head()
         if not head:
             return None
@@ -150,36 +169,40 @@ class Decompressed:
             raise Damaged(f"what follows is no {self._compression.name} {self._compression.unit}")
         if why := refusal(self._compression, head):
             raise Damaged(why)
-        self._decoder = (self._compression.decoder if self._step is None else self._compression.exact)()
+        self._decoder = (self._compression.exact if self._exact else self._compression.decoder)()
         return self._decoder
 
     def _end(self, decoder: Decoder) -> None:
-        self._raw.give_back(len(decoder.unused_data), self._raw.place - self._unit_start)
-        self._decoder = self._step = None
+        self._raw.give_back(len(decoder.unused_data or b""), self._raw.place - self._unit_start)
+        self._decoder, self._exact = None, False
         if padding := self._compression.padding:
             zeros = self._raw.skip_zeros()
             if zeros % padding:
                 raise Damaged(f"{zeros} zeros follow, not a multiple of {padding}")
 
     def _back(self, error: Exception) -> None:
-        """Go back to where the failing call began, to read on in smaller steps, unless they are the smallest."""
-        if self._step == _CAREFUL[-1]:
-            self._failure = error if isinstance(error, OSError | SourceError) else Damaged(_first_line(error))
+        """Read the unit again to where the failing call began, and on from there with care, unless that was done."""
+        if self._raw.is_careful or (self._exact and self._fed < self._raw.place <= self._fed + 1):
+            self._failure = _told(error)
             return
-        self._step = _CAREFUL[0] if self._step is None else _CAREFUL[1]
         given = self._unit_given
         try:
             self._raw.close()
             self._raw = Raw(self._open_raw(), self._unit_start)
+            self._raw.be_careful(self._fed)
+            self._exact = True
             self._decoder, self._unit_given = None, 0
             while self._unit_given < given and self._next(min(given - self._unit_given, _INPUT_BYTES)):
                 pass
         except Exception as again:
-            self._failure = again
+            self._failure = _told(again)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+def _told(error: Exception) -> Exception:
+    """An error of the file as it is, one of a decoder as damage."""
+    if isinstance(error, OSError | SourceError | Damaged):
+        return error
+    return Damaged(str(error).partition("\n")[0] or type(error).__name__)
 
 
 def _go_to(stream: BinaryIO, place: int) -> None:

@@ -32,6 +32,19 @@ def pay(compression: Compression, stored: int) -> bool:
     return compression is ZSTD and stored >= _LEAST_BYTES and available_cores() > 1
 
 
+def can_be_cut(head: bytes) -> bool:
+    """Whether a file with these first bytes, `MOST_STORED` of them, begins with frames that several cores can read."""
+    data = memoryview(head)
+    try:
+        while data and (count := frame_bytes(data)) is not None:
+            if not is_skippable(bytes(data[:4])):
+                return count < len(data)
+            data = data[count:]
+    except Irregular:
+        pass
+    return False
+
+
 class Irregular(Exception):
     """No frame begins here that could be cut out."""
 

@@ -21,8 +21,8 @@ from pipeline.threads import available_cores
 
 LEAST_BYTES = {"gzip": 64 << 20, "bz2": 8 << 20}
 """Compressed, of a file for which a process is started: about half a second of one core."""
-LEAST_CORES = {"gzip": 4, "bz2": 2}
-"""With fewer, one core is as fast: for gzip, cutting a file anywhere costs twice the work."""
+LEAST_CORES = {"gzip": 6, "bz2": 2}
+"""With fewer, one core is as fast: for gzip, beginning anywhere in a file takes three times the work."""
 _MOST_CORES = 16
 _MOST_MEMORY = 1536 << 20
 _PIPE_BYTES = 1 << 20
@@ -33,23 +33,27 @@ _one_at_a_time = threading.Lock()
 def pays(compression: Compression, stored: int) -> bool:
     """Whether several cores are faster than one, for a file of so many compressed bytes."""
     name = compression.name
-    return (
-        name in LEAST_BYTES
-        and stored >= LEAST_BYTES[name]
-        and available_cores() >= LEAST_CORES[name]
-        and sys.platform == "linux"
-        and importlib.util.find_spec("rapidgzip") is not None
-    )
+    enough = name in LEAST_BYTES and stored >= LEAST_BYTES[name] and available_cores() >= LEAST_CORES[name]
+    return enough and is_there()
+
+
+def is_there() -> bool:
+    """Whether `rapidgzip` is installed, on a system that has what its process uses."""
+    return sys.platform == "linux" and importlib.util.find_spec("rapidgzip") is not None
 
 
 def start(
-    open_raw: Callable[[], BinaryIO], compression: Compression, descriptor: int, check: Callable[[], None]
+    open_raw: Callable[[], BinaryIO],
+    compression: Compression,
+    descriptor: int,
+    check: Callable[[], None],
+    most_memory: int = _MOST_MEMORY,
 ) -> RapidgzipReader | None:
     """A reader; None while another file is read so, and where no process can be started."""
     if not _one_at_a_time.acquire(blocking=False):
         return None
     try:
-        return RapidgzipReader(open_raw, compression, descriptor, check)
+        return RapidgzipReader(open_raw, compression, descriptor, check, most_memory)
     except OSError:
         _one_at_a_time.release()
         return None
@@ -68,7 +72,7 @@ class RapidgzipReader:
         compression: Compression,
         descriptor: int,
         check: Callable[[], None],
-        most_memory: int = _MOST_MEMORY,
+        most_memory: int,
     ) -> None:
         self._raw = open_raw()
         self._open_raw = open_raw
@@ -78,11 +82,11 @@ class RapidgzipReader:
         self._ended = False
         self._rest: Decompressed | None = None
         cores = min(available_cores(), _MOST_CORES)
-        command = [sys.executable, "-I", str(_PROGRAM), f"/proc/self/fd/{descriptor}"]
+        command = [sys.executable, "-P", str(_PROGRAM), f"/proc/self/fd/{descriptor}"]
         self._process = subprocess.Popen(
             [*command, compression.name, str(cores), str(most_memory)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, close_fds=True,
-            pass_fds=(descriptor,),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+            pass_fds=(descriptor,), process_group=0,
         )  # fmt: skip
         assert self._process.stdout is not None
         self._pipe = self._process.stdout
@@ -102,6 +106,11 @@ class RapidgzipReader:
                 self._rest = Decompressed(self._open_raw, self._compression)
                 self._skip(self._rest, self._given)
         return self._rest.read(size) if self._rest is not None else b""
+
+    @property
+    def is_by_all_cores(self) -> bool:
+        """Whether one core has not had to take over."""
+        return self._rest is None
 
     def close(self) -> None:
         self._stop()
