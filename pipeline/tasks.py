@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +22,9 @@ from pipeline.output.columns import Columns
 from pipeline.output.layout import PartNames
 from pipeline.output.memory import every_row
 from pipeline.output.parts import label_table
+from pipeline.output.place import open_store
 from pipeline.output.record import Entry
-from pipeline.output.store import LocalStore
+from pipeline.output.store import Location, Store
 from pipeline.overflow import set_aside_overflow
 from pipeline.profiling.measure import Profile, measure
 from pipeline.source.chunk import Chunk, Selection
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Job:
     """The values that every task of a job needs. engine: the key under which workers hold the loaded model. chunk_rows:
-    rows in a chunk at most. names: of the parts. out: the output folder, or None for results in memory. backend: that
-    of every worker; None where they may differ. each_kernel: record a span for every kernel. examples: how many of the
-    rows whose two best classes were closest each chunk returns.
+    rows in a chunk at most. names: of the parts. out: where the output folder is, or None for results in memory.
+    backend: that of every worker; None where they may differ. each_kernel: record a span for every kernel. examples:
+    how many of the rows whose two best classes were closest each chunk returns.
     """
 
     selection: Selection
@@ -58,7 +58,7 @@ class Job:
     top_k: int
     strict: bool
     chunk_rows: int
-    out: str | None
+    out: Location | None
     fingerprint: str
     each_kernel: bool = False
     examples: int = 0
@@ -144,9 +144,9 @@ def reported(function: Callable[..., Any], *arguments: Any) -> Any:
     raise BroadsheetError(message)
 
 
-def output_of(job: Job) -> LocalStore | None:
+def output_of(job: Job) -> Store | None:
     """The store of the job's output folder; None for results in memory."""
-    return None if job.out is None else LocalStore(Path(job.out))
+    return None if job.out is None else open_store(job.out)
 
 
 def profile_engine(key: str) -> Profile:
