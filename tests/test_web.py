@@ -154,11 +154,11 @@ def test_what_is_said_of_an_address_has_no_secret(web: str, broadsheet_here: Com
 
 
 def test_a_missing_driver_is_named_with_how_to_install_it() -> None:
-    with pytest.raises(UsageError, match=r"s3://bucket/a\.csv: s3:// needs s3fs: pip install s3fs"):
-        find_files(["s3://bucket/a.csv"], 70, 1014)
+    with pytest.raises(UsageError, match=r"smb://host/a\.csv: smb:// needs smbclient: pip install"):
+        find_files(["smb://host/a.csv"], 70, 1014)
     code = "import sys; sys.modules['aiohttp'] = None; from pipeline.cli import main; main()"
     run = subprocess.run(
-        [sys.executable, "-c", code, "classify", "https://host/a.csv", "-o", "/nowhere/out"],
+        [sys.executable, "-c", code, "classify", "https://host/folder/*.csv", "-o", "/nowhere/out"],
         capture_output=True,
         text=True,
         cwd=ROOT,
