@@ -20,8 +20,8 @@ from benchmarks.stand_in import StandIn
 from pipeline.engine.base import Predictions
 from pipeline.graph import GPU_EXECUTOR
 from pipeline.output.layout import PartNames
+from pipeline.output.local_store import LocalStore
 from pipeline.output.record import Entry, FileRecord
-from pipeline.output.store import LocalStore
 from pipeline.source.chunk import Chunk, Selection, bad_rows_table
 from pipeline.source.plan import Unit
 from pipeline.telemetry.spans import span

@@ -15,7 +15,7 @@ from pipeline.job import OnDemand, Request, Running, run_job
 from pipeline.model.charcnn import Model, load_model
 from pipeline.options import OPTIONS, Options
 from pipeline.output.folder import OutputFolder
-from pipeline.output.place import refuse_url
+from pipeline.output.place import place_of
 from pipeline.report.job import JobReport, Progress
 from pipeline.report.summary import doubt
 from pipeline.source.search import printable
@@ -50,6 +50,7 @@ def classify(
     precision: str = "auto",
     kernels: str = "auto",
     workers: int | None = None,
+    endpoint: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     strict: bool = False,
@@ -69,7 +70,8 @@ def classify(
         Face dataset; a DuckDB relation, a ``RecordBatchReader`` or anything else with Arrow's PyCapsule interface; a
         Dask DataFrame. Iterators and readers are streamed; a job over one cannot be resumed.
     output : str or path, optional
-        A folder for Parquet parts. Without one, the report has every row of the input in memory.
+        A folder for Parquet parts, or the URL of one in an object store, ``s3://bucket/labels``. Without one, the
+        report has every row of the input in memory.
     model : str, path or Model
         A shipped model's name, a model file, or a loaded `Model`.
     client : distributed.Client or callable, optional
@@ -127,6 +129,9 @@ def classify(
     workers : int, optional
         Processes of the cluster that `classify` starts where it gets no client. A script that sets this needs the
         ``if __name__ == "__main__":`` guard of multiprocessing. Default: one worker within this process.
+    endpoint : str, optional
+        The URL of the server of object stores (``s3://``, ``gs://``, ``az://``), where it is not the provider's own.
+        Default: that of the environment, for example ``AWS_ENDPOINT_URL``.
     resume : bool
         Continue an interrupted job in its output folder, or repair that of a finished one.
     overwrite : bool
@@ -170,10 +175,9 @@ def classify(
     settings = Options(**{name: given[name] for name in OPTIONS})
     folder = None
     if output is not None:
-        refuse_url(output)
         if printable(os.fspath(output)) != os.fspath(output):
             raise UsageError(f"{printable(os.fspath(output))}: the name of the output folder is not UTF-8")
-        folder = OutputFolder(Path(output).absolute())
+        folder = OutputFolder(place_of(output, settings.endpoint))
         folder.refuse_unless(settings.resume, settings.overwrite)
     elif settings.resume or settings.overwrite:
         raise UsageError("without an output folder there is nothing to resume or to overwrite")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,23 @@ _RETRY: dict[str, Any] = {  # what takes longer is repeated by `bucket_errors.pa
 }
 _CREDENTIALS_MINUTES = 5
 """After which boto3 is asked again: it renews what expires some minutes earlier than that."""
+
+
+@dataclass(frozen=True)
+class BucketPath:
+    """A folder or an object in a bucket. bucket: its URL. key: within it, without slashes around it. endpoint: as of
+    `bucket_client`. Its string is its URL.
+    """
+
+    bucket: str
+    key: str
+    endpoint: str | None = None
+
+    def __truediv__(self, name: str) -> BucketPath:
+        return BucketPath(self.bucket, "/".join(filter(None, (self.key, name))), self.endpoint)
+
+    def __str__(self) -> str:
+        return f"{self.bucket}/{self.key}" if self.key else self.bucket
 
 
 def is_bucket(url: str) -> bool:
@@ -92,16 +110,18 @@ def check_endpoint(endpoint: str, name: str = "--endpoint") -> None:
 
 @lru_cache(maxsize=32)
 def _client(bucket: str, endpoint: str | None, _environment: tuple[tuple[str, str], ...]) -> ObjectStore:
+    import obstore.store
     from obstore.exceptions import BaseError
-    from obstore.store import from_url
 
     scheme, _, rest = bucket.partition("://")
     options: dict[str, Any] = {} if endpoint is None else {_ENDPOINT[scheme]: endpoint.rstrip("/")}
     if scheme in _S3:
         options["credential_provider"] = _profile_credentials()
     url = f"gs://{rest}" if scheme in _GOOGLE else bucket
+    make: Any = obstore.store.from_url  # its type has an overload for each scheme
     try:
-        return from_url(url, client_options=_CLIENT, retry_config=_RETRY, **options)
+        client: ObjectStore = make(url, client_options=_CLIENT, retry_config=_RETRY, **options)
+        return client
     except (BaseError, ValueError, OSError) as error:
         what = without_secrets(str(error).partition("\n\nDebug source:")[0])
         if "Account must be specified" in what:

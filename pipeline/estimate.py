@@ -24,7 +24,8 @@ from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PartNames
 from pipeline.output.part_files import check_writable, part_files
 from pipeline.output.parts import label_table
-from pipeline.output.place import refuse_url
+from pipeline.output.place import place_of
+from pipeline.output.store import Location
 from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import Chunk, concat
 from pipeline.source.files import Files
@@ -159,6 +160,7 @@ def dry_run(
     precision: str = "auto",
     kernels: str = "auto",
     workers: int | None = None,
+    endpoint: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     strict: bool = False,
@@ -182,8 +184,8 @@ def dry_run(
     workers : int, optional
         On GPUs, how many of each machine are to be used; on CPUs a worker more or less makes no difference.
     text_column, id_column, keep, keep_all, columns, truth_column, encoding, delimiter, root, limit, truth, scores, \
-top_k, format, partition_by, where, chunk_size, device, precision, kernels, resume, overwrite, strict, hash, \
-allow_mixed, profile, trace, report
+top_k, format, partition_by, where, chunk_size, device, precision, kernels, endpoint, resume, overwrite, \
+strict, hash, allow_mixed, profile, trace, report
         As for `classify`.
 
     Returns
@@ -207,8 +209,7 @@ allow_mixed, profile, trace, report
     """
     given = locals()
     options = Options(**{name: given[name] for name in OPTIONS})
-    if output is not None:
-        refuse_url(output)
+    path = None if output is None else place_of(output, endpoint)
     loaded = load_model(model)
     found = identify(source, len(loaded.alphabet), loaded.length, whole_hash=False, by_content=False, root=options.root)
     sample = sample_input(found, options.selection(loaded), SAMPLE_ROWS, limit)
@@ -222,7 +223,6 @@ allow_mixed, profile, trace, report
     units = machines * (workers or 1 if on_gpu else 1)
     rows, rate = sample.rows, labelled.rate
     computing = None if rows is None or not (rate or not rows) else rows / max(rate, 1e-9)
-    path = None if output is None else Path(output).absolute()
     estimate = Estimate(
         files=len(files.found),
         bytes=sum(file.size for file in files.found),
@@ -243,7 +243,7 @@ allow_mixed, profile, trace, report
         seconds_of_one=None if computing is None else max(computing, sample.in_order_seconds),
         device_hours=None if computing is None else computing * (1 if on_gpu else available_cores()) / 3600,
         output_bytes=None if rows is None else round(rows * labelled.bytes),
-        free_bytes=None if path is None else shutil.disk_usage(_existing(path)).free,
+        free_bytes=shutil.disk_usage(_existing(path)).free if isinstance(path, Path) else None,
         warnings=(),
     )
     return replace(estimate, warnings=tuple(_warnings(estimate, sample, labelled, options, path, loaded.length)))
@@ -298,7 +298,7 @@ def _classified(chunk: Chunk, engine: Engine, top_k: int, all_scores: bool) -> t
 
 
 def _warnings(
-    estimate: Estimate, sample: Sample, labelled: _Labelled, options: Options, path: Path | None, length: int
+    estimate: Estimate, sample: Sample, labelled: _Labelled, options: Options, path: Location | None, length: int
 ) -> Iterator[str]:
     """What to look at before the job."""
     bad = sum(labelled.reasons.values())

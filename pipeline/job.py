@@ -173,6 +173,8 @@ def prepare(request: Request) -> Prepared:
             "is not known. Start again with --overwrite. What a list, a table or files hold can be resumed"
         )
     inputs = tuple(InputIdentity(**about) for about in found.identity)
+    if folder:
+        folder.store.probe()
     begun = folder.take_up() if folder and options.resume else None
     before = None if begun is None else begun.fingerprint
     if folder and before:
@@ -240,7 +242,7 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     facts = JobFacts(
         model.name,
         model.classes,
-        job.out,
+        None if job.out is None else str(job.out),
         str(backend),
         backend.precision,
         planned.chunk_rows,
@@ -354,7 +356,7 @@ def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
         names=fingerprint.settings.names,
         top_k=options.top_k,
         strict=options.strict,
-        out=str(request.folder.path) if request.folder else None,
+        out=request.folder.path if request.folder else None,
         fingerprint=fingerprint.id,
         each_kernel=options.profile,
         examples=EXAMPLES if options.report else 0,

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from pipeline.buckets import check_endpoint
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
 from pipeline.output.expression import parse
@@ -58,6 +59,7 @@ class Options:
     precision: str = "auto"
     kernels: str = "auto"
     workers: int | None = None
+    endpoint: str | None = None
     resume: bool = False
     overwrite: bool = False
     strict: bool = False
@@ -86,6 +88,8 @@ class Options:
         _refuse_not_utf8("truth", os.fspath(self.truth or ""))
         _refuse_not_utf8("root", os.fspath(self.root or ""))
         root_of(self.root)
+        if self.endpoint is not None:
+            check_endpoint(self.endpoint)
         refuse_unwritable(self.trace, self.report)
         if self.hash not in ("edges", "full"):
             raise UsageError(f"hash {self.hash!r}: choose edges or full")

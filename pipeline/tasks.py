@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +20,9 @@ from pipeline.output.columns import Columns
 from pipeline.output.layout import PartNames
 from pipeline.output.memory import every_row
 from pipeline.output.parts import label_table
+from pipeline.output.place import open_store
 from pipeline.output.record import Entry
-from pipeline.output.store import LocalStore
+from pipeline.output.store import Location
 from pipeline.overflow import set_aside_overflow
 from pipeline.profiling.measure import Profile, measure
 from pipeline.source.chunk import Chunk, Selection
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Job:
     """The values that every task of a job needs. engine: the key under which workers hold the loaded model. names: of
-    the parts. out: the output folder, or None for results in memory. backend: that of every worker; None where they may
-    differ. each_kernel: record a span for every kernel. examples: how many of the rows whose two best classes were
-    closest each chunk returns.
+    the parts. out: where the output folder is, or None for results in memory. backend: that of every worker; None where
+    they may differ. each_kernel: record a span for every kernel. examples: how many of the rows whose two best classes
+    were closest each chunk returns.
     """
 
     selection: Selection
@@ -54,7 +54,7 @@ class Job:
     names: PartNames
     top_k: int
     strict: bool
-    out: str | None
+    out: Location | None
     fingerprint: str
     each_kernel: bool = False
     examples: int = 0
@@ -206,7 +206,7 @@ def write(work: Work, job: Job) -> Done:
         if job.out is None:
             rows = every_row(table, chunk, work.sources)
             return Done(work.name, entry, spans, place, work.examples, rows, chunk.quarantine, work.index)
-        entry = STATE.commit(LocalStore(Path(job.out)), table, chunk.quarantine, entry, job.names)
+        entry = STATE.commit(open_store(job.out), table, chunk.quarantine, entry, job.names)
     return Done(work.name, entry, spans, place, work.examples)
 
 

@@ -1,8 +1,8 @@
 """A Dask worker preload that kills for real: at a step of a chunk, the worker or all of the job's processes.
 
-BROADSHEET_KILL: "STEP WHOM FLAG". STEP: in-infer, before-write, after-temporary, after-rename or before-entry, once
-this process has committed two chunks. WHOM: worker, all, or stop (the worker, with SIGSTOP). FLAG: a file that is made
-first, with the process id in it, so that it happens once.
+BROADSHEET_KILL: "STEP WHOM FLAG". STEP: in-infer, before-write, after-temporary, after-rename, after-write,
+before-entry or after-entry, once this process has committed two chunks. WHOM: worker, all, or stop (the worker, with
+SIGSTOP). FLAG: a file that is made first, with the process id in it, so that it happens once.
 """
 
 import atexit
@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from pipeline.output.layout import ENTRIES, PARTS
-from pipeline.output.store import LocalStore
 from pipeline.worker import STATE
 
 STEP, WHOM, FLAG = os.environ["BROADSHEET_KILL"].split()
@@ -42,14 +41,19 @@ def at(step: str) -> None:
         kill()
 
 
-class Store(LocalStore):
-    """The steps of a commit, as far as a store sees them."""
+def watched(kind: type) -> type:
+    """A kind of store that tells the steps of a commit, as far as a store sees them."""
 
-    def put(self, name: str, data: bytes, *check) -> None:
-        global committed
-        at({PARTS: "before-write", ENTRIES: "before-entry"}.get(name.partition("/")[0], ""))
-        super().put(name, data, *check)
-        committed += name.startswith(ENTRIES)
+    class Store(kind):
+        def add_all(self, files, check) -> None:
+            global committed
+            folder = files[0][0].partition("/")[0]
+            at({PARTS: "before-write", ENTRIES: "before-entry"}.get(folder, ""))
+            super().add_all(files, check)
+            committed += folder == ENTRIES
+            at({PARTS: "after-write", ENTRIES: "after-entry"}.get(folder, ""))
+
+    return Store
 
 
 def replacing(source, target) -> None:
@@ -76,4 +80,4 @@ class Engine:
 
 
 STATE.open_engine, os.replace = Engine, replacing
-STATE.commit = lambda store, *arguments: commit(Store(store.root), *arguments)
+STATE.commit = lambda store, *arguments: commit(watched(type(store))(store.root), *arguments)

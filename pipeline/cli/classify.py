@@ -16,6 +16,7 @@ from pipeline.cli import pipe
 from pipeline.errors import UsageError
 from pipeline.report.console import PlainConsole, print_json, say
 from pipeline.source.limits import CHUNK_ROWS
+from pipeline.source.names import as_url
 
 if TYPE_CHECKING:
     from pipeline.report.job import Progress
@@ -40,7 +41,11 @@ def command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="OUT/", help="Folder for the labels; - writes them to stdout.", show_default=False
+            "-o",
+            "--output",
+            metavar="OUT/",
+            help="Folder for the labels, also as a URL (s3://bucket/labels); - writes them to stdout.",
+            show_default=False,
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="A shipped model's name, or a file.")] = "ag-news",
@@ -102,6 +107,9 @@ def command(
     scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File of a running scheduler.")] = None,
     protocol: Annotated[str, typer.Option(metavar="auto|tcp|ucx", help="Between workers and scheduler.")] = "auto",
     tls: Annotated[bool | None, typer.Option("--tls/--no-tls", show_default=False, help=TLS_HELP)] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Server of s3:// URLs and the like.  [default: the provider's]")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted job, or repair a finished one.")
     ] = False,
@@ -129,10 +137,10 @@ def command(
     Exit code 0: done (quarantined rows are reported, not an error). 2: wrong usage. 3: a file or chunk was set aside or
     could not be read. 4: stopped early by SIGUSR1, continue with --resume. 1: any other error.
     """
-    from pipeline.output.place import refuse_url
+    from pipeline.output.place import place_of
 
-    if output is not None:
-        refuse_url(output)
+    if output is not None and output != _STDOUT:
+        place_of(output, endpoint)
     if scheduler_file and (cluster != "auto" or workers or protocol != "auto" or tls is not None or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
     source = pipe.source_of(inputs, stdin_format)
@@ -157,6 +165,7 @@ def command(
         "device": device,
         "precision": precision,
         "kernels": kernels,
+        "endpoint": endpoint,
         "resume": resume,
         "overwrite": overwrite,
         "strict": strict,
@@ -207,7 +216,9 @@ def _run_job(
 
         is_gone = isinstance(source, Stdin)
         remedy = "start again with --overwrite: stdin is gone" if is_gone else "continue with --resume"
-        say(f"broadsheet: interrupted; what is committed in {output} stays, {remedy}", error=True)
+        say(
+            f"broadsheet: interrupted; what is committed in {as_url(str(output)) or output} stays, {remedy}", error=True
+        )
         raise typer.Exit(1) from None
     if as_json:
         print_json(report.to_dict())

@@ -52,6 +52,8 @@ def run(
 
 
 def _print(estimate: Estimate, output: Path | None, console: PlainConsole) -> None:
+    from pipeline.output.place import place_of
+
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="bold", min_width=8)
     grid.add_column(overflow="fold")
@@ -60,7 +62,7 @@ def _print(estimate: Estimate, output: Path | None, console: PlainConsole) -> No
     console.print(grid)
     if output is not None:
         free = "" if estimate.free_bytes is None else f" ({_size(estimate.free_bytes)} free)"
-        console.print(styled(("  folder  ", "bold"), f"{output.absolute()}{free}"), soft_wrap=True)
+        console.print(styled(("  folder  ", "bold"), f"{place_of(output)}{free}"), soft_wrap=True)
     for name, messages in (
         ("warning", estimate.warnings),
         ("left out", estimate.left_out),

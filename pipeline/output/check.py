@@ -15,7 +15,7 @@ from pipeline.output.layout import QUARANTINE
 from pipeline.output.part_files import read_part
 from pipeline.output.quarantine import quarantine_table
 from pipeline.output.record import Entry
-from pipeline.output.store import LocalStore
+from pipeline.output.store import Store
 from pipeline.output.where import Where
 
 _FIGURES = {"chars": "n_chars", "truncated": "truncated", "unknown_chars": "unknown_chars"}
@@ -23,7 +23,7 @@ _ROWS = ["file", "row"]
 _READ = [*_ROWS, "label", *_FIGURES.values()]
 
 
-def check_chunk(store: LocalStore, entry: Entry, schema: pa.Schema, where: Where | None) -> None:
+def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | None) -> None:
     """Raise OutputError unless the files of an entry are as they were written, hold what it says, and each row of its
     sources is there once, written or quarantined, but for as many as were filtered. schema: of the job's parts. Each
     written row must satisfy `where`, if all its columns are there.

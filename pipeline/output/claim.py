@@ -1,6 +1,6 @@
 """Whose output folder it is: a small file, created once, that only `--overwrite` replaces.
 
-Every write of a job is checked against it (see `LocalStore.put`), so that a job whose folder has been taken writes
+Every write of a job is checked against it (see `Store.add`), so that a job whose folder has been taken writes
 nothing more there, however late it is.
 """
 
@@ -9,20 +9,20 @@ from __future__ import annotations
 from pipeline.errors import OutputError
 from pipeline.output.layout import CLAIM
 from pipeline.output.record import Claim, from_json, to_json
-from pipeline.output.store import LocalStore
+from pipeline.output.store import Store
 
 
-def claim(store: LocalStore, job: str) -> bool:
+def claim(store: Store, job: str) -> bool:
     """Claim a folder for a job unless it is claimed; return whether this call claimed it. Raises OutputError."""
     return store.create(CLAIM, to_json(Claim(job)))
 
 
-def take_over(store: LocalStore, job: str) -> None:
+def take_over(store: Store, job: str) -> None:
     """Claim a folder for a job, whosever it was. Raises OutputError."""
     store.put(CLAIM, to_json(Claim(job)))
 
 
-def claimed_by(store: LocalStore) -> str:
+def claimed_by(store: Store) -> str:
     """The id of the job that owns the folder. Raises OutputError where the claim is missing or damaged."""
     try:
         return from_json(store.read(CLAIM), Claim, store.root / CLAIM).job
@@ -31,7 +31,7 @@ def claimed_by(store: LocalStore) -> str:
         raise OutputError(f"{error.message}{remedy} continue with --resume") from error
 
 
-def is_claimed(store: LocalStore) -> bool:
+def is_claimed(store: Store) -> bool:
     """Whether a job, of any id, owns the folder by a claim that can be read."""
     try:
         claimed_by(store)
@@ -40,7 +40,7 @@ def is_claimed(store: LocalStore) -> bool:
     return True
 
 
-def check_claim(store: LocalStore, job: str) -> None:
+def check_claim(store: Store, job: str) -> None:
     """Raise OutputError where another job has taken the folder."""
     if claimed_by(store) != job:
         raise OutputError(f"another job has overwritten {store.root}: the labels of this one are lost")

@@ -1,9 +1,8 @@
-"""Committing a chunk: its parts, then its quarantined rows, then the entry by which all count; and reading them."""
+"""Committing a chunk: its parts and its quarantined rows, then the entry by which all count; and reading them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -16,27 +15,27 @@ from pipeline.output.layout import QUARANTINE, PartNames, entry_file, quarantine
 from pipeline.output.part_files import part_files, read_part
 from pipeline.output.quarantine import quarantine_bytes
 from pipeline.output.record import Entry, FileRecord, to_json
-from pipeline.output.store import LocalStore
+from pipeline.output.store import Store
 
 
-def commit_chunk(store: LocalStore, table: pa.Table, quarantine: pa.Table, about: Entry, names: PartNames) -> Entry:
+def commit_chunk(store: Store, table: pa.Table, quarantine: pa.Table, about: Entry, names: PartNames) -> Entry:
     """Write a chunk's files, then its entry, which is returned: `about` with the files. names: of the job's parts.
 
     Safe to run twice, also at the same time: every attempt writes the same bytes. Raises OutputError, also where
     another job has taken the folder.
     """
     check = partial(check_claim, store, about.job)
-    parts = part_files(table, names, about.chunk, about.job)
-    files = [_commit(store, name, rows, data, check) for name, rows, data in parts]
+    files = part_files(table, names, about.chunk, about.job)
     if len(quarantine):
-        name = quarantine_file(about.chunk, about.job)
-        files.append(_commit(store, name, len(quarantine), quarantine_bytes(quarantine), check))
-    entry = msgspec.structs.replace(about, files=tuple(files))
-    store.put(entry_file(about.chunk, about.job), to_json(entry), check)
+        files.append((quarantine_file(about.chunk, about.job), len(quarantine), quarantine_bytes(quarantine)))
+    store.add_all([(name, data) for name, _, data in files], check)
+    records = (FileRecord(name, rows, len(data), hashlib.sha256(data).hexdigest()) for name, rows, data in files)
+    entry = msgspec.structs.replace(about, files=tuple(records))
+    store.add(entry_file(about.chunk, about.job), to_json(entry), check)
     return entry
 
 
-def read_committed(store: LocalStore, file: FileRecord) -> bytes:
+def read_committed(store: Store, file: FileRecord) -> bytes:
     """A committed file. Raises OutputError unless its size and hash are those of its entry."""
     path, data = store.root / file.name, store.read(file.name)
     if len(data) != file.bytes:
@@ -48,7 +47,7 @@ def read_committed(store: LocalStore, file: FileRecord) -> bytes:
     raise OutputError(f"{path} is damaged: {what}")
 
 
-def committed_rows(store: LocalStore, entry: Entry, schema: pa.Schema) -> pa.Table:
+def committed_rows(store: Store, entry: Entry, schema: pa.Schema) -> pa.Table:
     """The written rows of a chunk, in input order. schema: of the job's parts. Raises OutputError."""
     names = [file.name for file in entry.files if not file.name.startswith(QUARANTINE)]
     found = [read_part(store.read(name), name, store.root / name, schema) for name in names]
@@ -58,8 +57,3 @@ def committed_rows(store: LocalStore, entry: Entry, schema: pa.Schema) -> pa.Tab
     files = pa.array([file for file, *_ in entry.sources], pa.string()).unique()
     order = pa.table([pc.index_in(rows.column("file"), files), rows.column("row")], ["file", "row"])
     return rows.take(pc.sort_indices(order, [("file", "ascending"), ("row", "ascending")]))
-
-
-def _commit(store: LocalStore, name: str, rows: int, data: bytes, check: Callable[[], None]) -> FileRecord:
-    store.put(name, data, check)
-    return FileRecord(name, rows, len(data), hashlib.sha256(data).hexdigest())

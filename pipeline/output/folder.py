@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +30,7 @@ from pipeline.output.layout import (
     RUNS,
     SUCCESS,
 )
+from pipeline.output.place import open_store
 from pipeline.output.record import (
     ClosingEntry,
     Entry,
@@ -44,10 +43,10 @@ from pipeline.output.record import (
     to_json,
 )
 from pipeline.output.saved_plan import check_plan
-from pipeline.output.store import LocalStore
+from pipeline.output.store import Location, Store
 from pipeline.output.where import Where
 from pipeline.source.chunk import NO_TRUTH
-from pipeline.threads import available_cores, threads
+from pipeline.threads import threads
 
 _FORMAT, _OLD_FORMAT = b'"broadsheet-output"', b'"broadsheet-output/1"'
 _OLD_QUARANTINE = "quarantine"
@@ -58,24 +57,21 @@ _OLD = (
 REPAIR = "--resume repairs this"
 """The end of a message about damage that a resumed job computes anew, or writes again."""
 
-_LEAST_READERS = 8
-"""Threads that read small files, which takes time rather than work on a file system of the network."""
-
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """A job's folder on a file system that every worker sees at the same path."""
+    """A job's folder, at a place that every worker sees."""
 
-    path: Path
+    path: Location
 
     @property
-    def store(self) -> LocalStore:
-        return LocalStore(self.path)
+    def store(self) -> Store:
+        return open_store(self.path)
 
     @property
     def exists(self) -> bool:
         """Whether there is anything at the path. Raises OutputError where that cannot be found out."""
-        return bool(self.store.names()) or (os.path.exists(self.path) and not os.path.isdir(self.path))
+        return self.store.exists()
 
     @property
     def is_begun(self) -> bool:
@@ -103,9 +99,10 @@ class OutputFolder:
     def _is_beginning(self) -> bool:
         """Whether it holds only what `create` writes before the manifest: a job was killed at that moment."""
         names = self.store.names()
-        attempts = {name for name in names if LocalStore.is_attempt(name)}
-        empty = not any(LocalStore(self.path / name).names() for name in (*FOLDERS, _OLD_QUARANTINE))
-        return bool(names) and empty and names <= {*FOLDERS, _OLD_QUARANTINE, PLAN, CLAIM, *attempts}
+        attempts = {name for name in names if self.store.is_attempt(name)}
+        if not names or not names <= {*FOLDERS, _OLD_QUARANTINE, PLAN, CLAIM, *attempts}:
+            return False
+        return all(self.store.is_empty(name) for name in (*FOLDERS, _OLD_QUARANTINE))
 
     @property
     def _is_ours(self) -> bool:
@@ -136,7 +133,7 @@ class OutputFolder:
         """Begin a job: write the claim, the folders, the plan, and last the manifest: then it can be resumed.
 
         Of several jobs that begin here at once, one creates the claim. With `overwrite` the claim is replaced and old
-        content removed; from then on no other job can write here (see `LocalStore.put`). Raises UsageError where
+        content removed; from then on no other job can write here (see `Store.add`). Raises UsageError where
         another job has begun here, OutputError where the folder cannot be written. schema: of its parts.
         """
         store, job = self.store, fingerprint.id
@@ -165,7 +162,9 @@ class OutputFolder:
     def _begin(self, manifest: Manifest, plan: bytes | None, overwrite: bool, check: Callable[[], None]) -> None:
         """Old content is removed, a manifest last, so that an interrupted removal can still be recognised."""
         store = self.store
-        old = (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, MANIFEST, OLD_MANIFEST) if overwrite else (_OLD_QUARANTINE,)
+        old = (_OLD_QUARANTINE, *(() if store.replaces else (PLAN, MANIFEST)))
+        if overwrite:
+            old = (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, MANIFEST, OLD_MANIFEST)
         if overwrite:
             store.remove_attempts(())
         for name in old:
@@ -173,8 +172,8 @@ class OutputFolder:
             store.remove(name)
         store.make(FOLDERS)
         if plan is not None:
-            store.put(PLAN, plan, check)
-        store.put(MANIFEST, to_json(manifest), check)
+            store.add(PLAN, plan, check)
+        store.add(MANIFEST, to_json(manifest), check)
 
     def take_up(self) -> Manifest | None:
         """Resume the job of this folder; None where it has to begin anew: there is no manifest, or it is damaged, but
@@ -264,11 +263,13 @@ class OutputFolder:
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
 
+        size = self.store.sizes((PARTS, QUARANTINE))
+
         def is_whole(entry: Entry) -> bool:
             if not _is_of(entry, len(classes), {*classes}):
                 return False
             if not finished:
-                return all(self.store.size(file.name) == file.bytes for file in entry.files)
+                return all(size(file.name) == file.bytes for file in entry.files)
             try:
                 check_chunk(self.store, entry, schema, where)
             except OutputError:
@@ -277,6 +278,7 @@ class OutputFolder:
 
         entries = [entry for entry in self._entries(job) if not isinstance(entry, OutputError)]
         found = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
+        read = dict(found)
         closed = {entry.file: entry for entry in entries if isinstance(entry, ClosingEntry)}
         wrong = gaps(Committed(found, closed), self.checked_plan(manifest), manifest.fingerprint.inputs)
         for chunk in {gap.chunk for gap in wrong}:
@@ -286,7 +288,19 @@ class OutputFolder:
         found = {chunk: entry for (chunk, entry), kept in zip(found.items(), whole, strict=True) if kept}
         if finished and (manifest.totals is None or manifest.totals.chunks != len(found)):
             self.store.remove(SUCCESS)
+        if not self.store.replaces:
+            named = {entry.file_name for entry in found.values()} | {end.file_name for end in closed.values()}
+            self._make_way(job, named, read, found)
         return found
+
+    def _make_way(self, job: str, whole: set[str], read: Mapping[str, Entry], kept: Mapping[str, Entry]) -> None:
+        """Remove what is computed again, where it could not be replaced: entries that are not `whole`, and the files
+        of those that were `read` and not `kept`.
+        """
+        ours = (name for name in self.store.files(ENTRIES) if layout.of_job(name, job))
+        names = {name for name in ours if name not in whole}
+        names.update(file.name for chunk, entry in read.items() if chunk not in kept for file in entry.files)
+        self.store.remove_all(names)
 
     def _entries(self, job: str) -> Iterator[Entry | ClosingEntry | OutputError]:
         """The entries of a job, and errors for damaged ones."""
@@ -313,13 +327,13 @@ class OutputFolder:
                     yield found
 
     def _readers(self) -> AbstractContextManager[ThreadPoolExecutor]:
-        return threads(max(_LEAST_READERS, available_cores()))
+        return threads(self.store.readers)
 
     def close(self, entry: ClosingEntry) -> None:
         """Commit the end of what was counted as it was read. Raises OutputError, also where another job took the
         folder.
         """
-        self.store.put(entry.file_name, to_json(entry), partial(check_claim, self.store, entry.job))
+        self.store.add(entry.file_name, to_json(entry), partial(check_claim, self.store, entry.job))
 
     def finish(self, totals: Totals, schema: pa.Schema, job: str, counted: Mapping[str, bytes]) -> None:
         """Check all that was committed, and write the totals into the manifest, then _SUCCESS.
@@ -330,6 +344,7 @@ class OutputFolder:
         """
         check = partial(check_claim, self.store, job)
         check()
+        before = self.store.read(MANIFEST)
         manifest = msgspec.structs.replace(self.manifest(), totals=totals, schema=_hex(schema))
         plan = self.checked_plan(manifest)
         self.store.remove_attempts(FOLDERS)
@@ -340,8 +355,8 @@ class OutputFolder:
         ours = {file.name for entry in committed.chunks.values() for file in entry.files}
         self._remove_others((PARTS, QUARANTINE), ours, check)
         self.store.remove_empty_folders(PARTS)
-        self.store.put(MANIFEST, to_json(manifest), check)
-        self.store.put(SUCCESS, b"", check)
+        self.store.update(MANIFEST, before, to_json(manifest), check)
+        self.store.add(SUCCESS, b"", check)
 
     def _remove_others(self, folders: tuple[str, ...], ours: set[str], check: Callable[[], None]) -> None:
         for name in (name for folder in folders for name in self.store.files(folder)):
@@ -380,6 +395,8 @@ class OutputFolder:
         for chunk in {gap.chunk for gap in wrong if gap.chunk}:
             check()
             self.store.remove(layout.entry_file(chunk, job))
+            if not self.store.replaces and chunk in committed.chunks:
+                self.store.remove_all([file.name for file in committed.chunks[chunk].files])
         for gap in wrong:
             raise OutputError(f"{gap.message}: {REPAIR}")
         return committed

@@ -1,17 +1,40 @@
-"""Where a job may write: a folder of a file system that every worker sees at the same path."""
+"""Where a job may write: a folder of a file system that every worker sees at the same path, or one in a bucket."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+from pipeline.buckets import BucketPath, is_bucket, split_bucket
 from pipeline.errors import UsageError
+from pipeline.output.local_store import LocalStore
+from pipeline.output.object_store import ObjectStore
+from pipeline.output.store import Location, Store
 from pipeline.source.names import as_url, without_secrets
 
 
-def refuse_url(output: str | os.PathLike[str]) -> None:
-    """Raise UsageError for a URL, of which only a local folder with such a name could be made."""
-    if url := as_url(os.fspath(output)):
+def place_of(output: str | os.PathLike[str], endpoint: str | None = None) -> Location:
+    """The place that a path or URL names. endpoint: as of `bucket_client`.
+
+    Raises UsageError for the URL of anything but an object store, of which only a local folder with such a name could
+    be made.
+    """
+    given = os.fspath(output)
+    url = as_url(given)
+    if url is None:
+        return Path(given).absolute()
+    if not is_bucket(url):
         raise UsageError(
-            f"{without_secrets(url)}: labels are written into a folder, not yet to a URL: give a folder, and copy it "
-            "when the job is done"
+            f"{without_secrets(url)}: labels are written into a folder, or into an object store (s3://, gs://, az://): "
+            "give one of these, and copy it when the job is done"
         )
+    bucket, key = split_bucket(url)
+    names = key.strip("/").split("/")
+    if {"", ".", ".."} & {*names} and names != [""]:
+        raise UsageError(f"{without_secrets(url)}: a folder in a bucket has no empty names in it, and no '.' or '..'")
+    return BucketPath(bucket, "/".join(names), endpoint)
+
+
+def open_store(place: Location) -> Store:
+    """The store at a place."""
+    return ObjectStore(place) if isinstance(place, BucketPath) else LocalStore(place)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from pathlib import Path
 
 from pipeline.errors import OutputError
 from pipeline.output.account import gaps
@@ -12,28 +11,32 @@ from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, is_claimed
 from pipeline.output.folder import REPAIR, OutputFolder
 from pipeline.output.layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS
+from pipeline.output.place import place_of
 from pipeline.output.record import SUMS, Totals
 from pipeline.output.recount import recount
 from pipeline.output.where import Where
 
 
 def verify(
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
     input: bool = False,  # noqa: A002 - the command calls it --input
     root: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
 ) -> Totals:
     """Check every file of an output folder.
 
     Parameters
     ----------
-    path : str or Path
-        The output folder of a finished job.
+    path : str or path
+        The output folder of a finished job, or its URL.
     input : bool
         Also compare with the input files: that they are those that were labelled, and how many rows they have, which is
         found out anew.
     root : str or path, optional
         The folder to which the paths of the input files are relative, where the job had one. Default: the current one.
+    endpoint : str, optional
+        As `classify` takes it.
 
     Returns
     -------
@@ -58,19 +61,19 @@ def verify(
     100
 
     """
-    folder = OutputFolder(Path(path))
+    folder = OutputFolder(place_of(path, endpoint))
     if not folder.exists:
-        raise OutputError(f"{path} does not exist or is empty")
+        raise OutputError(f"{folder.path} does not exist or is empty")
     if not {MANIFEST, OLD_MANIFEST} & folder.store.names():
         if is_claimed(folder.store):
-            raise OutputError(f"{path} has lost its {MANIFEST}: {REPAIR}")
-        raise OutputError(f"{path} is not an output folder of broadsheet: {MANIFEST} is missing")
+            raise OutputError(f"{folder.path} has lost its {MANIFEST}: {REPAIR}")
+        raise OutputError(f"{folder.path} is not an output folder of broadsheet: {MANIFEST} is missing")
     manifest = folder.manifest()
     totals, job = manifest.totals, manifest.fingerprint.id
     if CLAIM in folder.store.names():
         check_claim(folder.store, job)
     if totals is None or not folder.store.has(SUCCESS):
-        raise OutputError(f"{path} is not finished: continue with --resume")
+        raise OutputError(f"{folder.path} is not finished: continue with --resume")
     plan = folder.checked_plan(manifest)
     schema, given = folder.schema(manifest), manifest.fingerprint.settings.where
     where = None if given is None else Where(given)
@@ -96,12 +99,12 @@ def verify(
     for name, counted in sums.items():
         if getattr(totals, name) != counted:
             found = f"{name} is {getattr(totals, name)} in the manifest, its entries have {counted}"
-            raise OutputError(f"{path}: {found}: {REPAIR}")
+            raise OutputError(f"{folder.path}: {found}: {REPAIR}")
     if totals.labels != +labels or totals.doubtful != +doubtful:
         found = "the labels or doubtful rows in the manifest are not the sums of those of its entries"
-        raise OutputError(f"{path}: {found}: {REPAIR}")
+        raise OutputError(f"{folder.path}: {found}: {REPAIR}")
     if totals.unread != (plan.unread if plan else ()):
-        raise OutputError(f"{path}: the files not read are others in the manifest than in the plan: {REPAIR}")
+        raise OutputError(f"{folder.path}: the files not read are others in the manifest than in the plan: {REPAIR}")
     if input:
         recount(manifest, plan, committed, root)
     return totals

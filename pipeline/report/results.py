@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from pipeline.output.layout import QUARANTINE, of_job
 from pipeline.output.memory import rows_set_aside
 from pipeline.output.parts import REASON
 from pipeline.output.quarantine import quarantine_table
+from pipeline.output.store import Location
 from pipeline.report.join import Frame, as_pandas, is_frame, refuse_other_frame, refuse_taken, with_columns
 from pipeline.source.chunk import QUARANTINE_SCHEMA, Selection
 from pipeline.tasks import Done, SetAside
@@ -137,7 +137,7 @@ class Results:
     def _in_order(self) -> Iterator[_Rows]:
         return (rows for _, rows in sorted(self._chunks.items()))
 
-    def _quarantine_files(self, folder: OutputFolder) -> Iterator[tuple[bytes, Path]]:
+    def _quarantine_files(self, folder: OutputFolder) -> Iterator[tuple[bytes, Location]]:
         """The job's own: one that was overwritten may still have written there."""
         return (
             (folder.store.read(name), folder.path / name)

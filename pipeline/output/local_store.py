@@ -1,0 +1,282 @@
+"""An output folder as a store of whole files, on any file system that every worker sees at the same path."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline.errors import OutputError
+from pipeline.output.layout import MANIFEST, PLAN, SUCCESS
+from pipeline.output.store import Store, no_check
+from pipeline.threads import available_cores
+
+_Result = TypeVar("_Result")
+_TEMPORARY = ".tmp"
+_TRIES = 5
+_LEAST_READERS = 8
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+
+
+@dataclass(frozen=True)
+class LocalStore(Store):
+    """Files within `root`.
+
+    A write is atomic and survives a power failure: the file is written under a name unique to the attempt, which nobody
+    can guess, flushed to the disk, renamed, and its folder flushed. There are no locks, so it works on NFS. Only
+    regular files are read: a FIFO or a device would wait for ever.
+    """
+
+    root: Path
+    replaces = True
+
+    @property
+    def readers(self) -> int:
+        return max(_LEAST_READERS, available_cores())
+
+    def put(self, name: str, data: bytes, check: Callable[[], None] = no_check) -> None:
+        """Write a file, or replace it.
+
+        check: called when the temporary file is there and has yet to be renamed; what it raises is raised, and the file
+        is not renamed. Whoever changes what `check` looks at, and then removes temporary files, thus stops every write:
+        one that was checked before the change finds its temporary file gone, and is checked again.
+        """
+
+        def write(path: Path) -> None:
+            with _temporary(path, data) as temporary:
+                check()
+                os.replace(temporary, path)
+
+        self._write(name, data, write, check)
+
+    def add_all(self, files: Sequence[tuple[str, bytes]], check: Callable[[], None]) -> None:
+        for name, data in files:
+            self.put(name, data, check)
+
+    def update(self, name: str, before: bytes, data: bytes, check: Callable[[], None]) -> None:
+        self.put(name, data, check)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file unless it exists; return whether it was written. Nobody sees it incomplete. Raises OutputError.
+
+        A file system without hard links is the exception: there it can be seen while it is written.
+        """
+
+        def write(path: Path) -> bool:
+            with _temporary(path, data) as temporary:
+                created = _link(temporary, path, data)
+                temporary.unlink(missing_ok=True)
+            return created
+
+        return self._write(name, data, write)
+
+    def _write(
+        self, name: str, data: bytes, write: Callable[[Path], _Result], check: Callable[[], None] = no_check
+    ) -> _Result:
+        """Write, again if the temporary file was removed: another run of the job has finished meanwhile."""
+        path = self.root / name
+        for _ in range(_TRIES):
+            try:
+                result = write(path)
+                _sync(path.parent)
+                return result
+            except FileNotFoundError as error:
+                check()
+                missing = error
+                if path.parent.parent != self.root:  # the folder of a label, which its first part makes
+                    self._make_within(path.parent)
+            except OSError as error:
+                raise OutputError(self._explain(name, len(data), error)) from error
+        raise OutputError(self._explain(name, len(data), missing)) from missing
+
+    def _make_within(self, folder: Path) -> None:
+        """Create a folder in one that exists. Raises OutputError."""
+        try:
+            folder.mkdir(exist_ok=True)
+            _sync(folder.parent)
+        except OSError as error:
+            raise OutputError(f"{folder} cannot be created: {error.strerror}") from error
+
+    def read(self, name: str) -> bytes:
+        """Raises OutputError where there is no such regular file, or it cannot be read."""
+        path = self.root / name
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # before it is opened, which is an action of some devices
+                raise OutputError(f"{path} is not a regular file")
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise OutputError(f"{path} is not a regular file")
+                return file.read()
+        except FileNotFoundError as error:
+            raise OutputError(f"{path} is missing") from error
+        except OSError as error:
+            raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+
+    def size(self, name: str) -> int | None:
+        """The size of a regular file; None where there is none."""
+        try:
+            about = os.stat(self.root / name)
+        except OSError:
+            return None
+        return about.st_size if stat.S_ISREG(about.st_mode) else None
+
+    def sizes(self, folders: tuple[str, ...]) -> Callable[[str], int | None]:
+        return self.size
+
+    def names(self) -> set[str]:
+        """What is in the root; nothing where that is no folder. Raises OutputError where it cannot be read."""
+        try:
+            return set(os.listdir(self.root))
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+        except (OSError, ValueError) as error:
+            raise OutputError(f"{self.root} cannot be read: {_cause(error)}") from error
+
+    def exists(self) -> bool:
+        return bool(self.names()) or (os.path.exists(self.root) and not os.path.isdir(self.root))
+
+    def is_empty(self, folder: str) -> bool:
+        return not LocalStore(self.root / folder).names()
+
+    def files(self, folder: str) -> list[str]:
+        """The names of all that is no folder in a folder and below it, sorted, without hidden ones. Raises OutputError.
+
+        Links to folders are named, not followed.
+        """
+        found = []
+        for place, folders, files in os.walk(self.root / folder, onerror=_unreadable):
+            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            within = Path(place).relative_to(self.root)
+            found += [(within / name).as_posix() for name in (*files, *links) if not name.startswith(".")]
+        return sorted(found)
+
+    def make(self, folders: tuple[str, ...]) -> None:
+        """Create the root and folders in it. Raises OutputError."""
+        try:
+            for name in folders:
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+            _sync(self.root)
+        except (OSError, ValueError) as error:
+            raise OutputError(f"{self.root} cannot be created: {_cause(error)}") from error
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with its content, if it exists. Raises OutputError."""
+        path = self.root / name
+        for attempt in range(_TRIES):
+            try:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+                return
+            except OSError as error:  # another process may remove, or begin to write, a file in it
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or attempt + 1 == _TRIES:
+                    raise OutputError(f"{path} cannot be removed: {error.strerror}") from error
+                time.sleep(0.05 * attempt)
+
+    def remove_all(self, names: Collection[str]) -> None:
+        for name in names:
+            self.remove(name)
+
+    def remove_attempts(self, folders: tuple[str, ...]) -> None:
+        """Remove temporary files: a write that is under way begins anew, unless its check fails. Raises OutputError."""
+        for name in ("", *folders):
+            find = (self.root / name).rglob if name else self.root.glob
+            for path in find(f".*{_TEMPORARY}"):
+                self.remove(path.relative_to(self.root).as_posix())
+
+    def remove_empty_folders(self, folder: str) -> None:
+        """Remove the empty folders in a folder."""
+        for path in (self.root / folder).iterdir():
+            if path.is_dir() and not path.is_symlink():
+                with suppress(OSError):  # it is not empty
+                    path.rmdir()
+
+    def is_attempt(self, name: str) -> bool:
+        """Whether a file name is that of a temporary file."""
+        return name.startswith(".") and name.endswith(_TEMPORARY)
+
+    def _explain(self, name: str, size: int, error: OSError) -> str:
+        """What is wrong and the remedy. A job can be resumed from its manifest on, as it is written."""
+        path = self.root / name
+        message = f"{path} ({size:,} bytes) cannot be written: {error.strerror}"
+        smaller = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with suppress(OSError):
+                message += f"; {shutil.disk_usage(path.parent).free:,} bytes are free there"
+            message += ". Free some space"
+        elif error.errno == errno.EFBIG:
+            message += " (a limit on file size, ulimit -f). Raise the limit"
+            if name == PLAN:
+                message += ", or use a larger --chunk-size"
+            elif name not in (MANIFEST, SUCCESS):
+                smaller = ". Or begin anew with a smaller --chunk-size and --overwrite"
+        if not self.has(MANIFEST):
+            return message + ", then start again"
+        return message + f", then continue with --resume: what is committed stays{smaller}"
+
+
+@contextmanager
+def _temporary(path: Path, data: bytes) -> Iterator[Path]:
+    """A temporary file next to `path`, to be renamed or removed; after an error it is removed. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_TEMPORARY}")
+    try:
+        _write(temporary, data)
+        yield temporary
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _link(temporary: Path, path: Path, data: bytes) -> bool:
+    """Give a file its name unless that is taken; return whether it was given. Raises OSError."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return os.stat(temporary).st_nlink == 2  # an NFS server may refuse a repeated request that it has carried out
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        try:
+            _write(path, data)
+        except FileExistsError:
+            return False
+    return True
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a new file, with the permissions that the umask leaves."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o666), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Flush a folder's entries to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unreadable(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise OutputError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _cause(error: OSError | ValueError) -> str:
+    """ValueError is for a name that no file can have."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,236 @@
+"""An output folder in an object store: S3 and what is compatible with it, Google Cloud Storage, Azure Blob Storage.
+
+Nothing is renamed there, and nothing needs to be: an object is written whole or not at all, one that must not be
+replaced is written on the condition that it does not exist (`If-None-Match: *`), and one that is replaced on the
+condition that it is still the one that was read (`If-Match`). A store that does not keep to these is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+from pipeline.bucket_errors import FIRST_PATIENCE, PATIENCE, patiently
+from pipeline.buckets import BucketPath, bucket_client
+from pipeline.errors import OutputError, UsageError
+from pipeline.output.layout import CLAIM, MANIFEST, PLAN
+from pipeline.output.store import Store, no_check
+from pipeline.threads import threads
+
+if TYPE_CHECKING:
+    import obstore.store
+    from obstore import UpdateVersion
+
+_Result = TypeVar("_Result")
+_REQUESTS = 64
+"""Requests that one process has open side by side: each takes some tens of milliseconds, whatever its size."""
+
+_DELETED_AT_ONCE = 1000
+"""Objects of one request: the most that S3 allows."""
+
+_ATTEMPT = "attempt"
+"""Metadata of an object that was created: a repeated request finds by it that the first one was carried out."""
+
+
+@dataclass(frozen=True)
+class ObjectStore(Store):
+    """Objects under `root`. Requests are repeated through an outage of some minutes, see `patiently`.
+
+    `add` checks after it has written: where the check passes then, the object was there before another job took the
+    folder, and that job, which lists what is there after it has taken it, finds the object and removes it. Where it
+    does not pass, the object is removed here.
+    """
+
+    root: BucketPath
+    replaces = False
+    readers = _REQUESTS
+
+    @property
+    def _client(self) -> obstore.store.ObjectStore:
+        """One of this process, with its own credentials."""
+        return bucket_client(self.root.bucket, self.root.endpoint)
+
+    def _key(self, name: str) -> str:
+        return "/".join(filter(None, (self.root.key, name)))
+
+    def _request(self, call: Callable[[], _Result], name: str, what: str, patience: float = PATIENCE) -> _Result:
+        """The result of a request. Raises FileNotFoundError for an object that is not there, and OutputError."""
+        try:
+            return patiently(call, str(self.root / name), patience)
+        except (FileNotFoundError, UsageError):
+            raise
+        except OSError as error:
+            remedy = ""
+            if what == "written" and name not in (PLAN, MANIFEST, CLAIM):
+                remedy = ". Then continue with --resume: what is committed stays"
+            raise OutputError(f"{self.root / name} cannot be {what}: {error.strerror}{remedy}") from error
+
+    def probe(self) -> None:
+        """Create an object twice, and update it as another one: the second and third request must be refused."""
+        name = f".probe-{uuid.uuid4().hex}"
+        try:
+            refused = self.create(name, b"first") and not self.create(name, b"second")
+            stale: UpdateVersion = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}
+            if refused:
+                try:
+                    self._put(name, b"third", stale)
+                    refused = False
+                except PreconditionError:
+                    refused = self.read(name) == b"first"
+        finally:
+            self.remove_all([name])
+        if not refused:
+            raise OutputError(
+                f"{self.root}: its store ignores conditions on writes (If-None-Match, If-Match), so two jobs could "
+                "overwrite each other's labels. Use a store that has them, as S3, Google Cloud Storage and Azure do, "
+                "or write to a folder and copy that"
+            )
+
+    def put(self, name: str, data: bytes, check: Callable[[], None] = no_check) -> None:
+        check()
+        self._request(lambda: self._client.put(self._key(name), data, mode="overwrite"), name, "written")
+
+    def add_all(self, files: Sequence[tuple[str, bytes]], check: Callable[[], None]) -> None:
+        """Create the objects, side by side. One that is there already must have the same content: an earlier attempt
+        has written it. Otherwise raises OutputError, and nothing is replaced.
+        """
+        if len(files) == 1:
+            created = [self._add(*files[0])]
+        else:
+            with threads(min(len(files), _REQUESTS) or 1) as pool:
+                created = list(pool.map(lambda file: self._add(*file), files))
+        try:
+            check()
+        except OutputError:
+            self.remove_all([name for (name, _), is_new in zip(files, created, strict=True) if is_new])
+            raise
+
+    def _add(self, name: str, data: bytes) -> bool:
+        """Whether the object is new."""
+        if self.create(name, data):
+            return True
+        there = self.read(name)
+        if there != data:
+            hashes = [hashlib.sha256(content).hexdigest()[:16] for content in (there, data)]
+            raise OutputError(
+                f"{self.root / name} is there already with another content (SHA-256 {hashes[0]}…, not {hashes[1]}…): "
+                "it was changed, or a worker that computes otherwise wrote it. Remove it, then continue with --resume"
+            )
+        return False
+
+    def create(self, name: str, data: bytes) -> bool:
+        attempt = uuid.uuid4().hex
+        put = partial(self._client.put, self._key(name), data, mode="create", attributes={_ATTEMPT: attempt})
+        try:
+            self._request(put, name, "written")
+        except AlreadyExistsError:
+            about = self._request(lambda: self._client.get(self._key(name)).attributes, name, "read")
+            return about.get(_ATTEMPT) == attempt  # the answer to an earlier request was lost
+        return True
+
+    def update(self, name: str, before: bytes, data: bytes, check: Callable[[], None]) -> None:
+        """Where the object has changed since `before` was read, raises OutputError, unless it has this content."""
+        check()
+
+        def read() -> tuple[bytes, UpdateVersion]:
+            found = self._client.get(self._key(name))
+            version: UpdateVersion = {}
+            if found.meta["e_tag"] is not None:
+                version["e_tag"] = found.meta["e_tag"]
+            if found.meta["version"] is not None:
+                version["version"] = found.meta["version"]
+            return found.bytes().to_bytes(), version
+
+        there, version = self._existing(read, name)
+        if there == before != data:
+            try:
+                self._put(name, data, version)
+                return
+            except PreconditionError:
+                there = self.read(name)
+        if there != data:
+            check()  # says so if another job has taken the folder
+            raise OutputError(f"{self.root / name} was changed while this job finished. Continue with --resume")
+
+    def _put(self, name: str, data: bytes, version: UpdateVersion) -> None:
+        """Replace an object of this version. Raises PreconditionError where it is another now."""
+        self._request(lambda: self._client.put(self._key(name), data, mode=version), name, "written")
+
+    def read(self, name: str) -> bytes:
+        return self._existing(lambda: self._client.get(self._key(name)).bytes().to_bytes(), name)
+
+    def _existing(self, call: Callable[[], _Result], name: str) -> _Result:
+        try:
+            return self._request(call, name, "read")
+        except FileNotFoundError as error:
+            raise OutputError(f"{self.root / name} is missing") from error
+
+    def size(self, name: str) -> int | None:
+        try:
+            return int(self._request(lambda: self._client.head(self._key(name))["size"], name, "read"))
+        except FileNotFoundError:
+            return None
+
+    def sizes(self, folders: tuple[str, ...]) -> Callable[[str], int | None]:
+        return {name: size for folder in folders for name, size in self._list(folder)}.get
+
+    def _list(self, folder: str) -> list[tuple[str, int]]:
+        """The name and size of every object in a folder and below it."""
+        prefix = self._key(folder)
+        found = self._request(lambda: self._client.list(prefix, chunk_size=1000).collect(), folder, "listed")
+        start = len(self.root.key) + 1 if self.root.key else 0
+        return [(about["path"][start:], about["size"]) for about in found]
+
+    def names(self) -> set[str]:
+        found = self._request(
+            lambda: self._client.list_with_delimiter(self.root.key or None), "", "read", FIRST_PATIENCE
+        )
+        keys = {*found["common_prefixes"], *(about["path"] for about in found["objects"])}
+        return {key.rpartition("/")[2] for key in keys - {self.root.key}}  # without an object that stands for a folder
+
+    def exists(self) -> bool:
+        return not self.is_empty("")
+
+    def is_empty(self, folder: str) -> bool:
+        """The first request of every command: a wrong address is soon told."""
+        first = lambda: next(iter(self._client.list(self._key(folder), chunk_size=1)), [])
+        return not self._request(first, folder, "read", FIRST_PATIENCE)
+
+    def files(self, folder: str) -> list[str]:
+        return sorted(name for name, _ in self._list(folder) if not any(p.startswith(".") for p in name.split("/")))
+
+    def make(self, folders: tuple[str, ...]) -> None:
+        """There are no folders: a name that has a "/" in it needs none."""
+
+    def remove(self, name: str) -> None:
+        self.remove_all([name, *(each for each, _ in self._list(name))])
+
+    def remove_all(self, names: Collection[str]) -> None:
+        keys = [self._key(name) for name in names]
+        batches = [keys[i : i + _DELETED_AT_ONCE] for i in range(0, len(keys), _DELETED_AT_ONCE)]
+
+        def delete(batch: list[str]) -> None:
+            try:
+                self._request(lambda: self._client.delete(batch), "", "emptied")
+            except FileNotFoundError:  # a store may say so of one that is gone, before it has removed the others
+                if len(batch) > 1:
+                    for key in batch:
+                        delete([key])
+
+        with threads(min(len(batches), _REQUESTS) or 1) as pool:
+            list(pool.map(delete, batches))
+
+    def remove_attempts(self, folders: tuple[str, ...]) -> None:
+        """A write that is stopped leaves nothing; but for a probe, which may be that of a job that is beginning."""
+
+    def is_attempt(self, name: str) -> bool:
+        return name.startswith(".probe-")
+
+    def remove_empty_folders(self, folder: str) -> None:
+        """There are none."""
