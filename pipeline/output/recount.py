@@ -17,9 +17,14 @@ from pipeline.source.plan import plan_files
 
 
 def recount(
-    manifest: Manifest, plan: SavedPlan | None, committed: Committed, root: str | os.PathLike[str] | None
+    manifest: Manifest,
+    plan: SavedPlan | None,
+    committed: Committed,
+    root: str | os.PathLike[str] | None,
+    endpoint: str | None,
 ) -> None:
     """Plan the input of a job again and compare. A file that is read front to back is read. root: of relative paths.
+    endpoint: of buckets, as of `bucket_client`.
 
     A file of encoded articles is only compared by size, time and hash: its size determines its rows. Raises SourceError
     for a file that has changed, or has other rows than were labelled, UsageError where the input were rows in memory.
@@ -27,7 +32,7 @@ def recount(
     if plan is None:
         raise UsageError("the rows of this job were in memory: there is no input that they can be compared with")
     inputs, settings = manifest.fingerprint.inputs, manifest.fingerprint.settings
-    found = find_again([before.path for before in inputs], root, settings.hash == "full")
+    found = find_again([before.path for before in inputs], root, settings.hash == "full", endpoint)
     for before, now in zip(inputs, found, strict=True):
         _refuse_difference(before, now)
     labelled: Counter[str] = Counter()

@@ -106,5 +106,5 @@ def verify(
     if totals.unread != (plan.unread if plan else ()):
         raise OutputError(f"{folder.path}: the files not read are others in the manifest than in the plan: {REPAIR}")
     if input:
-        recount(manifest, plan, committed, root)
+        recount(manifest, plan, committed, root, endpoint)
     return totals

@@ -66,18 +66,20 @@ def find_files(
     length: int,
     whole_hash: bool = False,
     root: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
 ) -> Files:
     """The files that `inputs` name. Raises UsageError where one names nothing, or a file of no format.
 
     symbols, length: of the model, for files that are encoded already. whole_hash: hash all of a file, not its edges.
     root: the folder or URL to which names are relative; by default they are absolute.
+    endpoint: of buckets, as of `bucket_client`.
     """
     top = root_of(root)
-    found = search(inputs, is_known)
+    found = search(inputs, is_known, endpoint)
     for file in found.files:
         if not in_archive(file.location):
             _refuse_unknown(file.location)
-    look = partial(_look, root=top, whole=whole_hash)
+    look = partial(_look, root=top, whole=whole_hash, endpoint=endpoint)
     with threads(available_cores()) as pool:
         looked = list(pool.map(look, found.files))
     unreadable = [(printable(named(path, top)), why) for path, why in found.unreadable]
@@ -94,7 +96,9 @@ def find_files(
     return Files(bound, tuple(problems), tuple(left_out))
 
 
-def find_again(names: Sequence[str], root: str | os.PathLike[str] | None, whole: bool) -> list[InputFile]:
+def find_again(
+    names: Sequence[str], root: str | os.PathLike[str] | None, whole: bool, endpoint: str | None = None
+) -> list[InputFile]:
     """Files by what they were called in a job. root: of relative names; by default the current folder.
 
     Raises SourceError where one cannot be read, UsageError where it has no known format.
@@ -105,14 +109,14 @@ def find_again(names: Sequence[str], root: str | os.PathLike[str] | None, whole:
     def find(name: str) -> InputFile:
         inside = in_archive(name)
         if not inside:
-            return _describe(located(name, top), name, whole)
+            return _describe(located(name, top), name, whole, endpoint)
         member = members[inside.archive].get(inside.member)
         if member is None:
             raise SourceError(f"{name}: it is no longer in the archive")
-        return _describe_member(located(inside.archive, top), name, member, whole)
+        return _describe_member(located(inside.archive, top), name, member, whole, endpoint)
 
     for archive_name in {inside.archive for inside in map(in_archive, names) if inside}:
-        members[archive_name] = {m.name: m for m in _members(located(archive_name, top), archive_name)}
+        members[archive_name] = {m.name: m for m in _members(located(archive_name, top), archive_name, endpoint)}
     with threads(available_cores()) as pool:
         return list(pool.map(find, names))
 
@@ -150,7 +154,7 @@ def format_of(path: str, name: str) -> tuple[Format, str | None]:
     return found, compression
 
 
-def _look(listed: Listed, root: str | None, whole: bool) -> Files:
+def _look(listed: Listed, root: str | None, whole: bool, endpoint: str | None) -> Files:
     """The file that was listed, or the members of the archive that it is. Raises UsageError outside the root."""
     location = listed.location
     name = printable(named(location, root))
@@ -161,20 +165,21 @@ def _look(listed: Listed, root: str | None, whole: bool) -> Files:
             raise SourceError(f"{name}: its name is not UTF-8, so the output could not name it; rename it")
         inside = in_archive(location)
         if inside or _suffixes(location)[0] == archive.SUFFIX:
-            return _look_into(inside.archive if inside else location, root, inside.member if inside else "*", whole)
-        return Files((_describe(location, name, whole),))
+            archive_at, wanted = (inside.archive, inside.member) if inside else (location, "*")
+            return _look_into(archive_at, root, wanted, whole, endpoint)
+        return Files((_describe(location, name, whole, endpoint),))
     except SourceError as error:
         return Files((), ((name, error.message),))
 
 
-def _look_into(location: str, root: str | None, wanted: str, whole: bool) -> Files:
+def _look_into(location: str, root: str | None, wanted: str, whole: bool, endpoint: str | None) -> Files:
     """The members of an archive that have this name or match this pattern."""
     shown = named(location, root)
     found: list[InputFile] = []
     problems: list[Problem] = []
     left_out: list[str] = []
     seen: set[str] = set()
-    for member in _members(location, shown):
+    for member in _members(location, shown, endpoint):
         if archive.is_hidden(member) or not (member.name == wanted or fnmatchcase(member.name, wanted)):
             continue
         name = printable(member_name(member.name, shown))
@@ -190,7 +195,7 @@ def _look_into(location: str, root: str | None, wanted: str, whole: bool) -> Fil
                     f"{name}: the archive holds another file of this name, which was read; this one was not"
                 )
             seen.add(member.name)
-            found.append(_describe_member(location, name, member, whole))
+            found.append(_describe_member(location, name, member, whole, endpoint))
         except (SourceError, UsageError) as error:
             problems.append((name, error.message))
     if not (found or problems or left_out):
@@ -198,9 +203,9 @@ def _look_into(location: str, root: str | None, wanted: str, whole: bool) -> Fil
     return Files(tuple(found), tuple(problems), tuple(left_out))
 
 
-def _members(location: str, name: str) -> list[Member]:
+def _members(location: str, name: str, endpoint: str | None) -> list[Member]:
     try:
-        with open_location(location) as raw:
+        with open_location(location, endpoint=endpoint) as raw:
             if not raw.ranges:
                 raise SourceError(f"{name}: {_ONE_READER.format('zip', _NO_RANGES)}")
             return archive.list_members(raw)
@@ -208,14 +213,14 @@ def _members(location: str, name: str) -> list[Member]:
         raise SourceError(f"{name}: {reason(error)}") from error
 
 
-def _describe(location: str, name: str, whole: bool) -> InputFile:
+def _describe(location: str, name: str, whole: bool, endpoint: str | None) -> InputFile:
     """Size, time and hash of a file (of all of it if `whole`).
 
     Raises SourceError where it cannot be read, or has the first bytes of another format.
     """
     found, compression = format_of(location, name)
     try:
-        with open_location(location) as raw:
+        with open_location(location, endpoint=endpoint) as raw:
             state, ranges = raw.state(), raw.ranges
             if not ranges and found.jumps:
                 raise SourceError(f"{name}: {_ONE_READER.format(found.name, _NO_RANGES)}")
@@ -225,10 +230,10 @@ def _describe(location: str, name: str, whole: bool) -> InputFile:
     except OSError as error:
         raise SourceError(f"{name}: {reason(error)}") from error
     _refuse_other(name, head, found)
-    return InputFile(name, found, compression, size, state.modified, digest, location, ranges=ranges)
+    return InputFile(name, found, compression, size, state.modified, digest, location, ranges=ranges, endpoint=endpoint)
 
 
-def _describe_member(location: str, name: str, member: Member, whole: bool) -> InputFile:
+def _describe_member(location: str, name: str, member: Member, whole: bool, endpoint: str | None) -> InputFile:
     """The same of a member of an archive, whose hash is that of its checksum unless `whole`."""
     found, compression = format_of(member.name, name)
     if found.jumps:
@@ -238,13 +243,15 @@ def _describe_member(location: str, name: str, member: Member, whole: bool) -> I
     if not member.length:
         raise SourceError(f"{name}: the file is empty")
     try:
-        with open_location(location) as raw:
+        with open_location(location, endpoint=endpoint) as raw:
             state = raw.state()
     except OSError as error:
         raise SourceError(f"{name}: {reason(error)}") from error
     about = f"{member.checksum:08x} {member.length} {member.name}"
     digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
-    file = InputFile(name, found, compression, state.size or 0, state.modified, digest, location, member)
+    file = InputFile(
+        name, found, compression, state.size or 0, state.modified, digest, location, member, endpoint=endpoint
+    )
     if whole:
         with open_at(replace(file, compression=None)) as stream:
             content = hashlib.sha256()

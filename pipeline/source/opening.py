@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import stat
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, cast
 
@@ -77,6 +78,13 @@ def open_at(file: InputFile, start: int = 0, stop: int | None = None) -> BinaryI
     return stream
 
 
+def expect(stream: BinaryIO, ranges: Iterable[tuple[int, int]]) -> None:
+    """Say which bytes of an open file will be read next, so that a server is asked for them side by side."""
+    raw = getattr(stream, "raw", None)
+    if isinstance(raw, _Planned):
+        raw.expect(ranges)
+
+
 def read_local(path: str) -> bytes:
     """All of a regular file. Raises OSError."""
     with LocalFile(path) as file:
@@ -86,7 +94,7 @@ def read_local(path: str) -> bytes:
 def check_unchanged(file: InputFile) -> None:
     """Raise InputChanged where the file at that path is no longer the one that was planned."""
     try:
-        now = state_now(file.location) if is_url(file.location) else _state_of(os.stat(file.location))
+        now = state_now(file.location, file.endpoint) if is_url(file.location) else _state_of(os.stat(file.location))
     except OSError as error:
         raise InputChanged(f"{file.path}: it can no longer be read: {reason(error)}") from error
     _compare(file, now)
@@ -121,9 +129,9 @@ def _state_of(about: os.stat_result) -> State:
 def _compare(file: InputFile, now: State) -> None:
     if not now.differs(State(file.size, file.modified)):
         return
-    what = f"size was {file.size:,}, is {now.size or 0:,}"
-    if now.size in (file.size, None):
-        what = f"modified {_moment(file.modified)} then, {_moment(now.modified)} now"
+    what = f"modified {_moment(file.modified)} then, {_moment(now.modified)} now"
+    if now.size is not None and now.size != file.size:
+        what = f"size was {file.size:,}, is {now.size:,}"
     raise InputChanged(
         f"{file.path}: it has changed since the job was planned ({what}). Start again, overwriting the output"
     )
@@ -147,7 +155,7 @@ class _Planned(io.RawIOBase):
         self._file = file
         expected = State(file.size, file.modified)
         try:
-            self._raw = open_location(file.location, file.ranges, expected, None, stop)
+            self._raw = open_location(file.location, file.ranges, expected, file.endpoint, stop)
         except OSError as error:
             raise SourceError(f"{file.path}: {reason(error)}") from error
         try:
@@ -155,6 +163,10 @@ class _Planned(io.RawIOBase):
         except InputChanged:
             self._raw.close()
             raise
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        if isinstance(self._raw, RemoteFile):
+            self._raw.expect(ranges)
 
     def readable(self) -> bool:
         return True

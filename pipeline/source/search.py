@@ -91,9 +91,14 @@ def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str 
     """
     found = Found()
     is_known = _by_suffix(is_known)
-    for name in names:
-        url = None if "://" not in name and os.path.lexists(name) else as_url(name)
-        here = _search_url(url, is_known, endpoint) if url else _search_local(name, is_known)
+    urls = [None if "://" not in name and os.path.lexists(name) else as_url(name) for name in names]
+
+    def look(name: str, url: str | None) -> Found:
+        return _search_url(url, is_known, endpoint) if url else _search_local(name, is_known)
+
+    with threads(REQUESTS) as pool:
+        searched = list((pool.map if any(urls) else map)(look, names, urls))
+    for name, url, here in zip(names, urls, searched, strict=True):
         if not (here.files or here.unreadable):
             others = f" ({len(here.left_out):,} files of other kinds)" if here.left_out else ""
             shown = without_secrets(url or name)

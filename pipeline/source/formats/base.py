@@ -73,6 +73,8 @@ class InputFile:
         Its place in a zip archive.
     ranges : bool
         Whether its server sends it from any byte on, and not only from the first.
+    endpoint : str or None
+        URL of the server that its bucket is on, where it is not the provider's own or that of the environment.
 
     """
 
@@ -85,6 +87,7 @@ class InputFile:
     location: str
     member: Member | None = None
     ranges: bool = True
+    endpoint: str | None = None
 
     @property
     def seekable(self) -> bool:

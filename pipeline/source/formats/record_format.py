@@ -167,7 +167,7 @@ class RecordFormat(Format):
         spans: list[Span] | None = None,
     ) -> Iterator[tuple[Chunk, int, bool]]:
         """Chunks, how many records each covers, and whether it begins a new chunk of the plan."""
-        with open_at(file, start) as source:
+        with open_at(file, start, None if size is None else start + size) as source:
             blocks = read_records(source, self.split, start, size, self.limits)
             try:
                 for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes):

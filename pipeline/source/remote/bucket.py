@@ -61,7 +61,10 @@ def state_of_object(url: str, endpoint: str | None, patience: float, client: Any
     """Raises FileNotFoundError where there is none, and other OSErrors."""
     bucket, key = split_bucket(url)
     client = client or bucket_client(bucket, endpoint)
-    return _state_in(patiently(lambda: obstore.head(client, key), url, patience))
+    try:
+        return _state_in(patiently(lambda: obstore.head(client, key), url, patience))
+    except PermissionError:  # only an answer with a body says why
+        return _state_in(patiently(lambda: obstore.get(client, key), url, patience).meta)
 
 
 def objects_below(bucket: str, folder: str, endpoint: str | None) -> Iterator[tuple[str, State]]:

@@ -99,7 +99,7 @@ class RemoteFile(io.RawIOBase):
             self._request(self._following(wanted))
         while len(self._blocks) < self._at_once:
             start, stop = self._following(0)
-            if start >= stop or not _AHEAD.has_room(stop - start):
+            if start >= stop or start == self._stop or not _AHEAD.has_room(stop - start):
                 break
             self._request((start, stop))
         return self._blocks[0]
