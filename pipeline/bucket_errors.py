@@ -16,12 +16,13 @@ from pipeline.source.names import without_secrets
 PATIENCE = 300.0
 """Seconds for which a request is repeated while its error may pass."""
 
-FIRST_PATIENCE = 10.0
+FIRST_PATIENCE = 5.0
 """The same for the first request of a job: an address that is wrong should not take minutes to be told."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _STATUS = re.compile(r"status code: (\d{3})|status client error \((\d{3})")
-_CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)")
+_CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)|\(code: (\w+)\)")
+_MAY_PASS = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "OperationAborted", "ServerBusy")
 _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254")
 _KEYS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
@@ -64,8 +65,10 @@ def may_pass(error: BaseException) -> bool:
     """Whether an error may be gone the next time: the server is overloaded, or cannot be reached."""
     if isinstance(error, ValueError) or _asked_metadata(error):
         return False
-    status = _status(error)
-    return status is None or status in (408, 409, 429) or status >= 500
+    status, code = _status(error), _code(error)
+    if status is None:  # no answer; or one about several objects, of which each has a code
+        return not code or code in _MAY_PASS
+    return status in (408, 409, 429) or status >= 500
 
 
 def explain(error: BaseException, url: str) -> str:
@@ -83,10 +86,10 @@ def explain(error: BaseException, url: str) -> str:
         return f"the server does not accept the credentials ({code or status}): check {_KEYS[kind]}"
     if code in _ELSEWHERE or status == 301:
         return f"the bucket {bucket!r} is in another region: set AWS_REGION"
-    if status == 403:
+    if status == 403 or code == "AccessDenied":
         return f"the credentials do not allow this ({code or 'status 403'}): give them the right to it in {bucket!r}"
-    if status is not None:
-        return f"its server answers {status}{f' {code}' if code else ''}"
+    if status is not None or code:
+        return f"its server answers {' '.join(filter(None, (str(status or ''), code)))}"
     first = str(error).partition("\n\nDebug source:")[0]
     if "builder error" in first or "dns error" in first or "error sending request" in first:
         return "its server cannot be reached: check the network, and the endpoint (--endpoint, AWS_ENDPOINT_URL)"
@@ -94,7 +97,8 @@ def explain(error: BaseException, url: str) -> str:
 
 
 def _explained(error: BaseException, url: str) -> OSError:
-    return OSError(errno.EACCES if _status(error) in (401, 403) else errno.EIO, explain(error, url))
+    denied = _status(error) in (401, 403) or _code(error) == "AccessDenied"
+    return OSError(errno.EACCES if denied else errno.EIO, explain(error, url))
 
 
 def _asked_metadata(error: BaseException) -> bool:
@@ -109,4 +113,4 @@ def _status(error: BaseException) -> int | None:
 
 def _code(error: BaseException) -> str:
     found = _CODE.search(str(error))
-    return "" if found is None else found[1] or found[2]
+    return "" if found is None else next(filter(None, found.groups()))

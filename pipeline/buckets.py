@@ -151,4 +151,4 @@ def _profile_credentials() -> Callable[[], Any] | None:
     except ValueError:  # the files have none
         return None
     except BotoCoreError as error:
-        raise UsageError(f"the AWS profile cannot be used: {without_secrets(str(error))}") from error
+        raise UsageError(f"AWS_PROFILE, or ~/.aws, cannot be used: {without_secrets(str(error))}") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributed import Client
+from s3 import KEYS, proxy, s3, s3_server  # noqa: F401 - fixtures
 
 from cluster import connect
 from pipeline.cli import main
@@ -23,6 +24,11 @@ AG_NEWS = ["--columns", "class,title,description", "--text-column", "title", "--
 
 # Tests start some hundreds of processes; where the environment says so, each would compile the project anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# The workers of a session's cluster have the environment of its beginning; and no test meets the user's own keys.
+for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))]:
+    del os.environ[name]
+os.environ |= {**KEYS, "AWS_REGION": "us-east-1"}
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 CommandHere = Callable[..., tuple[int, str]]

@@ -102,7 +102,7 @@ def test_a_dry_run_of_rows_in_memory(small_model: Model) -> None:
         ({"keep": "about", "format": "csv"}, "the column 'about' cannot be written: csv cannot hold map"),
         ({"encoding": "latin-1"}, "text files take encoding=, and there is none"),
         ({"delimiter": ";"}, "delimiter= is for CSV"),
-        ({"output": "s3://bucket/labels"}, "s3://bucket/labels: labels are written into a folder"),
+        ({"output": "https://host/labels"}, "https://host/labels: labels are written into a folder"),
     ],
 )
 def test_what_the_job_refuses_is_refused(

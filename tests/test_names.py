@@ -64,15 +64,15 @@ def test_what_is_outside_the_root_is_refused(corpus: Path, broadsheet_here: Comm
     assert (code, "no folder" in said, out.exists()) == (2, True, False)
 
 
-@pytest.mark.parametrize("output", ["s3://bucket/labels", "gs:/bucket", Path("s3://bucket/labels"), "file:///tmp/x"])
-def test_a_url_is_no_output(
+@pytest.mark.parametrize("output", ["https://host/labels", "hdfs:/labels", Path("ftp://host/x"), "file:///tmp/x"])
+def test_a_url_of_anything_but_an_object_store_is_no_output(
     corpus: Path, output: str | Path, broadsheet_here: CommandHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(corpus)
-    with pytest.raises(UsageError, match=r"(s3://bucket/labels|gs://bucket|file://tmp/x): .+ not yet to a URL"):
+    with pytest.raises(UsageError, match=r"(https://host/labels|hdfs://labels|ftp://host/x|file://tmp/x): labels are"):
         pipeline.classify(corpus, output)
     code, said = broadsheet_here("classify", corpus, "-o", output, "--cluster", "local", "--workers", 2)
-    assert (code, "not yet to a URL" in " ".join(said.split())) == (2, True)
+    assert (code, "into a folder, or into an object store" in " ".join(said.split())) == (2, True)
     assert sorted(os.listdir(corpus)) == ["a", "b"]
 
 

@@ -74,23 +74,24 @@ class ObjectStore(Store):
     def probe(self) -> None:
         """Create an object twice, and update it as another one: the second and third request must be refused."""
         name = f".probe-{uuid.uuid4().hex}"
+        self.create(name, b"first")
         try:
-            refused = self.create(name, b"first") and not self.create(name, b"second")
-            stale: UpdateVersion = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}
-            if refused:
-                try:
-                    self._put(name, b"third", stale)
-                    refused = False
-                except PreconditionError:
-                    refused = self.read(name) == b"first"
+            is_kept = not self.create(name, b"second") and self._refuses_stale(name) and self.read(name) == b"first"
         finally:
             self.remove_all([name])
-        if not refused:
+        if not is_kept:
             raise OutputError(
                 f"{self.root}: its store ignores conditions on writes (If-None-Match, If-Match), so two jobs could "
                 "overwrite each other's labels. Use a store that has them, as S3, Google Cloud Storage and Azure do, "
                 "or write to a folder and copy that"
             )
+
+    def _refuses_stale(self, name: str) -> bool:
+        try:
+            self._put(name, b"third", {"e_tag": '"00000000000000000000000000000000"', "version": "1"})
+        except PreconditionError:
+            return True
+        return False
 
     def put(self, name: str, data: bytes, check: Callable[[], None] = no_check) -> None:
         check()
@@ -212,12 +213,13 @@ class ObjectStore(Store):
         self.remove_all([name, *(each for each, _ in self._list(name))])
 
     def remove_all(self, names: Collection[str]) -> None:
-        keys = [self._key(name) for name in names]
+        names_of = {self._key(name): name for name in names}
+        keys = list(names_of)
         batches = [keys[i : i + _DELETED_AT_ONCE] for i in range(0, len(keys), _DELETED_AT_ONCE)]
 
         def delete(batch: list[str]) -> None:
             try:
-                self._request(lambda: self._client.delete(batch), "", "emptied")
+                self._request(lambda: self._client.delete(batch), names_of[batch[0]], "removed")
             except FileNotFoundError:  # a store may say so of one that is gone, before it has removed the others
                 if len(batch) > 1:
                     for key in batch:

