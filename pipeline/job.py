@@ -168,7 +168,15 @@ def prepare(request: Request) -> Prepared:
         raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
     symbols, length = len(request.model.alphabet), request.model.length
     whole, by_content = options.hash == "full", folder is not None
-    found = identify(request.source, symbols, length, whole_hash=whole, by_content=by_content, root=options.root)
+    found = identify(
+        request.source,
+        symbols,
+        length,
+        whole_hash=whole,
+        by_content=by_content,
+        root=options.root,
+        endpoint=options.endpoint,
+    )
     if folder and options.resume and folder.is_begun and isinstance(found, Rows) and found.once:
         raise UsageError(
             f"cannot resume {folder.path}: a {found.held.kind} is read once, so which of its rows the job has labelled "

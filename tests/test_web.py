@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from pipeline.source.changes import changed_chunks
 from pipeline.source.chunk import Selection
 from pipeline.source.files import Files, find_files
 from pipeline.source.inputs import identify, open_input
+from pipeline.source.opening import open_location
 from pipeline.source.read import chunks_here
 
 TEXTS = [f"article {i}, on the web" for i in range(600)]
@@ -33,10 +35,13 @@ SECRET = "sig=s3cret%2Fkey&x=1"
 
 
 class Server(BaseHTTPRequestHandler):
-    """The first part of the path says how: ranges, whole, chunked (of unknown length), moved, signed, or no HEAD."""
+    """The first part of the path says how: ranges, whole, chunked (of unknown length), moved, signed, or no HEAD. With
+    "broken-" before it, two answers of three are cut off in the middle, or say that the server is busy.
+    """
 
     protocol_version = "HTTP/1.1"
     folder: Path
+    answers = 0
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -45,6 +50,12 @@ class Server(BaseHTTPRequestHandler):
         manners, _, rest = self.path.removeprefix("/").partition("/")
         name, _, query = rest.partition("?")
         file = self.folder / name
+        broken, manners = manners.startswith("broken-"), manners.removeprefix("broken-")
+        Server.answers += 1
+        if broken and Server.answers % 3 == 0:
+            self.send_error(503)
+            return
+        self.cut_off = broken and Server.answers % 3 == 1
         if manners == "moved":
             self.send_response(302)
             self.send_header("Location", f"/ranges/{rest}?{SECRET}")
@@ -74,7 +85,8 @@ class Server(BaseHTTPRequestHandler):
             self.send_header("ETag", '"1"')
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(data)
+            self.wfile.write(data[: len(data) // 2] if self.cut_off else data)
+            self.close_connection = self.close_connection or self.cut_off
 
     def handle(self) -> None:
         with suppress(ConnectionError):  # who does not want all of it
@@ -130,6 +142,17 @@ def test_a_file_is_read_whatever_its_server_can_do(web: str, manners: str) -> No
         assert "it has changed since the job was planned" in changed[1]
 
 
+@pytest.mark.parametrize("manners", ["broken-ranges", "broken-whole", "broken-chunked"])
+def test_a_file_is_read_through_what_its_server_breaks(web: str, manners: str) -> None:
+    data = random.Random(0).randbytes(10 << 20)
+    (Server.folder / "big.txt").write_bytes(data)
+    Server.answers = 1  # the first is whole: it says what the server can do
+    with open_location(f"{web}/{manners}/big.txt") as file:
+        assert file.ranges is (manners == "broken-ranges")
+        assert file.read() == data
+    assert Server.answers > 4
+
+
 def test_archives_and_tables_on_the_web(web: str, client: Client, small_model: Model) -> None:
     pq.write_table(pa.table({"text": TEXTS[:100]}), Server.folder / "t.parquet")
     with zipfile.ZipFile(Server.folder / "z.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -154,11 +177,11 @@ def test_what_is_said_of_an_address_has_no_secret(web: str, broadsheet_here: Com
 
 
 def test_a_missing_driver_is_named_with_how_to_install_it() -> None:
-    with pytest.raises(UsageError, match=r"s3://bucket/a\.csv: s3:// needs s3fs: pip install s3fs"):
-        find_files(["s3://bucket/a.csv"], 70, 1014)
+    with pytest.raises(UsageError, match=r"smb://host/a\.csv: smb:// needs smbclient: pip install"):
+        find_files(["smb://host/a.csv"], 70, 1014)
     code = "import sys; sys.modules['aiohttp'] = None; from pipeline.cli import main; main()"
     run = subprocess.run(
-        [sys.executable, "-c", code, "classify", "https://host/a.csv", "-o", "/nowhere/out"],
+        [sys.executable, "-c", code, "classify", "https://host/folder/*.csv", "-o", "/nowhere/out"],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -18,9 +18,13 @@ from pipeline.threads import available_cores, threads
 
 
 def recount(
-    manifest: Manifest, plan: SavedPlan | None, committed: Committed, root: str | os.PathLike[str] | None
+    manifest: Manifest,
+    plan: SavedPlan | None,
+    committed: Committed,
+    root: str | os.PathLike[str] | None,
+    endpoint: str | None,
 ) -> None:
-    """List the input of a job again, count its rows, and compare. root: of relative paths.
+    """List the input of a job again, count its rows, and compare. root: of relative paths. endpoint: of buckets.
 
     A file of encoded articles is only compared by what the listing says: its size determines its rows. Raises
     SourceError for a file that has changed, or has other rows than were labelled, UsageError where the input were rows
@@ -29,7 +33,7 @@ def recount(
     if plan is None:
         raise UsageError("the rows of this job were in memory: there is no input that they can be compared with")
     settings = manifest.fingerprint.settings
-    found = find_again([file.path for file in plan.files], root, settings.hash == "full")
+    found = find_again([file.path for file in plan.files], root, settings.hash == "full", endpoint)
     if found.problems:
         raise SourceError(found.problems[0][1])
     now = {file.path: file for file in listed(found.found)}

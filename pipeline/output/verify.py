@@ -108,5 +108,5 @@ def verify(
         found = "the files not read are others in the manifest than in its entries"
         raise OutputError(f"{folder.path}: {found}: {REPAIR}")
     if input:
-        recount(manifest, plan, committed, root)
+        recount(manifest, plan, committed, root, endpoint)
     return totals

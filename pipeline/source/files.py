@@ -64,15 +64,17 @@ def find_files(
     length: int,
     whole_hash: bool = False,
     root: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
 ) -> Files:
     """The files that `inputs` name. Raises UsageError where one names nothing, or a file of no format.
 
     symbols, length: of the model, for files that are encoded already. whole_hash: hash the content of each file, which
-    reads all of it. root: the folder or URL to which names are relative; by default they are absolute.
+    reads all of it. root: the folder or URL to which names are relative; by default they are absolute. endpoint: of
+    buckets, as of `bucket_client`.
     """
     top = root_of(root)
-    listed = search(inputs, is_known)
-    find = _Find(top, symbols, length)
+    listed = search(inputs, is_known, endpoint)
+    find = _Find(top, symbols, length, endpoint)
     for file in listed.files:
         find.add(file)
     files, problems = _told_apart(find.found), find.problems
@@ -89,15 +91,18 @@ def find_files(
     return Files(tuple(files), tuple(problems), tuple(left_out))
 
 
-def find_again(names: Sequence[str], root: str | os.PathLike[str] | None, whole_hash: bool) -> Files:
-    """The files that had these names in a job. root: of relative names; by default the current folder.
+def find_again(
+    names: Sequence[str], root: str | os.PathLike[str] | None, whole_hash: bool, endpoint: str | None = None
+) -> Files:
+    """The files that had these names in a job. root: of relative names; by default the current folder. endpoint: as of
+    `find_files`.
 
     Raises SourceError where one is not there, UsageError where it has no known format.
     """
     if root is None and not all(is_url(name) or os.path.isabs(name) for name in names):
         root = os.getcwd()
     try:
-        return find_files([located(name, root_of(root)) for name in names], 0, 0, whole_hash, root)
+        return find_files([located(name, root_of(root)) for name in names], 0, 0, whole_hash, root, endpoint)
     except UsageError as error:
         raise SourceError(error.message) from error
 
@@ -146,11 +151,11 @@ def _format_of(suffix: str, compression: str | None, name: str) -> Format:
 class _Find:
     """From listed files to input files. found, problems, left_out: as of `Files`."""
 
-    def __init__(self, root: str | None, symbols: int, length: int) -> None:
+    def __init__(self, root: str | None, symbols: int, length: int, endpoint: str | None) -> None:
         self.found: list[InputFile] = []
         self.problems: list[Problem] = []
         self.left_out: list[str] = []
-        self._root, self._symbols, self._length = root, symbols, length
+        self._root, self._symbols, self._length, self._endpoint = root, symbols, length, endpoint
         self._bound: dict[int, Format] = {}
 
     def add(self, listed: Listed) -> None:
@@ -189,6 +194,7 @@ class _Find:
                 listed.modified,
                 listed.location,
                 ranges=listed.ranges,
+                endpoint=self._endpoint,
             )
         )
 
@@ -202,7 +208,7 @@ class _Find:
         """The members of an archive that have this name or match this pattern; by default all."""
         shown, wanted = named(listed.location, self._root), inside.member if inside else "*"
         seen: set[str] = set()
-        for member in _members(listed.location, shown):
+        for member in _members(listed.location, shown, self._endpoint):
             if archive.is_hidden(member) or not (member.name == wanted or fnmatchcase(member.name, wanted)):
                 continue
             name = printable(member_name(member.name, shown))
@@ -244,13 +250,14 @@ class _Find:
                 listed.location,
                 member,
                 digest=digest,
+                endpoint=self._endpoint,
             )
         )
 
 
-def _members(location: str, name: str) -> list[Member]:
+def _members(location: str, name: str, endpoint: str | None) -> list[Member]:
     try:
-        with open_location(location) as raw:
+        with open_location(location, endpoint=endpoint) as raw:
             if not raw.ranges:
                 raise SourceError(f"{name}: {_ONE_READER.format('zip', _NO_RANGES)}")
             return archive.list_members(raw)
@@ -282,7 +289,7 @@ def _as_stored(file: InputFile) -> BinaryIO:
     """The bytes of a file as they are stored; of a member of an archive, decompressed by the archive."""
     if file.member:
         return open_at(replace(file, compression=None))
-    return cast(BinaryIO, open_location(file.location, file.ranges))
+    return cast(BinaryIO, open_location(file.location, file.ranges, endpoint=file.endpoint))
 
 
 def _told_apart(files: Iterable[InputFile]) -> list[InputFile]:

@@ -150,19 +150,20 @@ def identify(
     whole_hash: bool,
     by_content: bool,
     root: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
 ) -> Given:
     """The input of a job, before it is planned. Raises UsageError where there is none.
 
     symbols, length: of the model, for files that are encoded already. whole_hash: hash what is in the files.
     by_content: identify rows in memory by a hash of them; what is read once is never the same again. root: names of
-    files are relative to it, else absolute. A string is a path, and so is each item of `Paths` or of a list of
-    `pathlib.Path`; a list of strings is articles.
+    files are relative to it, else absolute. endpoint: of buckets, as of `bucket_client`. A string is a path, and so is
+    each item of `Paths` or of a list of `pathlib.Path`; a list of strings is articles.
     """
     if isinstance(source, Stdin):
         return source
     paths = _paths(source)
     if paths is not None:
-        return _find(source, paths, symbols, length, whole_hash, root)
+        return _find(source, paths, symbols, length, whole_hash, root, endpoint)
     if is_dask_collection(source):
         frame = _dask_frame(source)
         return Frame(frame, [{"path": MEMORY, "digest": frame._name}])
@@ -186,10 +187,16 @@ def _paths(source: Any) -> list[str] | None:
 
 
 def _find(
-    source: Any, paths: list[str], symbols: int, length: int, whole_hash: bool, root: str | os.PathLike[str] | None
+    source: Any,
+    paths: list[str],
+    symbols: int,
+    length: int,
+    whole_hash: bool,
+    root: str | os.PathLike[str] | None,
+    endpoint: str | None,
 ) -> Files:
     try:
-        return find_files(paths, symbols, length, whole_hash, root)
+        return find_files(paths, symbols, length, whole_hash, root, endpoint)
     except UsageError as error:
         if isinstance(source, str) and "://" not in source and not os.path.lexists(source):
             shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"

@@ -256,7 +256,7 @@ def _kind(file: InputFile) -> tuple[object, ...]:
 def _beginning(file: InputFile) -> tuple[bytes, int]:
     """The first text of a file, as UTF-8, and how many of its stored bytes that takes, about."""
     if file.compression and file.member is None:
-        with open_location(file.location, file.ranges) as raw:
+        with open_location(file.location, file.ranges, endpoint=file.endpoint) as raw:
             head = raw.read(_FRONT_BYTES)
         text = beginning(head)
         if file.format.encoding != UTF8:

@@ -12,21 +12,30 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from pathlib import PurePosixPath
 from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from pipeline.bucket_errors import FIRST_PATIENCE
+from pipeline.buckets import is_bucket, split_bucket
 from pipeline.errors import UsageError
 from pipeline.output.layout import ENTRIES, MANIFEST, OLD_MANIFEST, PARTS
 from pipeline.source.names import as_url, in_archive, is_url, member_name, without_secrets
-from pipeline.source.opening import is_web, listed_state, reason, refuse_irregular, remote, why
+from pipeline.source.opening import reason, refuse_irregular
+from pipeline.source.remote.bucket import objects_below, objects_in, state_of_object
+from pipeline.source.remote.driver import driver, listed_state, why
+from pipeline.source.remote.file import REQUESTS
+from pipeline.source.remote.open import open_remote
+from pipeline.source.remote.origin import State
+from pipeline.source.remote.web import is_web
+from pipeline.threads import threads
 
 Problem = tuple[str, str]
 """A path, and a message about the problem of that file or folder."""
@@ -74,17 +83,22 @@ class Found:
         self.unreadable.append((folder, reason(error)))
 
 
-def search(names: Sequence[str], is_known: Callable[[str], bool]) -> Found:
+def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str | None = None) -> Found:
     """The files that paths, folders, patterns and URLs name: in the order given, sorted within each.
 
-    is_known: whether the suffix of a path or URL belongs to what can be read. Raises UsageError where a name stands for
-    nothing.
+    is_known: whether the suffix of a path or URL belongs to what can be read. endpoint: as of `bucket_client`. Raises
+    UsageError where a name stands for nothing.
     """
     found = Found()
     is_known = _by_suffix(is_known)
-    for name in names:
-        url = None if "://" not in name and os.path.lexists(name) else as_url(name)
-        here = _search_url(url, is_known) if url else _search_local(name, is_known)
+    urls = [None if "://" not in name and os.path.lexists(name) else as_url(name) for name in names]
+
+    def look(name: str, url: str | None) -> Found:
+        return _search_url(url, is_known, endpoint) if url else _search_local(name, is_known)
+
+    with threads(REQUESTS) as pool:
+        searched = list((pool.map if any(urls) else map)(look, names, urls))
+    for name, url, here in zip(names, urls, searched, strict=True):
         if not (here.files or here.unreadable):
             others = f" ({len(here.left_out):,} files of other kinds)" if here.left_out else ""
             shown = without_secrets(url or name)
@@ -145,8 +159,8 @@ def _below(top: str, is_known: Callable[[str], bool]) -> Found:
         folder = waiting.pop()
         entries = _entries(folder, 0, seen, found)
         names = {entry.name for entry in entries}
-        if {ENTRIES, PARTS} <= names and {MANIFEST, OLD_MANIFEST} & names:
-            continue  # an output folder of this program is not input
+        if _is_output(names):
+            continue
         shown = [entry for entry in entries if not (entry.name.startswith((".", "_")) or _is_beside(entry.name, names))]
         waiting += [entry.path for entry in reversed(shown) if _is_folder(entry)]
         for entry in shown:
@@ -157,6 +171,11 @@ def _below(top: str, is_known: Callable[[str], bool]) -> Found:
             else:
                 found.left_out.append(entry.path)
     return found
+
+
+def _is_output(names: set[str]) -> bool:
+    """Whether a folder is the output of a job of this program, which is not input."""
+    return {ENTRIES, PARTS} <= names and bool({MANIFEST, OLD_MANIFEST} & names)
 
 
 def _is_beside(name: str, names: set[str]) -> bool:
@@ -225,33 +244,114 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _search_url(name: str, is_known: Callable[[str], bool]) -> Found:
+def _search_url(name: str, is_known: Callable[[str], bool], endpoint: str | None) -> Found:
     shown = without_secrets(name)
     try:
         if inside := in_archive(name):
             archive = as_url(inside.archive)
-            here = _search_url(archive, is_known) if archive else _search_local(inside.archive, is_known)
+            here = _search_url(archive, is_known, endpoint) if archive else _search_local(inside.archive, is_known)
             return Found([replace(f, location=member_name(inside.member, f.location)) for f in here.files])
-        fs, path = remote(name)
-        if isinstance(fs, LocalFileSystem):
-            return _search_local(path, is_known)
+        if is_bucket(name):
+            return _search_bucket(name, is_known, endpoint)
         if is_web(name) and ("?" in name or (is_known(name) and not glob.has_magic(shown))):
-            return Found([_listed_at(name, fs.info(path))])  # to look for files below it would read all of it
-        if glob.has_magic(path):
-            found = Found()
-            for one, info in fs.glob(path, detail=True).items():
-                if info["type"] == "directory":
-                    found.left_out.append(fs.unstrip_protocol(one))
-                else:
-                    found.files.append(_listed_at(fs.unstrip_protocol(one), info))
-            return found
-        if not fs.isdir(path):
-            return Found([_listed_at(name, fs.info(path))] if fs.exists(path) else [])
-        return _below_remote(fs, path, is_known)
+            with open_remote(name) as file:  # to look for files below it would read all of it
+                return Found([Listed(name, *file.state(), file.ranges)])
+        return _search_by_driver(name, is_known)
     except UsageError:
         raise
     except Exception as error:  # drivers raise anything
         raise UsageError(f"{shown}: {why(error)}") from error
+
+
+def _search_bucket(url: str, is_known: Callable[[str], bool], endpoint: str | None) -> Found:
+    """As on disk; keys have folders by their slashes."""
+    bucket, key = split_bucket(url)
+    folder = key.rstrip("/")
+    if key and not key.endswith("/"):
+        try:
+            return Found([Listed(f"{bucket}/{key}", *state_of_object(url, endpoint, FIRST_PATIENCE))])
+        except FileNotFoundError:
+            pass
+    if glob.has_magic(key):
+        return _matching_objects(bucket, [part for part in key.split("/") if part], endpoint)
+    objects = objects_below(bucket, folder, endpoint)
+    return _kept_below(
+        f"{bucket}/{folder}".rstrip("/"), ((f"{bucket}/{key}", about) for key, about in objects), is_known
+    )
+
+
+def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> Found:
+    """The objects that a pattern matches. Folders are listed one level after another, those of a level side by side;
+    from `**` on, all that is below is listed.
+    """
+    found, folders = Found(), [""]
+    while folders and pattern and pattern[0] != "**":
+        first, *pattern = pattern
+        if not glob.has_magic(first):
+            folders = [f"{folder}/{first}".lstrip("/") for folder in folders]
+            if pattern:
+                continue
+            first = glob.escape(first)
+            folders = [folder.rpartition("/")[0] for folder in folders]
+        with threads(REQUESTS) as pool:
+            listed = list(pool.map(lambda folder: objects_in(bucket, folder, endpoint), folders))
+        below = [key for _, inside in listed for key in inside if _matches(key.rpartition("/")[2], first)]
+        if pattern:
+            folders = below
+            continue
+        found.left_out += [f"{bucket}/{key}" for key in below]
+        for objects, _ in listed:
+            for key, about in objects:
+                if _matches(key.rpartition("/")[2], first):
+                    found.files.append(Listed(f"{bucket}/{key}", *about))
+        return found
+    for folder in folders:
+        left_out = set()
+        for key, about in objects_below(bucket, folder, endpoint):
+            parts = key.removeprefix(folder).strip("/").split("/")
+            if _path_matches(parts, pattern):
+                found.files.append(Listed(f"{bucket}/{key}", *about))
+            left_out |= {
+                "/".join(filter(None, [bucket, folder, *parts[:depth]]))
+                for depth in range(1, len(parts))
+                if pattern[-1] != "**" and _path_matches(parts[:depth], pattern)
+            }
+        found.left_out += sorted(left_out)
+    return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a name within a folder matches a part of a pattern."""
+    return fnmatchcase(name, pattern) and (pattern.startswith(".") or not name.startswith("."))
+
+
+def _path_matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether names, one below another, match a pattern in which `**` stands for any number of folders."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        hidden = next((i for i, part in enumerate(parts) if part.startswith(".")), len(parts))
+        if len(pattern) == 1:
+            return bool(parts) and hidden == len(parts)
+        return any(_path_matches(parts[i:], pattern[1:]) for i in range(min(hidden, len(parts) - 1) + 1))
+    return bool(parts) and _matches(parts[0], pattern[0]) and _path_matches(parts[1:], pattern[1:])
+
+
+def _search_by_driver(url: str, is_known: Callable[[str], bool]) -> Found:
+    fs, path = driver(url)
+    if isinstance(fs, LocalFileSystem):
+        return _search_local(path, is_known)
+    if glob.has_magic(path):
+        found = Found()
+        for one, info in fs.glob(path, detail=True).items():
+            if info["type"] == "directory":
+                found.left_out.append(fs.unstrip_protocol(one))
+            else:
+                found.files.append(_listed_at(fs.unstrip_protocol(one), info))
+        return found
+    if not fs.isdir(path):
+        return Found([_listed_at(url, fs.info(path))] if fs.exists(path) else [])
+    return _below_by_driver(fs, path, is_known)
 
 
 def _listed_at(url: str, info: dict[str, Any]) -> Listed:
@@ -261,8 +361,8 @@ def _listed_at(url: str, info: dict[str, Any]) -> Listed:
         return Listed(url, 0, "", problem=reason(error))
 
 
-def _below_remote(fs: AbstractFileSystem, top: str, is_known: Callable[[str], bool]) -> Found:
-    found = Found()
+def _below_by_driver(fs: AbstractFileSystem, top: str, is_known: Callable[[str], bool]) -> Found:
+    unreadable: list[tuple[str, str]] = []
     about: dict[str, dict[str, Any]] = {}
     if _lists_at_once(fs):
         about = fs.find(top, detail=True)
@@ -277,14 +377,37 @@ def _below_remote(fs: AbstractFileSystem, top: str, is_known: Callable[[str], bo
                     elif info["type"] != "directory":
                         about[info["name"]] = info
             except OSError as error:
-                found.is_unreadable(fs.unstrip_protocol(folder), error)
-    for path, info in about.items():
-        if any(part.startswith((".", "_")) for part in PurePosixPath(path[len(top) :]).parts):
+                unreadable.append((fs.unstrip_protocol(folder), reason(error)))
+    states = ((fs.unstrip_protocol(path), listed_state(info)) for path, info in about.items())
+    found = _kept_below(fs.unstrip_protocol(top).rstrip("/"), states, is_known)
+    found.unreadable = unreadable
+    return found
+
+
+def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable[[str], bool]) -> Found:
+    """What is input of all the files below a folder, each by its URL, as `_below` decides it of folders on disk."""
+    listed = {url.removeprefix(top).strip("/"): (url, about) for url, about in files}
+    names: dict[str, set[str]] = defaultdict(set)  # in each folder
+    for path in listed:
+        while path:
+            folder, _, name = path.rpartition("/")
+            if name in names[folder]:
+                break
+            names[folder].add(name)
+            path = folder
+    outputs = {folder for folder, inside in names.items() if _is_output(inside)}
+    found = Found()
+    for path, (url, about) in listed.items():
+        *folders, name = path.split("/")
+        above = {"/".join(folders[:depth]) for depth in range(len(folders) + 1)}
+        if not name or path in names or above & outputs or any(p.startswith((".", "_")) for p in (*folders, name)):
+            continue  # of these, a name that is a folder's is a mark that some tools make for it
+        if _is_beside(name, names["/".join(folders)]):
             continue
-        if is_known(path):
-            found.files.append(_listed_at(fs.unstrip_protocol(path), info))
+        if is_known(url):
+            found.files.append(Listed(url, *about))
         else:
-            found.left_out.append(fs.unstrip_protocol(path))
+            found.left_out.append(url)
     return found
 
 

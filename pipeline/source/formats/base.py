@@ -72,6 +72,8 @@ class InputFile:
         Whether its server sends it from any byte on, and not only from the first.
     digest : str
         SHA-256 of its content, where the user asked for it; of a member of an archive, of what the archive says of it.
+    endpoint : str or None
+        URL of the server that its bucket is on, where it is not the provider's own or that of the environment.
 
     """
 
@@ -84,6 +86,7 @@ class InputFile:
     member: Member | None = None
     ranges: bool = True
     digest: str = ""
+    endpoint: str | None = None
 
     @property
     def seekable(self) -> bool:

@@ -22,7 +22,7 @@ from pipeline.source.chunk import Chunk, Selection, as_bytes, is_textual
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 from pipeline.source.formats.decoded import bounded_chunk, most_decoded, types_of
 from pipeline.source.formats.parquet_pages import longest_value
-from pipeline.source.opening import open_at
+from pipeline.source.opening import expect, open_at
 from pipeline.telemetry.spans import Span
 
 _MOST_ROWS = 1 << 31  # of a row group; a damaged footer may claim any number
@@ -173,6 +173,7 @@ class _RowGroup:
                     longest = average
                 rows = min(rows, self._limits.part_bytes // max(longest, average, 1))
                 rows, left = max(1, min(rows, about.num_rows)), about.num_rows
+                expect(stream, map(_bytes_of, _columns_of(about, self._columns)))
                 for batch in parquet.iter_batches(rows, row_groups=[self._group], columns=names, use_threads=False):
                     left -= len(batch)
                     if not left:
@@ -198,6 +199,12 @@ def _columns_of(about: pq.RowGroupMetaData, names: Sequence[str]) -> list[pq.Col
     """Those of the columns, and of what is nested in them."""
     columns = [about.column(i) for i in range(about.num_columns)]
     return [c for c in columns if {c.path_in_schema, c.path_in_schema.partition(".")[0]} & {*names}]
+
+
+def _bytes_of(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Where a column of a row group begins in the file, and where it ends."""
+    start = column.dictionary_page_offset or column.data_page_offset
+    return start, start + column.total_compressed_size
 
 
 def _stored_bytes(about: pq.RowGroupMetaData, names: Sequence[str]) -> int:

@@ -111,7 +111,7 @@ class RecordFormat(Format):
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         file, row = fragment.file, fragment.first_row
-        with open_at(file, fragment.start) as source:
+        with open_at(file, fragment.start, fragment.stop) as source:
             blocks = read_records(source, self.split, fragment.start, fragment.size, self.limits)
             for chunk in PARSING.in_order(self._calls(blocks, file.path, row, selection, spans)):
                 yield chunk

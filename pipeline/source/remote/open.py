@@ -1,0 +1,51 @@
+"""Opening a remote file, and asking for its state, by whatever serves its URL."""
+
+from __future__ import annotations
+
+from pipeline.bucket_errors import PATIENCE
+from pipeline.buckets import is_bucket
+from pipeline.errors import UsageError
+from pipeline.source.remote.bucket import BucketObject, state_of_object
+from pipeline.source.remote.driver import DriverFile, state_by_driver
+from pipeline.source.remote.file import RemoteFile
+from pipeline.source.remote.origin import Origin, State
+from pipeline.source.remote.web import WebFile, is_web
+
+
+def open_remote(
+    url: str,
+    ranges: bool | None = None,
+    expected: State | None = None,
+    endpoint: str | None = None,
+    stop: int | None = None,
+) -> RemoteFile:
+    """Open a remote file. Raises OSError.
+
+    ranges, expected: what is known of it; None to ask for it. endpoint: as of `bucket_client`. stop: as of
+    `RemoteFile`.
+    """
+    origin: Origin
+    if is_bucket(url):
+        origin = _object(url, expected, endpoint)
+    elif is_web(url):
+        origin = WebFile(url, ranges, expected)
+    else:
+        origin = DriverFile(url)
+    return RemoteFile(origin, stop)
+
+
+def state_now(url: str, endpoint: str | None = None) -> State:
+    """The state of a remote file. Raises OSError."""
+    if is_bucket(url):
+        return state_of_object(url, endpoint, PATIENCE)
+    if is_web(url):
+        with open_remote(url) as file:
+            return file.state()
+    return state_by_driver(url)
+
+
+def _object(url: str, expected: State | None, endpoint: str | None) -> BucketObject:
+    try:
+        return BucketObject(url, expected, endpoint)
+    except UsageError as error:
+        raise OSError(error.message) from error
