@@ -1,0 +1,173 @@
+"""Whole jobs over corpora as people have them: compressed, many files, long texts, one large file.
+
+    python -m benchmarks.corpora --articles-csv ag_news/test.csv --folder /tmp/corpora --gpus 1
+    python -m benchmarks.corpora --articles-csv ag_news/test.csv --folder /tmp/corpora --where local --scale 0.05
+
+For each corpus: a call of `classify` on a cluster that has done a job before, from files to Parquet, with the share of
+the time in which the GPU was busy; beside it the same job with a stand-in for the network, which is the rate of reader
+and writer alone; and the engine alone on such texts. On N GPUs there are N times as many files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import statistics
+from contextlib import ExitStack
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.corpora_files import Corpus, texts_of, write_corpus
+from benchmarks.processes import Sampler
+from benchmarks.record import RESULTS, ROOT, about, parser, seconds_of, write
+from cluster import connect
+from pipeline import classify
+from pipeline.engine.base import Texts
+from pipeline.engine.open import open_engine
+from pipeline.model.charcnn import load_model
+
+CORPORA = (
+    Corpus("short-parquet", ".parquet", 32, 250_000),
+    Corpus("short-jsonl", ".jsonl", 32, 250_000),
+    Corpus("short-csv", ".csv", 32, 250_000),
+    Corpus("short-jsonl-gz", ".jsonl.gz", 64, 125_000),
+    Corpus("short-jsonl-zst", ".jsonl.zst", 64, 125_000),
+    Corpus("small-jsonl-gz", ".jsonl.gz", 4_000, 500),
+    Corpus("long-parquet", ".parquet", 64, 31_250, long=True),
+    Corpus("long-jsonl", ".jsonl", 64, 31_250, long=True),
+    Corpus("long-jsonl-gz", ".jsonl.gz", 64, 31_250, long=True),
+    Corpus("long-jsonl-zst", ".jsonl.zst", 64, 31_250, long=True),
+    Corpus("one-jsonl-gz", ".jsonl.gz", 64, 31_250, long=True, one=True),
+)
+"""On one GPU; on more, as many times as many files."""
+
+_ENGINE_ROWS, _ENGINE_CALLS, _ENGINE_REPEATS = 131_072, 8, 5
+_WARM_ROWS = 20_000
+
+
+def engine_rate(articles_csv: Path, model: str, long: bool) -> dict[str, Any]:
+    """The engine alone, from host memory to labels there, on one device: on texts cut as the reader cuts them."""
+    engine = open_engine(load_model(model))
+    texts = Texts.of(
+        [t[: engine.model.length].encode() for t in texts_of(articles_csv, long, _ENGINE_ROWS).to_pylist()]
+    )
+    seconds = seconds_of(lambda: [engine.classify(texts) for _ in range(_ENGINE_CALLS)], _ENGINE_REPEATS + 1)[1:]
+    engine.close()
+    rate = _ENGINE_CALLS * _ENGINE_ROWS / statistics.median(seconds)
+    return {"backend": str(engine.backend), "articles_per_second": rate}
+
+
+def job(inputs: Path, warm: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """A job on a cluster that has done one before."""
+    with connect(options["where"], workers=options["workers"]) as client:
+        given = {"model": options["model"], "chunk_size": options["chunk_rows"], "overwrite": True, "client": client}
+        classify(str(warm), out, **given)
+        report = classify(str(inputs), out, **given)
+    found = report.to_dict()
+    shutil.rmtree(out)
+    told = found["breakdown"]
+    return {
+        "rows": found["rows_written"],
+        "chunks": found["chunks"],
+        "seconds": found["seconds"],
+        "timings": found["timings"],
+        "window": told["window"],
+        "rows_per_second": told["rows_per_second"],
+        "busy": told["busy"],
+        "shares": [device["shares"] for device in told["devices"]],
+        "verdict": told["verdict"],
+    }
+
+
+def measured(inputs: Path, warm: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """`job` in a process of its own, and the peak memory of that process and of its largest child."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_answer, args=(theirs, inputs, warm, out, options))
+    process.start()
+    theirs.close()
+    parent = psutil.Process(process.pid)
+
+    def children() -> list[psutil.Process]:
+        try:
+            return parent.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    with Sampler(lambda: {"client and scheduler": [parent], "worker": children()}) as sampler:
+        try:
+            found: dict[str, Any] = ours.recv()
+        except EOFError:
+            raise RuntimeError(f"the job over {inputs} failed") from None
+        finally:
+            process.join()
+    return found | {"peak_bytes": {role: max(values) for role, values in sampler.bytes.items()}}
+
+
+def _answer(pipe: Connection, *arguments: Any) -> None:
+    pipe.send(job(*arguments))
+
+
+def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[str, Any]:
+    corpus = replace(corpus, files=corpus.files * workers, rows=max(1, int(corpus.rows * options.scale)))
+    if corpus.one:
+        corpus = replace(corpus, files=corpus.files // workers)
+    inputs = write_corpus(options.articles_csv, options.folder, corpus)
+    warm = write_corpus(options.articles_csv, options.folder, Corpus("warm", ".parquet", workers, _WARM_ROWS))
+    sizes = [file.stat().st_size for file in inputs.iterdir()]
+    given = {"where": options.where, "workers": workers, "model": options.model, "chunk_rows": options.chunk_rows}
+    found: dict[str, Any] = {"name": corpus.name, "files": len(sizes), "stored_bytes": sum(sizes), "workers": workers}
+    out = options.folder / "labels"
+    if options.where == "cuda":
+        found["job"] = measured(inputs, warm, out, given)
+    with ExitStack() as stack:
+        os.environ["DASK_DISTRIBUTED__WORKER__PRELOAD"] = str(ROOT / "benchmarks" / "stand_in.py")
+        stack.callback(os.environ.pop, "DASK_DISTRIBUTED__WORKER__PRELOAD")
+        found["reader"] = measured(inputs, warm, out, given | {"where": "local"})
+    if not options.keep:
+        shutil.rmtree(inputs)
+    return found
+
+
+def main() -> None:
+    command = parser(__doc__, RESULTS / "corpora.json")
+    command.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
+    command.add_argument("--folder", type=Path, required=True, help="for input and output: 25 GB a GPU")
+    command.add_argument(
+        "--where", default="cuda", choices=("cuda", "local"), help="local: the reader alone, without a GPU"
+    )
+    command.add_argument("--gpus", type=int, nargs="+", default=[1])
+    command.add_argument("--corpora", nargs="+", default=[c.name for c in CORPORA], choices=[c.name for c in CORPORA])
+    command.add_argument("--chunk-rows", type=int, default=131_072)
+    command.add_argument("--scale", type=float, default=1.0, help="rows of a file, as a share of the usual number")
+    command.add_argument("--keep", action="store_true", help="leave the inputs for the next run")
+    options = command.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {"about": about(options), "runs": []}
+    if options.where == "cuda":
+        for kind in ("short", "long"):
+            result.setdefault("engine", {})[kind] = engine_rate(options.articles_csv, options.model, kind == "long")
+    for workers in options.gpus:
+        for corpus in CORPORA:
+            if corpus.name not in options.corpora:
+                continue
+            found = measure(corpus, workers, options)
+            result["runs"].append(found)
+            for way in ("job", "reader"):
+                if ran := found.get(way):
+                    print(
+                        f"{workers} x {corpus.name}, {way}: {ran['rows_per_second']:,.0f} rows/s, "
+                        f"busy {ran['busy']:.0%}, {max(ran['peak_bytes'].values()) / 1e9:.2f} GB; {ran['verdict']}",
+                        flush=True,
+                    )
+            write(result, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Corpora as people have them, of any size: short texts and long ones, in every format and compression."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import multiprocessing
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import zstandard
+
+from benchmarks.articles import ag_news_texts
+from pipeline.threads import available_cores
+
+JOINED = 20
+"""Articles in a long text: about 5 KB."""
+
+_VARIED, _REPLACED_WORDS = 200_000, 0.15
+"""Texts that all corpora are drawn from, and the share of their words that is drawn anew: 50 MB, more than the windows
+of compressors, which else would find most articles again.
+"""
+
+_ROWS_AT_ONCE = {False: 50_000, True: 5_000}
+_PARQUET_GROUP = 131_072
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """files: how many. rows: in each. ending: format and compression. long: whether a text is 20 articles. one: whether
+    all is joined to one file at the end, compressed by igzip, which takes a twentieth of the time of gzip.
+    """
+
+    name: str
+    ending: str
+    files: int
+    rows: int
+    long: bool = False
+    one: bool = False
+
+
+def write_corpus(articles_csv: Path, folder: Path, corpus: Corpus) -> Path:
+    """The folder of its files; one that is there already is taken."""
+    inputs = folder / corpus.name
+    stamp, made = folder / f"{corpus.name}.json", json.dumps(asdict(corpus))
+    if stamp.exists() and stamp.read_text() == made:
+        return inputs
+    stamp.unlink(missing_ok=True)
+    shutil.rmtree(inputs, ignore_errors=True)
+    inputs.mkdir(parents=True)
+    _varied(articles_csv)  # before the processes are forked: they share it
+    parts = replace(corpus, ending=corpus.ending.removesuffix(".gz")) if corpus.one else corpus
+    with ProcessPoolExecutor(available_cores(), multiprocessing.get_context("fork")) as pool:
+        for done in [pool.submit(_write_file, articles_csv, inputs, parts, n) for n in range(corpus.files)]:
+            done.result()
+    if corpus.one:
+        _join(inputs, corpus.ending)
+    stamp.write_text(made)
+    return inputs
+
+
+def texts_of(articles_csv: Path, long: bool, count: int, seed: int = 0) -> pa.LargeStringArray:
+    """`count` texts of a corpus."""
+    varied = _varied(articles_csv)
+    joined = JOINED if long else 1
+    drawn = varied.take(pa.array(np.random.default_rng([1, seed]).integers(0, len(varied), count * joined)))
+    return _joined(drawn, np.arange(0, count * joined + 1, joined)) if long else drawn
+
+
+def _join(inputs: Path, ending: str) -> None:
+    from isal import igzip
+
+    parts = sorted(inputs.iterdir())
+    with igzip.open(inputs / f"all{ending}", "wb", compresslevel=2) as stream:
+        for part in parts:
+            with open(part, "rb") as source:
+                shutil.copyfileobj(source, stream, 1 << 22)
+            part.unlink()
+
+
+@cache
+def _varied(articles_csv: Path) -> pa.LargeStringArray:
+    rng = np.random.default_rng(0)
+    words = pc.split_pattern(pa.array(ag_news_texts(articles_csv), pa.large_string()), " ")
+    lists = words.take(pa.array(rng.permutation(np.resize(np.arange(len(words)), _VARIED))))
+    flat = lists.flatten()
+    places = np.arange(len(flat))
+    replaced = rng.random(len(flat)) < _REPLACED_WORDS
+    places[replaced] = rng.integers(0, len(flat), int(replaced.sum()))
+    return _joined(flat.take(pa.array(places)), np.asarray(lists.offsets))
+
+
+def _joined(values: pa.LargeStringArray, offsets: np.ndarray) -> pa.LargeStringArray:
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+    return pc.binary_join(lists, pa.scalar(" ", pa.large_string()))
+
+
+def _write_file(articles_csv: Path, inputs: Path, corpus: Corpus, number: int) -> None:
+    file = inputs / f"articles-{number:05d}{corpus.ending}"
+    if corpus.ending == ".parquet":
+        schema = pa.schema([("id", pa.int64()), ("text", pa.large_string())])
+        with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
+            for table in _tables(articles_csv, corpus, number, _PARQUET_GROUP):
+                writer.write_table(table)
+        return
+    line = _csv_lines if corpus.ending.startswith(".csv") else _json_lines
+    with _compressed(file) as stream:
+        if corpus.ending.startswith(".csv"):
+            stream.write(b"id,text\n")
+        for table in _tables(articles_csv, corpus, number, _ROWS_AT_ONCE[corpus.long]):
+            stream.write(line(table))
+
+
+def _tables(articles_csv: Path, corpus: Corpus, number: int, rows: int) -> Iterator[pa.Table]:
+    first = number * corpus.rows
+    for at in range(0, corpus.rows, rows):
+        count = min(rows, corpus.rows - at)
+        texts = texts_of(articles_csv, corpus.long, count, seed=first + at)
+        yield pa.table({"id": pa.array(np.arange(first + at, first + at + count)), "text": texts})
+
+
+def _json_lines(table: pa.Table) -> memoryview:
+    text = pc.replace_substring(pc.replace_substring(table["text"], "\\", "\\\\"), '"', '\\"')
+    return _bytes('{"id": ', table["id"].cast(pa.large_string()), ', "text": "', text, '"}\n')
+
+
+def _csv_lines(table: pa.Table) -> memoryview:
+    return _bytes(table["id"].cast(pa.large_string()), ',"', pc.replace_substring(table["text"], '"', '""'), '"\n')
+
+
+def _bytes(*pieces: object) -> memoryview:
+    """Of strings and columns of strings, row by row."""
+    scalars = [pa.scalar(piece, pa.large_string()) if isinstance(piece, str) else piece for piece in pieces]
+    rows = pc.binary_join_element_wise(*scalars, pa.scalar("", pa.large_string())).combine_chunks()
+    rows = rows.chunk(0) if isinstance(rows, pa.ChunkedArray) else rows
+    return memoryview(rows.buffers()[2])
+
+
+@contextmanager
+def _compressed(file: Path) -> Iterator[BinaryIO]:
+    """One member, or one frame, as `gzip` and `zstd` write files, at their default levels."""
+    if file.suffix == ".gz":
+        with gzip.open(file, "wb", 6) as stream:
+            yield cast(BinaryIO, stream)
+    elif file.suffix == ".zst":
+        with open(file, "wb") as raw, zstandard.ZstdCompressor(3).stream_writer(raw) as stream:
+            yield cast(BinaryIO, stream)
+    else:
+        with open(file, "wb") as stream:
+            yield stream

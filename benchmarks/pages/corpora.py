@@ -1,0 +1,41 @@
+"""The section of docs/scaling.md on real corpora: whole jobs by kind of input, beside the engine and the reader alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.pages.markdown import machine, table
+
+_HEAD = "input | GPUs | files, stored GB | articles/s | GPU busy | of the engine's | reader alone | most memory, GB"
+
+
+def section(part: dict[str, Any]) -> str:
+    """What each corpus gave."""
+    engine = {kind: found["articles_per_second"] for kind, found in part.get("engine", {}).items()}
+    rows = [_row(run, engine) for run in part["runs"]]
+    alone = ", ".join(f"{rate:,.0f} articles/s for {kind} texts" for kind, rate in engine.items())
+    return f"""## Real corpora
+
+{machine(part["about"], "python", "pyarrow", "dask", "distributed", "dask-cuda")}.
+
+By `python -m benchmarks.corpora`: AG News articles with 15 % of their words drawn anew; a "long" text is 20 of them
+joined, 5 KB. A call of `classify` on a cluster that has done a job before, from files in the page cache to Parquet;
+articles/s and the share of time in which the GPU was busy are those of the time from the first chunk's reading to the
+last one's end. "Reader alone" is the same job with a stand-in for the network, so it is what reading and writing can
+do. The engine alone, from host memory: {alone}.
+
+{table(_HEAD, rows)}
+"""
+
+
+def _row(run: dict[str, Any], engine: dict[str, float]) -> str:
+    job, reader = run.get("job"), run["reader"]
+    rate = engine.get("short" if run["name"].startswith(("short", "small")) else "long")
+    cells = [run["name"], str(run["workers"]), f"{run['files']:,}, {run['stored_bytes'] / 1e9:.2f}"]
+    if job is None:
+        cells += ["", "", ""]
+    else:
+        share = job["rows_per_second"] / (run["workers"] * rate) if rate else 0.0
+        cells += [f"{job['rows_per_second']:,.0f}", f"{job['busy']:.0%}", f"{share:.0%}"]
+    most = max(found["peak_bytes"][role] for found in (job, reader) if found for role in found["peak_bytes"])
+    return " | ".join([*cells, f"{reader['rows_per_second']:,.0f}", f"{most / 1e9:.2f}"])
