@@ -1,78 +1,95 @@
-"""Iterators that run ahead of their use, in threads."""
+"""A stream read ahead of its reader by a thread, so that a file is decompressed while what came before is parsed."""
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from queue import Empty, Full, Queue
-from typing import Generic, TypeVar
+from typing import Protocol
 
-_T = TypeVar("_T")
-_SECONDS_BETWEEN_LOOKS = 0.2
+_BLOCK_BYTES = 4 << 20
+_BLOCKS_AHEAD = 2
+_WAIT_SECONDS = 0.2
 
 
-class _End:
-    """What follows the last item. error: that ended it."""
+class Readable(Protocol):
+    """What returns up to so many bytes, and none at the end."""
 
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
+    def read(self, size: int) -> bytes: ...
 
-
-class _Ahead(Generic[_T]):
-    """One iterator in a thread of its own, up to `held` items ahead."""
-
-    def __init__(self, make: Callable[[], Iterator[_T]], held: int, stopped: threading.Event) -> None:
-        self._items: Queue[_T | _End] = Queue(held)
-        self._stopped = stopped
-        threading.Thread(target=self._run, args=(make,), name="broadsheet-ahead", daemon=True).start()
-
-    def _run(self, make: Callable[[], Iterator[_T]]) -> None:
-        error: BaseException | None = None
-        try:
-            for item in make():
-                if not self._put(item):
-                    return
-        except BaseException as raised:
-            error = raised
-        self._put(_End(error))
-
-    def _put(self, item: _T | _End) -> bool:
-        while not self._stopped.is_set():
-            try:
-                self._items.put(item, timeout=_SECONDS_BETWEEN_LOOKS)
-                return True
-            except Full:
-                continue
-        return False
-
-    def __iter__(self) -> Iterator[_T]:
-        while True:
-            try:
-                item = self._items.get(timeout=_SECONDS_BETWEEN_LOOKS)  # with a limit, so that Ctrl-C is heard
-            except Empty:
-                continue
-            if isinstance(item, _End):
-                if item.error is not None:
-                    raise item.error
-                return
-            yield item
+    def close(self) -> None: ...
 
 
-def ahead(iterators: Iterable[Callable[[], Iterator[_T]]], width: int, held: int) -> Generator[_T, None, None]:
-    """The items of all iterators, one iterator after the other; `width` of them run at the same time, each up to `held`
-    items ahead. An error of one is raised in its place. Left early, they end at their next item.
+class ReadAhead:
+    """The bytes and the error of `stream`, at most some blocks ahead. The first block is read without a thread, so a
+    small file costs none.
     """
-    stopped = threading.Event()
-    waiting = iter(iterators)
-    running: deque[_Ahead[_T]] = deque()
-    try:
-        while True:
-            while len(running) < width and (make := next(waiting, None)) is not None:
-                running.append(_Ahead(make, held, stopped))
-            if not running:
-                return
-            yield from running[0]
-            running.popleft()
-    finally:
-        stopped.set()
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._blocks: queue.Queue[bytes | Exception] = queue.Queue(_BLOCKS_AHEAD)
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_large = False
+        self._ready = memoryview(b"")
+        self._end: Exception | bytes | None = None
+        self._failure: Exception | None = None
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; none at the end. Raises what the stream raises, after all that is before."""
+        if not self._ready and self._end is None:
+            found = self._next()
+            if isinstance(found, Exception) or not found:
+                self._end = found
+            elif len(found) <= size:
+                return found
+            else:
+                self._ready = memoryview(found)
+        if self._ready:
+            found, self._ready = bytes(self._ready[:size]), self._ready[size:]
+            return found
+        if isinstance(self._end, Exception):
+            raise self._end
+        return b""
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._stream.close()
+
+    def _next(self) -> bytes | Exception:
+        if not self._is_large:
+            found = self._block()
+            self._is_large = not isinstance(found, Exception) and len(found) == _BLOCK_BYTES
+            return found
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="read ahead", daemon=True)
+            self._thread.start()
+        return self._blocks.get()
+
+    def _run(self) -> None:
+        found: bytes | Exception = b" "
+        while found and not isinstance(found, Exception) and not self._closed.is_set():
+            found = self._block()
+            while not self._closed.is_set():
+                try:
+                    self._blocks.put(found, timeout=_WAIT_SECONDS)
+                    break
+                except queue.Full:
+                    continue
+
+    def _block(self) -> bytes | Exception:
+        """A whole block, or what there is before the end or an error, which comes with the next call."""
+        pieces: list[bytes] = []
+        room = _BLOCK_BYTES
+        while room and self._failure is None:
+            try:
+                piece = self._stream.read(room)
+            except Exception as error:  # raised in the reader's thread
+                self._failure = error
+                break
+            if not piece:
+                break
+            pieces.append(piece)
+            room -= len(piece)
+        return b"".join(pieces) or self._failure or b""

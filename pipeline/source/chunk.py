@@ -18,7 +18,6 @@ from pipeline.source.limits import LIMITS
 
 HEAD_BYTES = 256
 NO_TRUTH = -1
-_LONGEST_SEQUENCE = 4  # bytes of a character
 _SPACE = pa.scalar(" ", pa.large_string())
 _OURS = {
     "file",
@@ -180,13 +179,14 @@ def assemble(
     raw: Callable[[int], tuple[int | None, bytes]],
     bad: Sequence[BadRow] = (),
     problems: tuple[str, ...] = (),
+    removed: NDArray[np.int64] | None = None,
 ) -> Chunk:
     """A chunk from the parsed rows of one file.
 
     numbers: int64 [N], the record number of each row. table: N rows with the selection's columns; text and string
     columns may be binary or string, and kept columns may be missing: then they are null. raw(i): byte offset and first
     bytes of row i, for the quarantine. bad: rows that could not be parsed; those whose text is null, too long or not
-    UTF-8 are added to them.
+    UTF-8 are added to them. removed: int64 [N], characters by which a text was cut before, which are valid.
     """
     reasons: dict[int, str] = {}
     held = {name: _column(table, name) for name in selection.columns}
@@ -221,8 +221,9 @@ def assemble(
     rows = pa.table(columns, selection.row_schema)
     n_chars = None
     if selection.reads:
-        n_chars = _characters(text)
-        text = beginnings(text, sizes, selection.reads)
+        n_chars = _characters(text, sizes)
+        text = _beginnings(text, sizes, n_chars, selection.reads)
+        n_chars = n_chars if removed is None else n_chars + removed
     kept_of_bad = None
     if selection.kept:
         kept_of_bad = rows.drop_columns(["file", "row"]).take(pa.array([i for _, i in set_aside], pa.int64()))
@@ -243,20 +244,26 @@ def _joined(texts: Sequence[pa.Array]) -> pa.Array:
     return pc.utf8_trim_whitespace(text)
 
 
-def beginnings(text: pa.Array, sizes: NDArray[np.int64], count: int) -> pa.Array:
-    """Each text, a large_string, up to `count` characters. sizes: int64 [N], their bytes.
-
-    The first characters lie within four times as many bytes, so the others are not even looked at.
-    """
-    if sizes.max(initial=0) <= count:
+def _beginnings(text: pa.Array, sizes: NDArray[np.int64], n_chars: NDArray[np.int64], count: int) -> pa.Array:
+    """Each text, a large_string, up to `count` characters. sizes, n_chars: int64 [N], its bytes and characters."""
+    if n_chars.max(initial=0) <= count:
         return text
-    near = pc.binary_slice(text.view(pa.large_binary()), 0, _LONGEST_SEQUENCE * count)
-    return pc.utf8_slice_codeunits(near.view(pa.large_string()), 0, count)
+    if n_chars.sum() == sizes.sum():  # each character is one byte
+        return pc.binary_slice(text.view(pa.large_binary()), 0, count)
+    return pc.utf8_slice_codeunits(text, 0, count)
 
 
-def _characters(text: pa.Array) -> NDArray[np.int64]:
-    """int64, one for each text; 0 for nulls."""
+def _characters(text: pa.Array, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64, one for each text, a large_string; 0 for nulls. sizes: int64 [N], their bytes."""
+    offsets = np.frombuffer(text.buffers()[1], np.int64)[text.offset :] if len(text) else np.zeros(1, np.int64)
+    data = np.frombuffer(text.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[len(text)]]
+    if data.max(initial=0) < 0x80:
+        return sizes
     return np.asarray(pc.fill_null(pc.utf8_length(text), 0).to_numpy(), np.int64)
+
+
+def _characters_of(chunk: Chunk) -> NDArray[np.int64]:
+    return _characters(chunk.text.cast(pa.large_string()), np.diff(chunk.offsets))
 
 
 def concat(chunks: Sequence[Chunk]) -> Chunk:
@@ -265,12 +272,9 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         return chunks[0]
     ids = [c.ids for c in chunks if c.ids is not None]
     truth = [c.truth for c in chunks if c.truth is not None]
-    cut_short = any(c.n_chars is not None for c in chunks)
-    n_chars = (
-        [_characters(c.text.cast(pa.large_string())) if c.n_chars is None else c.n_chars for c in chunks]
-        if cut_short
-        else []
-    )
+    counts: list[NDArray[np.int64]] = []
+    if any(c.n_chars is not None for c in chunks):
+        counts = [_characters_of(c) if c.n_chars is None else c.n_chars for c in chunks]
     bad = [c.bad for c in chunks if c.bad is not None]
     return Chunk(
         pa.concat_arrays([c.text for c in chunks]),
@@ -279,7 +283,7 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         np.concatenate(ids) if ids else None,
         np.concatenate(truth) if truth else None,
         tuple(dict.fromkeys(p for c in chunks for p in c.problems)),
-        np.concatenate(n_chars) if n_chars else None,
+        np.concatenate(counts) if counts else None,
         pa.concat_tables(bad) if bad else None,
     )
 

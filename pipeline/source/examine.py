@@ -8,9 +8,10 @@ from typing import NamedTuple
 from pipeline.errors import SourceError
 from pipeline.source import archive
 from pipeline.source.chunk import Selection
+from pipeline.source.compression import HEAD_BYTES, compression_of
 from pipeline.source.formats.base import Format, InputFile, Schema
 from pipeline.source.formats.registry import FORMATS
-from pipeline.source.opening import Held, open_at
+from pipeline.source.opening import Held, open_at, open_stored
 from pipeline.source.schema import difference, refuse_twice
 
 _FIRST_BYTES = 64
@@ -32,6 +33,7 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     """
     if file.size == 0:
         raise SourceError(f"{file.path}: the file is empty")
+    file = identified(file)
     with open_at(file) as stream:
         _refuse_other(file.path, stream.read(_FIRST_BYTES), file.format)
     schema = file.format.schema(file, selection)
@@ -52,12 +54,35 @@ def examine_like(file: InputFile, selection: Selection, first: tuple[str, Schema
 
 
 def held(file: InputFile) -> InputFile:
-    """The file with its content in memory, where that is little: so that it is opened once. Else the file as it is.
+    """The file with its content in memory, where that is little: so that it is opened once, and decompressed once. Else
+    the file as it is by its first bytes.
 
     Raises SourceError where it cannot be opened.
     """
-    if not 0 < file.stored <= _HELD_BYTES:
+    if file.member is None and 0 < file.stored <= _HELD_BYTES:
+        with open_stored(file) as stream:
+            content = stream.read(_HELD_BYTES + 1)
+        file = Held(**{f.name: getattr(file, f.name) for f in fields(InputFile)}, content=content, is_decoded=False)
+    file = identified(file)
+    if isinstance(file, Held) and not file.front_to_back:
+        return replace(file, is_decoded=True)
+    decoded = _decoded(file) if file.stored <= _HELD_BYTES else None
+    if decoded is None:
         return file
+    return Held(**{f.name: getattr(file, f.name) for f in fields(InputFile)}, content=decoded, is_decoded=True)
+
+
+def identified(file: InputFile) -> InputFile:
+    """The file with the compression that it has by its first bytes, if its name has none. Raises SourceError."""
+    if file.format.jumps or not file.seekable:
+        return file
+    with open_stored(file) as stream:
+        found = compression_of(stream.read(HEAD_BYTES))
+    return replace(file, compression=found.name) if found else file
+
+
+def _decoded(file: InputFile) -> bytes | None:
+    """The content of a file; None where it is not little, or cannot be read to its end."""
     blocks, room = [], _HELD_BYTES + 1
     with open_at(file) as stream:
         try:
@@ -65,10 +90,8 @@ def held(file: InputFile) -> InputFile:
                 blocks.append(block)
                 room -= len(block)
         except SourceError:  # what can be read before the damage is found by who reads it block by block
-            return file
-    if room <= 0:
-        return file
-    return Held(**{f.name: getattr(file, f.name) for f in fields(InputFile)}, content=b"".join(blocks))
+            return None
+    return b"".join(blocks) if room > 0 else None
 
 
 def _refuse_other(name: str, head: bytes, found: Format) -> None:

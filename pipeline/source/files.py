@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.source import archive
+from pipeline.source.compression import SUFFIXES
 from pipeline.source.formats.base import Format, InputFile, Member, Seek
 from pipeline.source.formats.registry import FORMATS
 from pipeline.source.names import InArchive, file_part, in_archive, is_url, located, member_name, named, root_of
@@ -21,7 +22,6 @@ from pipeline.source.opening import open_at, open_location, reason
 from pipeline.source.search import Listed, Problem, printable, search
 from pipeline.threads import available_cores, threads
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _REMEDIES = {
     ".xls": "save it as .xlsx or .csv",
     ".ods": "save it as .xlsx or .csv",
@@ -119,8 +119,8 @@ def _suffixes(path: str) -> tuple[str, str | None]:
 @lru_cache(1024)
 def _suffixes_of(end: str) -> tuple[str, str | None]:
     pure = PurePosixPath(f"name{end}")
-    if pure.suffix in COMPRESSIONS:
-        return PurePosixPath(pure.stem).suffix, COMPRESSIONS[pure.suffix]
+    if pure.suffix in SUFFIXES:
+        return PurePosixPath(pure.stem).suffix, SUFFIXES[pure.suffix]
     return pure.suffix, None
 
 
@@ -133,9 +133,9 @@ def _format_of(suffix: str, compression: str | None, name: str) -> Format:
     """The format of the files with that suffix. name: of the file. Raises UsageError."""
     if suffix not in FORMATS:
         remedy = f"; {_REMEDIES[suffix]}" if suffix in _REMEDIES else ""
-        known = " ".join(FORMATS)
+        known, packed = " ".join(FORMATS), " ".join(SUFFIXES)
         raise UsageError(
-            f"{name}: its suffix belongs to no format{remedy}; known are {known}, also with .gz or .zst, and .zip"
+            f"{name}: its suffix belongs to no format{remedy}; known are {known}, also with {packed}, and .zip"
         )
     found = FORMATS[suffix]
     if compression and found.jumps:

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from dask.base import is_dask_collection
 
 from pipeline.errors import SourceError, UsageError
-from pipeline.source.ahead import ahead
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.encoding import UTF8
 from pipeline.source.files import Files, Identity, find_files
@@ -23,6 +22,7 @@ from pipeline.source.formats.base import Scan, Seek
 from pipeline.source.group import Group, GroupEnd, group_name, part_name
 from pipeline.source.items import Items, as_items
 from pipeline.source.plan import Plan, Run, Unit, is_split, plan_files, refuse_useless
+from pipeline.source.run_ahead import ahead
 from pipeline.source.scan import Scanner, no_scan, threads_scanner
 from pipeline.source.search import Problem
 from pipeline.source.split import split

@@ -14,13 +14,15 @@ class Limits:
 
     field_bytes: of the longest field or line that is read; an unclosed quote would make a longer one. block_bytes: read
     at once from a stream. chunk_bytes: of the text in a chunk, so that long articles do not make it large.
-    guess_bytes: searched for the first record of a segment.
+    guess_bytes: searched for the first record of a segment. part_bytes: of a table that one thread parses, while others
+    parse those after it.
     """
 
     field_bytes: int = 16 << 20
     block_bytes: int = 4 << 20
     chunk_bytes: int = 64 << 20
     guess_bytes: int = 1 << 20
+    part_bytes: int = 16 << 20
 
     @property
     def long_line(self) -> str:

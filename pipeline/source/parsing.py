@@ -28,13 +28,18 @@ class Parsing:
         self._pool: ThreadPoolExecutor | None = None
         self._readers = 0
         self._lock = threading.Lock()
+        self._here = threading.local()
 
     def in_order(self, calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
         """The results of the calls, in order. They are drawn by the caller's thread, and made ahead by the pool's.
 
         How far ahead is limited: so many as there are threads, divided among those who read at the same time. An error
-        of `calls` is raised after the results of those before it. A call must not use the pool itself.
+        of `calls` is raised after the results of those before it. In a thread of the pool, which must not wait for
+        others, the calls are made one after another.
         """
+        if getattr(self._here, "is_of_pool", False):
+            yield from (call() for call in calls)
+            return
         waiting: deque[Future[_Result]] = deque()
         failure: Exception | None = None
         drawn = iter(calls)
@@ -63,11 +68,14 @@ class Parsing:
     def _ahead(self) -> int:
         return 1 + self._threads // max(self._readers, 1)
 
+    def _begin(self) -> None:
+        self._here.is_of_pool = True
+
     @contextmanager
     def _reader(self) -> Iterator[ThreadPoolExecutor]:
         with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads, "parsing")
+                self._pool = ThreadPoolExecutor(self._threads, "parsing", self._begin)
             self._readers += 1
         try:
             yield self._pool

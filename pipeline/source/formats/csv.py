@@ -13,6 +13,7 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import BinaryIO
 
 import numpy as np
@@ -21,13 +22,14 @@ from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
 from pipeline.errors import SourceError, UsageError
-from pipeline.source.chunk import Chunk, Selection, assemble
+from pipeline.source.chunk import Chunk, Selection, assemble, concat
 from pipeline.source.delimiter import DELIMITERS, separated_by
 from pipeline.source.encoding import UTF8, why_not_decoded
 from pipeline.source.formats.base import Fragment, InputFile, Schema
 from pipeline.source.formats.record_format import RecordFormat
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.opening import open_at
+from pipeline.source.parsing import PARSING
 from pipeline.source.records import Records, Split
 from pipeline.telemetry.spans import Span, span
 
@@ -35,6 +37,9 @@ _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 _LINE_END = re.compile(rb"[\r\n]")
 csv.field_size_limit(LIMITS.field_bytes)
+_PARSED_BYTES = 1 << 20
+"""So many at once are parsed in the caches of a core."""
+
 _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
 
 
@@ -244,19 +249,27 @@ class Csv(RecordFormat):
         None where it must be scanned again: the parser does not find the records that were planned, or a row is to be
         quarantined, whose byte offset only a scan can find.
         """
-        file, rows = fragment.file, fragment.rows
+        file, first = fragment.file, fragment.first_row
         if not fragment.regular or file.front_to_back:
             return None
-        with open_at(file) as stream:
-            data = _bytes_of(stream, fragment.start, fragment.start + fragment.size)
+        chunks: list[Chunk] = []
+        parse = partial(self._parse_regular, path=file.path, selection=selection, spans=spans)
+        try:
+            with open_at(file, fragment.start) as stream:
+                pieces = _pieces(stream, fragment.size, ord(self.delimiter), self.limits.block_bytes)
+                for chunk in PARSING.in_order(partial(parse, piece) for piece in pieces):
+                    numbers = chunk.rows.column("row").to_numpy() + first
+                    chunks.append(replace(chunk, rows=chunk.rows.set_column(1, "row", pa.array(numbers))))
+                    first += len(chunk)
+        except (pa.ArrowInvalid, _ScanWanted):
+            return None
+        return concat(chunks) if first == fragment.first_row + fragment.rows else None
+
+    def _parse_regular(self, data: bytes, path: str, selection: Selection, spans: list[Span] | None) -> Chunk:
+        """A chunk of records that are not counted yet: they have the numbers from 0 on."""
         with span("decode", spans, "read"):
-            try:
-                table = None if data is None else self._table(data, selection.columns)
-                if table is None or len(table) != rows:
-                    return None
-                return assemble(file.path, fragment.first_row + np.arange(rows), table, selection, _no_place)
-            except (pa.ArrowInvalid, _PlaceWanted):
-                return None
+            table = self._table(data, selection.columns)
+            return assemble(path, np.arange(len(table)), table, selection, _no_place)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         good = np.ones(len(records), np.bool_)
@@ -282,9 +295,18 @@ class Csv(RecordFormat):
 
         `data` begins with a line end, which the parser skips: at the very start it would drop a byte order mark.
         """
+        whole = len(data) + 1
+        try:
+            return self._table_by(min(whole, _PARSED_BYTES), data, columns)
+        except pa.ArrowInvalid:
+            if whole <= _PARSED_BYTES:
+                raise
+            return self._table_by(whole, data, columns)  # a record is longer
+
+    def _table_by(self, block_bytes: int, data: bytes, columns: tuple[str, ...]) -> pa.Table:
         return pa_csv.read_csv(
             pa.BufferReader(data),
-            pa_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.columns),
+            pa_csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=self.columns),
             pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(columns, pa.binary()),
@@ -305,19 +327,39 @@ class Tsv(Csv):
     delimiter: str = "\t"
 
 
-def _bytes_of(stream: BinaryIO, start: int, stop: int) -> bytes | None:
-    """Bytes start to stop of an open file, with a line end before them; None where the file is shorter."""
-    before = max(start - 1, 0)  # usually the end of the line before
-    stream.seek(before)
-    data = stream.read(stop - before)
-    if len(data) < stop - before:
-        return None
-    return data if data[:1] in (b"\n", b"\r") else b"\n" + data[start - before :]
+def _pieces(stream: BinaryIO, size: int, delimiter: int, block_bytes: int) -> Iterator[bytes]:
+    """The next `size` bytes, all of them records, in pieces of whole records with a line end before each.
+
+    Raises _ScanWanted where quotes do not tell what a record is, or the file is shorter.
+    """
+    held = b""
+    while size:
+        block = stream.read(min(size, block_bytes))
+        if not block:
+            raise _ScanWanted
+        size -= len(block)
+        held = b"".join([held, block])
+        stop = len(held) if not size else _last_record_end(held, delimiter)
+        if stop:
+            yield b"".join([b"\n", memoryview(held)[:stop]])
+            held = held[stop:]
 
 
-class _PlaceWanted(Exception):
-    """A row is to be quarantined, and its byte offset is not known."""
+def _last_record_end(data: bytes, delimiter: int) -> int:
+    """The position after the last line end, an LF, that is in no quotes; 0 where there is none."""
+    array = np.frombuffer(data, np.uint8)
+    quotes = np.flatnonzero(array == _QUOTE)
+    if len(quotes) and _first_misplaced(array, quotes, delimiter) < len(array):
+        raise _ScanWanted
+    at = data.rfind(b"\n")
+    while at >= 0 and np.searchsorted(quotes, at) % 2:
+        at = data.rfind(b"\n", 0, at)
+    return at + 1
+
+
+class _ScanWanted(Exception):
+    """It takes a scan to find the records, or the byte offset of a row that is to be quarantined."""
 
 
 def _no_place(i: int) -> tuple[None, bytes]:
-    raise _PlaceWanted
+    raise _ScanWanted

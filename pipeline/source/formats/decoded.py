@@ -6,8 +6,9 @@ size; where a fragment takes several, each text is cut to what the model reads, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, assemble, concat
 from pipeline.source.formats.base import Fragment
 from pipeline.source.kept import plain_type
 from pipeline.source.limits import LIMITS, Limits
+from pipeline.source.parsing import PARSING
 
 
 def types_of(schema: pa.Schema) -> dict[str, pa.DataType]:
@@ -39,20 +41,25 @@ def bounded_chunk(tables: Iterable[pa.Table], fragment: Fragment, selection: Sel
     limits, path = fragment.file.format.limits, fragment.file.path
     selection = replace(selection, reads=selection.reads or length)
     pieces: list[Chunk] = []
+    held = 0
+    for piece in PARSING.in_order(_parts(tables, fragment, selection)):
+        pieces.append(piece)
+        held += piece.kept_bytes
+        if held > (most := most_decoded(limits)):
+            raise SourceError(
+                f"{path}: the kept columns of {fragment.rows:,} rows from {fragment.first_row:,} "
+                f"on take more than {most >> 20} MiB: choose others, or smaller chunks"
+            )
+    return concat(pieces)
+
+
+def _parts(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection) -> Iterator[Callable[[], Chunk]]:
+    """A call for each part of a fragment's rows, which makes a chunk of it."""
     first = fragment.first_row
     for decoded in tables:
-        for table, n_chars in _bounded(decoded, selection, limits):
-            chunk = _chunk(table, path, first, selection)
-            if n_chars is not None:
-                chunk = replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first])
-            pieces.append(chunk)
+        for table, n_chars in _bounded(decoded, selection, fragment.file.format.limits):
+            yield partial(_chunk, table, fragment.file.path, first, selection, n_chars)
             first += len(table)
-            if sum(piece.kept_bytes for piece in pieces) > (most := most_decoded(limits)):
-                raise SourceError(
-                    f"{path}: the kept columns of {fragment.rows:,} rows from {fragment.first_row:,} "
-                    f"on take more than {most >> 20} MiB: choose others, or smaller chunks"
-                )
-    return concat(pieces)
 
 
 def _bounded(
@@ -83,7 +90,7 @@ def _bounded(
     at = 0
     while at < len(table):
         before = int(after[at - 1]) if at else 0
-        stop = max(at + 1, int(np.searchsorted(after, before + limits.chunk_bytes, "right")))
+        stop = max(at + 1, int(np.searchsorted(after, before + min(limits.part_bytes, limits.chunk_bytes), "right")))
         yield table.slice(at, stop - at), None if n_chars is None else n_chars[at:stop]
         at = stop
 
@@ -108,11 +115,17 @@ def _gathered(values: pa.Array, indices: pa.Array) -> NDArray[np.int64]:
     return np.asarray(found.cast(pa.int64()).to_numpy(zero_copy_only=False))
 
 
-def _chunk(table: pa.Table, path: str, first_row: int, selection: Selection) -> Chunk:
+def _chunk(
+    table: pa.Table, path: str, first_row: int, selection: Selection, n_chars: NDArray[np.int64] | None
+) -> Chunk:
+    """n_chars: int64 [N], of each text where the table holds only its beginning."""
     texts = table.column(selection.text[0])
 
     def raw(i: int) -> tuple[None, bytes]:
         value = texts[i].as_py() or b""
         return None, (value.encode() if isinstance(value, str) else value)[:HEAD_BYTES]
 
-    return assemble(path, first_row + np.arange(len(table)), table, selection, raw)
+    chunk = assemble(path, first_row + np.arange(len(table)), table, selection, raw)
+    if n_chars is None:
+        return chunk
+    return replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first_row])

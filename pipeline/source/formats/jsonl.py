@@ -8,6 +8,7 @@ its neighbours.
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 from typing import Any
 
@@ -20,12 +21,15 @@ from pipeline.errors import SourceError
 from pipeline.source.chunk import BadRow, Chunk, Selection, assemble
 from pipeline.source.encoding import UTF8, why_not_decoded
 from pipeline.source.formats.base import InputFile, Schema
+from pipeline.source.formats.json_strings import Strings
 from pipeline.source.formats.record_format import RecordFormat
 from pipeline.source.records import Records, Split, split_lines
 
 _BLANK = b" \t\r"
 _OPEN_LIST, _OPEN, _CLOSE = b"[{}"
-_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
+_LF = 0x0A
+_NAMED = list(b"IN")
+_ODD = re.compile(rb"-NaN|Inf(?![A-Za-z])")
 _DEEPEST = 200
 """Brackets in a line that may go to Arrow: `json` fails at a little less than a thousand nested ones."""
 
@@ -70,10 +74,10 @@ class Jsonl(RecordFormat):
         return Schema(tuple(keys) or selection.columns or ("text",), start=head.start, complete=False)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
-        table = _parse_at_once(records, selection)
-        if table is None:
+        if (parsed := _parse_at_once(records, selection)) is None:
             return parse_one_by_one(records, path, first_row, selection)
-        return assemble(path, first_row + np.arange(len(table)), table, selection, records.raw)
+        table, removed = parsed
+        return assemble(path, first_row + np.arange(len(table)), table, selection, records.raw, removed=removed)
 
 
 def _is_array(line: bytes) -> bool:
@@ -115,19 +119,25 @@ def parse_one_by_one(records: Records, path: str, first_row: int, selection: Sel
     return assemble(path, numbers, table, selection, lambda i: records.raw(kept[i]), bad)
 
 
-def _parse_at_once(records: Records, selection: Selection) -> pa.Table | None:
-    """The selected columns of all lines by Arrow; None where one of them must be parsed alone."""
-    if records.problems or not len(records) or b"-NaN" in records.data:
+def _parse_at_once(records: Records, selection: Selection) -> tuple[pa.Table, NDArray[np.int64] | None] | None:
+    """The selected columns of all lines by Arrow, and the characters by which each text was cut before, if any was;
+    None where one of them must be parsed alone.
+    """
+    if records.problems or not len(records):
         return None
     begin, end = int(records.starts[0]), int(records.ends[-1])
-    block = pa.py_buffer(records.data)[begin:end]
+    block, starts = pa.py_buffer(records.data)[begin:end], records.starts - begin
     schema = _schema(records.data[begin : int(records.ends[0])], selection)
-    if schema is None or not _is_plain(block, records.starts - begin, records.ends - begin):
+    if schema is None or (strings := _plain_strings(block, starts, records.ends - begin)) is None:
         return None
+    shortened = None
+    if selection.reads and len(selection.text) == 1 and selection.text[0] not in {*selection.kept, selection.truth}:
+        shortened = strings.shortened(selection.text[0].encode(), selection.reads)
+    lines, removed = (block, None) if shortened is None else (shortened.block, shortened.removed)
     try:
         table = pa_json.read_json(
-            pa.BufferReader(block),
-            pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            pa.BufferReader(lines),
+            pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
             pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=True),
         )
     except (pa.ArrowInvalid, UnicodeDecodeError):  # the latter where the error message quotes invalid UTF-8
@@ -135,7 +145,7 @@ def _parse_at_once(records: Records, selection: Selection) -> pa.Table | None:
     needed = _needed(selection)  # there, a null may also be a missing key
     if len(table) != len(records) or any(table.column(name).null_count for name in needed):
         return None
-    return pa.table({name: table.column(name).cast(pa.large_string()) for name in selection.columns})
+    return pa.table({name: table.column(name).cast(pa.large_string()) for name in selection.columns}), removed
 
 
 def _needed(selection: Selection) -> set[str]:
@@ -156,32 +166,36 @@ def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
     return pa.schema([(name, pa.large_string() if kind is str else pa.int64()) for name, kind in kinds.items()])
 
 
-def _is_plain(block: pa.Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> bool:
-    """Whether `json` accepts every line of these that Arrow accepts.
+def _plain_strings(block: pa.Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Strings | None:
+    """The strings of lines of which `json` accepts every one that Arrow accepts; None for others.
 
     A line from "{" to "}" that is not a whole object cannot be followed by "{", so objects do not span lines.
     """
     data = np.frombuffer(block, np.uint8)
-    if not ((data[starts] == _OPEN).all() and (data[ends - 1] == _CLOSE).all()) or _odd_numbers(data):
-        return False
-    brackets = np.flatnonzero((data == _OPEN) | (data == _OPEN_LIST))
-    if np.diff(brackets.searchsorted(starts), append=len(brackets)).max() > _DEEPEST:
-        return False
-    whole = pa.py_buffer(np.array([0, len(block)]))
+    if not ((data[starts] == _OPEN).all() and (data[ends - 1] == _CLOSE).all()):
+        return None
     try:
-        pa.Array.from_buffers(pa.large_binary(), 1, [None, whole, block]).cast(pa.large_string())
-    except pa.ArrowInvalid:  # not UTF-8
-        return False
-    return True
+        strings = Strings(block, starts)
+        if not strings.is_ascii:
+            whole = pa.py_buffer(np.array([0, len(block)]))
+            pa.Array.from_buffers(pa.large_binary(), 1, [None, whole, block]).cast(pa.large_string())
+    except (ValueError, pa.ArrowInvalid):  # the latter where it is not UTF-8
+        return None
+    outside = strings.outside
+    brackets = np.flatnonzero((outside == _OPEN) | (outside == _OPEN_LIST))
+    line_ends = np.flatnonzero(outside == _LF)
+    deepest = np.diff(brackets.searchsorted(line_ends), prepend=0, append=len(brackets)).max()
+    return None if deepest > _DEEPEST or _odd_numbers(outside) else strings
 
 
-def _odd_numbers(data: NDArray[np.uint8]) -> bool:
-    """Whether there may be a number that Arrow accepts and `json` does not: Inf, or one of thousands of digits."""
-    capital = np.flatnonzero(data[:-3] == ord("I"))  # the last byte is a bracket
-    inf = capital[(data[capital + 1] == ord("n")) & (data[capital + 2] == ord("f"))]
-    if not np.isin(data[inf + 3] | 0x20, _LETTERS).all():
+def _odd_numbers(outside: NDArray[np.uint8]) -> bool:
+    """Whether there may be a number that Arrow accepts and `json` does not: Inf, -NaN, or one of thousands of digits.
+
+    outside: what is not in strings.
+    """
+    if np.isin(outside, _NAMED).any() and _ODD.search(outside.tobytes()):
         return True
-    samples = data[::_SAMPLED]
+    samples = outside[::_SAMPLED]
     runs = samples[: len(samples) // _DIGITS * _DIGITS].reshape(-1, _DIGITS)
     return bool(((runs >= ord("0")) & (runs <= ord("9"))).all(axis=1).any())
 

@@ -27,6 +27,7 @@ from pipeline.telemetry.spans import Span
 
 _MOST_ROWS = 1 << 31  # of a row group; a damaged footer may claim any number
 _ROWS_AT_ONCE = 4096  # of a large row group, in which the sizes of values are not known
+_READ_AT_ONCE = 32  # row groups: as many as threads of a worker read at the same time, and more
 _UNKNOWN_BYTES = 1 << 20  # a row may take, where lists are among the columns or values repeat those before them
 
 
@@ -81,16 +82,15 @@ class Parquet(Format):
 _looking_up = threading.Lock()
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=_READ_AT_ONCE)
 def _row_group(file: InputFile, group: int, columns: tuple[str, ...]) -> _RowGroup:
     """Size, time and hash are part of `file`, so a long-lived worker never uses the cached group of an old file."""
     return _RowGroup(file, group, columns)
 
 
 class _RowGroup:
-    """The columns of one row group, decoded from its first row on; the last rows are kept for further fragments.
-
-    A row group of ordinary size is decoded once, and kept whole: a second thread waits for the first.
+    """The columns of one row group, decoded from its first row on, and once if its fragments are read in order: what
+    has been decoded beyond the end of one is kept for the next.
     """
 
     def __init__(self, file: InputFile, group: int, columns: tuple[str, ...]) -> None:
@@ -98,6 +98,7 @@ class _RowGroup:
         self._limits = file.format.limits
         self._most = most_decoded(self._limits)
         self._decoding = threading.Lock()
+        self._rows = 0
         self._restart()
 
     def _restart(self) -> None:
@@ -106,26 +107,26 @@ class _RowGroup:
         self._batches = self._decode()
 
     def take(self, start: int, stop: int) -> pa.Table:
-        """Rows from `start` on: up to `stop`, or fewer where they take much memory.
+        """Rows from `start` on: up to `stop`, or to the end of what had to be decoded.
 
         Text is bytes, or a dictionary of strings. Raises SourceError where the rows cannot be read.
         """
         with self._decoding:
             if start < (self._kept[0][0] if self._kept else self._decoded):
                 self._restart()  # another thread is further ahead than what is kept
-            held = 0
-            while self._decoded <= start or (self._decoded < stop and held < 2 * self._limits.chunk_bytes):
+            while self._decoded <= start:
                 table = self._next_batch()
                 self._kept.append((self._decoded, table))
                 self._decoded += len(table)
-                held += table.nbytes if self._decoded > start else 0
-                while sum(t.nbytes for _, t in self._kept) > self._most and self._ends(0) <= start:
-                    self._kept.popleft()
+            while self._ends(0) <= start:
+                self._kept.popleft()
             parts = []
             for i, (first, table) in enumerate(self._kept):
                 if first < stop and self._ends(i) > start:
                     skipped = max(start - first, 0)
                     parts.append(table.slice(skipped, stop - first - skipped))
+            if stop == self._rows and self._decoded == stop:
+                self._restart()  # nothing is left for others
             return pa.concat_tables(parts)
 
     def all(self, start: int, stop: int) -> Iterator[pa.Table]:
@@ -160,13 +161,17 @@ class _RowGroup:
             with open_at(self._file) as stream:
                 parquet = _open(self._file, stream)
                 about, names = parquet.metadata.row_group(self._group), list(self._columns)
+                self._rows = about.num_rows
                 stored = _stored_bytes(about, self._columns)
-                rows = self._most // _longest_row(parquet, stream, self._group, names)
+                longest, average = _longest_row(parquet, stream, self._group, names), stored // max(about.num_rows, 1)
+                rows = self._most // longest
                 if stored > self._most:
                     rows = min(rows, _ROWS_AT_ONCE)
                 elif rows < min(about.num_rows, _ROWS_AT_ONCE) and stored <= self._limits.chunk_bytes:
                     strings = [f.name for f in parquet.schema_arrow if f.name in names and is_textual(f.type)]
                     parquet, rows = pq.ParquetFile(stream, read_dictionary=strings), about.num_rows
+                    longest = average
+                rows = min(rows, self._limits.part_bytes // max(longest, average, 1))
                 rows, left = max(1, min(rows, about.num_rows)), about.num_rows
                 for batch in parquet.iter_batches(rows, row_groups=[self._group], columns=names, use_threads=False):
                     left -= len(batch)

@@ -7,8 +7,9 @@ and rows have numbers. A small or compressed file, or one in another encoding, i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from pipeline.source.chunk import Chunk, Selection, assemble
 from pipeline.source.encoding import UTF8, looks_like, unescaped
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 from pipeline.source.opening import open_at
+from pipeline.source.parsing import PARSING
 from pipeline.source.records import BOM, Records, Split, cut, read_records
 from pipeline.telemetry.spans import Span, span
 
@@ -110,16 +112,25 @@ class RecordFormat(Format):
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         file, row = fragment.file, fragment.first_row
         with open_at(file, fragment.start) as source:
-            for records in read_records(source, self.split, fragment.start, fragment.size, self.limits):
-                if len(records):
-                    yield self.chunk_of(records, file.path, row, selection, spans)
-                    row += len(records)
+            blocks = read_records(source, self.split, fragment.start, fragment.size, self.limits)
+            for chunk in PARSING.in_order(self._calls(blocks, file.path, row, selection, spans)):
+                yield chunk
+                row += chunk.rows_read
         if row != fragment.first_row + fragment.rows:
             found = row - fragment.first_row
             raise SourceError(
                 f"{file.path}: {found} records at byte {fragment.start:,}, where {fragment.rows} were planned: "
                 "the file was changed while the job ran"
             )
+
+    def _calls(
+        self, blocks: Iterator[Records], path: str, row: int, selection: Selection, spans: list[Span] | None
+    ) -> Iterator[Callable[[], Chunk]]:
+        """A call for each block, the first of which begins with record `row` of the file."""
+        for records in blocks:
+            if len(records):
+                yield partial(self.chunk_of, records, path, row, selection, spans)
+                row += len(records)
 
     def chunk_of(
         self, records: Records, path: str, first_row: int, selection: Selection, spans: list[Span] | None

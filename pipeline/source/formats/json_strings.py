@@ -1,0 +1,206 @@
+"""The strings of a block of JSON lines, found without parsing it: so that a long text is cut before it is parsed.
+
+A string ends at the next quote before which no escape begins. What is taken out of the middle of one is checked here as
+a parser would; all else stays in the block, for the parser to check. So the shortened block is JSON where the whole
+block is, and only there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_QUOTE, _BACKSLASH, _COLON, _SPACE, _U = b'"\\: u'
+_OPENING, _CLOSING = b"{[", b"}]"
+_LEAST_CUT = 256
+"""Bytes: to take out less is not worth it."""
+
+_HEADS = (9 / 8, 9 / 2)
+"""Bytes of the beginning that is kept, for a character that is read: of ASCII with few escapes, else of any text."""
+
+_ESCAPES = np.isin(np.arange(256), list(b'"\\/bfnrtu'))
+_HEX = np.full(256, -1, np.int32)
+_HEX[list(b"0123456789")] = range(10)
+_HEX[list(b"abcdef")] = _HEX[list(b"ABCDEF")] = range(10, 16)
+_PLAIN_ESCAPE, _U_ESCAPE = 2, 6
+"""Bytes of \\n, and of \\u000a."""
+
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """Lines without the middle of long texts. removed: int64 [N], the characters taken out of each."""
+
+    block: pa.Buffer
+    removed: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Escapes:
+    """The escapes of a block. at: where they begin. saved: bytes each takes beyond the character that it stands for.
+    valid: whether it is one. low: whether it is the second half of a surrogate pair, whose first counts no character.
+    """
+
+    at: Positions
+    saved: Positions
+    valid: NDArray[np.bool_]
+    low: NDArray[np.bool_]
+
+
+class Strings:
+    """The strings in `block`, UTF-8, which begins with a bracket: lines that are hoped to be JSON, from `starts` on.
+    Raises ValueError where the quotes of a line do not pair up.
+    """
+
+    def __init__(self, block: pa.Buffer, starts: Positions) -> None:
+        self._block = block
+        self._starts = starts
+        self._data = data = np.frombuffer(block, np.uint8)
+        self.is_ascii = bool(data.max(initial=0) < 0x80)
+        backslashes = np.flatnonzero(data == _BACKSLASH)
+        self._escaping = _escaping(backslashes)
+        quotes = np.flatnonzero(data == _QUOTE)
+        after = quotes[data[quotes - 1] == _BACKSLASH]
+        if len(after):
+            is_escaped = np.isin(after - 1, self._escaping, assume_unique=True)
+            quotes = np.delete(quotes, np.searchsorted(quotes, after[is_escaped]))
+        self.opens, self.closes = quotes[: len(quotes) // 2 * 2 : 2], quotes[1::2]
+        if len(quotes) % 2 or (np.searchsorted(quotes, starts) & 1).any():
+            raise ValueError("a string is not closed")
+
+    @cached_property
+    def outside(self) -> NDArray[np.uint8]:
+        """All bytes that are in no string, and not its quotes."""
+        bounds = np.empty(2 * len(self.opens) + 2, np.int64)
+        bounds[0], bounds[-1] = 0, len(self._data)
+        bounds[1:-1:2], bounds[2:-1:2] = self.opens, self.closes + 1
+        return np.frombuffer(_every_second(self._block, bounds), np.uint8)
+
+    def shortened(self, key: bytes, reads: int) -> Shortened | None:
+        """The block with the values of `key` cut off, after the first `reads` characters or more; None where there is
+        nothing to cut.
+        """
+        texts = self._texts(key, _LEAST_CUT + int(_HEADS[0] * reads))
+        if not len(texts) or not self._has_no_control():
+            return None
+        begins, ends = self.opens[texts] + 1, self.closes[texts]
+        escapes = self._escapes
+        before = np.concatenate([[0], np.cumsum(escapes.saved)])
+        invalid = np.concatenate([[0], np.cumsum(~escapes.valid)])
+        cuts = ends.copy()
+        for share in _HEADS:
+            left = np.flatnonzero((cuts == ends) & (ends - begins > _LEAST_CUT + int(share * reads)))
+            at = self._boundaries(begins[left] + int(share * reads))
+            enough = self._characters(begins[left], at, before) >= reads
+            cuts[left[enough]] = at[enough]
+        first, last = np.searchsorted(escapes.at, cuts), np.searchsorted(escapes.at, ends)
+        good = (cuts < ends) & (invalid[first] == invalid[last])
+        if not good.any():
+            return None
+        cuts, ends = cuts[good], ends[good]
+        bounds = np.empty(2 * len(cuts) + 2, np.int64)
+        bounds[0], bounds[-1] = 0, len(self._data)
+        bounds[1:-1:2], bounds[2:-1:2] = cuts, ends
+        removed = np.zeros(len(self._starts), np.int64)
+        removed[np.searchsorted(self._starts, cuts) - 1] = self._characters(cuts, ends, before)
+        return Shortened(_every_second(self._block, bounds), removed)
+
+    def _texts(self, key: bytes, least: int) -> Positions:
+        """Which strings are values of `key` in the object of their line, not in one within it, and at least so long."""
+        data = self._data
+        which = np.flatnonzero(self.closes - self.opens > least)
+        which = which[which > 0]
+        keys, gaps = which - 1, self.opens[which] - self.closes[which - 1] - 1
+        is_value = (gaps == 1) | ((gaps == 2) & (data[self.closes[keys] + 2] == _SPACE))
+        is_value &= (data[self.closes[keys] + 1] == _COLON) & (self.closes[keys] - self.opens[keys] - 1 == len(key))
+        which = which[is_value]
+        names = self.opens[which - 1, None] + 1 + np.arange(len(key))
+        which = which[(data[names] == np.frombuffer(key, np.uint8)).all(axis=1)]
+        inside = np.concatenate([[0], np.cumsum(self.closes + 1 - self.opens)])
+        place = self.opens[which] - inside[which]
+        opening, closing = (np.flatnonzero(np.isin(self.outside, list(marks))) for marks in (_OPENING, _CLOSING))
+        top: Positions = which[np.searchsorted(opening, place) - np.searchsorted(closing, place) == 1]
+        return top
+
+    def _has_no_control(self) -> bool:
+        """Whether no string holds a control character, which is not allowed there."""
+        return bool(np.count_nonzero(self._data < _SPACE) == np.count_nonzero(self.outside < _SPACE))
+
+    @cached_property
+    def _escapes(self) -> _Escapes:
+        at = self._escaping
+        padded = np.append(self._data, np.zeros(_U_ESCAPE, np.uint8)) if len(at) else self._data
+        kind = padded[at + 1] if len(at) else np.empty(0, np.uint8)
+        valid = _ESCAPES[kind]
+        saved = np.ones(len(at), np.int64)
+        low = np.zeros(len(at), np.bool_)
+        u = np.flatnonzero(kind == _U)
+        if len(u):
+            digits = _HEX[padded[at[u, None] + np.arange(2, _U_ESCAPE)]]
+            unit = digits @ np.array([4096, 256, 16, 1], np.int32)
+            of_pair = unit >> 10
+            high, low_here = of_pair == 0xD800 >> 10, of_pair == 0xDC00 >> 10
+            follows = np.append(np.diff(at[u]) == _U_ESCAPE, False)
+            paired = high & follows & np.append(low_here[1:], False)
+            second = np.append(False, paired[:-1])
+            valid[u] = (digits >= 0).all(axis=1) & (high == paired) & (low_here == second)
+            saved[u] = np.where(second, _U_ESCAPE, _U_ESCAPE - 1)
+            low[u] = second
+        return _Escapes(at, saved, valid, low)
+
+    def _boundaries(self, at: Positions) -> Positions:
+        """Positions in strings, each moved back to where a character begins."""
+        at = at.copy()
+        if not self.is_ascii:
+            for _ in range(3):
+                at -= (self._data[at] & 0xC0) == 0x80
+        escapes = self._escapes
+        if not len(escapes.at):
+            return at
+        for _ in range(2):  # into the second half of a pair, then before the first
+            last = np.maximum(np.searchsorted(escapes.at, at, "right") - 1, 0)
+            begin = escapes.at[last]
+            size = np.where(escapes.saved[last] > 1, _U_ESCAPE, _PLAIN_ESCAPE)
+            within = (begin <= at) & (at < begin + size)
+            at = np.where(within, np.where(escapes.low[last], begin - 1, begin), at)
+        return at
+
+    def _characters(self, begins: Positions, ends: Positions, before: Positions) -> NDArray[np.int64]:
+        """Characters of parts of strings. before: what escapes up to each save."""
+        escapes = self._escapes.at
+        counts = ends - begins
+        if not self.is_ascii and len(begins):
+            bounds = np.column_stack([begins, ends]).ravel()
+            pieces = pa.Array.from_buffers(
+                pa.large_string(), len(bounds) - 1, [None, pa.py_buffer(bounds), self._block]
+            )
+            counts = pc.utf8_length(pieces).to_numpy()[::2]
+        return np.asarray(
+            counts - before[np.searchsorted(escapes, ends)] + before[np.searchsorted(escapes, begins)], np.int64
+        )
+
+
+def _escaping(backslashes: Positions) -> Positions:
+    """The backslashes that begin an escape: of several in a row, every second one is itself escaped."""
+    first = np.ones(len(backslashes), np.bool_)
+    np.greater(backslashes[1:] - backslashes[:-1], 1, out=first[1:])
+    if first.all():
+        return backslashes
+    place = np.arange(len(backslashes))
+    of_run = place - np.maximum.accumulate(np.where(first, place, 0))
+    found: Positions = backslashes[of_run & 1 == 0]
+    return found
+
+
+def _every_second(block: pa.Buffer, bounds: Positions) -> pa.Buffer:
+    """block[bounds[0]:bounds[1]], block[bounds[2]:bounds[3]] and so on, joined."""
+    pieces = pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), block])
+    mask = np.zeros(len(pieces), np.bool_)
+    mask[::2] = True
+    return pieces.filter(pa.array(mask)).buffers()[2]
