@@ -27,7 +27,8 @@ BLOCKS = {"conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2", "f
 
 
 def write_csv(path: Path, rows: int) -> Path:
-    path.write_text("text\n" + "".join(f"{i} {'x' * 100}\n" for i in range(rows)))
+    """Above 64 KiB: a smaller file is read by one worker."""
+    path.write_text("text\n" + "".join(f"{i} {'x' * (70_000 // rows)}\n" for i in range(rows)))
     return path
 
 
@@ -95,7 +96,7 @@ def test_the_verdict_names_what_was_slow(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path, name: str, cause: str
 ) -> None:
     (tmp_path / "slow.py").write_text(slowed(name, 0.9))
-    path = write_csv(tmp_path / "in.csv", 32)
+    path = write_csv(tmp_path / "in.csv", 64)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1, "--json"]
     with dask.config.set({"distributed.worker.preload": [str(tmp_path / "slow.py")]}):
         run = broadsheet_in_process(*arguments, "--chunk-size", 2)

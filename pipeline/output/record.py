@@ -155,9 +155,9 @@ class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """
 
     path: str
-    size: Count | None
-    modified: str
-    digest: str
+    size: Count | None = None
+    modified: str = ""
+    digest: str = ""
 
 
 def listing_digest(files: Iterable[ListedFile]) -> str:

@@ -78,9 +78,9 @@ class Tally:
                 self.confusion = confusion_of(entry.confusion, self.classes, self.confusion)
 
     def close(self, problems: Iterable[tuple[str, str]], unread: Iterable[tuple[str, int | None]]) -> None:
-        """Count what was amiss with the files of a group that has been read to its end."""
-        self.problems += problems
-        self.unread += unread
+        """Count what was amiss with the files of a group that has been read to its end; groups end in any order."""
+        self.problems = sorted([*self.problems, *problems])
+        self.unread = sorted([*self.unread, *unread], key=lambda item: item[0])
 
     def check(self) -> None:
         """Raise BroadsheetError unless every row that was read is accounted for."""
@@ -98,5 +98,5 @@ class Tally:
             labels={name: self.labels[name] for name in self.classes if self.labels[name]},
             doubtful=dict(sorted(self.doubtful.items())),
             problems=tuple(sorted(self.problems)),
-            unread=tuple(sorted(self.unread, key=lambda item: item[0])),
+            unread=tuple(self.unread),
         )
