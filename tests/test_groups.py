@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.source.chunk import Selection
 from pipeline.source.files import find_files
-from pipeline.source.group import Group, GroupChunk, GroupEnd, group_bytes, part_name
+from pipeline.source.group import Group, GroupChunk, GroupEnd, part_name
 from pipeline.source.plan import Plan, plan_files
 from pipeline.source.read import read_group
 
