@@ -1,0 +1,162 @@
+"""How fast the text of files is read: by the product, by PyArrow and by DuckDB, on the same cores in the same run.
+
+    python -m benchmarks.readers --output benchmarks/results/readers.json
+
+Short texts are AG News articles, where BROADSHEET_DATA names a folder that has them, else random words; long ones are
+20 of them joined. Each file holds a number and a text for each row, and the text is read: all of it by PyArrow and
+DuckDB, which keep it; the product checks and counts all of it, and keeps what a model of 1,014 characters reads. The
+readers take turns; the medians are recorded, with how much processor time the product took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+import pyarrow.parquet as pq
+
+from benchmarks.articles import ag_news_texts
+from benchmarks.record import about, parser, seconds_of, write
+from pipeline.source.chunk import Selection
+from pipeline.source.inputs import identify, open_input
+from pipeline.source.limits import CHUNK_ROWS
+from pipeline.source.read import chunks_here
+from pipeline.threads import available_cores
+
+_SYMBOLS, _READS = 70, 1014
+_JOINED, _FILES = 20, 4
+_FORMATS = {
+    "jsonl": "jsonl",
+    "jsonl.gz": "jsonl",
+    "jsonl.zst": "jsonl",
+    "csv": "csv",
+    "parquet": "parquet",
+}
+"""Suffixes, and what the other readers call the format."""
+
+
+def texts(rows: int, joined: int) -> list[str]:
+    """`rows` texts, each of `joined` articles."""
+    rng = np.random.default_rng(joined)
+    data = os.environ.get("BROADSHEET_DATA")
+    if data and (file := Path(data) / "ag_news" / "train.csv").exists():
+        articles = ag_news_texts(file)
+    else:
+        words = ["".join(map(chr, rng.integers(97, 123, size))) for size in rng.integers(2, 10, 5000)]
+        articles = [" ".join(words[i] for i in rng.integers(0, len(words), 37)) for _ in range(20_000)]
+    chosen = rng.integers(0, len(articles), (rows, joined))
+    return ["\n\n".join(articles[i] for i in row) for row in chosen]
+
+
+def write_files(folder: Path, given: Sequence[str]) -> None:
+    """A folder for each format, with the texts in several files."""
+    step = -(-len(given) // _FILES)
+    for number, first in enumerate(range(0, len(given), step)):
+        part = given[first : first + step]
+        table = pa.table({"id": range(first, first + len(part)), "text": part})
+        lines = b"".join(json.dumps(row).encode() + b"\n" for row in table.to_pylist())
+        for suffix in _FORMATS:
+            (folder / suffix).mkdir(parents=True, exist_ok=True)
+            path = folder / suffix / f"{number:02d}.{suffix}"
+            if suffix == "parquet":
+                pq.write_table(table, path, compression="zstd", row_group_size=CHUNK_ROWS["cuda"])
+            elif suffix == "csv":
+                pa_csv.write_csv(table, path)
+            else:
+                with pa.output_stream(path, compression="detect") as stream:
+                    stream.write(lines)
+
+
+def ours(folder: Path) -> int:
+    given = identify(str(folder), _SYMBOLS, _READS, whole_hash=False, by_content=False)
+    planned = open_input(given, Selection(("text",), reads=_READS), CHUNK_ROWS["cuda"])
+    return sum(chunk.rows_read for chunk in chunks_here(planned))
+
+
+def by_pyarrow(folder: Path) -> int:
+    """Each file by all threads, one after another: a dataset of JSON files may never end, on few cores."""
+    return sum(len(_table_by_pyarrow(file, _FORMATS[folder.name])) for file in sorted(folder.iterdir()))
+
+
+def _table_by_pyarrow(file: Path, kind: str) -> pa.Table:
+    if kind == "parquet":
+        return pq.read_table(file, columns=["text"])
+    if kind == "csv":
+        some = pa_csv.ConvertOptions(include_columns=["text"])
+        return pa_csv.read_csv(file, parse_options=pa_csv.ParseOptions(newlines_in_values=True), convert_options=some)
+    schema = pa.schema([("text", pa.string())])
+    only = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    with pa.input_stream(file, compression="detect") as stream:
+        return pa_json.read_json(stream, parse_options=only)
+
+
+def by_duckdb(folder: Path) -> int:
+    suffix = folder.name
+    source = {
+        "jsonl": "read_json('{}', format='newline_delimited', columns={{text: 'VARCHAR'}})",
+        "csv": "read_csv('{}')",
+        "parquet": "read_parquet('{}')",
+    }[_FORMATS[suffix]].format(folder / f"*.{suffix}")
+    return len(duckdb.sql(f"SELECT text FROM {source}").to_arrow_table())
+
+
+READERS: dict[str, Callable[[Path], int]] = {"broadsheet": ours, "pyarrow": by_pyarrow, "duckdb": by_duckdb}
+
+
+def measure(folder: Path, rows: int, raw: int, repeats: int) -> dict[str, Any]:
+    """Rows a second of each reader, and bytes of text."""
+    found: dict[str, list[float]] = {name: [] for name in READERS}
+    processor = []
+    for turn in range(repeats + 1):
+        for name, read in READERS.items():
+            counted: list[int] = []
+            busy = time.process_time()
+            (seconds,) = seconds_of(lambda read=read, counted=counted: counted.append(read(folder)), 1)  # type: ignore[misc]
+            busy = time.process_time() - busy
+            if counted != [rows]:
+                raise RuntimeError(f"{name} read {counted} rows of {folder.name}, not {rows}")
+            if turn:
+                found[name].append(seconds)
+                processor += [busy] if name == "broadsheet" else []
+    return {
+        "rows": rows,
+        "text_bytes": raw,
+        "stored_bytes": sum(file.stat().st_size for file in folder.iterdir()),
+        "processor_seconds": statistics.median(processor),
+        "seconds": found,
+        "rows_per_second": {name: rows / statistics.median(seconds) for name, seconds in found.items()},
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--short", type=int, default=400_000, help="rows of short texts")
+    arguments.add_argument("--long", type=int, default=40_000, help="rows of long texts")
+    arguments.add_argument("--repeats", type=int, default=5)
+    options = arguments.parse_args()
+    cores = available_cores()
+    pa.set_cpu_count(cores)
+    duckdb.sql(f"SET threads = {cores}")
+    result: dict[str, Any] = {"about": about(options, duckdb=duckdb.__version__), "repeats": options.repeats}
+    for kind, rows, joined in (("short", options.short, 1), ("long", options.long, _JOINED)):
+        with tempfile.TemporaryDirectory(prefix="readers-") as folder:
+            given = texts(rows, joined)
+            write_files(Path(folder), given)
+            raw = sum(len(text.encode()) for text in given)
+            result[kind] = {suffix: measure(Path(folder) / suffix, rows, raw, options.repeats) for suffix in _FORMATS}
+    write(result, options.output)
+
+
+if __name__ == "__main__":
+    main()
