@@ -37,7 +37,7 @@ from pipeline.source.rapidgzip_reader import start
 from pipeline.threads import available_cores
 
 ARTICLES_JOINED = {"short": 1, "long": 20}
-BYTES = {"gzip": 64 << 20, "zstd": 64 << 20, "lz4": 64 << 20, "bz2": 12 << 20, "xz": 12 << 20}
+BYTES = {"gzip": 32 << 20, "zstd": 32 << 20, "lz4": 32 << 20, "bz2": 8 << 20, "xz": 8 << 20}
 BLOCK, ROUNDS = 4 << 20, 3
 LARGE = 6
 """Times the text, in the one large file that all cores read."""

@@ -11,9 +11,9 @@ HEAD = """# How compressed files are read
 {machine}.
 
 The figures come from `benchmarks/results/decompression.json`; `python -m benchmarks.decompression` takes them, and
-`python -m benchmarks.pages` makes this page from it. The text is AG News as JSON Lines: an article a line ("short"), and
-20 joined, 5 KB ("long"). Rates are MB of decompressed content a second, from files in the page cache, the best of three
-rounds. "All" is one thread on each core, each with a file of its own.
+`python -m benchmarks.pages` makes this page from it. The text is AG News as JSON Lines: an article a line ("short"),
+and 20 joined, 5 KB ("long"). Rates are MB of decompressed content a second, from files in the page cache, the best of
+three rounds. "All" is one thread on each core, each with a file of its own.
 
 ## By one core, and by one thread on each
 
@@ -31,12 +31,12 @@ damage, so what can be read of damaged files, and what is said of them, does not
 """
 
 LARGE = """
-gzip of 64 MiB and more with six cores or more, and bz2 of 8 MiB with two, are decompressed by `rapidgzip`, with up to 16
-threads in a process of its own, which may hold 1.5 GiB; one at a time, since a file for each core is faster. Where it is
-not installed, ends, takes more memory, or meets anything but sound data to the end, one core reads the file again and
-goes on from there. rapidgzip begins anywhere in a file without knowing what came before, which takes about three times
-the work for gzip: so few cores gain nothing. Only files of this machine are read so; one from an object store is read
-by one core. zstd of several frames is cut at the ends of frames, of up to 16 MiB each, wherever the file lies.
+gzip of 64 MiB and more with six cores or more, and bz2 of 8 MiB with two, are decompressed by `rapidgzip`, with up to
+16 threads in a process of its own, which may hold 1.5 GiB; one at a time, since a file for each core is faster. Where it
+is not installed, ends, takes more memory, or meets anything but sound data to the end, one core reads the file again
+and goes on from there. rapidgzip begins anywhere in a gzip file without knowing what came before, which takes about
+three times the work, so few cores gain nothing. Only files of this machine are read so; one from an object store is
+read by one core. zstd of several frames is cut at the ends of frames, of up to 16 MiB each, wherever the file lies.
 """
 
 
