@@ -32,8 +32,8 @@ damage, so what can be read of damaged files, and what is said of them, does not
 
 LARGE = """
 gzip of 64 MiB and more with six cores or more, and bz2 of 8 MiB with two, are decompressed by `rapidgzip`, with up to
-16 threads in a process of its own, which may hold 1.5 GiB; one at a time, since a file for each core is faster. Where it
-is not installed, ends, takes more memory, or meets anything but sound data to the end, one core reads the file again
+16 threads in a process of its own, which may hold 1.5 GiB; one at a time, since a file for each core is faster. Where
+it is not installed, ends, takes more memory, or meets anything but sound data to the end, one core reads the file again
 and goes on from there. rapidgzip begins anywhere in a gzip file without knowing what came before, which takes about
 three times the work, so few cores gain nothing. Only files of this machine are read so; one from an object store is
 read by one core. zstd of several frames is cut at the ends of frames, of up to 16 MiB each, wherever the file lies.

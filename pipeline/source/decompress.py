@@ -166,7 +166,8 @@ class Decompressed:
         if not head:
             return None
         if not self._compression.begins(head):
-            raise Damaged(f"what follows is no {self._compression.name} {self._compression.unit}")
+            what = f"{self._compression.name} {self._compression.unit}"
+            raise Damaged(f"what follows is no {what}" if self._raw.place else f"it does not begin with a {what}")
         if why := refusal(self._compression, head):
             raise Damaged(why)
         self._decoder = (self._compression.exact if self._exact else self._compression.decoder)()
