@@ -130,18 +130,23 @@ def test_what_is_read_is_what_the_reference_reads(
     path.write_bytes(data)
     expected, good = reference(data, compression)
     found, error = content(path, compression, size)
-    assert found == expected
-    assert (error == "") == good
     without = replace(COMPRESSIONS[compression], decoder=COMPRESSIONS[compression].exact)  # as where isal is not there
-    assert by_one_core(path, without) == (found, error.partition("all before is read (")[2].removesuffix(")"))
+    exact, why = by_one_core(path, without)
+    assert (exact, why == "") == (expected, good)
+    assert (error == "") == good
+    if compression == "gzip" and flip is not None:  # isal takes some tables of codes that zlib refuses
+        assert found.startswith(expected)
+    else:
+        assert found == expected
     if not good:
-        assert f"cut off or damaged after {len(expected):,} decompressed bytes; all before is read (" in error
+        assert error == (
+            f"{path}: cut off or damaged after {len(found):,} decompressed bytes; all before is read ({why})"
+        )
 
 
 def noise(count: int) -> bytes:
-    """Lines that compress by about a half."""
-    chance = random.Random(count)
-    return b"".join(b"%x\n" % chance.getrandbits(200) for _ in range(count // 50))
+    """Bytes that compress by about a half."""
+    return random.Random(count).randbytes(count // 2).hex().encode()
 
 
 @pytest.mark.parametrize("change", ["whole", "cut off", "damaged", "a large frame", "garbage"])
@@ -213,7 +218,7 @@ def by_rapidgzip(path: Path, compression: str, most_memory: int = 1 << 30) -> tu
     return b"".join(found), "", reader.is_by_all_cores
 
 
-GZIP = gzip.compress(noise(6 << 20), 1)
+GZIP = gzip.compress(noise(4 << 20), 1)
 SPOILED: dict[str, bytes] = {
     "padding": GZIP + b"\0" * 1000,
     "a member after padding": GZIP + b"\0" * 1000 + GZIP,
@@ -247,7 +252,7 @@ def test_a_process_that_takes_too_much_memory_is_ended_and_one_core_reads_on(tmp
     path = tmp_path / "f.txt.gz"
     path.write_bytes(GZIP * 4)
     found, error, by_all = by_rapidgzip(path, "gzip", most_memory=20 << 20)
-    assert (found, error, by_all) == (noise(6 << 20) * 4, "", False)
+    assert (found, error, by_all) == (noise(4 << 20) * 4, "", False)
 
 
 def resident(what: str) -> int:
@@ -257,15 +262,15 @@ def resident(what: str) -> int:
 
 @pytest.mark.parametrize("compression", NAMES)
 def test_a_bomb_fills_no_memory(tmp_path: Path, compression: str) -> None:
-    zeros = bytes(128 << 20)
+    zeros = bytes(80 << 20)
     path = tmp_path / "f.txt"
     path.write_bytes(lzma.compress(zeros, preset=0) if compression == "xz" else COMPRESS[compression](zeros))
     del zeros
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
     before = resident("VmRSS")
     with open_at(described(path, compression)) as stream:
-        assert sum(iter(lambda: len(stream.read(1 << 22)), 0)) == 128 << 20
-    assert resident("VmHWM") - before < 64 << 20
+        assert sum(iter(lambda: len(stream.read(1 << 22)), 0)) == 80 << 20
+    assert resident("VmHWM") - before < 50 << 20
 
 
 def test_a_zstd_frame_with_a_window_of_a_gigabyte_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ All of these let other threads run while they decompress. Broadsheet's own rows 
 file besides parsing it. It reads gzip by `isal`, and by the interpreter's `zlib` where that is not installed; zstd by
 `backports.zstd`, which is in Python from 3.14 on; lz4 by `lz4`; bz2 and xz by the interpreter. A unit (a gzip member,
 say) in which one of them fails is read again by the one that is the same on every machine, a byte at a time around the
-damage, so what can be read of damaged files, and what is said of them, does not depend on what is installed.
+damage. So whatever is installed, all before the place at which a file is cut off is read, and the message is the same.
+Within damage isal goes on a little further than zlib at times, since it takes tables of codes that zlib refuses.
 
 ## One large file
 

@@ -101,7 +101,7 @@ class Decompressed:
     """A compressed file, decompressed by one core, unit after unit.
 
     Where the fastest decoder fails, the unit is read again by the one that is the same on every machine, in smaller
-    steps. So what is read of damaged data, and the message, do not depend on libraries.
+    steps. So what is read of a file that is cut off, and the message, do not depend on libraries.
 
     open_raw: opens the file anew. start: the byte at which a unit begins.
     """
