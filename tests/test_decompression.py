@@ -10,6 +10,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import lz4.frame
@@ -19,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import InputChanged, SourceError
-from pipeline.source.compression import COMPRESSIONS
-from pipeline.source.decompress import Damaged
+from pipeline.source.compression import COMPRESSIONS, Compression
+from pipeline.source.decompress import Damaged, Decompressed
 from pipeline.source.files import find_files
 from pipeline.source.formats.base import InputFile
 from pipeline.source.formats.registry import FORMATS
@@ -53,6 +54,17 @@ def content(path: Path, compression: str | None, size: int = 1 << 20) -> tuple[b
                 found.append(block)
     except SourceError as error:
         return b"".join(found), error.message
+    return b"".join(found), ""
+
+
+def by_one_core(path: Path, compression: Compression) -> tuple[bytes, str]:
+    """What a file holds, and why it ends."""
+    stream, found = Decompressed(lambda: path.open("rb"), compression), []
+    try:
+        while block := stream.read(1 << 20):
+            found.append(block)
+    except (Damaged, OSError) as error:
+        return b"".join(found), str(error)
     return b"".join(found), ""
 
 
@@ -111,23 +123,30 @@ def test_what_is_read_is_what_the_reference_reads(
     data = b"".join(COMPRESS[compression](unit) for unit in units) + b"\0" * padding + garbage
     if cut is not None:
         data = data[: max(8, round(cut * len(data)))]
-    if flip is not None:
+    if flip is not None and len(data) > 20:  # after the first bytes, by which it is recognised
         place = min(20 + round(flip * len(data)), len(data) - 1)
         data = data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
     path = tmp_path_factory.getbasetemp() / f"f.{compression}"
     path.write_bytes(data)
     expected, good = reference(data, compression)
     found, error = content(path, compression, size)
-    assert found == expected
+    without = replace(COMPRESSIONS[compression], decoder=COMPRESSIONS[compression].exact)  # as where isal is not there
+    exact, why = by_one_core(path, without)
+    assert (exact, why == "") == (expected, good)
     assert (error == "") == good
+    if compression == "gzip" and flip is not None:  # isal takes some tables of codes that zlib refuses
+        assert found.startswith(expected)
+    else:
+        assert found == expected
     if not good:
-        assert f"cut off or damaged after {len(expected):,} decompressed bytes; all before is read (" in error
+        assert error == (
+            f"{path}: cut off or damaged after {len(found):,} decompressed bytes; all before is read ({why})"
+        )
 
 
 def noise(count: int) -> bytes:
-    """Lines that compress by about a half."""
-    chance = random.Random(count)
-    return b"".join(b"%x\n" % chance.getrandbits(200) for _ in range(count // 50))
+    """Bytes that compress by about a half."""
+    return random.Random(count).randbytes(count // 2).hex().encode()
 
 
 @pytest.mark.parametrize("change", ["whole", "cut off", "damaged", "a large frame", "garbage"])
@@ -199,7 +218,7 @@ def by_rapidgzip(path: Path, compression: str, most_memory: int = 1 << 30) -> tu
     return b"".join(found), "", reader.is_by_all_cores
 
 
-GZIP = gzip.compress(noise(6 << 20), 1)
+GZIP = gzip.compress(noise(4 << 20), 1)
 SPOILED: dict[str, bytes] = {
     "padding": GZIP + b"\0" * 1000,
     "a member after padding": GZIP + b"\0" * 1000 + GZIP,
@@ -233,7 +252,7 @@ def test_a_process_that_takes_too_much_memory_is_ended_and_one_core_reads_on(tmp
     path = tmp_path / "f.txt.gz"
     path.write_bytes(GZIP * 4)
     found, error, by_all = by_rapidgzip(path, "gzip", most_memory=20 << 20)
-    assert (found, error, by_all) == (noise(6 << 20) * 4, "", False)
+    assert (found, error, by_all) == (noise(4 << 20) * 4, "", False)
 
 
 def resident(what: str) -> int:
@@ -243,15 +262,15 @@ def resident(what: str) -> int:
 
 @pytest.mark.parametrize("compression", NAMES)
 def test_a_bomb_fills_no_memory(tmp_path: Path, compression: str) -> None:
-    zeros = bytes(128 << 20)
+    zeros = bytes(80 << 20)
     path = tmp_path / "f.txt"
     path.write_bytes(lzma.compress(zeros, preset=0) if compression == "xz" else COMPRESS[compression](zeros))
     del zeros
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
     before = resident("VmRSS")
     with open_at(described(path, compression)) as stream:
-        assert sum(iter(lambda: len(stream.read(1 << 22)), 0)) == 128 << 20
-    assert resident("VmHWM") - before < 64 << 20
+        assert sum(iter(lambda: len(stream.read(1 << 22)), 0)) == 80 << 20
+    assert resident("VmHWM") - before < 50 << 20
 
 
 def test_a_zstd_frame_with_a_window_of_a_gigabyte_is_refused(tmp_path: Path) -> None:

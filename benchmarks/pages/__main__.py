@@ -1,4 +1,4 @@
-"""Write docs/performance.md, ladder.md, scaling.md, reading.md and reliability.md from the recorded results.
+"""Write the pages of docs/ that show measured figures, from the recorded results.
 
 python -m benchmarks.pages
 python -m benchmarks.pages --plots                             # ladder.png and scaling.png too
@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.pages import ladder, performance, reading, reliability, scaling
+from benchmarks.pages import decompression, ladder, performance, reading, reliability, scaling
 from benchmarks.record import RESULTS, ROOT
 
 PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
@@ -20,6 +20,7 @@ PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "ladder.md": (ladder.page, ("ladder",)),
     "scaling.md": (scaling.page, ("scale",)),
     "reading.md": (reading.page, ("readers",)),
+    "decompression.md": (decompression.page, ("decompression",)),
     "reliability.md": (reliability.page, ("chaos_local", "chaos_slurm")),
 }
 """What makes each page, and from which files."""

@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Protocol, cast
 
 import lz4.frame
@@ -24,11 +25,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-try:
-    from isal import igzip_lib
-except ImportError:  # it has no wheel for this machine
-    igzip_lib = None
-
+_HAS_ISAL = find_spec("isal") is not None  # it has no wheel for some machines
 _MOST_WINDOW = 27
 """Of a zstd frame, as a power of two: 128 MiB, what zstd itself allows."""
 _MOST_XZ = 256 << 20
@@ -113,6 +110,8 @@ class _Zlib:
 
 
 def _igzip() -> Decoder:
+    from isal import igzip_lib
+
     return cast(Decoder, igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP))
 
 
@@ -164,7 +163,7 @@ def is_skippable(head: bytes) -> bool:
 COMPRESSIONS = {
     found.name: found
     for found in (
-        Compression("gzip", ".gz", "member", _is_gzip, _igzip if igzip_lib else _Zlib, _Zlib, padding=1),
+        Compression("gzip", ".gz", "member", _is_gzip, _igzip if _HAS_ISAL else _Zlib, _Zlib, padding=1),
         Compression("zstd", ".zst", "frame", _is_zstd, _zstd, _zstd),
         Compression("bz2", ".bz2", "stream", _is_bz2, bz2.BZ2Decompressor, bz2.BZ2Decompressor),
         Compression("xz", ".xz", "stream", _is_xz, _xz, _xz, padding=4),

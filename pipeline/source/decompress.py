@@ -101,7 +101,7 @@ class Decompressed:
     """A compressed file, decompressed by one core, unit after unit.
 
     Where the fastest decoder fails, the unit is read again by the one that is the same on every machine, in smaller
-    steps. So what is read of damaged data, and the message, do not depend on libraries.
+    steps. So what is read of a file that is cut off, and the message, do not depend on libraries.
 
     open_raw: opens the file anew. start: the byte at which a unit begins.
     """
@@ -166,7 +166,8 @@ class Decompressed:
         if not head:
             return None
         if not self._compression.begins(head):
-            raise Damaged(f"what follows is no {self._compression.name} {self._compression.unit}")
+            what = f"{self._compression.name} {self._compression.unit}"
+            raise Damaged(f"what follows is no {what}" if self._raw.place else f"it does not begin with a {what}")
         if why := refusal(self._compression, head):
             raise Damaged(why)
         self._decoder = (self._compression.exact if self._exact else self._compression.decoder)()
