@@ -266,7 +266,7 @@ def test_what_cannot_be_written_to_is_told_with_the_remedy(
     assert s3.names() == []
 
 
-def test_keys_of_a_profile_are_used_and_renewed(
+def test_keys_of_a_profile_are_used(
     s3: Folder, small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [f"{name.lower()} = {value}" for name, value in KEYS.items()]

@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from obstore import UpdateVersion
 
 _Result = TypeVar("_Result")
-_REQUESTS = 64
+_REQUESTS = 32
 """Requests that one process has open side by side: each takes some tens of milliseconds, whatever its size."""
 
 _DELETED_AT_ONCE = 1000
 """Objects of one request: the most that S3 allows."""
+
+_OF_ANY_JOB = (PLAN, MANIFEST)
+"""Names without the id of a job: what has such a name may be that of the job that has taken the folder."""
 
 _ATTEMPT = "attempt"
 """Metadata of an object that was created: a repeated request finds by it that the first one was carried out."""
@@ -109,7 +112,8 @@ class ObjectStore(Store):
         try:
             check()
         except OutputError:
-            self.remove_all([name for (name, _), is_new in zip(files, created, strict=True) if is_new])
+            new = [name for (name, _), is_new in zip(files, created, strict=True) if is_new]
+            self.remove_all([name for name in new if name not in _OF_ANY_JOB])
             raise
 
     def _add(self, name: str, data: bytes) -> bool:
