@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 CONDA_NAMES = {
+    "isal": "python-isal",
     "cupy-cuda13x": "cupy",
     "nvidia-cuda-nvrtc": "cuda-nvrtc",
     "distributed-ucxx-cu13": "distributed-ucxx",
@@ -33,7 +34,7 @@ def project() -> dict:
 def conda() -> dict[str, str]:
     """Packages of environment.yml, and their versions as conda writes them."""
     lines = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    found = (re.fullmatch(r"([\w-]+)(.*)", line) for line in lines if isinstance(line, str))
+    found = (re.fullmatch(r"([\w.-]+)(.*)", line) for line in lines if isinstance(line, str))
     return {match[1]: match[2] for match in found if match}
 
 

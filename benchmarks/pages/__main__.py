@@ -1,4 +1,4 @@
-"""Write docs/performance.md, ladder.md, scaling.md and reliability.md from the recorded results.
+"""Write docs/performance.md, ladder.md, scaling.md, decompression.md and reliability.md from the recorded results.
 
 python -m benchmarks.pages
 python -m benchmarks.pages --plots                             # ladder.png and scaling.png too
@@ -12,13 +12,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.pages import ladder, performance, reliability, scaling
+from benchmarks.pages import decompression, ladder, performance, reliability, scaling
 from benchmarks.record import RESULTS, ROOT
 
 PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "performance.md": (performance.page, ("gpu", "cpu", "memory", "held_cpu", "held_gpu")),
     "ladder.md": (ladder.page, ("ladder",)),
     "scaling.md": (scaling.page, ("scale",)),
+    "decompression.md": (decompression.page, ("decompression",)),
     "reliability.md": (reliability.page, ("chaos_local", "chaos_slurm")),
 }
 """What makes each page, and from which files."""

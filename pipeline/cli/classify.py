@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _INPUT = (
     "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also .gz, "
-    ".zst and .zip. - reads stdin."
+    ".zst, .bz2, .xz, .lz4 and .zip. - reads stdin."
 )
 TLS_HELP = (
     "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a host "

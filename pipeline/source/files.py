@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.source import archive
+from pipeline.source.compression import HEAD_BYTES, SUFFIXES, compression_of
 from pipeline.source.formats.base import Format, InputFile, Member, Seek
 from pipeline.source.formats.registry import FORMATS
 from pipeline.source.names import file_part, in_archive, located, member_name, named, root_of
@@ -22,7 +23,6 @@ from pipeline.source.opening import open_at, open_location, reason
 from pipeline.source.search import Listed, Problem, printable, search
 from pipeline.threads import available_cores, threads
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _HASHED_BYTES = 64 << 10
 _REMEDIES = {
     ".xls": "save it as .xlsx or .csv",
@@ -129,8 +129,8 @@ def is_known(path: str) -> bool:
 
 def _suffixes(path: str) -> tuple[str, str | None]:
     pure = PurePosixPath(file_part(path).lower())
-    if pure.suffix in COMPRESSIONS:
-        return PurePosixPath(pure.stem).suffix, COMPRESSIONS[pure.suffix]
+    if pure.suffix in SUFFIXES:
+        return PurePosixPath(pure.stem).suffix, SUFFIXES[pure.suffix]
     return pure.suffix, None
 
 
@@ -144,9 +144,9 @@ def format_of(path: str, name: str) -> tuple[Format, str | None]:
     suffix, compression = _suffixes(path)
     if suffix not in FORMATS:
         remedy = f"; {_REMEDIES[suffix]}" if suffix in _REMEDIES else ""
-        known = " ".join(FORMATS)
+        known, packed = " ".join(FORMATS), " ".join(SUFFIXES)
         raise UsageError(
-            f"{name}: its suffix belongs to no format{remedy}; known are {known}, also with .gz or .zst, and .zip"
+            f"{name}: its suffix belongs to no format{remedy}; known are {known}, also with {packed}, and .zip"
         )
     found = FORMATS[suffix]
     if compression and found.jumps:
@@ -230,6 +230,9 @@ def _describe(location: str, name: str, whole: bool, endpoint: str | None) -> In
     except OSError as error:
         raise SourceError(f"{name}: {reason(error)}") from error
     _refuse_other(name, head, found)
+    if not found.jumps:
+        packed = compression_of(head[:HEAD_BYTES], compression)
+        compression = packed.name if packed else None
     return InputFile(name, found, compression, size, state.modified, digest, location, ranges=ranges, endpoint=endpoint)
 
 

@@ -12,14 +12,13 @@ import os
 import stat
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, BinaryIO, cast
 
-import pyarrow as pa
-
 from pipeline.errors import InputChanged, SourceError
-from pipeline.source.archive import DAMAGE, open_member
 from pipeline.source.encoding import UTF8, Transcoded
 from pipeline.source.formats.base import InputFile
+from pipeline.source.front_to_back import FrontToBack
 from pipeline.source.names import is_url, without_secrets
 from pipeline.source.remote.file import RemoteFile
 from pipeline.source.remote.open import open_remote, state_now
@@ -68,7 +67,8 @@ def open_at(file: InputFile, start: int = 0, stop: int | None = None) -> BinaryI
     Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where its size or
     modification time is not that of the plan.
     """
-    stream = cast(BinaryIO, io.BufferedReader(_Planned(file, stop)) if file.seekable else _FrontToBack(file))
+    planned = partial(_Planned, file, stop)
+    stream = cast(BinaryIO, io.BufferedReader(planned()) if file.seekable else FrontToBack(file, planned))
     if file.format.encoding != UTF8:
         stream = cast(BinaryIO, Transcoded(stream, file.format.encoding))
     if file.front_to_back:
@@ -180,8 +180,17 @@ class _Planned(io.RawIOBase):
         except OSError as error:
             _compare(self._file, self._raw.state())
             raise SourceError(f"{self._file.path}: {reason(error)}") from error
-        _compare(self._file, self._raw.state())
+        self.check()
         return count or 0
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of a file of this machine."""
+        return self._raw.fileno() if isinstance(self._raw, LocalFile) else None
+
+    def check(self) -> None:
+        """Raise InputChanged where it is no longer as it was planned."""
+        _compare(self._file, self._raw.state())
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         return self._raw.seek(offset, whence)
@@ -198,61 +207,3 @@ class _Planned(io.RawIOBase):
 def _skip(stream: Any, count: int, most: int = 1 << 22) -> None:
     while count and (block := stream.read(min(count, most))):
         count -= len(block)
-
-
-class _FrontToBack:
-    """A stream, decompressed, that returns every byte before the position at which its file is cut off or damaged.
-
-    Readers drop what a failing read has decompressed, so that read is repeated in smaller pieces.
-    """
-
-    def __init__(self, file: InputFile) -> None:
-        self._file = file
-        self._given = 0
-        self._most = 1 << 22
-        self._open()
-
-    def _open(self) -> None:
-        self._raw = io.BufferedReader(_Planned(self._file))
-        self._stream: Any = self._raw
-        if self._file.member:
-            try:
-                self._stream = open_member(self._raw, self._file.member)
-            except (*DAMAGE, OSError) as error:
-                raise SourceError(f"{self._file.path}: {error}") from error
-        if self._file.compression:
-            self._stream = pa.CompressedInputStream(pa.PythonFile(self._stream, "r"), self._file.compression)
-
-    def read(self, size: int) -> bytes:
-        while True:
-            try:
-                block = bytes(self._stream.read(min(size, self._most)))
-            except InputChanged:
-                raise
-            except (OSError, SourceError, pa.ArrowException, *DAMAGE) as error:
-                if self._most == 1:
-                    path, given = self._file.path, self._given
-                    unit = "decompressed bytes" if self._file.compression or self._file.member else "bytes"
-                    raise SourceError(
-                        f"{path}: cut off or damaged after {given:,} {unit}; all before is read ({error})"
-                    ) from error
-                self._most = max(self._most // 16, 1)
-                self._reopen()
-                continue
-            self._given += len(block)
-            return block
-
-    def _reopen(self) -> None:
-        self.close()
-        self._open()
-        _skip(self._stream, self._given, 1 << 16)
-
-    def close(self) -> None:
-        self._stream.close()
-        self._raw.close()
-
-    def __enter__(self) -> _FrontToBack:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection, concat
+from pipeline.source.compression import beginning
 from pipeline.source.encoding import UTF8, Transcoded
 from pipeline.source.files import Files
 from pipeline.source.first_rows import first_chunks
@@ -217,7 +216,7 @@ def _beginning(file: InputFile) -> tuple[bytes, int]:
     if file.compression and file.member is None:
         with open_location(file.location, file.ranges, endpoint=file.endpoint) as raw:
             head = raw.read(_FRONT_BYTES)
-        text = _decompressed(head, file.compression)
+        text = beginning(head)
         if file.format.encoding != UTF8:
             text = Transcoded(BytesIO(text), file.format.encoding).read(4 * len(text))  # a character takes four bytes
         return text, len(head)
@@ -233,15 +232,3 @@ def _beginning(file: InputFile) -> tuple[bytes, int]:
     if file.format.encoding != UTF8:
         return found, len(found.decode(UTF8, "replace").encode(file.format.encoding, "replace"))
     return found, len(found)
-
-
-def _decompressed(head: bytes, compression: str) -> bytes:
-    """What the first bytes of a compressed file hold."""
-    found = b""
-    with pa.CompressedInputStream(pa.BufferReader(head), compression) as stream:
-        try:
-            while block := stream.read(1 << 16):
-                found += block
-        except (OSError, pa.ArrowException):  # the file goes on
-            pass
-    return found

@@ -11,6 +11,7 @@ from typing import BinaryIO, cast
 
 from pipeline.errors import UsageError
 from pipeline.source.chunk import Chunk, Selection, concat
+from pipeline.source.compression import HEAD_BYTES, compression_of
 from pipeline.source.encoding import UTF8, Transcoded
 from pipeline.source.files import Identity
 from pipeline.source.formats.csv import Csv, Tsv
@@ -26,7 +27,7 @@ STDIN = "stdin"
 KINDS: dict[str, RecordFormat] = {"text": Text(), "csv": Csv(), "tsv": Tsv(), "jsonl": Jsonl()}
 """What may be piped in, by the name that the user gives it."""
 
-_OTHERS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
+_OTHERS = {b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
 _BLOCK = 1 << 20
 
 
@@ -111,9 +112,11 @@ class Stdin:
         return self._arriving.read(size)
 
     def _refuse_others(self, head: bytes) -> None:
-        for magic, name in _OTHERS.items():
-            if head.startswith(magic):
-                raise UsageError(f"stdin holds {name}, not lines of text: unpack it before the pipe, or give the file")
+        names = [name for magic, name in _OTHERS.items() if head.startswith(magic)]
+        if compression := compression_of(head[:HEAD_BYTES]):
+            names.append(compression.name)
+        if names:
+            raise UsageError(f"stdin holds {names[0]}, not lines of text: unpack it before the pipe, or give the file")
         if not self._is_said and _is_header(head.removeprefix(BOM).partition(b"\n")[0]):
             raise UsageError(
                 "stdin looks like CSV: say --stdin-format csv or tsv (or --stdin-format text, to label each line)"

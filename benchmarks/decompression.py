@@ -1,0 +1,207 @@
+"""How fast each library decompresses, by one thread and by one on each core; and one large file, by all cores.
+
+    python -m benchmarks.decompression --articles-csv ag_news/train.csv --output benchmarks/results/decompression.json
+
+The text is AG News as JSON Lines: an article a line ("short"), and 20 joined, 5 KB ("long"). Rates are MB of
+decompressed content a second, the best of some rounds; the files are in the page cache.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import itertools
+import json
+import lzma
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import isal.isal_zlib
+import lz4.frame
+import pyarrow as pa
+import rapidgzip
+import zlib_ng.zlib_ng
+import zstandard
+
+from benchmarks.record import about, parser, seconds_of, write
+from pipeline.source.compression import COMPRESSIONS
+from pipeline.source.decompress import Decompressed
+from pipeline.source.frames import Frames
+from pipeline.source.rapidgzip_reader import start
+from pipeline.threads import available_cores
+
+ARTICLES_JOINED = {"short": 1, "long": 20}
+BYTES = {"gzip": 32 << 20, "zstd": 32 << 20, "lz4": 32 << 20, "bz2": 8 << 20, "xz": 8 << 20}
+BLOCK, ROUNDS = 4 << 20, 3
+LARGE = 6
+"""Times the text, in the one large file that all cores read."""
+
+Read = Callable[[Path], int]
+
+
+def texts(articles: Path, joined: int, most: int) -> bytes:
+    """JSON Lines of at least `most` bytes."""
+    with articles.open(newline="") as file:
+        rows = itertools.cycle([" ".join(row[1:]) for row in csv.reader(file)])
+    lines: list[bytes] = []
+    size = 0
+    while size < most:
+        lines.append(json.dumps({"id": len(lines), "text": " ".join(itertools.islice(rows, joined))}).encode() + b"\n")
+        size += len(lines[-1])
+    return b"".join(lines)
+
+
+def packed(compression: str, data: bytes) -> bytes:
+    pack: dict[str, Callable[[bytes], bytes]] = {
+        "gzip": lambda d: gzip.compress(d, 6),
+        "zstd": zstandard.ZstdCompressor(3).compress,
+        "lz4": lz4.frame.compress,
+        "bz2": bz2.compress,
+        "xz": lzma.compress,
+    }
+    return pack[compression](data)
+
+
+def drained(stream: Any) -> int:
+    return sum(iter(lambda: len(stream.read(BLOCK)), 0))
+
+
+def by_zlib(module: Any) -> Read:
+    def read(path: Path) -> int:
+        decoder, count = module.decompressobj(wbits=31), 0
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(256 << 10):
+                count += len(decoder.decompress(block))
+        return count
+
+    return read
+
+
+def by_arrow(name: str) -> Read:
+    def read(path: Path) -> int:
+        with pa.CompressedInputStream(pa.OSFile(str(path)), name) as stream:
+            return drained(stream)
+
+    return read
+
+
+def by_zstandard(path: Path) -> int:
+    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
+        return drained(stream)
+
+
+def by_rapidgzip(opened: Any) -> Read:
+    def read(path: Path) -> int:
+        with opened(str(path), parallelization=1) as stream:
+            return drained(stream)
+
+    return read
+
+
+def by_ours(name: str) -> Read:
+    return lambda path: drained(Decompressed(lambda: path.open("rb"), COMPRESSIONS[name]))
+
+
+LIBRARIES: dict[str, dict[str, Read]] = {
+    "gzip": {
+        "isal": by_zlib(isal.isal_zlib),
+        "zlib-ng": by_zlib(zlib_ng.zlib_ng),
+        "zlib": by_zlib(zlib),
+        "pyarrow": by_arrow("gzip"),
+        "rapidgzip": by_rapidgzip(rapidgzip.RapidgzipFile),
+        "Broadsheet (isal)": by_ours("gzip"),
+    },
+    "zstd": {
+        "zstandard": by_zstandard,
+        "pyarrow": by_arrow("zstd"),
+        "Broadsheet (backports.zstd)": by_ours("zstd"),
+    },
+    "lz4": {"pyarrow": by_arrow("lz4"), "Broadsheet (lz4)": by_ours("lz4")},
+    "bz2": {
+        "pyarrow": by_arrow("bz2"),
+        "rapidgzip": by_rapidgzip(rapidgzip.IndexedBzip2File),
+        "Broadsheet (bz2)": by_ours("bz2"),
+    },
+    "xz": {"Broadsheet (lzma)": by_ours("xz")},
+}
+"""Those in the interpreter, those of packages, and what Broadsheet reads with, checks included."""
+
+
+def rates(read: Read, path: Path, content: int, threads: int) -> float:
+    """MB/s of `threads` that read the same file side by side."""
+
+    def all_of_them() -> None:
+        with ThreadPoolExecutor(threads) as pool:
+            counts = list(pool.map(read, [path] * threads))
+        assert counts == [content] * threads
+
+    return threads * content / min(seconds_of(all_of_them, ROUNDS)) / 1e6
+
+
+def one_large(folder: Path, articles: Path) -> Iterator[dict[str, Any]]:
+    """One file that all cores read, and one core."""
+    for name in ("gzip", "bz2", "zstd"):
+        data = texts(articles, 1, BYTES[name])
+        unit = packed(name, data)
+        if name == "zstd":
+            unit = b"".join(packed(name, data[at : at + (4 << 20)]) for at in range(0, len(data), 4 << 20))
+        path = folder / f"large.{name}"
+        path.write_bytes(unit * LARGE)
+        content = len(data) * LARGE
+
+        def by_all_cores(path: Path, name: str = name) -> int:
+            if name == "zstd":
+                return drained(Frames(lambda: path.open("rb")))
+            with path.open("rb") as file:
+                reader = start(lambda: path.open("rb"), COMPRESSIONS[name], file.fileno(), lambda: None)
+            assert reader is not None
+            try:
+                return drained(reader)
+            finally:
+                assert reader.is_by_all_cores
+                reader.close()
+
+        yield {
+            "compression": name,
+            "megabytes": content / 1e6,
+            "one_core": rates(by_ours(name), path, content, 1),
+            "all_cores": rates(by_all_cores, path, content, 1),
+        }
+        path.unlink()
+
+
+def measured(articles: Path) -> dict[str, Any]:
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, libraries in LIBRARIES.items():
+            for text, joined in ARTICLES_JOINED.items():
+                data = texts(articles, joined, BYTES[name])
+                path = Path(folder) / f"{text}.{name}"
+                path.write_bytes(packed(name, data))
+                stored = os.stat(path).st_size / len(data)
+                for library, read in libraries.items():
+                    one, all_cores = (rates(read, path, len(data), count) for count in (1, available_cores()))
+                    found.append(
+                        {"compression": name, "text": text, "library": library, "one": one, "all": all_cores,
+                         "stored": stored}
+                    )  # fmt: skip
+        large = list(one_large(Path(folder), articles))
+    return {"libraries": found, "large": large}
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--articles-csv", type=Path, required=True, help="AG News as CSV: class, title, description")
+    options = made.parse_args()
+    result = measured(options.articles_csv)
+    write({"about": about(options), **result}, options.output)
+
+
+if __name__ == "__main__":
+    main()

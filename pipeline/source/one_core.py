@@ -1,0 +1,55 @@
+"""Which large files only one core can read, and how fast that is: the user could store them otherwise."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import BinaryIO, cast
+
+from pipeline.source import frames, rapidgzip_reader
+from pipeline.source.compression import HEAD_BYTES, Compression, compression_of
+from pipeline.source.decompress import Damaged, Decompressed
+from pipeline.source.formats.base import InputFile
+from pipeline.source.opening import LocalFile, open_location
+
+_SECONDS = 0.3
+_HEAD_BYTES = frames.MOST_STORED
+
+
+def how_it_is_read(file: InputFile) -> str | None:
+    """A remark about a compressed file that one core must read, with the rate at which it does; None for others.
+
+    It decompresses the beginning of the file for that, 0.3 s long. Raises OSError.
+    """
+    if file.member is not None or file.format.jumps:
+        return None
+    with open_location(file.location, file.ranges) as raw:
+        head = cast(BinaryIO, io.BufferedReader(raw)).read(_HEAD_BYTES)
+        is_local = isinstance(raw, LocalFile)
+    compression = compression_of(head[:HEAD_BYTES], file.compression)
+    if compression is None:
+        return None
+    if rapidgzip_reader.pays(compression, file.size) and is_local:
+        return None
+    if frames.pay(compression, file.size) and frames.can_be_cut(head):
+        return None
+    what = "one zstd frame, or several large ones" if compression is frames.ZSTD else compression.name
+    return f"{file.path}: {what}, read by one core ({_rate(head, compression):,.0f} MB/s){_remedy(compression)}"
+
+
+def _remedy(compression: Compression) -> str:
+    if compression.name in rapidgzip_reader.LEAST_BYTES and not rapidgzip_reader.is_there():
+        return "; more with rapidgzip: pip install rapidgzip"
+    return "; pzstd writes zstd that all cores can read"
+
+
+def _rate(head: bytes, compression: Compression) -> float:
+    """MB of content in a second."""
+    stream = Decompressed(lambda: io.BytesIO(head), compression)
+    began, count = time.perf_counter(), 0
+    try:
+        while time.perf_counter() < began + _SECONDS and (block := stream.read(1 << 20)):
+            count += len(block)
+    except Damaged:  # the file goes on
+        pass
+    return count / 1e6 / (time.perf_counter() - began)

@@ -1,0 +1,50 @@
+"""Decompresses a gzip or bz2 file to stdout by `rapidgzip`, with many threads. Started by `rapidgzip_reader.py`.
+
+It imports nothing of ours, so that it starts at once. It ends by itself with its reader (EPIPE), with its parent, and
+where it would hold more memory than it may.
+
+Exit code: 0 where all of the file was decompressed; anything else says that one core must read on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+import rapidgzip
+
+_BLOCK = 1 << 20
+_LOOK_SECONDS = 0.01
+_TOO_MUCH = 3
+
+
+def main(path: str, compression: str, threads: int, most_bytes: int) -> None:
+    threading.Thread(target=_watch, args=(os.getppid(), most_bytes), daemon=True).start()
+    opened = rapidgzip.IndexedBzip2File if compression == "bz2" else rapidgzip.RapidgzipFile
+    with opened(path, parallelization=threads) as file:
+        while block := file.read(_BLOCK):
+            left = memoryview(block)
+            while left:
+                left = left[os.write(1, left) :]
+        whole = file.tell_compressed() == 8 * os.stat(path).st_size
+    os._exit(0 if whole else 1)
+
+
+def _watch(parent: int, most_bytes: int) -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    with open("/proc/self/statm", "rb", buffering=0) as about:
+        while os.getppid() == parent:
+            about.seek(0)
+            if int(about.read().split()[1]) * page > most_bytes:
+                os._exit(_TOO_MUCH)
+            time.sleep(_LOOK_SECONDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    except BaseException:  # damage, which one core finds again; rapidgzip itself ends a process in other ways
+        os._exit(1)

@@ -1,0 +1,302 @@
+"""Compressed files against the interpreter's own decompressors: whole, in parts, padded, cut off, damaged, misnamed."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import random
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import lz4.frame
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import InputChanged, SourceError
+from pipeline.source.compression import COMPRESSIONS, Compression
+from pipeline.source.decompress import Damaged, Decompressed
+from pipeline.source.files import find_files
+from pipeline.source.formats.base import InputFile
+from pipeline.source.formats.registry import FORMATS
+from pipeline.source.one_core import how_it_is_read
+from pipeline.source.opening import open_at, open_location
+from pipeline.source.rapidgzip_reader import start
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "zstd": zstandard.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "lz4": lz4.frame.compress,
+}
+NAMES = sorted(COMPRESS)
+
+
+def described(path: Path, compression: str | None) -> InputFile:
+    with open_location(str(path)) as raw:
+        size, modified = raw.state()
+    return InputFile(str(path), FORMATS[".txt"], compression, size or 0, modified, "", str(path))
+
+
+def content(path: Path, compression: str | None, size: int = 1 << 20) -> tuple[bytes, str]:
+    """What a file holds, and the error after it."""
+    found = []
+    try:
+        with open_at(described(path, compression)) as stream:
+            while block := stream.read(size):
+                found.append(block)
+    except SourceError as error:
+        return b"".join(found), error.message
+    return b"".join(found), ""
+
+
+def by_one_core(path: Path, compression: Compression) -> tuple[bytes, str]:
+    """What a file holds, and why it ends."""
+    stream, found = Decompressed(lambda: path.open("rb"), compression), []
+    try:
+        while block := stream.read(1 << 20):
+            found.append(block)
+    except (Damaged, OSError) as error:
+        return b"".join(found), str(error)
+    return b"".join(found), ""
+
+
+def reference(data: bytes, compression: str) -> tuple[bytes, bool]:
+    """Byte by byte, so that nothing before damage is lost; and whether all of it is good."""
+    found, left = [], data
+    while left:
+        if compression == "gzip":
+            decoder = zlib.decompressobj(wbits=31)
+        elif compression == "zstd":
+            decoder = zstandard.ZstdDecompressor().decompressobj()
+        else:
+            decoder = {"bz2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor, "lz4": lz4.frame.LZ4FrameDecompressor}[
+                compression
+            ]()
+        used = 0
+        try:
+            while used < len(left) and not decoder.eof:
+                found.append(decoder.decompress(left[used : used + 1]))
+                used += 1
+        except (zlib.error, zstandard.ZstdError, OSError, lzma.LZMAError, RuntimeError, EOFError):
+            return b"".join(found), False
+        if not decoder.eof:
+            return b"".join(found), False
+        left = left[used:]
+        if compression == "gzip":
+            left = left.lstrip(b"\0")
+        elif compression == "xz":
+            zeros = len(left) - len(left.lstrip(b"\0"))
+            if zeros % 4:
+                return b"".join(found), False
+            left = left[zeros:]
+    return b"".join(found), True
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    compression=st.sampled_from(NAMES),
+    parts=st.lists(st.tuples(st.integers(0, 60_000), st.booleans()), min_size=1, max_size=5),
+    padding=st.sampled_from([0, 0, 4, 7, 512]),
+    garbage=st.sampled_from([b"", b"", b"garbage", b"\x1f\x8b\x08", b"\x1f"]),
+    cut=st.one_of(st.none(), st.floats(0, 1)),
+    flip=st.one_of(st.none(), st.floats(0, 1)),
+    size=st.sampled_from([1000, 1 << 16, 1 << 22]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_what_is_read_is_what_the_reference_reads(
+    tmp_path_factory: pytest.TempPathFactory, compression: str, parts: list[tuple[int, bool]], padding: int,
+    garbage: bytes, cut: float | None, flip: float | None, size: int, seed: int,
+) -> None:  # fmt: skip
+    chance = random.Random(seed)
+    units = [
+        chance.randbytes(count) if noise else b" ".join(b"%d" % chance.randrange(99) for _ in range(count // 3))
+        for count, noise in parts
+    ]
+    data = b"".join(COMPRESS[compression](unit) for unit in units) + b"\0" * padding + garbage
+    if cut is not None:
+        data = data[: max(8, round(cut * len(data)))]
+    if flip is not None and len(data) > 20:  # after the first bytes, by which it is recognised
+        place = min(20 + round(flip * len(data)), len(data) - 1)
+        data = data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
+    path = tmp_path_factory.getbasetemp() / f"f.{compression}"
+    path.write_bytes(data)
+    expected, good = reference(data, compression)
+    found, error = content(path, compression, size)
+    assert found == expected
+    assert (error == "") == good
+    without = replace(COMPRESSIONS[compression], decoder=COMPRESSIONS[compression].exact)  # as where isal is not there
+    assert by_one_core(path, without) == (found, error.partition("all before is read (")[2].removesuffix(")"))
+    if not good:
+        assert f"cut off or damaged after {len(expected):,} decompressed bytes; all before is read (" in error
+
+
+def noise(count: int) -> bytes:
+    """Lines that compress by about a half."""
+    chance = random.Random(count)
+    return b"".join(b"%x\n" % chance.getrandbits(200) for _ in range(count // 50))
+
+
+@pytest.mark.parametrize("change", ["whole", "cut off", "damaged", "a large frame", "garbage"])
+def test_zstd_frames_are_decompressed_by_all_cores_in_order(tmp_path: Path, change: str) -> None:
+    data = noise(16 << 20)
+    frames = [zstandard.compress(data[at : at + (1 << 20)]) for at in range(0, len(data), 1 << 20)]
+    table = b"\x5e\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"index"  # as the seekable format has it at the end
+    packed, readable = b"".join([*frames[:3], table, *frames[3:], table]), data
+    if change == "cut off":
+        packed = packed[: -len(frames[-1])]
+        readable = reference(packed[len(b"".join(frames[:14])) + len(table) :], "zstd")[0]
+        readable = data[: 14 << 20] + readable
+    elif change == "damaged":
+        place = len(b"".join(frames[:9])) + len(table)
+        packed = packed[: place + 300_000] + b"\0" * 50_000 + packed[place + 350_000 :]
+        readable = data[: 9 << 20] + reference(packed[place:], "zstd")[0]
+    elif change == "a large frame":
+        large = zstandard.compress(data * 3)
+        packed, readable = b"".join([*frames, large, *frames]), data * 5
+    elif change == "garbage":
+        packed += b"something else"
+    path = tmp_path / "f.txt.zst"
+    path.write_bytes(packed)
+    found, error = content(path, "zstd")
+    assert found == readable
+    assert ("cut off or damaged" in error) == (change in ("cut off", "damaged", "garbage"))
+
+
+@pytest.mark.parametrize("compression", NAMES)
+@pytest.mark.parametrize("named", [".gz", ".zst", ""])
+def test_a_file_is_read_as_what_it_is_whatever_its_name_says(tmp_path: Path, compression: str, named: str) -> None:
+    path = tmp_path / f"f.txt{named}"
+    path.write_bytes(COMPRESS[compression](b"an article\nanother\n"))
+    (file,) = find_files([str(path)], 70, 1014).found
+    with open_at(file) as stream:
+        assert stream.read(100) == b"an article\nanother\n"
+
+
+@pytest.mark.parametrize("text", [b"BZh9 is how bzip2 begins\n", b"an article\n", "ÿþ latin\n".encode("latin-1")])
+def test_text_that_is_called_compressed_is_text(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "f.txt.gz"
+    path.write_bytes(text)
+    (file,) = find_files([str(path)], 70, 1014).found
+    with open_at(file) as stream:
+        assert stream.read(100) == text
+
+
+def test_what_is_neither_text_nor_compressed_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "f.txt.gz"
+    path.write_bytes(b"\1\2\3\4" * 100)
+    found, error = content(path, "gzip")
+    assert not found
+    assert f"{path}: cut off or damaged after 0 decompressed bytes" in error
+
+
+def by_rapidgzip(path: Path, compression: str, most_memory: int = 1 << 30) -> tuple[bytes, str, bool]:
+    """What a file holds, the error after it, and whether rapidgzip read all of it."""
+    with path.open("rb") as file:
+        reader = start(lambda: path.open("rb"), COMPRESSIONS[compression], file.fileno(), lambda: None, most_memory)
+    assert reader is not None
+    found = []
+    try:
+        while block := reader.read(1 << 20):
+            found.append(block)
+    except Damaged as error:
+        return b"".join(found), str(error), False
+    finally:
+        reader.close()
+    return b"".join(found), "", reader.is_by_all_cores
+
+
+GZIP = gzip.compress(noise(6 << 20), 1)
+SPOILED: dict[str, bytes] = {
+    "padding": GZIP + b"\0" * 1000,
+    "a member after padding": GZIP + b"\0" * 1000 + GZIP,
+    "garbage": GZIP + b"something else",
+    "cut off": GZIP[:-100_000],
+    "a wrong checksum": GZIP[:-8] + b"abcd" + GZIP[-4:],
+    "damage": GZIP[: len(GZIP) // 2] + b"\xa5" * 100 + GZIP[len(GZIP) // 2 + 100 :],
+    "damage in the second member": GZIP + GZIP[: len(GZIP) // 2] + b"\xa5" * 100 + GZIP[len(GZIP) // 2 + 100 :],
+}
+
+
+@pytest.mark.parametrize("change", SPOILED)
+def test_trouble_in_a_file_that_all_cores_read_is_what_one_core_finds(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "f.txt.gz"
+    path.write_bytes(SPOILED[change])
+    expected, error = content(path, "gzip")
+    found, why, _ = by_rapidgzip(path, "gzip")
+    assert found == expected
+    assert bool(why) == bool(error)
+    assert why in error
+
+
+@pytest.mark.parametrize("compression", ["gzip", "bz2"])
+def test_rapidgzip_reads_a_sound_file_to_its_end(tmp_path: Path, compression: str) -> None:
+    data, path = noise(3 << 20), tmp_path / "f.txt"
+    path.write_bytes(COMPRESS[compression](data[: 1 << 20]) + COMPRESS[compression](data[1 << 20 :]))
+    assert by_rapidgzip(path, compression) == (data, "", True)
+
+
+def test_a_process_that_takes_too_much_memory_is_ended_and_one_core_reads_on(tmp_path: Path) -> None:
+    path = tmp_path / "f.txt.gz"
+    path.write_bytes(GZIP * 4)
+    found, error, by_all = by_rapidgzip(path, "gzip", most_memory=20 << 20)
+    assert (found, error, by_all) == (noise(6 << 20) * 4, "", False)
+
+
+def resident(what: str) -> int:
+    """Bytes of memory: VmRSS now, VmHWM at most."""
+    return int(re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+
+
+@pytest.mark.parametrize("compression", NAMES)
+def test_a_bomb_fills_no_memory(tmp_path: Path, compression: str) -> None:
+    zeros = bytes(128 << 20)
+    path = tmp_path / "f.txt"
+    path.write_bytes(lzma.compress(zeros, preset=0) if compression == "xz" else COMPRESS[compression](zeros))
+    del zeros
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    before = resident("VmRSS")
+    with open_at(described(path, compression)) as stream:
+        assert sum(iter(lambda: len(stream.read(1 << 22)), 0)) == 128 << 20
+    assert resident("VmHWM") - before < 64 << 20
+
+
+def test_a_zstd_frame_with_a_window_of_a_gigabyte_is_refused(tmp_path: Path) -> None:
+    wide = zstandard.ZstdCompressionParameters(window_log=30, compression_level=1)
+    packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    path = tmp_path / "f.txt.zst"
+    path.write_bytes(zstandard.compress(b"before\n") + packer.compress(b"an article\n") + packer.flush())
+    assert content(path, "zstd") == (
+        b"before\n",
+        f"{path}: cut off or damaged after 7 decompressed bytes; all before is read (its zstd frame asks for a window "
+        "of 1,024 MiB, more than 128: compress it without --long)",
+    )
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "f.txt.gz"
+    path.write_bytes(gzip.compress(noise(32 << 20), 1))
+    with open_at(described(path, "gzip")) as stream:
+        assert len(stream.read(1000)) == 1000
+        os.utime(path)
+        with pytest.raises(InputChanged, match="it has changed since the job was planned"):
+            all(iter(lambda: stream.read(1 << 20), b""))
+
+
+def test_only_what_one_core_must_read_is_remarked_on(tmp_path: Path) -> None:
+    data = noise(24 << 20)
+    frames = b"".join(zstandard.compress(data[at : at + (1 << 20)]) for at in range(0, len(data), 1 << 20))
+    files = {"one.txt.zst": zstandard.compress(data), "many.txt.zst": frames, "f.txt": data[:1000]}
+    for name, packed in files.items():
+        (tmp_path / name).write_bytes(packed)
+    found = {Path(f.path).name: how_it_is_read(f) for f in find_files([str(tmp_path)], 70, 1014).found}
+    assert found["many.txt.zst"] is None
+    assert found["f.txt"] is None
+    assert re.search(r"/one\.txt\.zst: one zstd frame, .* read by one core \([\d,]+ MB/s\)", found["one.txt.zst"] or "")
