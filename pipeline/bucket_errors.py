@@ -23,6 +23,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _STATUS = re.compile(r"status code: (\d{3})|status client error \((\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)|\(code: (\w+)\)")
 _MAY_PASS = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "OperationAborted", "ServerBusy")
+_SERVER = re.compile(r"https?://[^/\s]+")
 _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254")
 _KEYS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
@@ -92,7 +93,9 @@ def explain(error: BaseException, url: str) -> str:
         return f"its server answers {' '.join(filter(None, (str(status or ''), code)))}"
     first = str(error).partition("\n\nDebug source:")[0]
     if "builder error" in first or "dns error" in first or "error sending request" in first:
-        return "its server cannot be reached: check the network, and the endpoint (--endpoint, AWS_ENDPOINT_URL)"
+        server = _SERVER.search(first)
+        named = f"its server {server[0]}" if server else "its server"
+        return f"{named} cannot be reached: check the network, and the endpoint (--endpoint, AWS_ENDPOINT_URL)"
     return without_secrets(" ".join(first.split()))
 
 

@@ -11,21 +11,9 @@ SWITCHES = frozenset(
 
 VALUED = frozenset(
     {
-        *(
-            "chunk-size",
-            "columns",
-            "delimiter",
-            "device",
-            "encoding",
-            "endpoint",
-            "format",
-            "hash",
-            "id-column",
-            "keep",
-            "kernels",
-        ),
+        *("chunk-size", "columns", "delimiter", "device", "encoding", "format", "hash", "id-column", "keep", "kernels"),
         *("limit", "partition-by", "precision", "report", "root", "text-column", "top-k", "trace", "truth"),
-        *("truth-column", "where", "workers"),  # of `classify`, as those above
+        *("truth-column", "where", "workers", "endpoint"),  # of `classify`, as those above
         *("classes", "learning-rate", "model", "nsys", "protocol", "scheduler-file"),
     }
 )

@@ -91,6 +91,7 @@ def seaweed(folder: Path) -> Iterator[str]:
     options += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-filer", "-s3"]
     options += [f"-s3.config={folder / 'users.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     options += ["-s3.autoCreateBucket=false", "-master.telemetry=false", "-master.volumeSizeLimitMB=256"]
+    options += ["-volume.max=100"]  # a bucket takes seven
     with (folder / "weed.log").open("wb") as log:
         server = subprocess.Popen([weed, "-logtostderr=true", "server", *options], stdout=log, stderr=log)
     try:

@@ -206,7 +206,7 @@ def test_a_job_that_is_killed_after_any_write_is_whole_in_the_end(
     """One run after the other, each killed as soon as the server has carried out a write of the next kind."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["pipeline.job", "cluster.local", __name__])  # which then take no time
-    steps = ["_claim.json", "_plan.json", "_manifest.json", "parts/part", "_entries/part", "_manifest.json"]
+    steps = ["_claim.json", "_plan.json", "parts/part", "_entries/part", "_manifest.json"]
     for number, step in enumerate(steps):
         process = processes.Process(target=_job, args=(source, small_model_file, s3.url, proxy.url))
         proxy.decide = _kill_at(process, step)
@@ -259,14 +259,14 @@ def test_what_cannot_be_written_to_is_told_with_the_remedy(
     assert "its store ignores conditions on writes (If-None-Match, If-Match)" in told(endpoint=careless)
     proxy.decide = lambda method, path: 400
     assert "the credentials have expired: renew them (AWS_ACCESS_KEY_ID" in told(endpoint=proxy.url)
-    assert "its server cannot be reached: check the network" in told(endpoint="http://127.0.0.1:1")
+    assert "its server http://127.0.0.1:1 cannot be reached: check the network" in told(endpoint="http://127.0.0.1:1")
     assert "endpoint= is '127.0.0.1:1': write a URL" in told(endpoint="127.0.0.1:1")
     assert "write s3://BUCKET/FOLDER" in told("s3://")
     assert "a bucket's URL has no password" in told("s3://key:wrong-secret@bucket/labels")
     assert s3.names() == []
 
 
-def test_keys_of_a_profile_are_used_and_renewed(
+def test_keys_of_a_profile_are_used(
     s3: Folder, small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [f"{name.lower()} = {value}" for name, value in KEYS.items()]

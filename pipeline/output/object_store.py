@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from obstore import UpdateVersion
 
 _Result = TypeVar("_Result")
-_REQUESTS = 64
+_REQUESTS = 32
 """Requests that one process has open side by side: each takes some tens of milliseconds, whatever its size."""
 
 _DELETED_AT_ONCE = 1000
 """Objects of one request: the most that S3 allows."""
+
+_OF_ANY_JOB = (PLAN, MANIFEST)
+"""Names without the id of a job: what has such a name may be that of the job that has taken the folder."""
 
 _ATTEMPT = "attempt"
 """Metadata of an object that was created: a repeated request finds by it that the first one was carried out."""
@@ -48,6 +51,7 @@ class ObjectStore(Store):
     """
 
     root: BucketPath
+    patience: float = PATIENCE
     replaces = False
     readers = _REQUESTS
 
@@ -59,10 +63,10 @@ class ObjectStore(Store):
     def _key(self, name: str) -> str:
         return "/".join(filter(None, (self.root.key, name)))
 
-    def _request(self, call: Callable[[], _Result], name: str, what: str, patience: float = PATIENCE) -> _Result:
+    def _request(self, call: Callable[[], _Result], name: str, what: str) -> _Result:
         """The result of a request. Raises FileNotFoundError for an object that is not there, and OutputError."""
         try:
-            return patiently(call, str(self.root / name), patience)
+            return patiently(call, str(self.root / name), self.patience)
         except (FileNotFoundError, UsageError):
             raise
         except OSError as error:
@@ -71,14 +75,19 @@ class ObjectStore(Store):
                 remedy = ". Then continue with --resume: what is committed stays"
             raise OutputError(f"{self.root / name} cannot be {what}: {error.strerror}{remedy}") from error
 
+    @property
+    def _soon(self) -> ObjectStore:
+        """For the first requests of a command: a wrong address is soon told."""
+        return replace(self, patience=FIRST_PATIENCE)
+
     def probe(self) -> None:
         """Create an object twice, and update it as another one: the second and third request must be refused."""
-        name = f".probe-{uuid.uuid4().hex}"
-        self.create(name, b"first")
+        name, store = f".probe-{uuid.uuid4().hex}", self._soon
+        store.create(name, b"first")
         try:
-            is_kept = not self.create(name, b"second") and self._refuses_stale(name) and self.read(name) == b"first"
+            is_kept = not store.create(name, b"second") and store._refuses_stale(name) and store.read(name) == b"first"
         finally:
-            self.remove_all([name])
+            store.remove_all([name])
         if not is_kept:
             raise OutputError(
                 f"{self.root}: its store ignores conditions on writes (If-None-Match, If-Match), so two jobs could "
@@ -109,7 +118,8 @@ class ObjectStore(Store):
         try:
             check()
         except OutputError:
-            self.remove_all([name for (name, _), is_new in zip(files, created, strict=True) if is_new])
+            new = [name for (name, _), is_new in zip(files, created, strict=True) if is_new]
+            self.remove_all([name for name in new if name not in _OF_ANY_JOB])
             raise
 
     def _add(self, name: str, data: bytes) -> bool:
@@ -189,19 +199,16 @@ class ObjectStore(Store):
         return [(about["path"][start:], about["size"]) for about in found]
 
     def names(self) -> set[str]:
-        found = self._request(
-            lambda: self._client.list_with_delimiter(self.root.key or None), "", "read", FIRST_PATIENCE
-        )
+        found = self._request(lambda: self._client.list_with_delimiter(self.root.key or None), "", "read")
         keys = {*found["common_prefixes"], *(about["path"] for about in found["objects"])}
         return {key.rpartition("/")[2] for key in keys - {self.root.key}}  # without an object that stands for a folder
 
     def exists(self) -> bool:
-        return not self.is_empty("")
+        return not self._soon.is_empty("")
 
     def is_empty(self, folder: str) -> bool:
-        """The first request of every command: a wrong address is soon told."""
         first = lambda: next(iter(self._client.list(self._key(folder), chunk_size=1)), [])
-        return not self._request(first, folder, "read", FIRST_PATIENCE)
+        return not self._request(first, folder, "read")
 
     def files(self, folder: str) -> list[str]:
         return sorted(name for name, _ in self._list(folder) if not any(p.startswith(".") for p in name.split("/")))
