@@ -144,7 +144,7 @@ def test_a_file_is_read_whatever_its_server_can_do(web: str, manners: str) -> No
 
 @pytest.mark.parametrize("manners", ["broken-ranges", "broken-whole", "broken-chunked"])
 def test_a_file_is_read_through_what_its_server_breaks(web: str, manners: str) -> None:
-    data = random.Random(0).randbytes(10 << 20)
+    data = random.Random(0).randbytes(5 << 20)
     (Server.folder / "big.txt").write_bytes(data)
     Server.answers = 1  # the first is whole: it says what the server can do
     with open_location(f"{web}/{manners}/big.txt") as file:

@@ -30,6 +30,11 @@ def is_url(name: str) -> bool:
     return "://" in name
 
 
+def is_web(url: str) -> bool:
+    """Whether a URL is one of the web, rather than of an object store or another file system."""
+    return url.startswith(("http://", "https://"))
+
+
 def as_url(name: str) -> str | None:
     """A URL as it was given, where the name is one: `pathlib.Path` makes s3:/bucket of s3://bucket. Else None."""
     return _ONE_SLASH.sub(r"\1://", name) if _ONE_SLASH.match(name) else None

@@ -27,14 +27,13 @@ from pipeline.bucket_errors import FIRST_PATIENCE
 from pipeline.buckets import is_bucket, split_bucket
 from pipeline.errors import UsageError
 from pipeline.output.layout import ENTRIES, MANIFEST, OLD_MANIFEST, PARTS
-from pipeline.source.names import as_url, in_archive, is_url, member_name, without_secrets
+from pipeline.source.names import as_url, in_archive, is_url, is_web, member_name, without_secrets
 from pipeline.source.opening import reason, refuse_irregular
 from pipeline.source.remote.bucket import objects_below, objects_in, state_of_object
 from pipeline.source.remote.driver import driver, listed_state, why
 from pipeline.source.remote.file import REQUESTS
 from pipeline.source.remote.open import open_remote
 from pipeline.source.remote.origin import State
-from pipeline.source.remote.web import is_web
 from pipeline.threads import threads
 
 Problem = tuple[str, str]

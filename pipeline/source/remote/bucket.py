@@ -28,7 +28,7 @@ class BucketObject(Origin):
 
     def get(self, start: int, stop: int) -> memoryview:
         options: Any = {"range": (start, stop)}
-        if self.state.modified.endswith('"'):
+        if self.state.modified.startswith('"'):  # a time is none, nor is a weak tag, which no request may ask for
             options["if_match"] = self.state.modified
 
         def request() -> memoryview:
@@ -96,4 +96,7 @@ def objects_in(bucket: str, folder: str, endpoint: str | None) -> tuple[list[tup
 
 
 def _state_in(about: Any) -> State:
-    return State(about["size"], about["e_tag"] or about["last_modified"].isoformat())
+    tag = about["e_tag"] or about["last_modified"].isoformat()
+    if about["e_tag"] and not tag.startswith(("W/", '"')):
+        tag = f'"{tag}"'  # Azure lists tags without the quotes that they have in its other answers
+    return State(about["size"], tag)

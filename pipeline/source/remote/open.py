@@ -5,11 +5,11 @@ from __future__ import annotations
 from pipeline.bucket_errors import PATIENCE
 from pipeline.buckets import is_bucket
 from pipeline.errors import UsageError
+from pipeline.source.names import is_web
 from pipeline.source.remote.bucket import BucketObject, state_of_object
 from pipeline.source.remote.driver import DriverFile, state_by_driver
 from pipeline.source.remote.file import RemoteFile
 from pipeline.source.remote.origin import Origin, State
-from pipeline.source.remote.web import WebFile, is_web
 
 
 def open_remote(
@@ -28,6 +28,8 @@ def open_remote(
     if is_bucket(url):
         origin = _object(url, expected, endpoint)
     elif is_web(url):
+        from pipeline.source.remote.web import WebFile  # urllib3 takes long to import
+
         origin = WebFile(url, ranges, expected)
     else:
         origin = DriverFile(url)

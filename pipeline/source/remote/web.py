@@ -29,10 +29,6 @@ _RANGE = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
 _Result = TypeVar("_Result")
 
 
-def is_web(url: str) -> bool:
-    return url.startswith(("http://", "https://"))
-
-
 class WebFile(Origin):
     """A file by its address. ranges, expected: as they were found before, which spares a request; None to ask for them.
 
