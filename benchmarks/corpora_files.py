@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import zstandard
+from backports import zstd
 
 from benchmarks.articles import ag_news_texts
 from pipeline.threads import available_cores
@@ -153,7 +153,7 @@ def _compressed(file: Path) -> Iterator[BinaryIO]:
         with gzip.open(file, "wb", 6) as stream:
             yield cast(BinaryIO, stream)
     elif file.suffix == ".zst":
-        with open(file, "wb") as raw, zstandard.ZstdCompressor(3).stream_writer(raw) as stream:
+        with zstd.open(file, "wb", level=3) as stream:
             yield cast(BinaryIO, stream)
     else:
         with open(file, "wb") as stream:

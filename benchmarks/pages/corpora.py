@@ -1,4 +1,4 @@
-"""The section of docs/scaling.md on real corpora: whole jobs by kind of input, beside the engine and the reader alone."""
+"""The section of docs/scaling.md on real corpora: whole jobs by kind of input, beside engine and reader alone."""
 
 from __future__ import annotations
 
