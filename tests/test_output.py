@@ -33,7 +33,12 @@ def test_a_folder_that_an_earlier_build_of_this_version_wrote_is_whole() -> None
 
 def test_what_is_kept_of_a_job_is_what_its_schema_says() -> None:
     folder, schema = GOLDEN / "output-v4", json_schema()
-    files = {"Manifest": "_manifest.json", "Claim": "_claim.json", "SavedPlan": "_plan.json", "Entry": "_entries/part-*"}
+    files = {
+        "Manifest": "_manifest.json",
+        "Claim": "_claim.json",
+        "SavedPlan": "_plan.json",
+        "Entry": "_entries/part-*",
+    }
     files["ClosingEntry"] = "_entries/group-*"
     for name, pattern in files.items():
         found = list(folder.glob(pattern))
