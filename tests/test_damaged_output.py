@@ -35,8 +35,8 @@ ROWS = 68
 
 
 class Finished(NamedTuple):
-    """A finished job over a large CSV, a compressed CSV, a small CSV without rows and a large Parquet file, so that each
-    is a group of its own.
+    """A finished job over a large CSV, a compressed one, a small one without rows and a large Parquet file, so that each
+    is a group.
 
     run: takes the output folder and options. files: what its folder held.
     """
