@@ -24,8 +24,9 @@ each GPU should get ten chunks or more, or too many GPUs are idle during the las
 
     rows in a chunk  <=  articles / (10 x GPUs)
 
-Between the two, larger chunks only cost memory: a worker holds a few at a time. A chunk is also cut at 64 MB of text
-(some 280,000 AG News articles), so sizes beyond that help with short texts only. The default on a GPU, 131,072 rows,
+Between the two, larger chunks only cost memory: a worker holds a few at a time. A chunk is also cut at 64 MiB of
+what is kept of its texts (some 280,000 AG News articles, or 52,000 long ones), so sizes beyond that help with short
+texts only. The default on a GPU, 131,072 rows,
 suits up to {default:,.0f} GPUs by this rule. `--chunk-size` sets another.
 
 Parquet is decoded one row group at a time. Where a row group holds several chunks, every worker that reads one of them
