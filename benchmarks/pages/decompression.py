@@ -13,7 +13,7 @@ HEAD = """# How compressed files are read
 The figures come from `benchmarks/results/decompression.json`; `python -m benchmarks.decompression` takes them, and
 `python -m benchmarks.pages` makes this page from it. The text is AG News as JSON Lines: an article a line ("short"),
 and 20 joined, 5 KB ("long"). Rates are MB of decompressed content a second, from files in the page cache, the best of
-three rounds. "All" is one thread on each core, each with a file of its own.
+two rounds. "One core" counts seconds of processor time; "all" is one thread on each core by the clock.
 
 ## By one core, and by one thread on each
 
