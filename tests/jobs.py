@@ -30,6 +30,11 @@ def run_undisturbed(model: Path, folder: Path, rows: int, chunk_size: int) -> tu
     return arguments, folder / "undisturbed"
 
 
+def resumed(source: Path, model: Path, url: str, endpoint: str) -> None:
+    """A job in a bucket, begun or continued: for a process of its own."""
+    classify(source, url, endpoint=endpoint, model=model, chunk_size=6, resume=True)
+
+
 def spans_of(out: Path) -> list[dict]:
     """The spans of a folder's last run."""
     record = max((out / "_runs").glob("*.spans.arrow"), key=lambda file: file.stat().st_mtime)

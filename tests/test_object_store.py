@@ -20,7 +20,7 @@ import pyarrow.fs as fs
 import pytest
 from conftest import Command
 from distributed import Client
-from moto.server import ThreadedMotoServer
+from jobs import resumed
 from s3 import BUCKET, KEYS, READER, Decide, Fault, Folder, Proxy, make_bucket
 from test_racing_jobs import Once
 
@@ -184,11 +184,6 @@ def test_an_outage_costs_its_time_and_no_more(run: Run, s3: Folder, proxy: Proxy
     assert s3.contents() == on_disk
 
 
-def _job(source: Path, model: Path, url: str, endpoint: str) -> None:
-    """In a process of its own."""
-    classify(source, url, endpoint=endpoint, model=model, chunk_size=6, resume=True)
-
-
 def _kill_at(process: ForkServerProcess, step: str) -> Decide:
     """Kill it once an object of such a name was written; nothing that it sends after that arrives."""
 
@@ -205,10 +200,10 @@ def test_a_job_that_is_killed_after_any_write_is_whole_in_the_end(
 ) -> None:
     """One run after the other, each killed as soon as the server has carried out a write of the next kind."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["pipeline.job", "cluster.local", __name__])  # which then take no time
-    steps = ["_claim.json", "_plan.json", "parts/part", "_entries/part", "_manifest.json"]
+    processes.set_forkserver_preload(["jobs", "pipeline.job", "cluster.local"])  # which then take no time
+    steps = ["_claim.json", "parts/part", "_entries/part", "_manifest.json"]
     for number, step in enumerate(steps):
-        process = processes.Process(target=_job, args=(source, small_model_file, s3.url, proxy.url))
+        process = processes.Process(target=resumed, args=(source, small_model_file, s3.url, proxy.url))
         proxy.decide = _kill_at(process, step)
         process.start()
         process.join(60)
@@ -225,6 +220,8 @@ def test_a_job_that_is_killed_after_any_write_is_whole_in_the_end(
 @pytest.fixture
 def careless(tmp_path: Path) -> Iterator[str]:
     """The URL of a server that ignores conditions on writes: moto's, which sees none of them."""
+    from moto.server import ThreadedMotoServer  # a second
+
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()
     proxy = Proxy("http://{}:{}".format(*moto.get_host_and_port()))

@@ -51,9 +51,9 @@ reset or silent) are repeated for five minutes with growing pauses of at most fi
 
 `tests/test_object_store.py` runs jobs against a real S3 server (SeaweedFS 4.48): eight racing creates, and eight racing
 updates, had one winner in 20 of 20 rounds each. A proxy drops, resets, delays and refuses requests, and loses answers
-to writes that were carried out; processes are killed (SIGKILL) after each kind of write; jobs race for a folder, and
-overwrite each other's. Every output is byte for byte that of the same job on disk. moto 5.2 keeps to the conditions,
-too. AWS S3, Google Cloud Storage and Azure document them; they were not tried.
+to writes that were carried out; processes are killed (SIGKILL) after writes of claim, part, entry and totals; jobs race
+for a folder, and overwrite each other's. Every output is byte for byte that of the same job on disk. moto 5.2 keeps to
+the conditions, too. AWS S3, Google Cloud Storage and Azure document them; they were not tried.
 """
 
 _SECTIONS = {
