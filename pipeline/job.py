@@ -221,7 +221,7 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Plan
         )
         data = request.folder.plan()
         if data is not None:
-            saved = plan_from(data, prepared.found, asked, settings.chunk_size, path, settings.limit)
+            saved = plan_from(data, prepared.found.found, asked, settings.chunk_size, path, settings.limit)
     job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner, options.limit)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")

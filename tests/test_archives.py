@@ -97,9 +97,10 @@ BOMB = """
 import sys
 from pathlib import Path
 from pipeline.source.inputs import identify, open_input
+from pipeline.source.read import chunks_here
 from pipeline.source.chunk import Selection
 given = identify(sys.argv[1], 70, 1014, whole_hash=False, by_content=False)
-rows = sum(source.chunk.rows_read for source in open_input(given, Selection(), 131_072).chunks(()))
+rows = sum(chunk.rows_read for chunk in chunks_here(open_input(given, Selection(), 131_072)))
 print(rows, int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10)
 """
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -17,6 +16,7 @@ import pytest
 from conftest import ROOT
 from distributed import Client
 from pyarrow import feather
+from reading import found, read_files, read_split
 
 import pipeline
 from pipeline.errors import BroadsheetError
@@ -24,9 +24,9 @@ from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Chunk, Selection, concat
 from pipeline.source.files import find_files
 from pipeline.source.inputs import identify, open_input
-from pipeline.source.limits import Limits
-from pipeline.source.plan import Plan, plan_files
-from pipeline.source.read import chunks_here, read_unit
+from pipeline.source.limits import LIMITS, Limits
+from pipeline.source.plan import Plan
+from pipeline.source.read import chunks_here
 
 TEXTS = [f"article {i} é" if i % 7 else None for i in range(1000)]
 TABLE = pa.table({"id": pa.array(range(1000), pa.int32()), "text": TEXTS, "kind": ["a", "bb"] * 500})
@@ -61,15 +61,10 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 def read(path: Path, limits: Limits | None = None, chunk_rows: int = 128) -> tuple[Chunk, Plan, list[int]]:
-    found = find_files([str(path)], 70, 1014)
-    assert not found.problems
-    given = found.found
-    if limits:
-        given = tuple(f.__class__(**{**vars(f), "format": replace(f.format, limits=limits)}) for f in given)
-    plan = plan_files(given, Selection(text=("text",), kept=("id", "kind")), chunk_rows)
-    assert not plan.problems
-    chunks = [read_unit(unit, plan.selection) for unit in plan.units]
-    return concat(chunks), plan, [chunk.rows_read for chunk in chunks]
+    selection = Selection(text=("text",), kept=("id", "kind"))
+    result = read_split(found([path], limits or LIMITS), selection, chunk_rows)
+    assert not result.messages
+    return concat(result.chunks), result.plan, [chunk.rows_read for chunk in result.chunks]
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -107,19 +102,19 @@ def test_a_saved_dataset_is_read_by_its_shards_and_splits(client: Client, small_
     assert resumed.rows_written == 2500
     both = datasets.DatasetDict(train=rows.select(range(10)), test=rows.select(range(5)))
     both.save_to_disk(tmp_path / "splits")
-    found = find_files([str(tmp_path / "splits")], 70, 1014)
-    assert [Path(f.path).parent.name for f in found.found] == ["test", "train"]
-    assert not found.left_out
+    split = find_files([str(tmp_path / "splits")], 70, 1014)
+    assert [Path(f.path).parent.name for f in split.found] == ["test", "train"]
+    assert not split.left_out
 
 
 def test_a_stream_that_is_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     write_stream(tmp_path / "f.arrow")
     whole = (tmp_path / "f.arrow").read_bytes()
     (tmp_path / "f.arrow").write_bytes(whole[: len(whole) // 2])
-    plan = plan_files(find_files([str(tmp_path)], 70, 1014).found, Selection(), 1000)
-    assert "cut off or damaged at byte" in plan.problems[0][1]
-    (unit,) = plan.units
-    assert read_unit(unit, plan.selection).rows_read in range(90, 1000, 90)
+    for read_as in (read_files, read_split):
+        result = read_as(found([tmp_path]), Selection(), 1000)
+        assert "cut off or damaged at byte" in result.messages[0]
+        assert sum(chunk.rows_read for chunk in result.chunks) in range(90, 1000, 90)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +128,8 @@ def test_a_stream_that_is_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
 )
 def test_what_is_no_arrow_file_is_said(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(data)
-    found = find_files([str(tmp_path / name)], 70, 1014)
-    plan = plan_files(found.found, Selection(), 1000)
-    (problem,) = [*found.problems, *plan.problems]
-    assert message in problem[1]
+    (problem,) = read_files(found([tmp_path / name]), Selection(), 1000).messages
+    assert message in problem
 
 
 def bombs(folder: Path) -> None:
@@ -160,13 +153,11 @@ BOMB = """
 import sys
 from pathlib import Path
 from pipeline.source.chunk import Selection
-from pipeline.source.files import find_files
-from pipeline.source.plan import plan_files
-from pipeline.source.read import read_unit
-files = find_files([sys.argv[1]], 70, 123).found
-plan = plan_files(files, Selection(), 20_000)
-rows = [read_unit(unit, plan.selection) for unit in plan.units]
-print([p for _, p in plan.problems])
+sys.path.insert(0, "tests")
+from reading import found, read_files
+result = read_files(found([sys.argv[1]]), Selection(reads=123), 20_000)
+rows = [chunk for chunk in result.chunks if len(chunk)]
+print(result.messages)
 mebibytes = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10
 print([(len(chunk), chunk.n_chars.max().item()) for chunk in rows], mebibytes)
 """

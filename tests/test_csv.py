@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +11,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from reading import found, read_split
 
 from pipeline.source.chunk import Chunk, Selection, concat
-from pipeline.source.files import find_files
 from pipeline.source.formats.csv import Dialect
 from pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
 from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.plan import plan_files
-from pipeline.source.read import read_unit
 from pipeline.source.records import read_records, split_lines
-from pipeline.source.scan import SEGMENT_BYTES, threads_scanner
+from pipeline.source.scan import SEGMENT_BYTES
 
 TWO = Selection(text=("text",), kept=("id",))
 
@@ -29,10 +26,7 @@ TWO = Selection(text=("text",), kept=("id",))
 def read_all(
     path: Path, selection: Selection, chunk_rows: int, limits: Limits = LIMITS, segment: int = SEGMENT_BYTES
 ) -> list[Chunk]:
-    (file,) = find_files([str(path)], 70, 1014).found
-    with threads_scanner(segment) as scanner:
-        plan = plan_files([replace(file, format=replace(file.format, limits=limits))], selection, chunk_rows, scanner)
-    return [read_unit(unit, plan.selection) for unit in plan.units]
+    return read_split(found([path], limits), selection, chunk_rows, segment).chunks
 
 
 def plain_parse(data: bytes, fields: int) -> tuple[list[list[bytes]], list[tuple[int, int]]]:

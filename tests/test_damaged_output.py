@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import random
 import resource
 import shutil
 import socket
@@ -34,7 +35,7 @@ ROWS = 68
 
 
 class Finished(NamedTuple):
-    """A finished job over a CSV, a compressed CSV that the client reads, a CSV without rows and a Parquet file.
+    """A finished job over a large CSV, a compressed one, one without rows and a large Parquet file: four groups.
 
     run: takes the output folder and options. files: what its folder held.
     """
@@ -51,11 +52,12 @@ class Finished(NamedTuple):
 @pytest.fixture(scope="module")
 def undisturbed(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("job")
-    lines = "".join(f"line {i}\n" for i in range(25))
+    texts = [f"{kind} {i} {random.Random(i).randbytes(3000).hex()}" for kind in ("line", "row") for i in range(25)]
+    lines = "".join(f"{text}\n" for text in texts[:25])
     (folder / "a.csv").write_text("text\n" + lines + "one,too many\n")
     (folder / "b.csv.gz").write_bytes(gzip.compress(f"text\n{lines}".encode(), mtime=0))
     (folder / "c.csv").write_text("text\n")
-    pq.write_table(pa.table({"text": [f"row {i}" for i in range(17)]}), folder / "d.parquet", row_group_size=6)
+    pq.write_table(pa.table({"text": texts[25:42]}), folder / "d.parquet", row_group_size=6)
     source = Paths([str(file) for file in sorted(folder.iterdir())])
     run = partial(classify, source, model=small_model, client=client, chunk_size=10)
     report = run(folder / "out")
@@ -136,7 +138,7 @@ def test_entries_of_another_job_do_not_count(job: Finished) -> None:
     assert contents(job.out) == job.files
 
 
-@pytest.mark.parametrize("name", ["part-000001-0000001", "file-000001"])
+@pytest.mark.parametrize("name", ["part-000001-0000001", "group-000001"])
 def test_a_missing_entry_of_what_was_counted_as_it_was_read_is_noticed(job: Finished, name: str) -> None:
     if name.startswith("part"):
         take_away(job, name)
@@ -237,21 +239,16 @@ def test_what_verify_calls_damaged_resume_repairs(job: Finished, kinds: list[str
 
 
 PLANS: dict[str, Callable[[Any], object]] = {
-    "escaped": lambda plan: plan["units"][0].update(name="../../escaped"),
-    "renamed": lambda plan: plan["units"][0].update(name="part-000000-0000007"),
-    "deleted": lambda plan: plan["units"].pop(1),
-    "the last one deleted": lambda plan: plan["units"].pop(2),
-    "the last row group deleted": lambda plan: plan["units"].pop(),
-    "a stream deleted": lambda plan: plan["units"].pop(3),
-    "all deleted": lambda plan: plan.update(units=[]),
-    "doubled": lambda plan: plan["units"].insert(1, plan["units"][1]),
-    "out of order": lambda plan: plan["units"].reverse(),
-    "of no file": lambda plan: plan["units"][3].update(file=9),
-    "shorter": lambda plan: plan["units"][1]["fragments"][0].__setitem__(4, 9),
-    "begun later": lambda plan: plan["units"][0]["fragments"][0].__setitem__(1, 12),
-    "columns": lambda plan: plan["columns"].__setitem__(0, ["label"]),
+    "a file renamed": lambda plan: plan["files"][1].__setitem__(0, "/escaped.csv"),
+    "a file of another size": lambda plan: plan["files"][0].__setitem__(1, 7),
+    "a file deleted": lambda plan: plan.update(files=plan["files"][:3], groups=[1, 1, 1]),
+    "files out of order": lambda plan: plan["files"].reverse(),
+    "groups put together": lambda plan: plan.update(groups=[2, 2]),
+    "groups of fewer files": lambda plan: plan.update(groups=[1, 1]),
+    "of no file": lambda plan: plan.update(first=9),
+    "chunk size": lambda plan: plan.update(chunk_rows=9),
     "selection": lambda plan: plan["selection"].update(text=[]),
-    "id types": lambda plan: plan["selection"].update(id_types="ffff"),
+    "kept types": lambda plan: plan["selection"].update(kept_types="ffff"),
 }
 
 
@@ -270,7 +267,8 @@ def test_the_input_tells_what_a_wholly_forged_folder_does_not(undisturbed: Finis
     told = CliRunner().invoke(app, ["verify", str(job.out), "--input"])
     assert f"whole. 9 chunks; {ROWS} rows read" in told.output, told.output
     take_away(job, "part-000003-0000002")
-    forge_plan(job.out, lambda plan: plan["units"].pop())
+    end = job.one("_entries/group-000003-*")
+    changed(end, lambda entry: entry.update(chunks=2, files=[[entry["files"][0][0], 12]]))
     assert verify(job.out).rows_read == 63
     with pytest.raises(SourceError, match=r"d\.parquet has 17 rows, 12 are in the output"):
         verify(job.out, input=True)
@@ -378,7 +376,8 @@ RECORDS = [
     "_claim",
     "_entries/part-000000-0000001",
     "_entries/part-000001-0000002",
-    "_entries/file",
+    "_entries/group-000000",
+    "_entries/group-000001",
 ]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["../../x", "\0"]),

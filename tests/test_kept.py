@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import CommandHere
 from distributed import Client
+from reading import found, read_files
 
 import pipeline
 from pipeline import UsageError, classify, verify
@@ -22,8 +23,7 @@ from pipeline.model.charcnn import Model
 from pipeline.output.saved_plan import plan_bytes, plan_from
 from pipeline.report.job import Progress
 from pipeline.source.chunk import Selection
-from pipeline.source.files import find_files
-from pipeline.source.kept import common_type, copied
+from pipeline.source.kept import copied, is_held_by
 from pipeline.source.plan import plan_files
 
 COLUMNS = {
@@ -92,16 +92,18 @@ def write_mixed(folder: Path) -> None:
     (folder / "4.parquet").write_bytes(b"PAR1 and no more")
 
 
-def test_ids_of_different_types_leave_no_file_out(client: Client, small_model: Model, tmp_path: Path) -> None:
+def test_ids_of_different_types_fit_the_strings_of_the_first_file(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
     write_mixed(tmp_path / "in")
-    (tmp_path / "in" / "5.csv").write_text("text,id,w,n\ne,5,five,\n")
+    (tmp_path / "in" / "0.csv").write_text("text,id,w,n\ne,5,five,\n")
     (tmp_path / "in" / "6.jsonl").write_text('{"text": "f"}\n{"text": "g", "id": 6, "n": null, "w": [1]}\n{"id": 1}\n')
     job = {"model": small_model, "client": client, "id_column": "id", "keep": ["n", "w"], "chunk_size": 3}
     report = classify(tmp_path / "in", tmp_path / "out", **job)
     rows = report.to_arrow()
-    assert rows["id"].to_pylist() == ["1", "2", "x", "y", "5", None, "6"]
-    assert rows["n"].to_pylist() == ["1", "2", "3", "4", "", None, None]
-    assert rows["w"].to_pylist() == ["1", "0.5", None, None, "five", None, "[1]"]
+    assert rows["id"].to_pylist() == ["5", "1", "2", "x", "y", None, "6"]
+    assert rows["n"].to_pylist() == ["", "1", "2", "3", "4", None, None]
+    assert rows["w"].to_pylist() == ["five", "1", "0.5", None, None, None, "[1]"]
     assert report.quarantine()["reason"].to_pylist() == ["no key 'text'"]
     assert report.exit_code == 3
     messages = dict(report.tally.problems)
@@ -121,6 +123,8 @@ def test_types_that_all_files_share_stay_and_integers_stay_numbers(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
     write_mixed(tmp_path / "in")
+    short = {"id": pa.array([3, 4], pa.int8()), "text": ["c", "d"], "n": pa.array([3, 4], pa.int16())}
+    pq.write_table(pa.table(short), tmp_path / "in" / "2.parquet")
     job = {"model": small_model, "client": client, "keep_all": True, "id_column": "n"}
     report = classify(pipeline.Paths([str(tmp_path / "in" / name) for name in ("1.parquet", "2.parquet")]), **job)
     assert report.to_arrow().schema.names[2:6] == ["n", "id", "text", "w"]
@@ -176,24 +180,32 @@ def test_values_become_text_one_by_one(values: pa.Array, text: list[str | None])
     assert [copied(values.slice(i, 1), pa.string()).to_pylist()[0] for i in range(len(values))] == text
 
 
-def test_the_type_of_a_column_over_files() -> None:
+def test_the_first_file_decides_the_types_and_others_must_fit(tmp_path: Path) -> None:
     category = pa.dictionary(pa.int32(), pa.string())
-    assert common_type([pa.int8(), pa.uint32(), pa.null()]) == pa.int64()
-    assert common_type([pa.int64(), pa.uint64()]) == pa.string()
-    assert common_type([pa.int64(), pa.float64()]) == pa.string()
-    assert common_type([category, category]) == category
-    assert common_type([category, pa.string()]) == pa.string()
-    assert common_type([pa.null()]) == pa.string()
+    for kind, other, holds in (
+        (pa.string(), pa.int64(), True), (category, pa.string(), True), (pa.int64(), pa.uint32(), True),
+        (pa.int64(), pa.uint64(), False), (pa.uint64(), pa.int8(), False), (pa.int8(), pa.int64(), False),
+        (pa.float64(), pa.float32(), True), (pa.float64(), pa.int64(), False), (pa.int8(), pa.null(), True),
+        (pa.date32(), pa.string(), False),
+    ):  # fmt: skip
+        assert is_held_by(kind, other) is holds, (kind, other)
+    for name, ids in (("a", pa.array([1], pa.int64())), ("b", pa.array([2], pa.int8())), ("c", pa.array(["x"]))):
+        pq.write_table(pa.table({"text": [name], "id": ids}), tmp_path / f"{name}.parquet")
+    result = read_files(found([tmp_path]), Selection(kept=("id",)), 10)
+    assert result.chunks[0].rows.column("id").to_pylist() == [1, 2]
+    (message,) = result.messages
+    assert "c.parquet: the column 'id' holds string, in " in message
+    assert "a.parquet int64: name a file first in which it holds strings, or do not keep it" in message
 
 
 def test_a_saved_plan_has_the_types_that_the_files_give(tmp_path: Path) -> None:
     write_mixed(tmp_path / "in")
-    found = find_files([str(tmp_path / "in")], 70, 1014).found
+    files = found([tmp_path / "in"])
     asked = Selection(kept=("id",), keep_all=True)
-    plan = plan_files(found, asked, 10)
+    plan = plan_files(files, asked, 10)
     assert plan.selection.kept == ("id", "text", "n", "w")
-    assert plan.selection.kept_types == (pa.string(), pa.string(), pa.int64(), pa.float64())
-    assert plan_from(plan_bytes(plan), found, asked, 10, "plan") == plan
+    assert plan.selection.kept_types == (pa.int64(), pa.string(), pa.int64(), pa.float64())
+    assert plan_from(plan_bytes(plan), files, asked, 10, "plan") == plan
     forged = replace(plan, selection=replace(plan.selection, kept_types=(pa.string(),) * 4))
-    with pytest.raises(OutputError, match="the types of its kept columns are not those of the files"):
-        plan_from(plan_bytes(forged), found, asked, 10, "plan")
+    with pytest.raises(OutputError, match="its columns are not those of the job"):
+        plan_from(plan_bytes(forged), files, asked, 10, "plan")

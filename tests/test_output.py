@@ -27,13 +27,19 @@ GOLDEN = ROOT / "tests" / "data"
 
 
 def test_a_folder_that_an_earlier_build_of_this_version_wrote_is_whole() -> None:
-    totals = verify(GOLDEN / "output-v3")
+    totals = verify(GOLDEN / "output-v4")
     assert (totals.chunks, totals.rows_read, totals.rows_written, totals.rows_filtered) == (3, 5, 3, 1)
 
 
 def test_what_is_kept_of_a_job_is_what_its_schema_says() -> None:
-    folder, schema = GOLDEN / "output-v3", json_schema()
-    files = {"Manifest": "_manifest.json", "Claim": "_claim.json", "SavedPlan": "_plan.json", "Entry": "_entries/*"}
+    folder, schema = GOLDEN / "output-v4", json_schema()
+    files = {
+        "Manifest": "_manifest.json",
+        "Claim": "_claim.json",
+        "SavedPlan": "_plan.json",
+        "Entry": "_entries/part-*",
+    }
+    files["ClosingEntry"] = "_entries/group-*"
     for name, pattern in files.items():
         found = list(folder.glob(pattern))
         assert found
@@ -41,13 +47,13 @@ def test_what_is_kept_of_a_job_is_what_its_schema_says() -> None:
             jsonschema.validate(json.loads(file.read_text()), schema | {"$ref": f"#/$defs/{name}"})
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_folder_of_an_earlier_version_is_refused_by_name_and_can_be_replaced(
     client: Client, small_model: Model, tmp_path: Path, version: int
 ) -> None:
     """Of such a folder only what it is recognised by is kept."""
     old = shutil.copytree(GOLDEN / f"output-v{version}", tmp_path / "old")
-    with pytest.raises(OutputError, match=rf"an earlier version of broadsheet .+its format is {version}, this .+ is 3"):
+    with pytest.raises(OutputError, match=rf"an earlier version of broadsheet .+its format is {version}, this .+ is 4"):
         verify(old)
     (tmp_path / "in.csv").write_text("text\none\ntwo\n")
     job = {"model": small_model, "client": client}
@@ -62,13 +68,13 @@ def test_a_folder_of_an_earlier_version_is_refused_by_name_and_can_be_replaced(
 
 @pytest.fixture
 def golden(tmp_path: Path) -> Path:
-    return shutil.copytree(GOLDEN / "output-v3", tmp_path / "golden")
+    return shutil.copytree(GOLDEN / "output-v4", tmp_path / "golden")
 
 
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("_manifest.json", {"version": 4}, "is of version 4, this version of broadsheet reads version 3"),
+        ("_manifest.json", {"version": 5}, "is of version 5, this version of broadsheet reads version 4"),
         ("_manifest.json", {"plan": 7}, r"_manifest.json is damaged: .+\$\.plan"),
         ("_manifest.json", {"strange": 1}, "damaged: .+strange"),
         ("_entries/*-0000001-*", {"rows_read": -1}, r"damaged: .+\$\.rows_read"),
@@ -104,7 +110,7 @@ def test_a_job_that_was_about_to_be_replaced_is_not_resumed(client: Client, smal
     out, job = tmp_path / "out", {"model": small_model, "client": client}
     classify(["a", "b"], out, **job)
     (out / "_SUCCESS").unlink()
-    (out / "_claim.json").write_text('{"job": "0123456789abcdef", "version": 3}')  # as --overwrite begins
+    (out / "_claim.json").write_text('{"job": "0123456789abcdef", "version": 4}')  # as --overwrite begins
     with pytest.raises(UsageError, match=r"it was being overwritten\. Start again with overwrite=True"):
         classify(["a", "b"], out, resume=True, **job)
     (out / "_claim.json").unlink()
@@ -155,7 +161,7 @@ for thread in threads: thread.join()
 
 def test_the_first_entries_are_read_by_several_threads() -> None:
     """msgspec crashed where it prepared a type in two threads at once, in two of three such processes."""
-    folder = Path(__file__).with_name("data") / "output-v3"
+    folder = Path(__file__).with_name("data") / "output-v4"
     assert list(folder.glob("_entries/part-*.json"))
     for _ in range(4):
         subprocess.run([sys.executable, "-c", READ_AT_ONCE, folder], cwd=folder.parents[2], check=True)

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ import fsspec
 import pytest
 from distributed import Client, get_task_stream
 from jobs import Processes, start_scheduler, start_worker
+from reading import found, units_of
 
 from cluster import connect
 from cluster.scanner import _Workers, workers_scanner
 from pipeline.errors import BroadsheetError, SourceError
 from pipeline.source.chunk import Selection
-from pipeline.source.files import find_files
 from pipeline.source.formats.base import InputFile
 from pipeline.source.formats.csv import Csv
+from pipeline.source.group import GroupEnd
 from pipeline.source.inputs import identify, open_input
-from pipeline.source.plan import Plan, plan_files
+from pipeline.source.plan import Run, Unit, plan_files
 from pipeline.source.records import Split
 from pipeline.source.scan import Scanner, threads_scanner
 
@@ -42,9 +44,12 @@ def content() -> bytes:
     return b"id,text\n" + b"".join(rows)
 
 
-def planned(path: str, scanner: Scanner | None) -> Plan:
-    found = find_files([path], 70, 1014).found
-    return plan_files(found, COLUMNS, 1000, scanner)
+def planned(path: str, scanner: Scanner | None) -> list[Unit | Run]:
+    plan = plan_files(found([path]), COLUMNS, 1000)
+    with threads_scanner() as here:
+        units, ends = units_of(plan, scanner or here)
+    assert not any(end.problems for end in ends)
+    return units
 
 
 class Recorded:
@@ -65,9 +70,9 @@ class Recorded:
 def test_workers_find_what_threads_find(client: Client, content: bytes, tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_bytes(content)
     pool = Recorded(client)
-    found = planned(str(tmp_path / "f.csv"), Scanner(pool, 8, SEGMENT))
-    assert found == planned(str(tmp_path / "f.csv"), None)
-    assert sum(unit.rows for unit in found.units) == ROWS  # the open quote is one row, closed by the next
+    units = planned(str(tmp_path / "f.csv"), Scanner(pool, 8, SEGMENT))
+    assert units == planned(str(tmp_path / "f.csv"), None)
+    assert sum(unit.rows for unit in units) == ROWS  # the open quote is one row, closed by the next
     assert len(pool.asked) == -(-(len(content) - len(b"id,text\n")) // SEGMENT)
     assert not any(future.exception() for future in pool.asked)
 
@@ -83,8 +88,7 @@ def test_what_workers_do_not_see_is_scanned_here(client: Client, content: bytes)
 @pytest.fixture
 def file(content: bytes, tmp_path: Path) -> InputFile:
     (tmp_path / "f.csv").write_bytes(content)
-    (found,) = find_files([str(tmp_path / "f.csv")], 70, 1014).found
-    return found
+    return found([tmp_path / "f.csv"])[0]
 
 
 @pytest.fixture
@@ -151,8 +155,8 @@ def test_what_fails_on_workers_is_reported_and_done_here(
 
     with workers_scanner(client, least=2, segment=SEGMENT) as scanner:
         assert scanner is not None
-        found = [int(offset) for block in scanner.scan(file, 8, split) for offset in block.offsets]
-    assert found == list(begun(client, file))
+        offsets = [int(offset) for block in scanner.scan(file, 8, split) for offset in block.offsets]
+    assert offsets == list(begun(client, file))
     (warning,) = (record.getMessage() for record in caplog.records if record.name == "pipeline.source.scan")
     assert file.path in warning
     assert "a worker of another version" in warning
@@ -174,14 +178,18 @@ def test_files_of_a_segment_are_scanned_here(client: Client, tmp_path: Path) -> 
     assert not pool.asked
 
 
-def test_a_cluster_that_runs_plans_a_job_as_a_job_of_its_own_does(client: Client, tmp_path: Path) -> None:
-    (tmp_path / "f.csv").write_text("id,text\n" + "".join(f'{i},"article {i}"\n' for i in range(100)))
+def test_a_cluster_that_runs_finds_the_chunks_that_threads_find(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("id,text\n" + "".join(f'{i},"article {i}"\n' for i in range(9000)))
     given = identify(tmp_path / "f.csv", 70, 1014, whole_hash=False, by_content=False)
-    with get_task_stream(client) as tasks, workers_scanner(client, least=2, segment=500) as scanner:
-        by_workers = open_input(given, COLUMNS, 30, scanner=scanner)
+    ends: list[GroupEnd] = []
+    scanner = partial(workers_scanner, client, least=2, segment=50_000)
+    with get_task_stream(client) as tasks:
+        by_workers = list(open_input(given, COLUMNS, 300, scanner=scanner).chunks((), ends.append))
     assert len(tasks.data) > 1
-    assert by_workers.plan == open_input(given, COLUMNS, 30).plan
-    assert by_workers.rows == 100
+    assert by_workers == list(open_input(given, COLUMNS, 300).chunks((), ends.append))
+    assert len(by_workers) == 30
+    assert ends[0] == ends[1]
+    assert ends[0].files == ((str(tmp_path / "f.csv"), 9000),)
 
 
 def test_fewer_workers_leave_the_scan_to_threads_here(client: Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from reading import Read, found, read_files, read_split, units_of
 
-from pipeline.errors import SourceError, UsageError
+from pipeline.errors import OutputError, SourceError, UsageError
 from pipeline.output.saved_plan import plan_bytes, plan_from
 from pipeline.source.chunk import Chunk, Selection, concat, truth_indices
 from pipeline.source.files import find_files
-from pipeline.source.formats.base import InputFile, Stream
-from pipeline.source.inputs import Files, JobInput, identify, open_input
+from pipeline.source.group import Group, GroupEnd
+from pipeline.source.inputs import identify, open_input
 from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.plan import Unit, plan_files
+from pipeline.source.plan import Run, Unit, plan_files
 from pipeline.source.read import read_unit
+from pipeline.source.scan import threads_scanner
 from pipeline.source.tables import of_table
 
 TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]
@@ -56,21 +59,12 @@ def write(folder: Path, kind: str, texts: list[str]) -> Path:
     return path
 
 
-def with_limits(found: tuple[InputFile, ...], limits: Limits) -> tuple[InputFile, ...]:
-    return tuple(replace(file, format=replace(file.format, limits=limits)) for file in found)
-
-
 def chunks_of(
-    inputs: list[Path], selection: Selection, chunk_rows: int, limits: Limits = LIMITS
-) -> tuple[JobInput, list[tuple[str, Chunk]]]:
-    given = identify([Path(p) for p in inputs], 70, 1014, whole_hash=False, by_content=False)
-    assert isinstance(given, Files)
-    job_input = open_input(replace(given, found=with_limits(given.found, limits)), selection, chunk_rows)
-    chunks = []
-    for source in job_input.chunks(()):
-        chunk = read_unit(source, job_input.selection) if isinstance(source, Unit) else source.chunk
-        chunks.append((source.name, chunk))
-    return job_input, chunks
+    inputs: list[Path], selection: Selection, chunk_rows: int, limits: Limits = LIMITS, large: bool = False
+) -> tuple[Read, list[tuple[str, Chunk]]]:
+    """What is read of files, and their chunks by name. large: as if each file were a large one."""
+    result = (read_split if large else read_files)(found(inputs, limits), selection, chunk_rows)
+    return result, list(zip(result.names, result.chunks, strict=True))
 
 
 KINDS = ["csv", "tsv", "jsonl", "txt", "parquet", "csv.gz", "csv.zst", "jsonl.gz", "txt.zst"]
@@ -78,11 +72,14 @@ KINDS = ["csv", "tsv", "jsonl", "txt", "parquet", "csv.gz", "csv.zst", "jsonl.gz
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk_rows", [64, 1000])
-def test_every_format_gives_the_same_rows(tmp_path: Path, kind: str, chunk_rows: int) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_every_format_gives_the_same_rows(tmp_path: Path, kind: str, chunk_rows: int, large: bool) -> None:
+    if large and "." in kind:
+        pytest.skip("it has one reader")
     path = write(tmp_path, kind, TEXTS)
     plain = kind.startswith("txt")
-    _, chunks = chunks_of([path], Selection(text=()) if plain else TEXT_AND_ID, chunk_rows)
-    assert [c.rows_read for _, c in chunks[:-1]] == [chunk_rows] * (len(chunks) - 1) or kind == "parquet"
+    _, chunks = chunks_of([path], Selection(text=()) if plain else TEXT_AND_ID, chunk_rows, large=large)
+    assert [c.rows_read for _, c in chunks[:-1]] == [chunk_rows] * (len(chunks) - 1) or (large and kind == "parquet")
     assert max(c.rows_read for _, c in chunks) <= chunk_rows
     assert [name for name, _ in chunks] == sorted(name for name, _ in chunks)
     texts = [t.decode() for _, c in chunks for t in c.text.to_pylist()]
@@ -93,17 +90,28 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, kind: str, chunk_rows:
         assert ids == (list(range(300)) if kind == "parquet" else [str(i) for i in range(300)])
 
 
-def test_a_large_compressed_file_is_one_stream(tmp_path: Path) -> None:
-    path = write(tmp_path, "csv.gz", TEXTS)
-    job_input, chunks = chunks_of([path], TEXT_AND_ID, 64, Limits(counted_bytes=100))
-    assert job_input.rows == 0
-    assert [name for name, _ in chunks] == [f"part-000000-{i:07d}" for i in range(5)]
-    assert [t.decode() for _, c in chunks for t in c.text.to_pylist()] == TEXTS
+def test_a_large_file_is_split_and_a_compressed_one_has_one_reader(tmp_path: Path) -> None:
+    texts = [f"article {i} of a large file" for i in range(4000)]
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(random.Random(0).randbytes(100_000)))
+    (tmp_path / "b.csv").write_bytes(as_csv(texts))
+    pq.write_table(pa.table({"id": range(4000), "text": texts}), tmp_path / "c.parquet", 1000, compression="none")
+    (tmp_path / "d.csv").write_bytes(as_csv(texts[:10]))
+    given = identify(tmp_path, 70, 1014, whole_hash=False, by_content=False)
+    ends: list[GroupEnd] = []
+    job_input = open_input(given, TEXT_AND_ID, 300)
+    assert (job_input.rows, job_input.bytes) == (0, sum(f.stat().st_size for f in tmp_path.iterdir()))
+    sources = list(job_input.chunks((), ends.append))
+    assert [type(source) for source in sources] == [Group] * 2 + [Run] * 4 + [Unit] * 14
+    assert [source.number for source in sources[:2]] == [0, 3]
+    assert [end.files[0][1] for end in ends] == [4000, 4000]
+    runs = [source for source in sources if isinstance(source, Run)]
+    assert [[unit.rows for unit in run.units] for run in runs] == [[300, 300, 300, 100]] * 4
+    done = {"group-000001", *(unit.name for run in runs[1:] for unit in run.units)}
+    assert [source.name for source in job_input.chunks(done)][2:] == ["part-000002-0000000"]
 
 
 @pytest.mark.parametrize("kind", ["csv.gz", "csv.zst"])
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_truncated_file_gives_all_that_is_readable(tmp_path: Path, kind: str, streamed: bool) -> None:
+def test_a_truncated_file_gives_all_that_is_readable(tmp_path: Path, kind: str) -> None:
     texts = [f"{np.random.default_rng(i).integers(1 << 60)} is article {i}" for i in range(4000)]
     path = tmp_path / f"f.{kind}"
     data = as_csv(texts)
@@ -116,12 +124,10 @@ def test_a_truncated_file_gives_all_that_is_readable(tmp_path: Path, kind: str, 
         readable = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
     whole = readable.count(b"\n") - 1
     assert 0 < whole < 4000
-    limits = Limits(counted_bytes=100) if streamed else LIMITS
-    _, chunks = chunks_of([path], TEXT_AND_ID, 500 if streamed else 10_000, limits)
+    result, chunks = chunks_of([path], TEXT_AND_ID, 500)
     assert [t.decode() for _, c in chunks for t in c.text.to_pylist()] == texts[:whole]
-    problems = {p for _, c in chunks for p in c.problems}
-    assert len(problems) == 1
-    assert f"cut off or damaged after {len(readable):,} decompressed bytes" in problems.pop()
+    (message,) = result.messages
+    assert f"cut off or damaged after {len(readable):,} decompressed bytes" in message
     aside = [b for _, c in chunks for b in c.quarantine.to_pylist()]
     if not readable.endswith(b"\n"):
         assert [b["row"] for b in aside] == [whole]
@@ -135,7 +141,7 @@ def test_small_files_share_chunks_and_large_ones_are_split(tmp_path: Path) -> No
     (tmp_path / "notes.md").write_text("no input of ours")
     (tmp_path / ".hidden.csv").write_bytes(as_csv(["never"]))
     _, chunks = chunks_of([tmp_path], TEXT_AND_ID, 120)
-    assert len(chunks) == 8
+    assert len(chunks) == 7
     texts = [t.decode() for _, c in chunks for t in c.text.to_pylist()]
     assert texts == [f"file {i} row {r}" for i in range(100) for r in range(3)] + [f"large {r}" for r in range(500)]
 
@@ -160,15 +166,11 @@ def test_a_glob_and_a_url_name_files(tmp_path: Path) -> None:
 
     for name in ("b.csv", "a.csv"):
         (tmp_path / name).write_bytes(as_csv([name]))
-    found = find_files([str(tmp_path / "*.csv")], 70, 1014).found
-    assert [Path(f.path).name for f in found] == ["a.csv", "b.csv"]
+    assert [Path(f.path).name for f in found([tmp_path / "*.csv"])] == ["a.csv", "b.csv"]
     with fsspec.open("memory://bucket/articles.csv", "wb") as stream:
         stream.write(as_csv(["in a bucket"]))
-    found = find_files(["memory://bucket/*.csv"], 70, 1014).found
-    plan = plan_files(found, TEXT_AND_ID, 10)
-    (unit,) = plan.units
-    assert isinstance(unit, Unit)
-    assert read_unit(unit, plan.selection).text.to_pylist() == [b"in a bucket"]
+    result = read_files(found(["memory://bucket/*.csv"]), TEXT_AND_ID, 10)
+    assert (result.texts, result.messages) == ([b"in a bucket"], [])
 
 
 def test_the_first_file_decides_the_columns(tmp_path: Path) -> None:
@@ -177,9 +179,11 @@ def test_the_first_file_decides_the_columns(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_bytes(b"id,body\n8,unread\n")
     (tmp_path / "d.csv").write_bytes(b"")
     (tmp_path / "e.parquet").write_bytes(b"PAR1 but no more")
-    job_input, chunks = chunks_of([tmp_path], TEXT_AND_ID, 10)
-    assert [t for _, c in chunks for t in c.text.to_pylist()] == [b"first", b"reordered"]
-    messages = {Path(path).name: message for path, message in job_input.problems}
+    result, _ = chunks_of([tmp_path], TEXT_AND_ID, 10)
+    assert result.texts == [b"first", b"reordered"]
+    (end,) = result.ends
+    messages = {Path(path).name: message for path, message in end.problems}
+    assert [Path(path).name for path, _ in end.unread] == ["c.csv", "d.csv", "e.parquet"]
     assert "was read by the columns" in messages["b.csv"]
     assert "no column 'text'" in messages["c.csv"]
     assert "it has: id, body" in messages["c.csv"]
@@ -206,9 +210,9 @@ def test_a_bad_first_record_costs_itself_alone(tmp_path: Path, name, data, heade
 
 def test_a_compressed_file_cut_before_its_first_row_is_reported(tmp_path: Path) -> None:
     (tmp_path / "f.csv.gz").write_bytes(gzip.compress(b"id,text\n")[:-4])
-    job_input, chunks = chunks_of([tmp_path / "f.csv.gz"], TEXT_AND_ID, 10)
+    result, chunks = chunks_of([tmp_path / "f.csv.gz"], TEXT_AND_ID, 10)
     assert sum(c.rows_read for _, c in chunks) == 0
-    assert "cut off or damaged" in job_input.problems[0][1]
+    assert "cut off or damaged" in result.messages[0]
 
 
 def test_an_output_folder_among_the_inputs_is_no_input(tmp_path: Path) -> None:
@@ -224,7 +228,7 @@ def test_an_output_folder_among_the_inputs_is_no_input(tmp_path: Path) -> None:
 def test_streams_of_long_articles_make_smaller_chunks(tmp_path: Path) -> None:
     path = tmp_path / "f.csv.gz"
     path.write_bytes(gzip.compress(as_csv(["x" * 4000] * 7)))
-    _, chunks = chunks_of([path], TEXT_AND_ID, 1000, Limits(counted_bytes=10, chunk_bytes=10_000))
+    _, chunks = chunks_of([path], TEXT_AND_ID, 1000, Limits(chunk_bytes=10_000))
     assert [len(c) for _, c in chunks] == [2, 2, 2, 1]
 
 
@@ -244,9 +248,9 @@ def test_truth_counts_from_one_unless_classes_are_numbers() -> None:
 
 def test_a_parquet_file_under_another_name_is_reported(tmp_path: Path) -> None:
     write(tmp_path, "parquet", TEXTS).rename(tmp_path / "articles.csv")
-    job_input, chunks = chunks_of([tmp_path / "articles.csv"], TEXT_AND_ID, 10)
+    result, chunks = chunks_of([tmp_path / "articles.csv"], TEXT_AND_ID, 10)
     assert not sum(c.rows_read for _, c in chunks)
-    assert "it is a parquet file" in job_input.problems[0][1]
+    assert "it is a parquet file" in result.messages[0]
 
 
 def test_a_missing_column_names_the_file_and_its_columns(tmp_path: Path) -> None:
@@ -290,23 +294,25 @@ def test_text_columns_are_joined_by_a_space_and_stripped(tmp_path: Path) -> None
 
 
 def test_a_plan_comes_back_from_json(tmp_path: Path) -> None:
-    found = find_files([str(write(tmp_path, "parquet", TEXTS))], 70, 1014).found
-    plan = plan_files(found, TEXT_AND_ID, 64)
-    assert plan_from(plan_bytes(plan), found, TEXT_AND_ID, 64, "plan") == plan
-    paths = [str(write(tmp_path, kind, TEXTS)) for kind in ("csv", "csv.gz", "jsonl")]
-    found = with_limits(find_files(paths, 70, 1014).found, Limits(counted_bytes=100))
-    plan = plan_files(found, TEXT_AND_ID, 64)
-    assert any(isinstance(unit, Stream) for unit in plan.units)
-    assert plan_from(plan_bytes(plan), found, TEXT_AND_ID, 64, "plan") == plan
+    (tmp_path / "0.csv").write_bytes(b"")
+    files = found([tmp_path / "0.csv", *(write(tmp_path, kind, TEXTS) for kind in ("parquet", "csv", "csv.gz"))])
+    plan = plan_files(files, TEXT_AND_ID, 64)
+    assert plan.first is not None
+    assert plan.first[0].endswith(".parquet")
+    assert plan_from(plan_bytes(plan), files, TEXT_AND_ID, 64, "plan") == plan
+    for asked, chunk_rows, what in ((Selection(), 64, "columns"), (TEXT_AND_ID, 65, "chunk size")):
+        with pytest.raises(OutputError, match=f"its {what} are not those of the job"):
+            plan_from(plan_bytes(plan), files, asked, chunk_rows, "plan")
 
 
 def test_a_file_that_changed_under_the_job_and_hides_it_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path, "csv", TEXTS)
-    found = find_files([str(path)], 70, 1014).found
-    plan = plan_files(found, TEXT_AND_ID, 64)
+    files = found([path])
+    with threads_scanner() as scanner:
+        plan = plan_files(files, TEXT_AND_ID, 64)
+        ((unit, *_), _) = units_of(plan, scanner)
     path.write_bytes(path.read_bytes().replace(b'article 5"\n', b'ar"\n6,"b5"\n'))
-    os.utime(path, ns=(0, int(found[0].modified)))
-    (unit, *_) = plan.units
+    os.utime(path, ns=(0, int(files[0].modified)))
     assert isinstance(unit, Unit)
     with pytest.raises(SourceError, match="changed while the job ran"):
         read_unit(unit, plan.selection)

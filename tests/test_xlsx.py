@@ -14,13 +14,13 @@ import pandas
 import pytest
 from conftest import ROOT
 from distributed import Client
+from reading import found, read_files
 
 import pipeline
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Selection
 from pipeline.source.files import find_files
-from pipeline.source.plan import plan_files
 
 ROWS = [
     ("an article", 1, datetime.datetime(2024, 1, 31), True, 0.1),
@@ -67,8 +67,8 @@ def test_the_first_sheet_is_read_as_text(client: Client, small_model: Model, tmp
 
 def test_other_sheets_are_named(tmp_path: Path) -> None:
     workbook(tmp_path / "b.xlsx", [("text",), ("one",)], others=2)
-    plan = plan_files(find_files([str(tmp_path)], 70, 1014).found, Selection(), 10)
-    assert "only its first sheet was read, not 'more 0', 'more 1'" in plan.problems[0][1]
+    (message,) = read_files(found([tmp_path]), Selection(), 10).messages
+    assert "only its first sheet was read, not 'more 0', 'more 1'" in message
 
 
 def test_without_openpyxl_and_for_an_old_workbook_there_is_a_remedy(tmp_path: Path) -> None:
@@ -102,6 +102,5 @@ def test_a_workbook_made_to_fill_memory_or_damaged_is_refused(
                 for _ in range(times if name == member else 1):
                     to.write(content if name == member else old.read(name))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    plan = plan_files(find_files([str(bad)], 70, 1014).found, Selection(), 10)
-    assert message in plan.problems[0][1]
+    assert message in read_files(found([bad]), Selection(), 10).messages[0]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10

@@ -69,18 +69,17 @@ def _of_group(
     if closing is None:
         yield Gap(f"{what} has no closing entry, which says how many chunks it has")
         return
-    if files is not None and [file.path for file in files] != [path for path, _ in closing.files]:
+    if files is not None and [file.path for file in files] != [p for p, rows in closing.files if rows is not None]:
         yield Gap(f"the closing entry of {what} has other files than the plan", group=number)
         return
-    rows = dict.fromkeys((path for path, _ in closing.files), 0)
-    counted = all(count is not None for _, count in closing.files)
+    rows = {path: 0 for path, count in closing.files if count is not None}
     for chunk in range(closing.chunks):
         name = part_name(number, chunk)
         entry = entries.pop(name, None)
         if entry is None:
             yield Gap(f"the chunk {name} of {what} has no entry", name)
             return  # where the next one should begin is not known
-        for path, first, count in entry.sources if counted else ():
+        for path, first, count in entry.sources if rows else ():
             if rows.get(path) != first:
                 yield Gap(f"the entry of {name} does not begin where the chunk before it ends, in {path}", name)
                 return

@@ -151,7 +151,7 @@ class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What identifies an input file. size: None where its server does not tell. modified: time in ns, or the equivalent
-    of a remote file system. digest: of its content, where the user asked for it.
+    of a remote file system. digest: of its content, where the user asked for it; of rows in memory, of these.
     """
 
     path: str

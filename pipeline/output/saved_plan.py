@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -42,7 +42,7 @@ def plan_bytes(plan: Plan) -> bytes:
 
 
 def plan_from(
-    data: bytes, found: Files, asked: Selection, chunk_rows: int, name: object, limit: int | None = None
+    data: bytes, found: Sequence[InputFile], asked: Selection, chunk_rows: int, name: object, limit: int | None = None
 ) -> Plan:
     """Load a plan over the files as found now. asked, chunk_rows, limit: what the job that is resumed was asked for.
 
@@ -52,7 +52,7 @@ def plan_from(
     saved = from_json(data, SavedPlan, name)
     try:
         check_plan(saved)
-        plan = plan_files(found.found, asked, chunk_rows, limit, saved.first or 0)
+        plan = plan_files(found, asked, chunk_rows, limit, saved.first or 0)
         same = {
             "files": saved.files == tuple(listed(plan.files)),
             "groups": saved.groups == plan.sizes,

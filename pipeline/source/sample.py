@@ -31,7 +31,10 @@ PLACES = 20
 """Where a sample is taken, at even distances."""
 
 _COUNTED_BYTES = 64 << 20
-"""So much is scanned to count rows. Of more input, rows are estimated."""
+"""So much is read to count rows. Of more input, rows are estimated."""
+
+_COUNTED_IN_ORDER = 8 << 20
+"""The same of a file that one core reads front to back."""
 
 _WINDOW_BYTES = 256 << 10
 _FRONT_BYTES = 1 << 20
@@ -71,17 +74,25 @@ def sample_input(given: Given, selection: Selection, rows: int, limit: int | Non
     found = bound(given.found, selection)
     by_rows = [file for file in found if file.format.seeks is Seek.ROWS]
     others = [file for file in found if file.format.seeks is not Seek.ROWS]
-    if limit is not None or (others and sum(file.stored for file in found) <= _COUNTED_BYTES):
+    if limit is not None:
         _count(sample, found, rows, limit)
-        by_rows, others = [], []
-    if by_rows:
-        _count_by_footer(sample, by_rows, rows // 2 if others else rows)
-    if others:
-        share = rows // 2 if sample.chunks else rows
-        if sum(file.stored for file in others) <= _COUNTED_BYTES:
-            _count(sample, others, share, None)
-        else:
-            _estimate(sample, others, share)
+        return _whole(sample)
+    few = sum(file.stored for file in others) <= _COUNTED_BYTES
+    counted = [file for file in others if few and not (file.front_to_back and file.stored > _COUNTED_IN_ORDER)]
+    estimated = [file for file in others if file not in counted]
+    parts = [
+        (count, files)
+        for count, files in ((_count_by_footer, by_rows), (_count, counted), (_estimate, estimated))
+        if files
+    ]
+    for number, (count, files) in enumerate(parts):
+        left = rows - sum(chunk.rows_read for chunk in sample.chunks)
+        count(sample, files, left // (len(parts) - number))
+    return _whole(sample)
+
+
+def _whole(sample: Sample) -> Sample:
+    """Raises SourceError where no file can be read."""
     if not sample.selection.text and not sample.chunks and sample.problems:
         raise SourceError(sample.problems[0])
     return sample
@@ -131,7 +142,7 @@ def _count_by_footer(sample: Sample, files: Sequence[InputFile], rows: int) -> N
         sample.chunks += few.file.format.read(few, selection)
 
 
-def _count(sample: Sample, files: Sequence[InputFile], rows: int, limit: int | None) -> None:
+def _count(sample: Sample, files: Sequence[InputFile], rows: int, limit: int | None = None) -> None:
     """Count the rows of files, and take a sample of them: they are read twice, and parsed only where the sample is."""
     plan = plan_files(files, sample.selection, _CHUNK_ROWS, limit)
     sample.selection = plan.selection
@@ -145,7 +156,7 @@ def _count(sample: Sample, files: Sequence[InputFile], rows: int, limit: int | N
                 chunks.append((group, found.name, sum(count for *_, count in found.sources)))
     chosen = {chunks[i][1]: chunks[i][0] for i in _even(len(chunks), 1)}
     each = _share({name: count for _, name, count in chunks if name in chosen}, rows)
-    for group in dict.fromkeys(chosen.values()):
+    for group in {group.number: group for group in chosen.values()}.values():
         for found in read_group(group, plan.selection, _CHUNK_ROWS, lambda name: name not in chosen):
             if isinstance(found, GroupChunk) and found.chunk is not None:
                 sample.chunks.append(first_rows(found.chunk, each[found.name]))
