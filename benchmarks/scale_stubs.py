@@ -103,7 +103,8 @@ def stub_job(running: Fleet, gpus: int, chunks: int, rows: int) -> dict[str, Any
     running.client.run(sleeper.settle, rows / ARTICLES_PER_SECOND, False)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "chunks.txt"
-        source.write_text("x\n" * (chunks + 1))
+        line = "x" * (1 + (64 << 10) // chunks) + "\n"  # in all above 64 KiB: a smaller file is read by one worker
+        source.write_text(line * (chunks + 1))
         moments, before, asked = Moments(), running.processor_seconds(), itertools.count()
         options = {"chunk_size": 1, "progress": moments, "stop": lambda: next(asked) == chunks}
         report = classify(str(source), f"{folder}/out", client=running.client, **options)

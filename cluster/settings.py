@@ -55,7 +55,9 @@ DASHBOARD_ADDRESS = "127.0.0.1:0"
 _OUR_LINK = "http://127.0.0.1:{port}/status"  # where it listens, or where a tunnel to it ends
 
 THREADS_PER_WORKER = 8
-"""Threads of a worker for reading and writing, which mostly wait; computing has an executor of its own."""
+"""Tasks of a worker at a time: so many groups of files are read side by side, each decompressed and split by a thread.
+Parsing, classifying and writing have threads of their own, so with these all of 16 cores have work.
+"""
 
 NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # their HTTP server starts even so
 WORKER_OPTIONS = ("--nthreads", str(THREADS_PER_WORKER), "--death-timeout", "120", *NO_DASHBOARD)

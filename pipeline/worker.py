@@ -17,8 +17,8 @@ from pipeline.source.read import read_group, read_run, read_unit
 from pipeline.telemetry.spans import WHERE, Place
 
 _MOST_CHUNKS = 16
-"""Chunks of groups and runs that a process holds with their text, whatever the number of tasks: of 64 MiB each at most,
-so 1 GiB. Half as many as threads would leave readers idle while their last chunk is classified and written.
+"""Chunks of groups and runs that a process holds at a time, whatever the number of tasks: of 64 MiB each at most, so
+1 GiB. Two for each task of a worker: one is read while another is classified and written.
 """
 
 

@@ -35,8 +35,7 @@ ROWS = 68
 
 
 class Finished(NamedTuple):
-    """A finished job over a large CSV, a compressed one, a small one without rows and a large Parquet file, so that each
-    is a group.
+    """A finished job over a large CSV, a compressed one, one without rows and a large Parquet file: four groups.
 
     run: takes the output folder and options. files: what its folder held.
     """

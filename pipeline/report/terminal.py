@@ -91,7 +91,7 @@ def _done(reach: Reach) -> str:
     if reach.rows_known:
         return f"{reach.rows:,} of {reach.rows_known:,}"
     known = decimal(reach.bytes_known) if reach.bytes_known else ""
-    share = f"{reach.share:.0%} of {known}" if reach.share and known else known
+    share = f"{reach.share:.0%} of {known}" if reach.share and known else f"of {known}" if known else ""
     return f"{reach.rows:,}" + (f" ({share})" if share else "")
 
 
