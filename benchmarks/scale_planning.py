@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from cluster import connect
 from cluster.scanner import workers_scanner
 from pipeline.source.chunk import Selection
 from pipeline.source.inputs import Paths, identify, open_input
-from pipeline.source.scan import MOST_THREADS
+from pipeline.source.scan import MOST_THREADS, threads_scanner
 from pipeline.threads import available_cores
 
 _COLUMNS = ("class", "title", "description")
@@ -37,7 +38,7 @@ def planning_part(
         for _ in range(-(-size // len(content))):
             file.write(content)
     result: dict[str, Any] = {"bytes": path.stat().st_size, "chunk_rows": _CHUNK_ROWS, "runs": []}
-    plans: dict[str, Any] = {}
+    found_units: dict[str, list[Any]] = {}
 
     def measure(by: str, count: int, client: Any) -> None:
         def plan() -> None:
@@ -45,16 +46,18 @@ def planning_part(
             with workers_scanner(client) if client else nullcontext() as scanner:
                 if client and scanner is None:
                     raise RuntimeError(f"{count} workers are too few to plan with")
-                plans[f"{by} {count}"] = open_input(found, _SELECTION, _CHUNK_ROWS, scanner=scanner)
+            scanner = partial(workers_scanner, client) if client else threads_scanner
+            job_input = open_input(found, _SELECTION, _CHUNK_ROWS, scanner=scanner)
+            found_units[f"{by} {count}"] = list(job_input.chunks(()))
 
         seconds = seconds_of(plan, _REPEATS + 1)[1:]
         median = statistics.median(seconds)
-        first, last = plans[next(iter(plans))], plans[f"{by} {count}"]
-        result["rows"] = last.rows
+        first, last = next(iter(found_units.values())), found_units[f"{by} {count}"]
+        result["rows"] = sum(unit.rows for unit in last)
         result["runs"].append({"by": by, "count": count, "seconds": seconds, "median_seconds": median})
         print(f"{by} {count}: {result['bytes'] / median / 1e9:.2f} GB/s", flush=True)
         keep(result)
-        if last.plan != first.plan:
+        if last != first:
             raise RuntimeError(f"{count} {by} planned otherwise than {result['runs'][0]['count']} threads")
 
     measure("threads", min(MOST_THREADS, available_cores()), None)

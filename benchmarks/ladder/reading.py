@@ -38,7 +38,7 @@ class FromFile:
         planned = open_input(source, Selection(("text",)), chunk_rows)
         self._selection = planned.selection
         self._units = [unit for unit in planned.chunks(()) if isinstance(unit, Unit)]
-        self.rows = planned.rows
+        self.rows = sum(unit.rows for unit in self._units)
 
     def _read(self, unit: Unit) -> Chunk:
         return read_unit(unit, self._selection)

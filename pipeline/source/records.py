@@ -104,6 +104,8 @@ def read_records(
             end = len(buffer) if end < 0 else end
             offset, buffer = offset + end, buffer[end:]
             skipping = b""
+        if not buffer:
+            continue
         found = split(buffer, final and failure is None)
         if len(found.starts) or found.problems:
             yield Records(buffer, found.starts, found.ends, found.starts + offset, found.problems)

@@ -26,6 +26,8 @@ from pipeline.source.formats.record_format import RecordFormat
 from pipeline.source.records import Records, Split, split_lines
 
 _BLANK = b" \t\r"
+_IS_BLANK = np.zeros(256, np.bool_)
+_IS_BLANK[list(_BLANK)] = True
 _OPEN_LIST, _OPEN, _CLOSE = b"[{}"
 _LF = 0x0A
 _NAMED = list(b"IN")
@@ -35,6 +37,9 @@ _DEEPEST = 200
 
 _LINES_WITH_KEYS = 100
 """So many first lines say which columns a file has."""
+
+_HEAD_BYTES = 64 << 10
+"""That usually hold these lines."""
 
 _SAMPLED, _DIGITS = 50, 43
 """Python rejects integers of more than 4,300 digits: such a run has 43 digits at steps of 50 bytes."""
@@ -53,7 +58,7 @@ class Jsonl(RecordFormat):
         lines = split_lines(buffer, final, self.limits)
         keep = lines.ends > lines.starts
         begin = np.frombuffer(buffer, np.uint8)[lines.starts[keep]]
-        for i in np.flatnonzero(keep)[np.isin(begin, list(_BLANK))]:
+        for i in np.flatnonzero(keep)[_IS_BLANK[begin]]:
             keep[i] = bool(buffer[lines.starts[i] : lines.ends[i]].strip(_BLANK))
         if keep.all():
             return lines
@@ -62,15 +67,25 @@ class Jsonl(RecordFormat):
         return Split(lines.starts[kept], lines.ends[kept], problems, lines.consumed, lines.overlong)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        """The keys of the first lines that are objects; else the selected columns: each row has its own keys."""
+        """The keys of the first lines that are objects, up to that by which all columns that are asked for are found;
+        where there is none, these columns: each row has its own keys.
+        """
         head = self.head(file)
-        found = self.split(head.data, head.final)
+        few = head.data[:_HEAD_BYTES]
+        found = self.split(few, head.final and len(few) == len(head.data))
+        if len(found.starts) < _LINES_WITH_KEYS:
+            found = self.split(head.data, head.final)
         if len(found.starts) and _is_array(head.data[found.starts[0] : found.ends[0]]):
             raise SourceError(
                 f"{file.path}: it holds a JSON array, not an object a line: convert it (jq -c '.[]' FILE > FILE.jsonl)"
             )
         lines = (head.data[s:e] for s, e in zip(found.starts, found.ends, strict=True))
-        keys = dict.fromkeys(key for line in islice(lines, _LINES_WITH_KEYS) for key in _keys_of(line))
+        keys: dict[str, None] = {}
+        asked = {*(selection.text or ("text",)), *selection.columns}
+        for line in islice(lines, _LINES_WITH_KEYS):
+            keys |= dict.fromkeys(_keys_of(line))
+            if not (selection.keep_all and not selection.kept_types) and keys.keys() >= asked:
+                break
         return Schema(tuple(keys) or selection.columns or ("text",), start=head.start, complete=False)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
