@@ -19,14 +19,17 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reading import found, read_files
+
 from pipeline.errors import InputChanged, SourceError
+from pipeline.source.chunk import Selection
 from pipeline.source.compression import COMPRESSIONS, Compression
 from pipeline.source.decompress import Damaged, Decompressed
 from pipeline.source.files import find_files
 from pipeline.source.formats.base import InputFile
 from pipeline.source.formats.registry import FORMATS
 from pipeline.source.one_core import how_it_is_read
-from pipeline.source.opening import open_at, open_location
+from pipeline.source.opening import open_at
 from pipeline.source.rapidgzip_reader import start
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -40,9 +43,15 @@ NAMES = sorted(COMPRESS)
 
 
 def described(path: Path, compression: str | None) -> InputFile:
-    with open_location(str(path)) as raw:
-        size, modified = raw.state()
-    return InputFile(str(path), FORMATS[".txt"], compression, size or 0, modified, "", str(path))
+    about = path.stat()
+    return InputFile(
+        path=str(path),
+        format=FORMATS[".txt"],
+        compression=compression,
+        size=about.st_size,
+        modified=str(about.st_mtime_ns),
+        location=str(path),
+    )
 
 
 def content(path: Path, compression: str | None, size: int = 1 << 20) -> tuple[bytes, str]:
@@ -180,9 +189,8 @@ def test_zstd_frames_are_decompressed_by_all_cores_in_order(tmp_path: Path, chan
 def test_a_file_is_read_as_what_it_is_whatever_its_name_says(tmp_path: Path, compression: str, named: str) -> None:
     path = tmp_path / f"f.txt{named}"
     path.write_bytes(COMPRESS[compression](b"an article\nanother\n"))
-    (file,) = find_files([str(path)], 70, 1014).found
-    with open_at(file) as stream:
-        assert stream.read(100) == b"an article\nanother\n"
+    read = read_files(found([path]), Selection(), 10)
+    assert (read.texts, read.messages) == ([b"an article", b"another"], [])
 
 
 @pytest.mark.parametrize("text", [b"BZh9 is how bzip2 begins\n", b"an article\n", "ÿþ latin\n".encode("latin-1")])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from pathlib import Path
 
@@ -14,12 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from reading import found, read_files, read_split
 
 from pipeline.source.chunk import Chunk, Selection, concat
-from pipeline.source.files import find_files
 from pipeline.source.formats.jsonl import Jsonl
-from pipeline.source.plan import plan_files
-from pipeline.source.read import read_unit
 from pipeline.source.records import read_records
 
 READS = 40
@@ -136,9 +135,8 @@ def test_all_formats_cut_texts_alike(tmp_path_factory: pytest.TempPathFactory, g
     out = io.StringIO(newline="")
     csv.writer(out, quoting=csv.QUOTE_ALL).writerows([["text"], *([t.decode(errors="surrogateescape")] for t in raw)])
     (folder / "e.csv").write_bytes(out.getvalue().encode(errors="surrogateescape"))
-    for path in sorted(folder.iterdir()):
-        plan = plan_files(find_files([str(path)], 70, READS).found, TEXT, rows)
-        chunk = concat([read_unit(unit, plan.selection) for unit in plan.units])
+    for path, read in itertools.product(sorted(folder.iterdir()), (read_files, read_split)):
+        chunk = concat(read(found([path]), TEXT, rows).chunks)
         assert found_in(chunk) == [(text[:READS], len(text)) for text in good], path.name
         bad = [i for i, text in enumerate(given) if isinstance(text, bytes)]
         assert chunk.quarantine.column("row").to_pylist() == bad, path.name
@@ -155,6 +153,5 @@ def test_long_rows_make_chunks_of_what_is_kept(tmp_path: Path) -> None:
     with open(path, "wb") as file:
         for _ in range(700):
             file.write(b'{"text": "%s"}\n' % (b"word " * 20_000))
-    found = find_files([str(path)], 70, 1014).found
-    read, whole = (len(plan_files(found, Selection(reads=reads), 131_072).units) for reads in (1014, 0))
-    assert (read, whole) == (1, 2)
+    read, whole = (read_files(found([path]), Selection(reads=reads), 131_072).chunks for reads in (1014, 0))
+    assert ([len(chunk) for chunk in read], len(whole)) == ([700], 2)

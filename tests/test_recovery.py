@@ -172,8 +172,10 @@ def test_resume_refuses_another_job_and_says_what_changed(
     refused("another model", model=model)
     before = source.stat()
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    refused(f"input {source} changed")
-    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    try:
+        refused(f": changed: {source}. Start again")
+    finally:
+        os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
     resume = [*arguments, "-o", out, "--resume"]
     run = broadsheet_in_process(*resume, env={"OPENBLAS_CORETYPE": "Prescott"})
     assert run.returncode == 2

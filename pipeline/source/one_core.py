@@ -29,9 +29,9 @@ def how_it_is_read(file: InputFile) -> str | None:
     compression = compression_of(head[:HEAD_BYTES], file.compression)
     if compression is None:
         return None
-    if rapidgzip_reader.pays(compression, file.size) and is_local:
+    if rapidgzip_reader.pays(compression, file.stored) and is_local:
         return None
-    if frames.pay(compression, file.size) and frames.can_be_cut(head):
+    if frames.pay(compression, file.stored) and frames.can_be_cut(head):
         return None
     what = "one zstd frame, or several large ones" if compression is frames.ZSTD else compression.name
     return f"{file.path}: {what}, read by one core ({_rate(head, compression):,.0f} MB/s){_remedy(compression)}"

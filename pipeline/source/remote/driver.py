@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from threading import Lock
 from typing import Any
 
@@ -71,7 +72,13 @@ def listed_state(info: dict[str, Any]) -> State:
     if info.get("type", "file") != "file":
         raise OSError(errno.EINVAL, f"it is of the type {info['type']!r}, not a regular file")
     size = None if info.get("size") is None else int(info["size"])
-    return State(size, next((str(info[name]) for name in _STAMPS if info.get(name)), ""))
+    return State(size, next((_stamp(info[name]) for name in _STAMPS if info.get(name)), ""))
+
+
+def _stamp(value: Any) -> str:
+    """A tag as it is, and a time in ns: some drivers tell seconds in a listing, and a date of the file alone."""
+    seconds = value.timestamp() if isinstance(value, datetime) else value
+    return str(round(seconds * 1e6) * 1000) if isinstance(seconds, int | float) else str(seconds)
 
 
 @contextmanager
