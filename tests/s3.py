@@ -27,6 +27,8 @@ from obstore.store import S3Store
 KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-tests"}
 READER = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "another-secret"}
 BUCKET = "broadsheet"
+_ENDS_WITH_US = 'exec 3<&0; (read -r _ <&3; kill -9 $$) & exec "$@" 3<&- </dev/null'
+"""A shell's: run a command that is killed once the other end of its standard input is closed, or its process killed."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +94,18 @@ def seaweed(folder: Path) -> Iterator[str]:
     options += [f"-s3.config={folder / 'users.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     options += ["-s3.autoCreateBucket=false", "-master.telemetry=false", "-master.volumeSizeLimitMB=256"]
     options += ["-volume.max=100"]  # a bucket takes seven
+    command = ["sh", "-c", _ENDS_WITH_US, "sh", weed, "-logtostderr=true", "server", *options]
     with (folder / "weed.log").open("wb") as log:
-        server = subprocess.Popen([weed, "-logtostderr=true", "server", *options], stdout=log, stderr=log)
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
     try:
         url = f"http://127.0.0.1:{ports['s3']}"
         _wait_for(url, server, folder / "weed.log")
         make_bucket(url)
         yield url
     finally:
-        server.kill()
-        server.wait()
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait(30)
 
 
 def _credentials(keys: dict[str, str]) -> dict[str, str]:

@@ -137,7 +137,7 @@ def test_rows_in_memory_are_known_by_their_content(client: Client, small_model: 
     classify(pa.table({"text": words}), tmp_path / "out", model=small_model, client=client)
     same = pa.concat_tables([pa.table({"text": ["a"]}), pa.table({"text": ["b", "a"]})])
     assert classify(same, tmp_path / "out", model=small_model, client=client, resume=True).run.chunks_before == 1
-    with pytest.raises(UsageError, match="input memory changed"):
+    with pytest.raises(UsageError, match="the input changed"):
         classify(pa.table({"text": others}), tmp_path / "out", model=small_model, client=client, resume=True)
 
 

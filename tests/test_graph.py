@@ -189,26 +189,29 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
     assert 1 <= len(named) <= 3, told.warnings  # after one second, two, and four, not again and again
 
 
-def test_a_file_that_vanishes_is_set_aside_and_the_rest_is_done(
+def test_files_that_vanish_are_set_aside_and_the_rest_is_done(
     broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
-    preload = tmp_path / "vanish.py"
-    gone = tmp_path / "in" / "b.csv"
+    """One is small, and one large, so that it is scanned; both are read once they are there again."""
+    preload, folder, out = tmp_path / "vanish.py", tmp_path / "in", tmp_path / "out"
+    gone = [folder / "b.csv", folder / "d.csv"]
     preload.write_text(
-        f"import os\nif os.path.exists({str(gone)!r}):\n    os.rename({str(gone)!r}, {str(gone)!r} + '.away')\n"
+        "import os\n"
+        f"for name in {[str(path) for path in gone]}:\n"
+        "    if os.path.exists(name):\n        os.rename(name, name + '.away')\n"
     )
-    gone.parent.mkdir()
-    for name in "abc":
-        write_csv(tmp_path / "in" / f"{name}.csv", 5)
-    out = tmp_path / "out"
-    arguments = ["classify", tmp_path / "in", "-o", out, "--model", small_model_file, "--chunk-size", 5]
+    folder.mkdir()
+    for name, width in {"a": 30_000, "b": 100, "c": 30_000, "d": 30_000}.items():
+        write_csv(folder / f"{name}.csv", 5, width)
+    arguments = ["classify", folder, "-o", out, "--model", small_model_file, "--chunk-size", 5]
     run = broadsheet(*arguments, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
     assert run.returncode == 3
-    assert "chunks set aside  part-000001-0000000" in run.stdout
-    assert "b.csv: No such file or directory" in run.stdout
-    os.rename(f"{gone}.away", gone)
+    for path, chunk in zip(gone, ("part-000001-0000000", "part-000003-0000000"), strict=True):
+        assert f"{chunk}: {path}: it can no longer be read: No such file or directory" in run.stdout
+        os.rename(f"{path}.away", path)
+    assert len(pd.read_parquet(out)) == 10
     assert broadsheet_in_process(*arguments, "--resume").returncode == 0
-    assert len(pd.read_parquet(out)) == 15
+    assert len(pd.read_parquet(out)) == 20
 
 
 def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(small_model: Model) -> None:

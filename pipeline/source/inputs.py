@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from dask.base import is_dask_collection
 
-from pipeline.errors import SourceError, UsageError
+from pipeline.errors import InputChanged, SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.encoding import UTF8
 from pipeline.source.files import Files, Identity, find_files
@@ -298,7 +298,7 @@ def _planned_files(plan: Plan, scanner: Scanners) -> JobInput:
                 for each in found:
                     if isinstance(each, GroupEnd):
                         ended(each)
-                    elif isinstance(each, Group) or not _is_done(each, done):
+                    elif isinstance(each, Group | Unread) or not _is_done(each, done):
                         yield each
 
     return JobInput(plan.selection, chunks, bytes=plan.bytes, problems=plan.problems, plan=plan)
@@ -318,8 +318,14 @@ def _scanning(scanner: Scanners, splits: Iterable[Group]) -> Iterator[Scan]:
             yield here.scan
 
 
-def _split(group: Group, plan: Plan, scan: Scan) -> Iterator[Unit | Run | Group | GroupEnd]:
-    return split(group, plan.selection, plan.chunk_rows, scan)
+def _split(group: Group, plan: Plan, scan: Scan) -> Iterator[Unit | Run | Group | GroupEnd | Unread]:
+    chunks = 0
+    try:
+        for each in split(group, plan.selection, plan.chunk_rows, scan):
+            chunks += len(each.units) if isinstance(each, Run) else 1
+            yield each
+    except InputChanged as error:
+        yield Unread(part_name(group.number, chunks), error.message)
 
 
 def _is_done(each: Unit | Run, done: Container[str]) -> bool:

@@ -75,8 +75,8 @@ def open_at(file: InputFile, start: int = 0, stop: int | None = None) -> BinaryI
 
     stop: the byte up to which it will be read, if not to its end, so that no more is requested of a server.
 
-    Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where its size or
-    modification time is not that of the plan.
+    Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where it is gone, or its
+    size or modification time is not that of the plan.
     """
     if isinstance(file, Held) and file.is_decoded:
         content = io.BytesIO(file.content)
@@ -207,6 +207,8 @@ class _Planned(io.RawIOBase):
         expected = State(file.size, file.modified)
         try:
             self._raw = open_location(file.location, file.ranges, expected, file.endpoint, stop)
+        except FileNotFoundError as error:
+            raise InputChanged(f"{file.path}: it can no longer be read: {reason(error)}") from error
         except OSError as error:
             raise SourceError(f"{file.path}: {reason(error)}") from error
         try:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import SourceError, UsageError
+from pipeline.errors import InputChanged, SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection, concat
 from pipeline.source.examine import Examined, examine_like, held
 from pipeline.source.first_rows import rows_between
@@ -94,13 +94,15 @@ def open_pieces(
     file: InputFile, selection: Selection, first: tuple[str, Schema] | None, chunk_rows: int, spans: list[Span] | None
 ) -> Opened:
     """Open a file and read its beginning; several are opened side by side, and read one after the other. first: as of
-    `Group`.
+    `Group`. Raises InputChanged.
     """
     try:
         found = examine_like(held(file), selection, first)
         problems = [found.remark] if found.remark else []
         pieces = _pieces(found, selection, chunk_rows, problems, spans)
         return Opened(found.file, _begun(pieces), problems)
+    except InputChanged:
+        raise
     except (SourceError, UsageError) as error:
         return Opened(file, iter(()), [error.message])
 

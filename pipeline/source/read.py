@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from pipeline.errors import SourceError, UsageError
+from pipeline.errors import InputChanged, SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
 from pipeline.source.cutting import Cutting
 from pipeline.source.group import Group, GroupChunk, GroupEnd, Unread, part_name
@@ -64,7 +64,8 @@ def read_group(
     counted, and not parsed where that is possible.
 
     A file that cannot be read, or not to its end, is told in the end, and the others are read. Where a chunk begins
-    depends on what is in the files, on `chunk_rows` and on the selection.
+    depends on what is in the files, on `chunk_rows` and on the selection; so no chunk follows a file that is no longer
+    the one that was listed: raises InputChanged.
     """
     reading = _Reading(group, selection, chunk_rows, skip, spans)
     open_chunk: _Part | None = None
@@ -166,6 +167,8 @@ class _Reading:
                         yield piece
                         if left == 0:
                             break
+                except InputChanged:
+                    raise
                 except (SourceError, UsageError) as error:
                     opened.problems.append(error.message)
                 self.problems += [(path, problem) for problem in opened.problems]

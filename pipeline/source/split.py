@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pipeline.errors import SourceError, UsageError
+from pipeline.errors import InputChanged, SourceError, UsageError
 from pipeline.source.chunk import Selection
 from pipeline.source.examine import examine_like
 from pipeline.source.formats.base import Fragment, InputFile, Scan, Seek
@@ -14,7 +14,7 @@ from pipeline.source.plan import Run, Unit
 
 def split(group: Group, selection: Selection, chunk_rows: int, scan: Scan) -> Iterator[Unit | Run | Group | GroupEnd]:
     """The chunks of a group for which `is_split` holds, as they are found, and its end; or the group itself, if its
-    file turns out to have one reader.
+    file turns out to have one reader. Raises InputChanged.
     """
     (file,) = group.files
     rows = chunks = 0
@@ -39,6 +39,8 @@ def split(group: Group, selection: Selection, chunk_rows: int, scan: Scan) -> It
                 yield Run(tuple(units))
             else:
                 yield from units
+    except InputChanged:
+        raise
     except (SourceError, UsageError) as error:
         problems.append(error.message)
     if not group.number and not chunks:  # the output has a part, and so a schema, even if no row can be read
