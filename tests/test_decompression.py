@@ -18,7 +18,6 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from reading import found, read_files
 
 from pipeline.errors import InputChanged, SourceError
