@@ -64,10 +64,10 @@ def troubled(folder: Path) -> Iterator[Client]:
 
 
 def write_gzip(path: Path, bad: int = 7) -> Path:
-    """600 rows, above 64 KiB, so a group of its own. bad: how many of the rows are none."""
-    lines = [json.dumps({"text": os.urandom(150).hex()}) for _ in range(600 - bad)]
+    """150 rows, above 64 KiB, so a group of its own. bad: how many of the rows are none."""
+    lines = [json.dumps({"text": os.urandom(600).hex()}) for _ in range(150 - bad)]
     for number in range(bad):
-        lines.insert(90 * number, "{")
+        lines.insert(20 * number, "{")
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
     assert path.stat().st_size > 64 << 10
     return path
@@ -77,7 +77,7 @@ def test_a_worker_lost_in_the_middle_of_a_group(
     troubled: Client, client: Client, small_model: Model, folder: Path, tmp_path: Path
 ) -> None:
     """What it has committed is not classified again, and the output is that of an undisturbed run, byte for byte."""
-    given = {"model": small_model, "chunk_size": 100}
+    given = {"model": small_model, "chunk_size": 25}
     source = [write_gzip(tmp_path / f"{name}.jsonl.gz") for name in "abc"]
     whole = classify(source, tmp_path / "undisturbed", client=client, **given)
     (folder / "kill").touch()
@@ -103,7 +103,7 @@ def test_a_group_that_is_stopped_or_interrupted_begins_no_further_chunk(
     troubled: Client, client: Client, small_model: Model, tmp_path: Path
 ) -> None:
     """Stopped, a job reports what is done; interrupted, it leaves nothing running. Both are resumed."""
-    given = {"model": small_model, "chunk_size": 60}
+    given = {"model": small_model, "chunk_size": 16}
     source, stopped, interrupted = (
         write_gzip(tmp_path / "slow.jsonl.gz"),
         tmp_path / "stopped",
@@ -129,7 +129,7 @@ def test_what_is_amiss_with_files_is_counted_once_however_often_the_job_runs(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
     """A file that is cut off, an empty one, and one with other columns, each in the closing entry of its group."""
-    given = {"model": small_model, "chunk_size": 100, "client": client}
+    given = {"model": small_model, "chunk_size": 25, "client": client}
     data = write_gzip(tmp_path / "a.jsonl.gz", bad=0).read_bytes()
     (tmp_path / "b.jsonl.gz").write_bytes(data[: len(data) * 3 // 4])
     (tmp_path / "c.jsonl").touch()

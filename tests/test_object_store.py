@@ -50,7 +50,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Run = Callable[..., JobReport]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(source: Path, client: Client, small_model: Model) -> Run:
     def run(output: object, given: object = source, **options: object) -> JobReport:
         return classify(given, output, model=small_model, client=client, chunk_size=6, **options)
@@ -58,11 +58,12 @@ def run(source: Path, client: Client, small_model: Model) -> Run:
     return run
 
 
-@pytest.fixture
-def on_disk(run: Run, tmp_path: Path) -> dict[str, bytes]:
+@pytest.fixture(scope="module")
+def on_disk(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of the same job in a folder."""
-    run(tmp_path / "out")
-    return contents(tmp_path / "out")
+    out = tmp_path_factory.mktemp("job") / "out"
+    run(out)
+    return contents(out)
 
 
 def test_a_job_writes_into_a_bucket_what_it_writes_into_a_folder(
