@@ -76,9 +76,8 @@ def listed_state(info: dict[str, Any]) -> State:
 
 
 def _stamp(value: Any) -> str:
-    """A tag as it is, and a time in ns: some drivers tell seconds in a listing, and a date of the file alone."""
-    seconds = value.timestamp() if isinstance(value, datetime) else value
-    return str(round(seconds * 1e6) * 1000) if isinstance(seconds, int | float) else str(seconds)
+    """Some drivers tell a time as a number when they list a folder, and as a date of one file."""
+    return str(value.timestamp()) if isinstance(value, datetime) else str(value)
 
 
 @contextmanager
