@@ -159,21 +159,22 @@ def noise(count: int) -> bytes:
 
 @pytest.mark.parametrize("change", ["whole", "cut off", "damaged", "a large frame", "garbage"])
 def test_zstd_frames_are_decompressed_by_all_cores_in_order(tmp_path: Path, change: str) -> None:
-    data = noise(16 << 20)
-    frames = [zstandard.compress(data[at : at + (1 << 20)]) for at in range(0, len(data), 1 << 20)]
+    size = 600 << 10
+    data = noise(16 * size)
+    frames = [zstandard.compress(data[at : at + size]) for at in range(0, len(data), size)]
     table = b"\x5e\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"index"  # as the seekable format has it at the end
     packed, readable = b"".join([*frames[:3], table, *frames[3:], table]), data
     if change == "cut off":
         packed = packed[: -len(frames[-1])]
         readable = reference(packed[len(b"".join(frames[:14])) + len(table) :], "zstd")[0]
-        readable = data[: 14 << 20] + readable
+        readable = data[: 14 * size] + readable
     elif change == "damaged":
         place = len(b"".join(frames[:9])) + len(table)
-        packed = packed[: place + 300_000] + b"\0" * 50_000 + packed[place + 350_000 :]
-        readable = data[: 9 << 20] + reference(packed[place:], "zstd")[0]
+        packed = packed[: place + 150_000] + b"\0" * 50_000 + packed[place + 200_000 :]
+        readable = data[: 9 * size] + reference(packed[place:], "zstd")[0]
     elif change == "a large frame":
-        large = zstandard.compress(data * 3)
-        packed, readable = b"".join([*frames, large, *frames]), data * 5
+        large = zstandard.compress(data * 4)
+        packed, readable = b"".join([*frames, large, *frames]), data * 6
     elif change == "garbage":
         packed += b"something else"
     path = tmp_path / "f.txt.zst"
