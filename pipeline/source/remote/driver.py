@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from threading import Lock
 from typing import Any
 
@@ -71,7 +72,12 @@ def listed_state(info: dict[str, Any]) -> State:
     if info.get("type", "file") != "file":
         raise OSError(errno.EINVAL, f"it is of the type {info['type']!r}, not a regular file")
     size = None if info.get("size") is None else int(info["size"])
-    return State(size, next((str(info[name]) for name in _STAMPS if info.get(name)), ""))
+    return State(size, next((_stamp(info[name]) for name in _STAMPS if info.get(name)), ""))
+
+
+def _stamp(value: Any) -> str:
+    """Some drivers tell a time as a number when they list a folder, and as a date of one file."""
+    return str(value.timestamp()) if isinstance(value, datetime) else str(value)
 
 
 @contextmanager
