@@ -77,6 +77,14 @@ class Confusion:
         return int(self.counts.sum())
 
     @property
+    def pairs(self) -> tuple[tuple[int, int, int], ...]:
+        """(true class, predicted class, rows), as `confusion_of` takes them; of rows without a truth the predicted
+        class is not known any more, and 0.
+        """
+        found = [(int(a), int(b), int(self.counts[a, b])) for a, b in np.argwhere(self.counts)]
+        return (*([(NO_TRUTH, 0, self.without_truth)] if self.without_truth else []), *found)
+
+    @property
     def correct(self) -> int:
         """Rows whose label is the true class."""
         return int(np.trace(self.counts))

@@ -53,6 +53,7 @@ def classify(
     endpoint: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    update: bool = False,
     strict: bool = False,
     hash: str = "listing",  # noqa: A002
     allow_mixed: bool = False,
@@ -136,6 +137,10 @@ def classify(
         Continue an interrupted job in its output folder, or repair that of a finished one.
     overwrite : bool
         Replace the output of an earlier job.
+    update : bool
+        Label only the files that are new since the job in the output folder, whose other options must be the same, and
+        add them to it. Files that have changed or are gone are told, and keep their labels. An update that was
+        interrupted is continued. Where there is no job yet, it is begun.
     strict : bool
         Stop at the first row that cannot be read, or file with a problem.
     hash : str
@@ -179,9 +184,9 @@ def classify(
         if printable(os.fspath(output)) != os.fspath(output):
             raise UsageError(f"{printable(os.fspath(output))}: the name of the output folder is not UTF-8")
         folder = OutputFolder(place_of(output, settings.endpoint))
-        folder.refuse_unless(settings.resume, settings.overwrite)
-    elif settings.resume or settings.overwrite:
-        raise UsageError("without an output folder there is nothing to resume or to overwrite")
+        folder.refuse_unless(settings.resume, settings.overwrite, settings.update)
+    elif settings.resume or settings.overwrite or settings.update:
+        raise UsageError("without an output folder there is nothing to resume, to overwrite or to update")
     if not (client is None or isinstance(client, Client) or callable(client)):
         raise UsageError(f"client is a {type(client).__name__}: give a distributed.Client, e.g. of cluster.connect()")
     cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))

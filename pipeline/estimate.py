@@ -163,6 +163,7 @@ def dry_run(
     endpoint: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    update: bool = False,
     strict: bool = False,
     hash: str = "listing",  # noqa: A002
     allow_mixed: bool = False,
@@ -184,7 +185,7 @@ def dry_run(
     workers : int, optional
         On GPUs, how many of each machine are to be used; on CPUs a worker more or less makes no difference.
     text_column, id_column, keep, keep_all, columns, truth_column, encoding, delimiter, root, limit, truth, scores, \
-top_k, format, partition_by, where, chunk_size, device, precision, kernels, endpoint, resume, overwrite, \
+top_k, format, partition_by, where, chunk_size, device, precision, kernels, endpoint, resume, overwrite, update, \
 strict, hash, allow_mixed, profile, trace, report
         As for `classify`.
 
@@ -326,7 +327,7 @@ def _warnings(
         yield f"{sample.in_order[0]}{more}: compressed, so that one core reads it, from front to back"
     if path is not None:
         try:
-            OutputFolder(path).refuse_unless(options.resume, options.overwrite)
+            OutputFolder(path).refuse_unless(options.resume, options.overwrite, options.update)
         except UsageError as error:
             yield error.message
     if (estimate.output_bytes or 0) > (estimate.free_bytes if estimate.free_bytes is not None else float("inf")):

@@ -18,22 +18,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
 
 from pipeline.beside import beside
 from pipeline.engine.base import Backend
 from pipeline.engine.open import expected_device, why_gpu_unused
-from pipeline.errors import SourceError, UsageError
+from pipeline.errors import OutputError, SourceError, UsageError
 from pipeline.graph import Event, classify_chunks
 from pipeline.model.charcnn import Model
 from pipeline.options import Options
 from pipeline.output.account import Committed
 from pipeline.output.columns import Columns, columns_of
 from pipeline.output.folder import OutputFolder
-from pipeline.output.layout import PLAN, PartNames
+from pipeline.output.layout import MANIFEST, PLAN, PartNames
 from pipeline.output.part_files import check_writable
-from pipeline.output.record import WRITER, Fingerprint, ListedFile, SavedPlan, from_json, listing_digest, to_json
-from pipeline.output.saved_plan import changes, plan_bytes, plan_from
+from pipeline.output.record import WRITER, Fingerprint, ListedFile, Manifest, SavedPlan, listing_digest, to_json
+from pipeline.output.saved_plan import changes, plan_again, plan_bytes, plan_from
 from pipeline.report.explain import explain
+from pipeline.report.growth import Growth
 from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
 from pipeline.report.reach import Reach
 from pipeline.report.results import Results, origin_of
@@ -42,11 +44,12 @@ from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
 from pipeline.source.files import Files
 from pipeline.source.group import GroupEnd, part_name
-from pipeline.source.inputs import Given, JobInput, Rows, Scanners, Source, identify, open_input
+from pipeline.source.inputs import Given, JobInput, Rows, Scanners, Source, identify, open_input, planned_files
 from pipeline.source.limits import CHUNK_ROWS
 from pipeline.source.scan import Scanner
 from pipeline.source.stdin import Stdin
 from pipeline.tasks import Done, Job, SetAside, profile_engine
+from pipeline.update import Update, begin, only_known, unfinished
 from pipeline.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -104,14 +107,18 @@ class Engines:
 @dataclass(frozen=True)
 class Prepared:
     """A request whose input is found. identity: SHA-256 of the listing of its files, or of what identifies rows in
-    memory. before: the fingerprint of a job that is resumed. began, started: the same moment by `time.perf_counter` and
-    in seconds since the epoch.
+    memory. before: the manifest of a job that is resumed or updated. saved: its plan, with those of its updates, where
+    it is there. update: the one that is begun or continued. growth: how the input differs from what was labelled.
+    began, started: the same moment by `time.perf_counter` and in seconds since the epoch.
     """
 
     request: Request
     found: Given
     identity: str
-    before: Fingerprint | None
+    before: Manifest | None
+    saved: SavedPlan | None
+    update: Update | None
+    growth: Growth | None
     began: float
     started: float
 
@@ -137,8 +144,19 @@ class Executed:
 
 
 def run_job(request: Request) -> JobReport:
-    """Run all phases."""
+    """Run all phases; for an update that had been begun, and the files that came since, twice."""
     prepared = prepare(request)
+    update = prepared.update
+    if prepared.before is not None and update is not None and update.is_empty:
+        return _nothing_new(prepared, prepared.before, update)
+    report = _run(prepared)
+    if request.options.update and update and update.growth.later and not (report.run.set_aside or report.run.stopped):
+        return run_job(request)
+    return report
+
+
+def _run(prepared: Prepared) -> JobReport:
+    request = prepared.request
     if isinstance(request.cluster, Running):
         client = request.cluster.client
         engines = _start_engines(client, request)
@@ -185,23 +203,69 @@ def prepare(request: Request) -> Prepared:
     identity = listing_digest(ListedFile(**about) for about in found.identity)
     if folder:
         folder.store.probe()
-    begun = folder.take_up() if folder and options.resume else None
-    before = None if begun is None else begun.fingerprint
+    before = folder.take_up() if folder and (options.resume or options.update) else None
+    saved = update = growth = None
     if folder and before:
-        # Checked before its plan is used; all else is compared once the backend is known.
-        settings = msgspec.structs.replace(before.settings, hash=options.hash)
-        _refuse_difference(folder, before, msgspec.structs.replace(before, settings=settings))
-        if before.input != identity:
-            raise UsageError(f"cannot resume {folder.path}: {_changes(folder, found)}. Start again with --overwrite")
-    return Prepared(request, found, identity, before, began, started)
+        # Checked before its plan is used; the backend is compared once it is known.
+        chunk_rows = options.chunk_size or before.fingerprint.settings.chunk_size
+        settings, digest = options.settings(chunk_rows), request.model.digest
+        now = msgspec.structs.replace(before.fingerprint, settings=settings, model=digest, writer=WRITER)
+        _refuse_difference(folder, before.fingerprint, now, options.update)
+        update = begin(folder, before, found, options.strict) if options.update else _continued(folder, before, found)
+        if update is not None:
+            growth = update.growth
+        elif folder.plan() is not None and isinstance(found, Files):
+            saved = folder.checked_plan(before)
+        if saved is not None and isinstance(found, Files):
+            differ = changes(saved, found)
+            if differ.changed or differ.gone:
+                raise UsageError(f"cannot resume {folder.path}: {differ}. Start again with --overwrite")
+            growth = Growth(0, len(saved.files), later=len(differ.new)) if differ.new else None
+            found = only_known(saved, found)
+        elif update is None and before.fingerprint.input != identity:
+            raise UsageError(f"cannot resume {folder.path}: the input changed. Start again with --overwrite")
+        identity = before.fingerprint.input
+    elif folder and options.update and folder.is_begun:
+        raise OutputError(f"{folder.path / MANIFEST} is damaged: --resume repairs this")
+    return Prepared(request, found, identity, before, saved, update, growth, began, started)
 
 
-def _changes(folder: OutputFolder, now: Given) -> str:
-    """How the input of a job differs from that of the job in its folder."""
-    data = folder.plan()
-    if data is None or not isinstance(now, Files):
-        return "the input changed"
-    return changes(from_json(data, SavedPlan, folder.path / PLAN), now)
+def _continued(folder: OutputFolder, before: Manifest, found: Given) -> Update | None:
+    """The update that was interrupted, for a job that is resumed. Raises UsageError where its files have changed."""
+    update = unfinished(folder, before, found)
+    if update is None or update.saved is None or not isinstance(found, Files):
+        return None
+    differ = changes(update.saved, found)
+    if differ.changed or differ.gone:
+        differ = replace(differ, new=())
+        raise UsageError(f"cannot resume the update of {folder.path}: {differ}. --update begins it anew without that")
+    return update
+
+
+def _nothing_new(prepared: Prepared, before: Manifest, update: Update) -> JobReport:
+    """The report of an update that has nothing to do. Nothing is written, and no worker is started."""
+    request, fingerprint = prepared.request, before.fingerprint
+    options, model, folder, found = request.options, request.model, request.folder, prepared.found
+    facts = JobFacts(
+        model.name,
+        model.classes,
+        None if folder is None else str(folder.path),
+        str(fingerprint.backend),
+        fingerprint.backend.precision,
+        fingerprint.settings.chunk_size,
+        meant_for=model.meant_for,
+        left_out=found.left_out if isinstance(found, Files) else (),
+        growth=update.growth,
+    )
+    problems = found.problems if isinstance(found, Files) else ()
+    tally = Tally.after(update.earlier, model.classes, problems, [(path, None) for path, _ in problems])
+    schema = folder.schema(before) if folder else pa.schema([])
+    results = Results(schema, folder, fingerprint.id, origin_of(request.source, options.selection(model)))
+    report = JobReport(facts, tally, Run(), results)
+    report.run.seconds = time.perf_counter() - prepared.began
+    explain(report, options.trace, options.report)
+    request.progress.finished(report)
+    return report
 
 
 def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Planned:
@@ -215,10 +279,10 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Plan
 
     options, model = request.options, request.model
     device = engines.backend.device if engines else expected_device(options.device, count_gpus())
-    chunk_rows = options.chunk_size or (before.settings.chunk_size if before else CHUNK_ROWS[device])
+    chunk_rows = options.chunk_size or (before.fingerprint.settings.chunk_size if before else CHUNK_ROWS[device])
     saved = None
     if request.folder and before and isinstance(prepared.found, Files):
-        settings, path = before.settings, request.folder.path / PLAN
+        settings, path = before.fingerprint.settings, request.folder.path / PLAN
         asked = replace(
             options.selection(model),
             text=settings.text_columns,
@@ -230,9 +294,16 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Plan
             delimiter=settings.delimiter,
         )
         data = request.folder.plan()
-        if data is not None:
+        if prepared.update is not None:
+            saved = prepared.update.plan(prepared.found, asked)
+        elif before.updates and prepared.saved is not None:
+            saved = plan_again(prepared.saved, prepared.found.found, asked)
+        elif data is not None:
             saved = plan_from(data, prepared.found.found, asked, settings.chunk_size, path, settings.limit)
-    job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner, options.limit)
+    if saved is not None and before and (prepared.update or before.updates):
+        job_input = planned_files(saved, scanner)
+    else:
+        job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner, options.limit)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     columns = columns_of(job_input.selection, model.classes, options.top_k, options.scores, options.where)
@@ -266,9 +337,11 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         no_gpu,
         model.meant_for,
         left_out,
+        prepared.growth,
     )
     unread = planned.input.plan.unread if planned.input.plan else ()
-    tally = Tally(model.classes, list(planned.input.problems), list(unread))
+    update = prepared.update
+    tally = Tally.after(update and update.earlier, model.classes, planned.input.problems, unread)
     origin = origin_of(request.source, planned.input.selection)
     results = Results(planned.columns.written, folder, fingerprint.id, origin)
     groups = planned.input.plan.groups if planned.input.plan else ()
@@ -277,15 +350,21 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
     before = Committed({}, {})
     if folder and prepared.before:
-        _refuse_difference(folder, prepared.before, fingerprint)
-        if planned.input.plan is not None and folder.plan() is None:
+        _refuse_difference(folder, prepared.before.fingerprint, fingerprint, options.update)
+        if update is not None and planned.input.plan is not None:
+            if update.saved is None:
+                folder.begin_update(update.number, plan_bytes(planned.input.plan), fingerprint.id)
+            else:
+                folder.go_on(fingerprint.id)
+        elif planned.input.plan is not None and folder.plan() is None:
             folder.restore_plan(plan_bytes(planned.input.plan), fingerprint.id)
     elif folder:
         plan = planned.input.plan
         saved = None if plan is None else plan_bytes(plan)
         folder.create(fingerprint, planned.columns.written, saved, options.resume, options.overwrite)
-    if folder and options.resume:
-        before = folder.committed(fingerprint.id, model.classes, planned.columns.written)
+    if folder and (options.resume or (update and update.saved)):
+        number = update.number if update else 0
+        before = folder.committed(fingerprint.id, model.classes, planned.columns.written, number)
     report.committed_before(before)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
     chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))
@@ -310,7 +389,10 @@ def finish(planned: Planned, executed: Executed) -> JobReport:
         committing = time.perf_counter()
         folder.check_claim(job)
         if not run.set_aside and not run.stopped:
-            folder.finish(report.tally.totals(), planned.columns.written, job, executed.counted)
+            number = prepared.update.number if prepared.update else 0
+            updates = len(prepared.before.updates) if prepared.before else 0
+            totals, schema = report.tally.totals(), planned.columns.written
+            folder.finish(totals, schema, job, executed.counted, number, updates)
         run.timings["commit"] = time.perf_counter() - committing
         run.seconds = time.perf_counter() - prepared.began
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
@@ -332,12 +414,13 @@ def _set_aside_changed(planned: Planned, run: Run, fingerprint: Fingerprint) -> 
     run.set_aside += [(name, reason) for name, reason in changed if name not in before]
 
 
-def _refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprint) -> None:
+def _refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprint, update: bool) -> None:
     """Raise UsageError, naming what changed, unless the job begun in the folder is this one."""
-    changes = list(before.differences(now))
-    if changes:
-        more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
-        raise UsageError(f"cannot resume {folder.path}: {changes[0]}{more}. Start again with --overwrite")
+    found = list(before.differences(now))
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        what = "update" if update else "resume"
+        raise UsageError(f"cannot {what} {folder.path}: {found[0]}{more}. Start again with --overwrite")
 
 
 def _start_engines(client: Client, request: Request) -> Engines:

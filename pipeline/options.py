@@ -62,6 +62,7 @@ class Options:
     endpoint: str | None = None
     resume: bool = False
     overwrite: bool = False
+    update: bool = False
     strict: bool = False
     hash: str = "listing"
     allow_mixed: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 SWITCHES = frozenset(
-    {"allow-mixed", "input", "keep-all", "overwrite", "profile", "resume", "scores", "strict", "tls"},
+    {"allow-mixed", "input", "keep-all", "overwrite", "profile", "resume", "scores", "strict", "tls", "update"},
 )
 """Flags without a value: True in Python."""
 

@@ -25,11 +25,18 @@ PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
 }
 """What makes each page, and from which files."""
 
+FURTHER = {"scaling.md": ("corpora", "object_store")}
+"""Files from which a page has a section each, where they are there."""
+
 
 def pages(results: Path) -> dict[str, str]:
     """Each page by name, of those for which the folder holds all results."""
     found = {file.stem: json.loads(file.read_text()) for file in results.glob("*.json")}
-    return {name: make(*map(found.get, of)) for name, (make, of) in PAGES.items() if found.keys() >= set(of)}
+    return {
+        name: make(*map(found.get, (*of, *FURTHER.get(name, ()))))
+        for name, (make, of) in PAGES.items()
+        if found.keys() >= set(of)
+    }
 
 
 def main() -> None:

@@ -18,11 +18,11 @@ def section(part: dict[str, Any]) -> str:
 
 {machine(part["about"], "python", "pyarrow", "dask", "distributed", "dask-cuda")}.
 
-By `python -m benchmarks.corpora`: AG News articles with 15 % of their words drawn anew; a "long" text is 20 of them
-joined, 5 KB. A call of `classify` on a cluster that has done a job before, from files in the page cache to Parquet;
-articles/s and the share of time in which the GPU was busy are those of the time from the first chunk's reading to the
-last one's end. "Reader alone" is the same job with a stand-in for the network, so it is what reading and writing can
-do. The engine alone, from host memory: {alone}.
+By `python -m benchmarks.corpora`, into `corpora.json`: AG News articles with 15 % of their words drawn anew; a "long"
+text is 20 of them joined, 5 KB. A call of `classify` on a cluster that has done a job before, from files in the page
+cache to Parquet; articles/s and the share of time in which the GPU was busy are those of the time from the first
+chunk's reading to the last one's end. "Reader alone" is the same job with a stand-in for the network, so it is what
+reading and writing can do. The engine alone, from host memory: {alone}.
 
 {table(_HEAD, rows)}
 """

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.pages import corpora, object_store
 from benchmarks.pages.markdown import machine, table
 
 HEAD = """# Speed and scale
 
-Every figure comes from `benchmarks/results/scale.json`; `python -m benchmarks.pages` makes this page from it. Each
-part names the machine that it was run on; all were run by `python -m benchmarks.scale`.
+Every figure comes from a file in `benchmarks/results/`: where a section names no other, from `scale.json`, recorded by
+`python -m benchmarks.scale`. `python -m benchmarks.pages` makes this page from them. Each part names the machine that
+it was run on.
 """
 
 RULE = """## Choosing a chunk size
@@ -24,20 +26,25 @@ each GPU should get ten chunks or more, or too many GPUs are idle during the las
 
     rows in a chunk  <=  articles / (10 x GPUs)
 
-Between the two, larger chunks only cost memory: a worker holds a few at a time. A chunk is also cut at 64 MiB of
-what is kept of its texts (some 280,000 AG News articles, or 52,000 long ones), so sizes beyond that help with short
-texts only. The default on a GPU, 131,072 rows,
+Between the two, larger chunks only cost memory: a worker holds a few at a time. A chunk also ends before its records
+hold more than 64 MiB, of which a long one counts with what the model reads of it (some 280,000 AG News articles, or
+52,000 records of several KB), so sizes beyond that help with short texts only. The default on a GPU, 131,072 rows,
 suits up to {default:,.0f} GPUs by this rule. `--chunk-size` sets another.
 
-Parquet is decoded one row group at a time. Where a row group holds several chunks, every worker that reads one of them
-decodes the whole group (half a microsecond per row on one core). So row groups should be no larger than a chunk.
+These rates are of chunks that are tasks of their own. Of a group of small files, a compressed file or a row group of
+Parquet, the scheduler sees one task, whatever the number of its chunks.
+
+A row group of Parquet is decoded once, by one worker, which labels its chunks one after the other. So a file gives work
+to as many workers as it has row groups, and one that is to be read by several should not have a single large one.
 """
 
 
-def page(result: dict[str, Any]) -> str:
-    """The page, with the parts that were measured; those that were not are named."""
+def page(result: dict[str, Any], by_corpus: dict[str, Any] | None = None, buckets: dict[str, Any] | None = None) -> str:
+    """The page, with the parts that were measured; those of `result` that were not are named."""
     makers = {"small": _small, "large": _large, "planning": _planning, "scheduler": _scheduler, "memory": _memory}
     parts = [HEAD, *(make(result[name]) for name, make in makers.items() if name in result)]
+    parts += [corpora.section(by_corpus)] if by_corpus else []
+    parts += [object_store.section(buckets)] if buckets else []
     absent = [name for name in makers if name not in result]
     if absent:
         parts.append(f"## Not measured yet\n\n`python -m benchmarks.scale {' '.join(absent)}`\n")
@@ -141,11 +148,12 @@ def _planning(part: dict[str, Any]) -> str:
 
 {_machine(part)}.
 
-A CSV, JSON Lines or text file is read once before the job, to find where its records begin, so that rows have numbers
-and a chunk can be read from the middle of a file (of Parquet only the footers are read). One file of
+A large CSV, JSON Lines or text file on this machine's file systems is read once beside the job, to find where its
+records begin, so that rows have numbers and a chunk can be read from the middle of a file (of Parquet only the footers
+are read). One file of
 {part["bytes"] / 1e9:.1f} GB, {part["rows"]:,} AG News articles, in the page cache; medians of
 {len(part["runs"][0]["seconds"])} runs; each worker is a process with four threads. The client scans by itself if there
-is less than 1 GB to scan, or if fewer than three workers are running when the job is planned.
+is less than 1 GB to scan, or if fewer than three workers are running then.
 
 {table("by | seconds | GB/s | million articles/s", rows)}
 """

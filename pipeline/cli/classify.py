@@ -114,6 +114,9 @@ def command(
         bool, typer.Option("--resume", help="Continue an interrupted job, or repair a finished one.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier job's output.")] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Add the files that are new since the job in OUT/; label no other.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
     hash_: Annotated[
         str,
@@ -136,7 +139,8 @@ def command(
     """Label every article of the inputs.
 
     Exit code 0: done (quarantined rows are reported, not an error). 2: wrong usage. 3: a file or chunk was set aside or
-    could not be read. 4: stopped early by SIGUSR1, continue with --resume. 1: any other error.
+    could not be read, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with --resume.
+    1: any other error.
     """
     from pipeline.output.place import place_of
 
@@ -169,6 +173,7 @@ def command(
         "endpoint": endpoint,
         "resume": resume,
         "overwrite": overwrite,
+        "update": update,
         "strict": strict,
         "hash": hash_,
         "allow_mixed": allow_mixed,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.source.stdin import Stdin
 
 _SET_ASIDE = 3
-_OF_JOBS = ("resume", "overwrite", "partition_by", "profile", "trace", "report")
+_OF_JOBS = ("resume", "overwrite", "update", "partition_by", "profile", "trace", "report")
 
 
 def source_of(inputs: list[str], kind: str | None) -> Paths | Stdin:

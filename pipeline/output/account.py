@@ -40,9 +40,9 @@ class Gap:
     group: int | None = None
 
 
-def group_count(plan: SavedPlan | None) -> int:
-    """How many groups a job has. plan: None for rows in memory, which are one."""
-    return len(plan.groups) if plan else 1
+def groups_of(plan: SavedPlan | None) -> range:
+    """The numbers of the groups of a job, or of an update. plan: None for rows in memory, which are one group."""
+    return range(plan.first_group, plan.first_group + len(plan.groups)) if plan else range(1)
 
 
 def gaps(committed: Committed, plan: SavedPlan | None) -> Iterator[Gap]:
@@ -53,11 +53,12 @@ def gaps(committed: Committed, plan: SavedPlan | None) -> Iterator[Gap]:
     for name, entry in committed.chunks.items():
         entries[int(name.split("-")[1])][name] = entry
     listed: Sequence[tuple[ListedFile, ...] | None] = files_of(plan) if plan else [None]
-    for number, files in enumerate(listed):
+    numbers = groups_of(plan)
+    for number, files in zip(numbers, listed, strict=True):
         yield from _of_group(number, files, committed.closed.get(number), entries.pop(number, {}))
     for others in entries.values():
         yield from (Gap(f"{name} is no chunk of this job", name) for name in others)
-    for number in committed.closed.keys() - set(range(len(listed))):
+    for number in committed.closed.keys() - set(numbers):
         yield Gap(f"there is a closing entry of group {number}, which is none of this job", group=number)
 
 

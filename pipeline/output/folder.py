@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.errors import BroadsheetError, OutputError, UsageError
 from pipeline.output import layout
-from pipeline.output.account import Committed, Gap, gaps, group_count
+from pipeline.output.account import Committed, Gap, gaps, groups_of
 from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, claim, claimed_by, is_claimed, take_over
 from pipeline.output.commit import commit_end, committed_entry, read_committed
@@ -40,11 +40,12 @@ from pipeline.output.record import (
     OtherVersion,
     SavedPlan,
     Totals,
+    Update,
     from_json,
     listing_digest,
     to_json,
 )
-from pipeline.output.saved_plan import check_plan
+from pipeline.output.saved_plan import check_plan, together
 from pipeline.output.store import Location, Store
 from pipeline.output.where import Where
 from pipeline.source.chunk import NO_TRUTH
@@ -103,7 +104,7 @@ class OutputFolder:
         """Whether it holds only what `create` writes before the manifest: a job was killed at that moment."""
         names = self.store.names()
         attempts = {name for name in names if self.store.is_attempt(name)}
-        if not names or not names <= {*FOLDERS, _OLD_QUARANTINE, PLAN, CLAIM, *attempts}:
+        if not names or not names <= {*FOLDERS, _OLD_QUARANTINE, PLAN, CLAIM, *attempts, *self._update_plans()}:
             return False
         return all(self.store.is_empty(name) for name in (*FOLDERS, _OLD_QUARANTINE))
 
@@ -116,18 +117,19 @@ class OutputFolder:
             or (self.is_begun and _FORMAT in self.store.read(MANIFEST))
         )
 
-    def refuse_unless(self, resume: bool, overwrite: bool) -> None:
+    def refuse_unless(self, resume: bool, overwrite: bool, update: bool) -> None:
         """Raise UsageError where the state of the folder does not fit the options."""
-        if resume and overwrite:
-            raise UsageError("--resume and --overwrite exclude each other")
+        chosen = [name for name, given in (("resume", resume), ("overwrite", overwrite), ("update", update)) if given]
+        if len(chosen) > 1:
+            raise UsageError(f"--{chosen[0]} and --{chosen[1]} exclude each other")
         if not self.exists or self._is_beginning:
             return
-        if not resume and not overwrite:
-            raise UsageError(f"{self.path} exists: choose another folder, or give --resume or --overwrite")
-        if resume:
+        if not chosen:
+            raise UsageError(f"{self.path} exists: choose another folder, or give --resume, --update or --overwrite")
+        if not overwrite:
             self._refuse_old(UsageError)
         if not self._is_ours:
-            what = "resume" if resume else "overwrite"
+            what = chosen[0]
             raise UsageError(f"{self.path} is not an output folder of broadsheet: will not {what} it")
 
     def create(
@@ -140,7 +142,7 @@ class OutputFolder:
         another job has begun here, OutputError where the folder cannot be written. schema: of its parts.
         """
         store, job = self.store, fingerprint.id
-        self.refuse_unless(resume, overwrite)
+        self.refuse_unless(resume, overwrite, False)
         store.make(("",))
         if overwrite:
             take_over(store, job)
@@ -167,7 +169,7 @@ class OutputFolder:
         store = self.store
         old = (_OLD_QUARANTINE, *(() if store.replaces else (PLAN, MANIFEST)))
         if overwrite:
-            old = (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, MANIFEST, OLD_MANIFEST)
+            old = (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, *self._update_plans(), MANIFEST, OLD_MANIFEST)
         if overwrite:
             store.remove_attempts(())
         for name in old:
@@ -177,6 +179,55 @@ class OutputFolder:
         if plan is not None:
             store.add(PLAN, plan, check)
         store.add(MANIFEST, to_json(manifest), check)
+
+    def begin_update(self, number: int, plan: bytes, job: str) -> None:
+        """Save the plan of an update, which only one run can do, and remove _SUCCESS. number: of the update, from 1.
+
+        Raises UsageError where another run has begun one.
+        """
+        if not self.store.create(layout.update_plan(number, job), plan):
+            raise UsageError(
+                f"another update of {self.path} has begun meanwhile: wait for it, or if it was killed, give --update "
+                "again to continue it"
+            )
+        self.go_on(job)
+
+    def go_on(self, job: str) -> None:
+        """Begin or continue an update: until its end, the folder is not complete."""
+        self.check_claim(job)
+        self.store.remove(SUCCESS)
+
+    def discard_update(self, number: int, plan: SavedPlan, job: str) -> None:
+        """Remove an update that is not finished, its plan last."""
+        self.check_claim(job)
+        first = groups_of(plan).start
+        names = [name for folder in (ENTRIES, PARTS, QUARANTINE) for name in self.store.files(folder)]
+        self.store.remove_all([name for name in names if _group_of(name, job) >= first])
+        self.store.remove(layout.update_plan(number, job))
+
+    def under_way(self, manifest: Manifest) -> int | None:
+        """The number of the update that has begun and is not finished."""
+        number = len(manifest.updates) + 1
+        return number if layout.update_plan(number, manifest.fingerprint.id) in self.store.names() else None
+
+    def _update_plans(self) -> list[str]:
+        return [name for name in self.store.names() if layout.is_update_plan(name)]
+
+    def seal(self, manifest: Manifest) -> None:
+        """Write _SUCCESS, where a job or its last update was killed between its totals and that.
+
+        Raises OutputError where not all is there as it was committed.
+        """
+        job, totals = manifest.fingerprint.id, manifest.totals
+        check = partial(check_claim, self.store, job)
+        files = [name for name in self.store.files(ENTRIES) if layout.of_job(name, job)]
+        found = sum(not layout.is_closing(name) for name in files)
+        if totals is not None and found != totals.chunks:
+            raise OutputError(f"{self.path} has {found:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
+        plan = self.plan_of(manifest, len(manifest.updates))
+        counted = {name: entry.digest for name, entry in self.entries(job, groups_of(plan)).chunks.items()}
+        self._check_committed(manifest, plan, counted, check)
+        self.store.add(SUCCESS, b"", check)
 
     def take_up(self) -> Manifest | None:
         """Resume the job of this folder; None where it has to begin anew: there is no manifest, or it is damaged, but
@@ -241,10 +292,12 @@ class OutputFolder:
             raise OutputError(f"{self.path / PLAN} {what}. Start again with --overwrite")
         self.store.put(PLAN, data, partial(check_claim, self.store, job))
 
-    def entries(self, job: str) -> Committed:
-        """The entries of a job; those of another job do not count. Raises OutputError for a damaged one."""
+    def entries(self, job: str, groups: range | None = None) -> Committed:
+        """The entries of a job, of these groups or all; those of another job do not count. Raises OutputError for a
+        damaged one.
+        """
         chunks, closed = {}, {}
-        for entry in self._entries(job):
+        for entry in self._entries(job, groups):
             if isinstance(entry, OutputError):
                 raise entry
             if isinstance(entry, Entry):
@@ -253,16 +306,18 @@ class OutputFolder:
                 closed[entry.group] = entry
         return Committed(chunks, closed)
 
-    def committed(self, job: str, classes: Sequence[str], schema: pa.Schema) -> Committed:
+    def committed(self, job: str, classes: Sequence[str], schema: pa.Schema, update: int) -> Committed:
         """The entries by which a resumed job skips chunks and groups: not those that are damaged, or have labels other
         than `classes` or other rows than their group, or whose files are not there in their size. Such a chunk is
-        computed again. schema: of the job's parts.
+        computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
 
         A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and if an entry
         is not as it should be, the job is no longer finished.
         """
         manifest = self.manifest()
-        finished = manifest.totals is not None or self.store.has(SUCCESS)
+        plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
+        groups = groups_of(plan)
+        finished = not update and (manifest.totals is not None or self.store.has(SUCCESS))
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
 
@@ -279,11 +334,12 @@ class OutputFolder:
                 return False
             return True
 
-        entries = [entry for entry in self._entries(job) if not isinstance(entry, OutputError)]
+        within = groups if update else None
+        entries = [entry for entry in self._entries(job, within) if not isinstance(entry, OutputError)]
         found = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
         read = dict(found)
         closed = {entry.group: entry for entry in entries if isinstance(entry, ClosingEntry)}
-        for gap in gaps(Committed(found, closed), self.checked_plan(manifest)):
+        for gap in gaps(Committed(found, closed), plan):
             found.pop(gap.chunk or "", None)
             closed.pop(-1 if gap.group is None else gap.group, None)
         with self._readers() as pool:
@@ -297,19 +353,25 @@ class OutputFolder:
             self.store.remove(SUCCESS)
         if not self.store.replaces:
             named = {entry.file_name for entry in found.values()} | {end.file_name for end in closed.values()}
-            self._make_way(job, named, read, found)
+            self._make_way(self._entry_files(job, within), named, read, found)
         return Committed(found, closed)
 
-    def _make_way(self, job: str, whole: set[str], read: Mapping[str, Entry], kept: Mapping[str, Entry]) -> None:
+    def _make_way(
+        self, ours: Iterable[str], whole: set[str], read: Mapping[str, Entry], kept: Mapping[str, Entry]
+    ) -> None:
         """Remove what is computed again, where it could not be replaced: entries that are not `whole`, and the files
         of those that were `read` and not `kept`.
         """
-        ours = (name for name in self.store.files(ENTRIES) if layout.of_job(name, job))
         names = {name for name in ours if name not in whole}
         names.update(file.name for chunk, entry in read.items() if chunk not in kept for file in entry.files)
         self.store.remove_all(names)
 
-    def _entries(self, job: str) -> Iterator[Entry | ClosingEntry | OutputError]:
+    def _entry_files(self, job: str, groups: range | None) -> list[str]:
+        """The names of the entries of a job, of these groups or all."""
+        ours = (name for name in self.store.files(ENTRIES) if layout.of_job(name, job))
+        return [name for name in ours if groups is None or _group_of(name, job) in groups]
+
+    def _entries(self, job: str, groups: range | None) -> Iterator[Entry | ClosingEntry | OutputError]:
         """The entries of a job, and errors for damaged ones."""
 
         def read(name: str) -> Entry | ClosingEntry | OutputError:
@@ -323,7 +385,7 @@ class OutputFolder:
                 return OutputError(f"{error.message}: {REPAIR}")
 
         names = self.manifest().fingerprint.settings.names
-        files = [name for name in self.store.files(ENTRIES) if layout.of_job(name, job)]
+        files = self._entry_files(job, groups)
         with self._readers() as pool:
             for name, found in zip(files, pool.map(read, files), strict=True):
                 if isinstance(found, OutputError):
@@ -351,32 +413,60 @@ class OutputFolder:
         found = {chunk: committed_entry(self.store, chunk, job, names) for chunk in chunks}
         return {chunk: entry for chunk, entry in found.items() if entry is not None}
 
-    def finish(self, totals: Totals, schema: pa.Schema, job: str, counted: Mapping[str, bytes]) -> None:
+    def finish(
+        self, totals: Totals, schema: pa.Schema, job: str, counted: Mapping[str, bytes], update: int, updates: int
+    ) -> None:
         """Check all that was committed, and write the totals into the manifest, then _SUCCESS.
 
-        schema: of the job's parts. counted: the digest of the entry of each chunk that the totals are made of. Whatever
-        belongs to none of these entries, such as files of a job that was overwritten, and temporary files are removed.
-        Raises OutputError where another job took the folder, or where not all is there as it was committed.
+        schema: of the job's parts. counted: the digest of the entry of each chunk that this run has counted: of the
+        update of number `update`, or if that is 0 of the whole job with its `updates`. Whatever belongs to none of
+        these entries, such as files of a job that was overwritten, and temporary files are removed; those of earlier
+        updates are not looked at. Raises OutputError where another job took the folder, or where not all is there as it
+        was committed.
         """
         check = partial(check_claim, self.store, job)
         check()
         before = self.store.read(MANIFEST)
-        manifest = msgspec.structs.replace(self.manifest(), totals=totals, schema=_hex(schema))
-        plan = self.checked_plan(manifest)
+        manifest = self.manifest()
+        if not update and (len(manifest.updates) != updates or self.under_way(manifest)):
+            raise OutputError(f"{self.path} was updated while this job ran: its labels are there, and complete")
+        plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
+        if update:
+            manifest = self._updated(manifest, update, totals)
+        else:
+            manifest = msgspec.structs.replace(manifest, totals=totals, schema=_hex(schema))
+        groups = groups_of(plan)
+
+        def is_another(name: str) -> bool:
+            group = _group_of(name, job)
+            return update > 0 and group >= 0 and group not in groups
+
         self.store.remove_attempts(FOLDERS)
         ours = {layout.entry_file(chunk, job) for chunk in counted}
-        ours |= {layout.closing_file(number, job) for number in range(group_count(plan))}
-        self._remove_others((ENTRIES,), ours, check)
+        ours |= {layout.closing_file(number, job) for number in groups}
+        self._remove_others((ENTRIES,), lambda name: name in ours or is_another(name), check)
         committed = self._check_committed(manifest, plan, counted, check)
-        ours = {file.name for entry in committed.chunks.values() for file in entry.files}
-        self._remove_others((PARTS, QUARANTINE), ours, check)
+        parts = {file.name for entry in committed.chunks.values() for file in entry.files}
+        self._remove_others((PARTS, QUARANTINE), lambda name: name in parts or is_another(name), check)
         self.store.remove_empty_folders(PARTS)
         self.store.update(MANIFEST, before, to_json(manifest), check)
         self.store.add(SUCCESS, b"", check)
 
-    def _remove_others(self, folders: tuple[str, ...], ours: set[str], check: Callable[[], None]) -> None:
+    def _updated(self, manifest: Manifest, number: int, totals: Totals) -> Manifest:
+        """The manifest with an update. totals: of the folder. Raises OutputError where it has another one already."""
+        if manifest.totals is None:
+            raise OutputError(f"{self.path} is not finished: continue with --resume")
+        if number <= len(manifest.updates):  # another run of this update has finished
+            return manifest
+        data = self.store.read(layout.update_plan(number, manifest.fingerprint.id))
+        update = Update(plan=hashlib.sha256(data).hexdigest(), totals=totals.since(manifest.totals))
+        return msgspec.structs.replace(manifest, totals=totals, updates=(*manifest.updates, update))
+
+    def _remove_others(
+        self, folders: tuple[str, ...], is_ours: Callable[[str], bool], check: Callable[[], None]
+    ) -> None:
         for name in (name for folder in folders for name in self.store.files(folder)):
-            if name not in ours:
+            if not is_ours(name):
                 check()  # it might be that of a job that has taken the folder just now
                 self.store.remove(name)
 
@@ -389,7 +479,7 @@ class OutputFolder:
         computes these again.
         """
         job = manifest.fingerprint.id
-        committed = self.entries(job)
+        committed = self.entries(job, groups_of(plan))
         wrong = list(gaps(committed, plan))
         for chunk, digest in counted.items():
             entry, path = committed.chunks.get(chunk), self.path / layout.entry_file(chunk, job)
@@ -421,7 +511,20 @@ class OutputFolder:
         return committed
 
     def checked_plan(self, manifest: Manifest) -> SavedPlan | None:
-        """The plan of a job over files, without contradictions; None for rows in memory. Raises OutputError."""
+        """The plan of a job over files with its updates, without contradictions; None for rows in memory. Raises
+        OutputError.
+        """
+        found = [self.plan_of(manifest, number) for number in range(1 + len(manifest.updates))]
+        plans = [plan for plan in found if plan is not None]
+        try:
+            return together(plans) if plans else None
+        except ValueError as error:
+            raise OutputError(f"{self.path / MANIFEST} is damaged: {error}. Start again with --overwrite") from error
+
+    def plan_of(self, manifest: Manifest, number: int) -> SavedPlan | None:
+        """The plan of an update, or with number 0 of the job before its updates. Raises OutputError."""
+        if number:
+            return self._plan_of_update(manifest, number)
         if manifest.plan is None:
             return None
         path, data = self.path / PLAN, self.plan()
@@ -436,6 +539,20 @@ class OutputFolder:
             raise OutputError(f"{path} is damaged: {error}. Start again with --overwrite") from error
         return plan
 
+    def _plan_of_update(self, manifest: Manifest, number: int) -> SavedPlan:
+        name = layout.update_plan(number, manifest.fingerprint.id)
+        data = self.store.read(name)
+        known = [update.plan for update in manifest.updates]
+        if number <= len(known) and hashlib.sha256(data).hexdigest() != known[number - 1]:
+            what = "it is not the plan that the update began with: put that back"
+            raise OutputError(f"{self.path / name} is damaged: {what}, or start again with --overwrite")
+        plan = from_json(data, SavedPlan, self.path / name)
+        try:
+            check_plan(plan)
+        except ValueError as error:
+            raise OutputError(f"{self.path / name} is damaged: {error}. Start again with --overwrite") from error
+        return plan
+
     def record_run(self, name: str, report: bytes, spans: pa.Table) -> None:
         """Save the report of a run, JSON, and its spans as an Arrow file."""
         self.store.put(f"{RUNS}/{name}.json", report)
@@ -443,6 +560,11 @@ class OutputFolder:
         with pa.ipc.new_file(buffer, spans.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
             file.write_table(spans)
         self.store.put(f"{RUNS}/{name}.spans.arrow", buffer.getvalue().to_pybytes())
+
+
+def _group_of(name: str, job: str) -> int:
+    """The group that a file of this job is of; -1 for any other file."""
+    return layout.group_of(name) if layout.of_job(name, job) else -1
 
 
 def _hex(schema: pa.Schema) -> str:

@@ -6,6 +6,7 @@ for pandas, Polars, DuckDB and Dask. Names of a chunk's files end with the id of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -21,7 +22,7 @@ MANIFEST, PLAN, CLAIM, SUCCESS = "_manifest.json", "_plan.json", "_claim.json", 
 VERSION: Final = 4
 """The version of this layout and of every file in it but the parts."""
 
-_CLOSING = "group-"
+_CLOSING, _UPDATE = "group-", "_plan-"
 
 OLD_MANIFEST = "manifest.json"
 """The manifest of version 1, by which such a folder is recognised and refused."""
@@ -77,6 +78,21 @@ def entry_file(chunk: str, job: str) -> str:
 
 def closing_file(group: int, job: str) -> str:
     return f"{ENTRIES}/{_CLOSING}{group:06d}-{job[:8]}.json"
+
+
+def update_plan(number: int, job: str) -> str:
+    """The plan of an update of a job. number: from 1."""
+    return f"{_UPDATE}{number}-{job[:8]}.json"
+
+
+def is_update_plan(name: str) -> bool:
+    return name.startswith(_UPDATE)
+
+
+def group_of(name: str) -> int:
+    """The group that a file of a chunk or of a group is of, by its name; -1 for any other file."""
+    found = re.match(r"(?:part|group)-(\d{6,})-", name.rpartition("/")[2])
+    return int(found[1]) if found else -1
 
 
 def is_closing(name: str) -> bool:

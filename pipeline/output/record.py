@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -246,6 +247,10 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Written rows by label.
     doubtful : dict of str to int
         Labelled rows that the model could hardly judge, by reason.
+    lengths : tuple of int
+        Written rows by class of `accuracy.LENGTHS`.
+    confusion : tuple of (int, int, int), or None
+        Rows by true and predicted class, where there is a truth; filtered rows too.
     problems : tuple of (str, str)
         File and message of each file that was not wholly readable.
     unread : tuple of (str, int or None)
@@ -263,13 +268,44 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unknown_chars: Count
     labels: dict[str, Count]
     doubtful: dict[str, Count]
+    lengths: tuple[Count, ...]
+    confusion: tuple[tuple[int, int, Count], ...] | None
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
+
+    def since(self, before: Totals) -> Totals:
+        """What was added to `before`."""
+
+        def more(now: Iterable[Any], then: Iterable[Any]) -> tuple[Any, ...]:
+            return tuple((Counter(now) - Counter(then)).elements())
+
+        def fewer(now: Mapping[str, int], then: Mapping[str, int]) -> dict[str, int]:
+            return {name: rows for name, count in now.items() if (rows := count - then.get(name, 0))}
+
+        then = {(true, label): rows for true, label, rows in before.confusion or ()}
+        pairs = ((true, label, rows - then.get((true, label), 0)) for true, label, rows in self.confusion or ())
+        return Totals(
+            chunks=self.chunks - before.chunks,
+            **{name: getattr(self, name) - getattr(before, name) for name in SUMS},
+            labels=fewer(self.labels, before.labels),
+            doubtful=fewer(self.doubtful, before.doubtful),
+            lengths=tuple(now - was for now, was in zip(self.lengths, before.lengths, strict=True)),
+            confusion=None if self.confusion is None else tuple(pair for pair in pairs if pair[2]),
+            problems=more(self.problems, before.problems),
+            unread=more(self.unread, before.unread),
+        )
+
+
+class Update(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an update has added to a finished job. plan: SHA-256 of its saved plan. totals: over its own chunks."""
+
+    plan: Digest
+    totals: Totals
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the job is, and its totals. schema: of the written rows, an Arrow schema's IPC message in hexadecimal. plan:
-    SHA-256 of the saved plan. totals: None until it is finished.
+    SHA-256 of the saved plan. totals: None until it is finished; with those of its updates, which come one by one.
     """
 
     format: Literal["broadsheet-output"] = "broadsheet-output"
@@ -278,6 +314,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     schema: str
     plan: Digest | None
     totals: Totals | None = None
+    updates: tuple[Update, ...] = ()
 
 
 class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -293,15 +330,16 @@ class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The files of a job as they were listed, and how many of them, one after the other, are in each group. first: the
-    number of the first readable file, by whose columns the selection was resolved. problems: of what could not be
-    listed. unread: the same.
+    """The files of a job, or of an update, as they were listed, and how many of them, one after the other, are in each
+    group. first_group: the number of the first of these groups. first: path and columns of the job's first readable
+    file, by which the selection was resolved. problems: of what could not be listed. unread: the same.
     """
 
     version: Version = VERSION
     files: tuple[ListedFile, ...]
     groups: tuple[Count, ...]
-    first: Count | None
+    first_group: Count = 0
+    first: tuple[str, tuple[str, ...] | None] | None
     selection: SavedSelection
     chunk_rows: AtLeastOne
     problems: tuple[tuple[str, str], ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 
 import msgspec
 import pyarrow as pa
@@ -12,8 +13,8 @@ from pipeline.errors import OutputError
 from pipeline.output.record import ListedFile, SavedPlan, SavedSelection, from_json
 from pipeline.source.chunk import Selection
 from pipeline.source.files import Files
-from pipeline.source.formats.base import InputFile
-from pipeline.source.plan import Plan, plan_files
+from pipeline.source.formats.base import InputFile, Schema
+from pipeline.source.plan import Plan, bound, plan_files
 
 _NAMED = 3
 """Files that a message names."""
@@ -26,13 +27,11 @@ def listed(files: Iterable[InputFile]) -> Iterator[ListedFile]:
 
 def plan_bytes(plan: Plan) -> bytes:
     """A plan as JSON; it may have very many files, so it is compact."""
-    first = None
-    if plan.first is not None:
-        first = next(number for number, file in enumerate(plan.files) if file.path == plan.first[0])
     saved = SavedPlan(
         files=tuple(listed(plan.files)),
         groups=plan.sizes,
-        first=first,
+        first_group=plan.first_group,
+        first=_first(plan),
         selection=_saved(plan.selection),
         chunk_rows=plan.chunk_rows,
         problems=plan.problems,
@@ -52,11 +51,11 @@ def plan_from(
     saved = from_json(data, SavedPlan, name)
     try:
         check_plan(saved)
-        plan = plan_files(found, asked, chunk_rows, limit, saved.first or 0)
+        plan = plan_files(found, asked, chunk_rows, limit, _number_of_first(saved))
         same = {
             "files": saved.files == tuple(listed(plan.files)),
             "groups": saved.groups == plan.sizes,
-            "columns": saved.selection == _saved(plan.selection),
+            "columns": (saved.selection, saved.first) == (_saved(plan.selection), _first(plan)),
             "chunk size": saved.chunk_rows == plan.chunk_rows,
         }
         for what, is_same in same.items():
@@ -71,8 +70,32 @@ def check_plan(saved: SavedPlan) -> None:
     """Raise ValueError where a plan contradicts itself: each file is in one group."""
     if sum(saved.groups) != len(saved.files):
         raise ValueError(f"its groups have {sum(saved.groups):,} files, {len(saved.files):,} were listed")
-    if saved.first is not None and saved.first >= len(saved.files):
-        raise ValueError(f"there is no file {saved.first}")
+    if saved.first is not None and not saved.first_group and saved.first[0] not in {file.path for file in saved.files}:
+        raise ValueError(f"there is no file {saved.first[0]}")
+
+
+def _first(plan: Plan) -> tuple[str, tuple[str, ...] | None] | None:
+    """Path and columns of the first readable file."""
+    return None if plan.first is None else (plan.first[0], plan.first[1].names)
+
+
+def _number_of_first(saved: SavedPlan) -> int:
+    if saved.first is None:
+        return 0
+    return next(number for number, file in enumerate(saved.files) if file.path == saved.first[0])
+
+
+def together(plans: Sequence[SavedPlan]) -> SavedPlan:
+    """The plan of a job and those of its updates as one: groups are numbered on from one to the next."""
+    if [plan.first_group for plan in plans] != [0, *accumulate(len(plan.groups) for plan in plans)][:-1]:
+        raise ValueError("its groups do not begin where those before them end")
+    return msgspec.structs.replace(
+        plans[0],
+        files=tuple(chain.from_iterable(plan.files for plan in plans)),
+        groups=tuple(chain.from_iterable(plan.groups for plan in plans)),
+        problems=tuple(chain.from_iterable(plan.problems for plan in plans)),
+        unread=tuple(chain.from_iterable(plan.unread for plan in plans)),
+    )
 
 
 def files_of(saved: SavedPlan) -> list[tuple[ListedFile, ...]]:
@@ -81,21 +104,56 @@ def files_of(saved: SavedPlan) -> list[tuple[ListedFile, ...]]:
     return [saved.files[end - count : end] for end, count in zip(ends, saved.groups, strict=True)]
 
 
-def changes(saved: SavedPlan, now: Files) -> str:
-    """How the files found now differ from those of a plan, in a few words."""
+@dataclass(frozen=True)
+class Changes:
+    """How the files found now differ from those of a plan: by path; `changed` ones have another size, time or hash."""
+
+    new: tuple[str, ...]
+    changed: tuple[str, ...]
+    gone: tuple[str, ...]
+
+    def __str__(self) -> str:
+        told = (("gone", self.gone), ("new", self.new), ("changed", self.changed))
+        found = "; ".join(f"{what}: {_few(names)}" for what, names in told if names)
+        return found or "the input files are in another order"
+
+
+def changes(saved: SavedPlan, now: Files) -> Changes:
+    """What is new, changed and gone since a plan was made."""
     before, found = {file.path: file for file in saved.files}, {file.path: file for file in listed(now.found)}
-    told = [
-        (what, names)
-        for what, names in (
-            ("gone", [path for path in before if path not in found]),
-            ("new", [path for path in found if path not in before]),
-            ("changed", [path for path, file in found.items() if before.get(path, file) != file]),
-        )
-        if names
-    ]
-    if not told:
-        return "the input files are in another order"
-    return "; ".join(f"{what}: {_few(names)}" for what, names in told)
+    return Changes(
+        tuple(path for path in found if path not in before),
+        tuple(path for path, file in found.items() if before.get(path, file) != file),
+        tuple(path for path in before if path not in found),
+    )
+
+
+def resolved(saved: SavedPlan, asked: Selection) -> Selection:
+    """The selection of a job as it was resolved by its first file. Raises OutputError."""
+    chosen = saved.selection
+    try:
+        types = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(chosen.kept_types)))
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise OutputError(
+            f"the plan is damaged: no types of columns ({error}). Start again with --overwrite"
+        ) from error
+    return replace(asked, text=chosen.text, kept=chosen.kept, kept_types=tuple(types.types))
+
+
+def plan_again(saved: SavedPlan, found: Sequence[InputFile], asked: Selection) -> Plan:
+    """The plan that was saved, over its files as found now. No file is opened. Raises OutputError."""
+    selection = resolved(saved, asked)
+    first = None if saved.first is None else (saved.first[0], Schema(saved.first[1]))
+    return Plan(
+        files=tuple(bound(found, selection)),
+        sizes=saved.groups,
+        selection=selection,
+        chunk_rows=saved.chunk_rows,
+        first=first,
+        problems=saved.problems,
+        unread=saved.unread,
+        first_group=saved.first_group,
+    )
 
 
 def _few(names: list[str]) -> str:

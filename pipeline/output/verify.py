@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 
+from pipeline.accuracy import LENGTHS
 from pipeline.errors import OutputError
-from pipeline.output.account import gaps
+from pipeline.output.account import Committed, gaps, groups_of
 from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, is_claimed
 from pipeline.output.folder import REPAIR, OutputFolder
-from pipeline.output.layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS
+from pipeline.output.layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS, group_of
 from pipeline.output.place import place_of
 from pipeline.output.record import SUMS, Totals
 from pipeline.output.recount import recount
 from pipeline.output.where import Where
+from pipeline.source.chunk import NO_TRUTH
+from pipeline.source.group import Unread
 
 
 def verify(
@@ -72,41 +76,66 @@ def verify(
     totals, job = manifest.totals, manifest.fingerprint.id
     if CLAIM in folder.store.names():
         check_claim(folder.store, job)
-    if totals is None or not folder.store.has(SUCCESS):
+    if totals is None or not folder.store.has(SUCCESS) or folder.under_way(manifest):
         raise OutputError(f"{folder.path} is not finished: continue with --resume")
     plan = folder.checked_plan(manifest)
     schema, given = folder.schema(manifest), manifest.fingerprint.settings.where
     where = None if given is None else Where(given)
     committed = folder.entries(job)
     files: set[str] = set()
-    sums: Counter[str] = Counter(chunks=len(committed.chunks))
-    labels: Counter[str] = Counter()
-    doubtful: Counter[str] = Counter()
     for entry in committed.chunks.values():
         try:
             check_chunk(folder.store, entry, schema, where)
         except OutputError as error:
             raise OutputError(f"{error.message}: {REPAIR}") from error
         files.update(file.name for file in entry.files)
-        sums.update({name: getattr(entry, name) for name in SUMS})
-        labels.update(entry.labels)
-        doubtful.update(entry.doubtful)
     for name in (*folder.store.files(PARTS), *folder.store.files(QUARANTINE)):
         if name not in files:
             raise OutputError(f"{folder.path / name} belongs to no entry: {REPAIR}")
     for gap in gaps(committed, plan):
         raise OutputError(f"{gap.message}: {REPAIR}")
-    for name, counted in sums.items():
-        if getattr(totals, name) != counted:
-            found = f"{name} is {getattr(totals, name)} in the manifest, its entries have {counted}"
-            raise OutputError(f"{folder.path}: {found}: {REPAIR}")
-    if totals.labels != +labels or totals.doubtful != +doubtful:
-        found = "the labels or doubtful rows in the manifest are not the sums of those of its entries"
-        raise OutputError(f"{folder.path}: {found}: {REPAIR}")
-    unread = [each for closing in committed.closed.values() for each in closing.unread]
-    if sorted(map(str, totals.unread)) != sorted(map(str, (*unread, *(plan.unread if plan else ())))):
-        found = "the files not read are others in the manifest than in its entries"
-        raise OutputError(f"{folder.path}: {found}: {REPAIR}")
+    try:
+        _check_totals(totals, committed, plan.unread if plan else (), "")
+        for number, update in enumerate(manifest.updates, 1):
+            added = folder.plan_of(manifest, number)
+            groups = groups_of(added)
+            chunks = {name: entry for name, entry in committed.chunks.items() if group_of(name) in groups}
+            closed = {group: closing for group, closing in committed.closed.items() if group in groups}
+            unread = added.unread if added else ()
+            _check_totals(update.totals, Committed(chunks, closed), unread, f" of update {number}")
+    except OutputError as error:
+        raise OutputError(f"{folder.path}: {error.message}: {REPAIR}") from error
     if input:
         recount(manifest, plan, committed, root, endpoint)
     return totals
+
+
+def _check_totals(totals: Totals, committed: Committed, unread: Iterable[Unread], whose: str) -> None:
+    """Raise OutputError unless totals are the sums over these entries. unread: what could not be listed. whose: they
+    are, in a message.
+    """
+    sums: Counter[str] = Counter(chunks=len(committed.chunks))
+    labels: Counter[str] = Counter()
+    doubtful: Counter[str] = Counter()
+    lengths = [0] * len(LENGTHS)
+    confusion: Counter[tuple[int, int]] = Counter()
+    for entry in committed.chunks.values():
+        sums.update({name: getattr(entry, name) for name in SUMS})
+        labels.update(entry.labels)
+        doubtful.update(entry.doubtful)
+        lengths = [sum(pair) for pair in zip(lengths, entry.lengths, strict=True)]
+        for true, label, rows in entry.confusion or ():
+            confusion[true, label if true != NO_TRUTH else 0] += rows
+    for name, counted in sums.items():
+        if getattr(totals, name) != counted:
+            raise OutputError(f"{name}{whose} is {getattr(totals, name)} in the manifest, its entries have {counted}")
+    if totals.labels != +labels or totals.doubtful != +doubtful:
+        raise OutputError(
+            f"the labels or doubtful rows{whose} in the manifest are not the sums of those of its entries"
+        )
+    pairs = Counter({(true, label): rows for true, label, rows in totals.confusion or ()})
+    if list(totals.lengths) != lengths or pairs != confusion:
+        raise OutputError(f"the lengths or confusion{whose} in the manifest are not the sums of those of its entries")
+    told = (*unread, *(each for closing in committed.closed.values() for each in closing.unread))
+    if sorted(map(str, totals.unread)) != sorted(map(str, told)):
+        raise OutputError(f"the files not read{whose} are others in the manifest than in its entries")

@@ -14,6 +14,7 @@ from pipeline.accuracy import LENGTHS, Confusion, Example
 from pipeline.output.account import Committed
 from pipeline.profiling.measure import Profile
 from pipeline.report.breakdown import Breakdown, break_down
+from pipeline.report.growth import Growth
 from pipeline.report.join import Frame
 from pipeline.report.reach import Reach
 from pipeline.report.remarks import hints, not_read
@@ -62,6 +63,8 @@ class JobFacts:
         The texts that the model is for, where its card says so.
     left_out : tuple of str
         Files that were not read, since their suffix belongs to no format, in folders; folders that a pattern matched.
+    growth : Growth, optional
+        Of an update: how the input differs from what was labelled before.
 
     """
 
@@ -75,6 +78,7 @@ class JobFacts:
     no_gpu: str | None = None
     meant_for: str | None = None
     left_out: tuple[str, ...] = ()
+    growth: Growth | None = None
 
 
 @dataclass
@@ -172,7 +176,7 @@ class JobReport:
             if group_name(number) in before.done:
                 self.close(GroupEnd(number, end.files, end.chunks, end.problems, end.unread))
         self.run.reach.begin()
-        self.run.chunks_before = self.tally.chunks
+        self.run.chunks_before = len(before.chunks)
 
     def close(self, end: GroupEnd) -> None:
         """Count what was amiss with the files of a group."""
@@ -202,10 +206,13 @@ class JobReport:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 0 done, 3 something was set aside or not wholly readable, 4 stopped early."""
+        """Exit code of the command: 0 done, 3 something was set aside or not wholly readable, or an update found files
+        that have changed, 4 stopped early.
+        """
         if self.run.stopped:
             return STOPPED
-        return SET_ASIDE if self.tally.problems or self.run.set_aside else DONE
+        changed = self.job.growth is not None and self.job.growth.changed
+        return SET_ASIDE if self.tally.problems or self.run.set_aside or changed else DONE
 
     @property
     def rows_read(self) -> int:
@@ -256,7 +263,8 @@ class JobReport:
     @property
     def not_read(self) -> list[str]:
         """What was left out or read in part: a line for each kind, with a count and the first names."""
-        return not_read(self.tally, self.job.left_out, self.run.set_aside)
+        growth = self.job.growth.lines if self.job.growth else []
+        return [*not_read(self.tally, self.job.left_out, self.run.set_aside), *growth]
 
     @cached_property
     def hints(self) -> list[str]:
@@ -369,6 +377,7 @@ class JobReport:
         """
         job, tally, run = self.job, self.tally, self.run
         totals: dict[str, Any] = msgspec.to_builtins(tally.totals())
+        del totals["confusion"]  # it is in `truth`
         return totals | {
             "model": job.model,
             "backend": job.backend,
@@ -386,6 +395,7 @@ class JobReport:
             "chunks_before": run.chunks_before,
             "rows_this_run": run.rows,
             "stopped": run.stopped,
+            "update": self.job.growth and self.job.growth.to_dict(),
             "left_out": {"count": len(job.left_out), "first": list(job.left_out[:_NAMED])},
             "set_aside": [list(item) for item in run.set_aside],
             "not_read": self.not_read,

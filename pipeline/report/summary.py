@@ -25,7 +25,10 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
     tally, run = report.tally, report.run
     found = [("rows", f"{tally.rows_read:,} {balance(tally)}")]
     if run.chunks_before:
-        found.append(("resumed", f"{run.chunks_before:,} of {tally.chunks:,} chunks were there before"))
+        chunks = tally.chunks - (tally.earlier.chunks if tally.earlier else 0)
+        found.append(("resumed", f"{run.chunks_before:,} of {chunks:,} chunks were there before"))
+    if report.job.growth is not None:
+        found.append(("update", str(report.job.growth)))
     pace = f"; {report.articles_per_second:,.0f} articles a second once started" if run.rows else ""
     found.append(("time", f"{run.seconds:,.1f} s{pace}"))
     found.append(("model", report.job.model + (f", for {report.job.meant_for}" if report.job.meant_for else "")))
@@ -107,4 +110,5 @@ def _all_facts(report: JobReport) -> list[tuple[str, str]]:
 
 
 def _remarks(report: JobReport) -> list[str]:
-    return [message for message in (doubt(report), unfinished(report)) if message]
+    growth = report.job.growth.lines if report.job.growth else []
+    return [message for message in (*growth, doubt(report), unfinished(report)) if message]

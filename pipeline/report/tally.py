@@ -45,6 +45,8 @@ class Tally:
         Written rows by class of `accuracy.LENGTHS`.
     confusion : Confusion or None
         Rows by true and predicted class, where there is a truth column; the filtered ones too.
+    earlier : Totals or None
+        Of a job that is updated: they are in all figures, and in `totals`; `problems` and `unread` are the update's.
 
     """
 
@@ -63,6 +65,26 @@ class Tally:
     doubtful: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=lambda: [0] * len(LENGTHS))
     confusion: Confusion | None = None
+    earlier: Totals | None = None
+
+    @classmethod
+    def after(
+        cls,
+        earlier: Totals | None,
+        classes: tuple[str, ...],
+        problems: Iterable[tuple[str, str]],
+        unread: Iterable[tuple[str, int | None]],
+    ) -> Tally:
+        """One that goes on from the totals of what was labelled before, whose problems were told then."""
+        tally = cls(classes, list(problems), list(unread), earlier=earlier)
+        if earlier is not None:
+            for name in ("chunks", *SUMS):
+                setattr(tally, name, getattr(earlier, name))
+            tally.labels, tally.doubtful = Counter(earlier.labels), Counter(earlier.doubtful)
+            tally.lengths = list(earlier.lengths)
+            if earlier.confusion is not None:
+                tally.confusion = confusion_of(earlier.confusion, classes)
+        return tally
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Count committed chunks."""
@@ -92,11 +114,14 @@ class Tally:
 
     def totals(self) -> Totals:
         """The totals for the manifest."""
+        problems, unread = (self.earlier.problems, self.earlier.unread) if self.earlier else ((), ())
         return Totals(
             chunks=self.chunks,
             **{name: getattr(self, name) for name in SUMS},
             labels={name: self.labels[name] for name in self.classes if self.labels[name]},
             doubtful=dict(sorted(self.doubtful.items())),
-            problems=tuple(sorted(self.problems)),
-            unread=tuple(self.unread),
+            lengths=tuple(self.lengths),
+            confusion=None if self.confusion is None else self.confusion.pairs,
+            problems=tuple(sorted((*problems, *self.problems))),
+            unread=(*unread, *self.unread),
         )

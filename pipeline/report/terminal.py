@@ -122,7 +122,8 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         console.print(lines(unread_line(report.tally.unread), "yellow"), soft_wrap=True)
     _print_list("files", [message for _, message in report.tally.problems], console)
     _print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.run.set_aside], console)
-    for remark in (unfinished(report), doubt(report), *report.hints):
+    growth = report.job.growth.lines if report.job.growth else []
+    for remark in (*growth, unfinished(report), doubt(report), *report.hints):
         if remark:
             console.print(lines(remark, "yellow"), soft_wrap=True)
 

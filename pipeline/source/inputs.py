@@ -248,7 +248,7 @@ def open_input(
     if isinstance(given, Files):
         plan = plan_files(given.found, selection, chunk_rows, limit) if saved is None else saved
         unread = tuple((path, None) for path, _ in given.problems)
-        return _planned_files(replace(plan, problems=given.problems, unread=unread), scanner)
+        return planned_files(replace(plan, problems=given.problems, unread=unread), scanner)
     if isinstance(given, Stdin):
         selection = given.open(selection)
 
@@ -284,7 +284,7 @@ def refuse_unfit(given: Given, selection: Selection) -> None:
         raise UsageError("an encoding or a delimiter goes with files only: these rows are in memory")
 
 
-def _planned_files(plan: Plan, scanner: Scanners) -> JobInput:
+def planned_files(plan: Plan, scanner: Scanners) -> JobInput:
     """Groups for workers to read, and the chunks of large files, which are found beside the job."""
 
     def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:

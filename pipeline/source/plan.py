@@ -57,7 +57,7 @@ class Plan:
     """A job over files. files: as they were listed. sizes: how many of them are in each group. selection: with its text
     columns, kept columns and their types resolved. first: the first readable file, by which they are, and its columns;
     None where none can be read. limit: of rows. problems: of what could not be listed. unread: the same, without the
-    messages.
+    messages. first_group: the number of the first group; those before it are of the job that this one adds to.
     """
 
     files: tuple[InputFile, ...]
@@ -68,11 +68,12 @@ class Plan:
     limit: int | None = None
     problems: tuple[Problem, ...] = ()
     unread: tuple[Unread, ...] = ()
+    first_group: int = 0
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         found, at = [], 0
-        for number, count in enumerate(self.sizes):
+        for number, count in enumerate(self.sizes, self.first_group):
             found.append(Group(number, self.files[at : at + count], self.first, self.limit))
             at += count
         return tuple(found)

@@ -70,13 +70,18 @@ class Found:
     left_out: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
-    def add(self, more: Found) -> None:
-        """Add what another name stands for; what two names stand for is read once."""
-        known = {file.location for file in self.files}
-        files = {file.location: file for file in more.files if file.location not in known}
-        self.files += sorted(files.values(), key=lambda file: file.location)
-        self.left_out += sorted({*more.left_out} - {*self.left_out})
-        self.unreadable += sorted({*more.unreadable} - {*self.unreadable})
+    @classmethod
+    def joined(cls, each: Iterable[Found]) -> Found:
+        """What several names stand for: in their order, sorted within each, and what two of them stand for once."""
+        files: dict[str, Listed] = {}
+        left_out: dict[str, None] = {}
+        unreadable: dict[tuple[str, str], None] = {}
+        for found in each:
+            for file in sorted(found.files, key=lambda file: file.location):
+                files.setdefault(file.location, file)
+            left_out |= dict.fromkeys(sorted(found.left_out))
+            unreadable |= dict.fromkeys(sorted(found.unreadable))
+        return cls([*files.values()], [*left_out], [*unreadable])
 
     def is_unreadable(self, folder: str, error: OSError) -> None:
         self.unreadable.append((folder, reason(error)))
@@ -88,7 +93,6 @@ def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str 
     is_known: whether the suffix of a path or URL belongs to what can be read. endpoint: as of `bucket_client`. Raises
     UsageError where a name stands for nothing.
     """
-    found = Found()
     is_known = _by_suffix(is_known)
     urls = [None if "://" not in name and os.path.lexists(name) else as_url(name) for name in names]
 
@@ -102,8 +106,7 @@ def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str 
             others = f" ({len(here.left_out):,} files of other kinds)" if here.left_out else ""
             shown = without_secrets(url or name)
             raise UsageError(f"no input at {shown!r}: no such file, or a folder or pattern without one{others}")
-        found.add(here)
-    return found
+    return Found.joined(searched)
 
 
 def printable(path: str) -> str:
