@@ -22,8 +22,11 @@ def held_bytes(sizes: NDArray[np.int64], selection: Selection) -> NDArray[np.int
     return np.minimum(sizes, selection.reads + _BESIDE_TEXT)
 
 
+def held_of_record(size: int, selection: Selection) -> int:
+    """`held_bytes` of one record."""
+    return size if not selection.reads or selection.kept else min(size, selection.reads + _BESIDE_TEXT)
+
+
 def held_together(size: int, rows: int, selection: Selection) -> int:
     """Bytes that count of rows that take `size` bytes together, where a row's own size is not known."""
-    each = np.array([-(-size // max(rows, 1))])
-    held = held_bytes(each, selection)
-    return size if held[0] == each[0] else int(held[0]) * rows
+    return min(size, held_of_record(-(-size // max(rows, 1)), selection) * rows)
