@@ -214,7 +214,7 @@ def prepare(request: Request) -> Prepared:
         update = begin(folder, before, found, options.strict) if options.update else _continued(folder, before, found)
         if update is not None:
             growth = update.growth
-        elif folder.plan() is not None and isinstance(found, Files):
+        elif (before.updates or folder.plan() is not None) and isinstance(found, Files):
             saved = folder.checked_plan(before)
         if saved is not None and isinstance(found, Files):
             differ = changes(saved, found)

@@ -77,6 +77,13 @@ def test_each_night_adds_what_is_new_and_nothing_else(job: Run, days: Path, tmp_
         rows = duckdb.sql(f"select count(*), count(distinct (file, row)) from '{source}'").fetchall()
         assert rows == [(46, 46)]
     assert verify(out, input=True).rows_read == 51
+    whole = contents(out)
+    for name in (names[0], names[-1]):  # of the job, and of its last update
+        (out / name).write_bytes(b"")
+    with pytest.raises(OutputError, match="resume=True repairs this"):
+        verify(out)
+    assert job(resume=True).run.rows == 8
+    assert contents(out) == whole
     updates = json.loads((out / "_manifest.json").read_text())["updates"]
     assert [update["totals"]["rows_read"] for update in updates] == [24, 3]
 
