@@ -49,6 +49,7 @@ from pipeline.source.limits import CHUNK_ROWS
 from pipeline.source.scan import Scanner
 from pipeline.source.stdin import Stdin
 from pipeline.tasks import Done, Job, SetAside, profile_engine
+from pipeline.telemetry.clocks import Clock
 from pipeline.update import Update, begin, only_known, unfinished
 from pipeline.watchdog import Watchdog
 
@@ -214,7 +215,7 @@ def prepare(request: Request) -> Prepared:
         update = begin(folder, before, found, options.strict) if options.update else _continued(folder, before, found)
         if update is not None:
             growth = update.growth
-        elif folder.plan() is not None and isinstance(found, Files):
+        elif (before.updates or folder.plan() is not None) and isinstance(found, Files):
             saved = folder.checked_plan(before)
         if saved is not None and isinstance(found, Files):
             differ = changes(saved, found)
@@ -261,7 +262,7 @@ def _nothing_new(prepared: Prepared, before: Manifest, update: Update) -> JobRep
     tally = Tally.after(update.earlier, model.classes, problems, [(path, None) for path, _ in problems])
     schema = folder.schema(before) if folder else pa.schema([])
     results = Results(schema, folder, fingerprint.id, origin_of(request.source, options.selection(model)))
-    report = JobReport(facts, tally, Run(), results)
+    report = JobReport(facts, tally, Run(Timeline(prepared.started, Clock(0.0, 0.0))), results)
     report.run.seconds = time.perf_counter() - prepared.began
     explain(report, options.trace, options.report)
     request.progress.finished(report)

@@ -82,7 +82,8 @@ def begin(folder: OutputFolder, manifest: Manifest, now: Given, strict: bool) ->
         differ = changes(found.saved, now)
         if differ.changed or differ.gone:
             folder.discard_update(found.number, found.saved, manifest.fingerprint.id)
-            found, least = None, groups_of(found.saved).stop  # a worker that is late may still write its chunks
+            least = groups_of(found.saved).stop  # a worker that is late may still write chunks of those groups
+            found = None
     if found is None and not folder.store.has(SUCCESS):
         folder.seal(manifest)
     found = found or _update(folder, manifest, manifest.totals, now, None, least)

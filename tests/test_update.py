@@ -39,6 +39,10 @@ def add(folder: Path, *names: str, rows: int = 12, header: str = "id,kind,text")
         os.utime(folder / name, ns=(1_700_000_000_000_000_000,) * 2)
 
 
+def fail() -> None:
+    raise InterruptedError
+
+
 @pytest.fixture
 def days(tmp_path: Path) -> Path:
     folder = tmp_path / "in"
@@ -77,6 +81,13 @@ def test_each_night_adds_what_is_new_and_nothing_else(job: Run, days: Path, tmp_
         rows = duckdb.sql(f"select count(*), count(distinct (file, row)) from '{source}'").fetchall()
         assert rows == [(46, 46)]
     assert verify(out, input=True).rows_read == 51
+    whole = contents(out)
+    for name in (min(names), max(names)):  # of the job, and of its last update
+        (out / name).write_bytes(b"")
+    with pytest.raises(OutputError, match="resume=True repairs this"):
+        verify(out)
+    assert job(resume=True).run.rows == 8
+    assert contents(out) == whole
     updates = json.loads((out / "_manifest.json").read_text())["updates"]
     assert [update["totals"]["rows_read"] for update in updates] == [24, 3]
 
@@ -107,6 +118,9 @@ def test_nothing_new_is_said_at_once_and_what_has_changed_or_gone_is_told(
     )
     assert changed.to_dict()["update"]["changed"] == (str(days / "b.csv"),)
     assert {name: (out / name).stat().st_mtime_ns for name in contents(out)} == whole
+    (out / "_SUCCESS").unlink()  # as if it was killed between the totals and that
+    job(update=True, client=no_client)
+    assert (out / "_SUCCESS").exists()
     with pytest.raises(SourceError, match=r"1 file has changed .*stops here"):
         job(update=True, strict=True)
     add(days, "d.csv")
@@ -140,9 +154,8 @@ def test_a_job_that_is_another_or_not_finished_is_refused(job: Run, days: Path, 
     assert job(update=True).rows_read == 36
 
 
-@pytest.mark.parametrize("step", ["after-temporary", "before-entry"])
 def test_an_update_that_is_killed_is_continued_and_equals_an_undisturbed_one(
-    broadsheet: Command, small_model_file: Path, days: Path, tmp_path: Path, client: Client, step: str
+    broadsheet: Command, small_model_file: Path, days: Path, tmp_path: Path, client: Client
 ) -> None:
     """What came since it was killed is labelled by the update after it, in the same command."""
     out, other, flag = tmp_path / "out", tmp_path / "undisturbed", tmp_path / "killed"
@@ -151,7 +164,7 @@ def test_an_update_that_is_killed_is_continued_and_equals_an_undisturbed_one(
     shutil.copytree(other, out)
     add(days, "a.csv", "d.csv")
     options = ["--id-column", "id", "--chunk-size", 5, "--truth-column", "kind", "--where", "n_chars > 12"]
-    env = {"BROADSHEET_KILL": f"{step} all {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD}
+    env = {"BROADSHEET_KILL": f"before-entry all {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD}
     arguments = ["classify", days, "-o", out, "--model", small_model_file, *options, "--update", "--workers", 1]
     before = committed(out)
     killed = broadsheet(*arguments, env=env, start_new_session=True)
@@ -160,25 +173,16 @@ def test_an_update_that_is_killed_is_continued_and_equals_an_undisturbed_one(
     assert committed(out) > before
     with pytest.raises(OutputError, match="is not finished: continue with resume=True"):
         verify(out)
-    if step == "before-entry":
-        run(out, resume=True)
-    else:
-        add(days, "e.csv")
-        assert run(out, update=True).rows_read == 60
-    (days / "e.csv").unlink(missing_ok=True)
     run(other, update=True)
-    if step != "before-entry":
-        add(days, "e.csv")
-        run(other, update=True)
+    add(days, "e.csv")
+    assert run(out, update=True).rows_read == 60
+    run(other, update=True)
     check_whole(out, other)
 
 
 def test_an_update_whose_files_changed_before_it_was_continued_begins_anew(
     job: Run, days: Path, tmp_path: Path
 ) -> None:
-    def fail() -> None:
-        raise InterruptedError
-
     out = tmp_path / "out"
     job()
     before = committed(out)
@@ -223,8 +227,11 @@ def test_an_update_in_a_bucket_is_that_on_disk(job: Run, days: Path, tmp_path: P
     for run in (job, in_bucket):
         run()
     add(days, "a.csv")
-    for run in (job, in_bucket):
-        run(update=True)
+    job(update=True)
+    with pytest.raises(InterruptedError):
+        in_bucket(update=True, progress=Once(fail))
+    assert "_SUCCESS" not in s3.contents()
+    in_bucket(resume=True)
     assert s3.contents() == contents(tmp_path / "out")
     assert in_bucket(update=True).run.rows == 0
     assert verify(s3.url, endpoint=s3.endpoint).rows_read == 36

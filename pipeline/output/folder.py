@@ -527,7 +527,8 @@ class OutputFolder:
             return None
         path, data = self.path / PLAN, self.plan()
         if data is None:
-            raise OutputError(f"{path} is missing or damaged: it is not the plan that the job began with: {REPAIR}")
+            remedy = ". Put that back, or start again with --overwrite" if manifest.updates else f": {REPAIR}"
+            raise OutputError(f"{path} is missing or damaged: it is not the plan that the job began with{remedy}")
         plan = from_json(data, SavedPlan, path)
         try:
             check_plan(plan)
