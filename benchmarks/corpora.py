@@ -129,6 +129,7 @@ def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[s
     with ExitStack() as stack:
         os.environ["DASK_DISTRIBUTED__WORKER__PRELOAD"] = str(ROOT / "benchmarks" / "stand_in.py")
         stack.callback(os.environ.pop, "DASK_DISTRIBUTED__WORKER__PRELOAD")
+        os.environ["STAND_IN_WORKERS"] = str(workers)
         found["reader"] = measured(inputs, warm, out, given | {"where": "local"})
     if not options.keep:
         shutil.rmtree(inputs)

@@ -1,15 +1,21 @@
 """A Dask worker preload that replaces the network by a stand-in, to measure everything else.
 
 DASK_DISTRIBUTED__WORKER__PRELOAD=benchmarks/stand_in.py broadsheet classify …
+
+The environment variable STAND_IN_WORKERS says how many workers are on the host, if several.
 """
 
+import os
 import time
 
 import numpy as np
 from distributed import Worker
 
+from cluster.plugin import reader_count
 from pipeline.engine.base import Backend, Predictions
 from pipeline.worker import STATE
+
+WORKERS = "STAND_IN_WORKERS"
 
 
 class StandIn:
@@ -34,3 +40,5 @@ class StandIn:
 def dask_setup(worker: Worker) -> None:
     """Called by Dask when the worker starts: only there, never in a process that imports this file."""
     STATE.open_engine = StandIn
+    workers = int(os.environ.get(WORKERS, "1"))
+    STATE.read_in_processes(reader_count(workers))  # as a GPU's worker does

@@ -11,13 +11,14 @@ from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from cluster.clock import ClockPlugin
 from cluster.heartbeat import METRIC, worker_metrics
-from cluster.settings import no_workers_seconds
+from cluster.settings import THREADS_PER_WORKER, no_workers_seconds
 from cluster.steady_clock import use_steady_clock
 from pipeline.engine.base import Backend, Engine, Texts
+from pipeline.engine.open import expected_device
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import GPU_EXECUTOR
 from pipeline.model.charcnn import Model
-from pipeline.threads import available_cores
+from pipeline.threads import available_cores, share_of_cores
 from pipeline.worker import STATE
 
 NAME = "broadsheet-engine"
@@ -50,6 +51,8 @@ class EnginePlugin(WorkerPlugin):
             worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(1, "broadsheet-gpu")
         worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be iterating over the old ones
         threads = max(1, available_cores() // self._share)
+        if expected_device(self._device) == "cuda":
+            STATE.read_in_processes(reader_count(self._share))
 
         def load() -> Engine:
             began = time.perf_counter()
@@ -63,6 +66,12 @@ class EnginePlugin(WorkerPlugin):
 
     def teardown(self, worker: Worker) -> None:
         STATE.remove(self.key)
+
+
+def reader_count(workers_per_host: int) -> int:
+    """Reader processes of a worker: its share of the host's cores, but for one in eight, which the worker needs."""
+    cores = share_of_cores(workers_per_host)
+    return min(cores - cores // 8, THREADS_PER_WORKER)
 
 
 def engine_key(model: Model, device: str, precision: str, kernels: str) -> str:

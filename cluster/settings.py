@@ -54,9 +54,9 @@ DASHBOARD_ADDRESS = "127.0.0.1:0"
 
 _OUR_LINK = "http://127.0.0.1:{port}/status"  # where it listens, or where a tunnel to it ends
 
-THREADS_PER_WORKER = 8
-"""Tasks of a worker at a time: so many groups of files are read side by side, each decompressed and split by a thread.
-Parsing, classifying and writing have threads of their own, so with these all of 16 cores have work.
+THREADS_PER_WORKER = 16
+"""Tasks of a worker at a time: so many groups of files are read side by side, on a GPU's worker each by a process of
+its own. Parsing, classifying and writing have threads of their own.
 """
 
 NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # their HTTP server starts even so

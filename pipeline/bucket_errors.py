@@ -100,8 +100,12 @@ def explain(error: BaseException, url: str) -> str:
 
 
 def _explained(error: BaseException, url: str) -> OSError:
+    """By its number: what may pass, or with other credentials; what is not allowed; anything else."""
     denied = _status(error) in (401, 403) or _code(error) == "AccessDenied"
-    return OSError(errno.EACCES if denied else errno.EIO, explain(error, url))
+    number = errno.EACCES if denied else errno.EIO
+    if _code(error) in _EXPIRED or may_pass(error):
+        number = errno.ETIMEDOUT
+    return OSError(number, explain(error, url))
 
 
 def _asked_metadata(error: BaseException) -> bool:

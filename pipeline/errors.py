@@ -56,5 +56,11 @@ class InputChanged(SourceError):
     """An input file that is no longer the one that the job was planned for. Exit code 3."""
 
 
+class InputUnavailable(BroadsheetError):
+    """Input that cannot be read now, and may be later: its server is not reached, or credentials have expired. Exit
+    code 1: the job ends, and can be resumed.
+    """
+
+
 class OutputError(BroadsheetError):
     """An output folder that cannot be written, or whose files are missing, damaged or do not add up. Exit code 1."""

@@ -29,6 +29,7 @@ from pipeline.group_tasks import TOPIC, Labelled, begin_no_more, label_group, la
 from pipeline.source.group import Group, GroupEnd, part_name
 from pipeline.source.inputs import Loaded, Partition, Source, Unread
 from pipeline.source.plan import Run, Unit
+from pipeline.source.readers import ReaderLost
 from pipeline.suspects import Suspects
 from pipeline.task_keys import run_of, task_key
 from pipeline.tasks import Done, Job, Noted, SetAside, Stopped
@@ -38,6 +39,7 @@ Event = Done | GroupEnd | Noted | SetAside | Stopped
 """What a job hears of its chunks."""
 
 GPU_EXECUTOR = "gpu"
+_LOSSES = KilledWorker | ReaderLost
 _SUSPECT_LOSSES = 2
 """So many workers may be lost with a chunk that runs with others, before it has to run alone."""
 
@@ -92,7 +94,7 @@ def _run_together(run: _Run, waiting: Iterator[Source], suspects: Suspects, stri
         elif ended is not None:
             if more:
                 run.release_spent()
-            if not isinstance(ended.result, KilledWorker):
+            if not isinstance(ended.result, _LOSSES):
                 yield from _events(ended.result)
             elif ended.losses < _SUSPECT_LOSSES:
                 # Perhaps not the cause: a worker that dies takes its other tasks with it.
@@ -155,10 +157,13 @@ def _run_alone(run: _Run, suspects: Suspects) -> Iterator[Event]:
             ended = run.next_event(wait=True)
             if isinstance(ended, Noted):
                 yield ended
-        killed = isinstance(ended.result, KilledWorker)
-        suspects.ran_alone(source, killed)
-        why = "it kills every worker that takes it"
-        yield from _set_aside(source, why) if isinstance(ended.result, KilledWorker) else _events(ended.result)
+        suspects.ran_alone(source, isinstance(ended.result, KilledWorker))
+        if isinstance(ended.result, KilledWorker):
+            yield from _set_aside(source, "it kills every worker that takes it")
+        elif isinstance(ended.result, ReaderLost):
+            yield from _set_aside(source, f"{ended.result.message}, and so did those that tried it before")
+        else:
+            yield from _events(ended.result)
 
 
 @dataclass(frozen=True)
@@ -177,10 +182,10 @@ class _Flight:
 
 @dataclass(frozen=True)
 class _Ended:
-    """What became of a source. losses: workers that were lost with it since it last committed a chunk."""
+    """What became of a source. losses: workers, or reader processes, lost with it since it last committed a chunk."""
 
     source: Source
-    result: Done | Labelled | list[SetAside] | KilledWorker
+    result: Done | Labelled | list[SetAside] | KilledWorker | ReaderLost
     losses: int
 
 
@@ -340,6 +345,9 @@ class _Run:
         self._progressed.discard(key)
         if isinstance(result, KilledWorker):
             return _Ended(source, result, 1 if progressed else flight.losses + result.allowed_failures + 1)
+        if isinstance(result, ReaderLost):
+            self.watchdog.warn(f"{result.message}; it is read again, unless that has happened again and again")
+            return _Ended(source, result, 1 if progressed else flight.losses + 1)
         if not isinstance(result, BaseException):
             self.watchdog.progress()
             return _Ended(source, result, flight.losses)

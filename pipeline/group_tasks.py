@@ -19,6 +19,7 @@ from pipeline.output.commit import commit_end, committed_entry
 from pipeline.output.record import Entry
 from pipeline.source.group import Group, GroupChunk, GroupEnd
 from pipeline.source.plan import Run
+from pipeline.source.room import MOST_OF_ONE, bytes_of
 from pipeline.task_keys import Key, run_of
 from pipeline.tasks import Done, Job, Work, infer, output_of, refuse_bad_rows, write
 from pipeline.telemetry.spans import Span, span
@@ -124,7 +125,7 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         or nobody wants the result any longer.
         """
         if not self._has_room:
-            STATE.room.acquire()
+            STATE.room.take(MOST_OF_ONE)
             self._has_room = True
         return not self._failed and run_of(self._key) not in STATE.stopped and self._is_wanted
 
@@ -141,25 +142,28 @@ class _Labelling(AbstractContextManager["_Labelling"]):
             self._begun.append(Done(found.name, self._committed.pop(found.name), [], None, []))
             return
         refuse_bad_rows(found.chunk, self._job)
-        self._begun.append(STATE.labelling.submit(self._label, Work(found.name, found.sources, found.chunk, spans=own)))
-        self._has_room = False  # it is the chunk's now
+        taken = bytes_of(found.chunk)
+        work = Work(found.name, found.sources, found.chunk, spans=own)
+        self._begun.append(STATE.labelling.submit(self._label, work, taken))
+        self._has_room = False  # it is the chunk's now, and what that does not take is given back
+        STATE.room.give_back(MOST_OF_ONE - taken)
         if self._alone:
             wait([future for future in self._begun[-1:] if isinstance(future, Future)])
 
-    def _label(self, work: Work) -> Done:
+    def _label(self, work: Work, taken: int) -> Done:
         try:
             done = write(infer(work, self._job), self._job)
         except BaseException:
             self._failed = True
             raise
         finally:
-            STATE.room.release()
+            STATE.room.give_back(taken)
         self._worker.log_event(TOPIC, {"task": list(self._key), "chunk": done.name, "rows": done.entry.rows_read})
         return done
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._has_room:
-            STATE.room.release()
+            STATE.room.give_back(MOST_OF_ONE)
         wait([future for future in self._begun if isinstance(future, Future)])
         if error is None:
             _ = self.done

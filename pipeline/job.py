@@ -341,7 +341,7 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     )
     unread = planned.input.plan.unread if planned.input.plan else ()
     update = prepared.update
-    tally = Tally.after(update and update.earlier, model.classes, planned.input.problems, unread)
+    tally = Tally.after(update.earlier if update else None, model.classes, planned.input.problems, unread)
     origin = origin_of(request.source, planned.input.selection)
     results = Results(planned.columns.written, folder, fingerprint.id, origin)
     groups = planned.input.plan.groups if planned.input.plan else ()

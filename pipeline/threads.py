@@ -5,12 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 def available_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share_of_cores(processes: int) -> int:
+    """Cores for each of several equal processes on this host, of which this is one. Some may be pinned to a part of
+    the cores already: then the process that started this one has them all.
+    """
+    cores = available_cores()
+    every = cores
+    if hasattr(os, "sched_getaffinity"):
+        with suppress(OSError):
+            every = max(cores, len(os.sched_getaffinity(os.getppid())))
+    return max(1, min(cores, every // processes))
 
 
 @contextmanager

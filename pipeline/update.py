@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.errors import OutputError, SourceError, UsageError
+from pipeline.output.account import groups_of
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import SUCCESS
 from pipeline.output.record import Manifest, SavedPlan, Totals
@@ -22,7 +23,8 @@ from pipeline.source.plan import Plan, bound
 @dataclass(frozen=True)
 class Update:
     """An update that a run is to do. number: from 1. saved: its plan, where an earlier run has begun it. whole: the
-    plan of all that was labelled before, and earlier its totals. files: of the update.
+    plan of all that was labelled before, and earlier its totals. files: of the update. first_group: the number of its
+    first group.
     """
 
     number: int
@@ -31,6 +33,7 @@ class Update:
     earlier: Totals
     files: Sequence[InputFile]
     growth: Growth
+    first_group: int
 
     @property
     def is_empty(self) -> bool:
@@ -58,7 +61,7 @@ class Update:
             first=(path, Schema(names)),
             problems=found.problems,
             unread=tuple((path, None) for path, _ in found.problems),
-            first_group=len(self.whole.groups),
+            first_group=self.first_group,
         )
 
 
@@ -74,15 +77,15 @@ def begin(folder: OutputFolder, manifest: Manifest, now: Given, strict: bool) ->
         raise UsageError(f"cannot update {folder.path}: its job is not finished. Continue with --resume first")
     if manifest.fingerprint.settings.limit is not None:
         raise UsageError(f"cannot update {folder.path}: its job had a --limit, which ends before the new files")
-    found = unfinished(folder, manifest, now)
+    found, least = unfinished(folder, manifest, now), 0
     if found is not None and found.saved is not None:
         differ = changes(found.saved, now)
         if differ.changed or differ.gone:
             folder.discard_update(found.number, found.saved, manifest.fingerprint.id)
-            found = None
+            found, least = None, groups_of(found.saved).stop  # a worker that is late may still write its chunks
     if found is None and not folder.store.has(SUCCESS):
         folder.seal(manifest)
-    found = found or _update(folder, manifest, manifest.totals, now, None)
+    found = found or _update(folder, manifest, manifest.totals, now, None, least)
     if strict and found.growth.changed:
         raise SourceError(f"{found.growth.lines[0]} (--strict stops here)")
     return found
@@ -96,7 +99,10 @@ def unfinished(folder: OutputFolder, manifest: Manifest, now: Given) -> Update |
     return _update(folder, manifest, manifest.totals, now, folder.plan_of(manifest, number))
 
 
-def _update(folder: OutputFolder, manifest: Manifest, earlier: Totals, now: Files, saved: SavedPlan | None) -> Update:
+def _update(
+    folder: OutputFolder, manifest: Manifest, earlier: Totals, now: Files, saved: SavedPlan | None, least: int = 0
+) -> Update:
+    """least: the number that its first group has at least."""
     whole = folder.checked_plan(manifest)
     if whole is None:
         raise UsageError(f"cannot update {folder.path}: the rows of its job were in memory, and not in files")
@@ -106,7 +112,7 @@ def _update(folder: OutputFolder, manifest: Manifest, earlier: Totals, now: File
     files = [by_path[path] for path in own if path in by_path]
     later = len(set(differ.new) - set(own))
     growth = Growth(len(own), len(whole.files), differ.changed, differ.gone, later)
-    return Update(len(manifest.updates) + 1, saved, whole, earlier, files, growth)
+    return Update(len(manifest.updates) + 1, saved, whole, earlier, files, growth, max(least, len(whole.groups)))
 
 
 def only_known(whole: SavedPlan, now: Files) -> Files:

@@ -56,7 +56,7 @@ class Watchdog:
     def __init__(self, client: Client, what: str, warn: Callable[[str], None], patience: float) -> None:
         self._client = client
         self._what = what
-        self._warn = warn
+        self.warn = warn
         self._patience = self._next = patience
         self._began = self._last = time.monotonic()
         self._doing: tuple[str, float] | None = None
@@ -111,14 +111,14 @@ class Watchdog:
                 self._next = self._patience
             elif idle >= self._next:
                 self._next = 2 * idle
-                self._warn(f"{self._what} for {idle:.0f} s: {self._reason()}")
+                self.warn(f"{self._what} for {idle:.0f} s: {self._reason()}")
             try:
                 message = self._lost.get(timeout=self._next - min(idle, self._next))
             except Empty:
                 continue
             if message is None:
                 return
-            self._warn(_loss(message["worker"], message["processing-tasks"]))
+            self.warn(_loss(message["worker"], message["processing-tasks"]))
 
     def _reason(self) -> str:
         if self._doing is not None:

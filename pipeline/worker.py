@@ -5,21 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from typing import Any
 
 from pipeline.engine.base import Backend, Engine
 from pipeline.engine.open import open_engine
 from pipeline.errors import BroadsheetError
 from pipeline.output.commit import commit_chunk
+from pipeline.source.chunk import Chunk
+from pipeline.source.group import GroupChunk, GroupEnd
+from pipeline.source.plan import Unit
 from pipeline.source.read import read_group, read_run, read_unit
+from pipeline.source.readers import Readers
+from pipeline.source.room import Room
 from pipeline.telemetry.spans import WHERE, Place
 
-_MOST_CHUNKS = 16
-"""Chunks of groups and runs that a process holds at a time, whatever the number of tasks: of 64 MiB each at most, so
-1 GiB. Two for each task of a worker: one is read while another is classified and written.
-"""
+_MOST_LABELLED = 16
+"""Chunks of groups and runs that are classified, or written, at a time."""
 
 
 class WorkerState:
@@ -27,19 +31,19 @@ class WorkerState:
 
     open_engine, read, read_group, read_run, commit: the functions that the plugin and the tasks call; assign another to
     replace one on a worker. computing: a lock, held while a chunk is computed and while engines are loaded or closed:
-    an engine has one ring of slots (on a CPU one pool of threads), and must not be closed while it computes. room: for
-    chunks of groups and runs. labelling: threads that classify and write these. stopped: the runs of the graph that
-    begin no further chunk here.
+    an engine has one ring of slots (on a CPU one pool of threads), and must not be closed while it computes. readers:
+    the processes that read, where there are some; else this one does. room: for chunks of groups and runs. labelling:
+    threads that classify and write these. stopped: the runs of the graph that begin no further chunk here.
     """
 
     def __init__(self) -> None:
         self.open_engine: Callable[..., Engine] = open_engine
-        self.read = read_unit
-        self.read_group, self.read_run = read_group, read_run
+        self.read, self.read_group, self.read_run = self._read_unit, self._read_group, self._read_run
         self.commit = commit_chunk
         self.computing: AbstractContextManager[object] = threading.Lock()
-        self.room = threading.BoundedSemaphore(_MOST_CHUNKS)
-        self.labelling = ThreadPoolExecutor(_MOST_CHUNKS, "broadsheet-label")
+        self.readers: Readers | None = None
+        self.room = Room()
+        self.labelling = ThreadPoolExecutor(_MOST_LABELLED, "broadsheet-label")
         self.stopped: set[str] = set()
         self.engines: dict[str, Engine] = {}
         self._places: dict[str, Place] = {}
@@ -61,6 +65,23 @@ class WorkerState:
             if self._users[key] <= 0 and key in self.engines:
                 self.engines.pop(key).close()
                 del self._places[key]
+            if not self.engines and self.readers is not None:
+                self.readers.close()
+                self.readers = None
+
+    def read_in_processes(self, count: int) -> None:
+        """Read in so many processes, which start now, until the last engine is given up."""
+        if self.readers is None:
+            self.readers = Readers(count)
+
+    def _read_unit(self, *given: Any) -> Chunk:
+        return self.readers.read_unit(*given) if self.readers else read_unit(*given)
+
+    def _read_group(self, *given: Any) -> Generator[GroupChunk | GroupEnd, None, None]:
+        return self.readers.read_group(*given) if self.readers else read_group(*given)
+
+    def _read_run(self, *given: Any) -> Generator[tuple[Unit, Chunk | None], None, None]:
+        return self.readers.read_run(*given) if self.readers else read_run(*given)
 
     def engine(self, key: str) -> tuple[Engine, Place]:
         """The engine under `key`, and its place. Raises BroadsheetError where another job's engine is loaded."""

@@ -17,14 +17,27 @@ from pipeline import BroadsheetError, OutputError, UsageError, classify
 from pipeline.report.job import Progress
 from pipeline.wording import SWITCHES, VALUED, in_python
 
-ERRORS = {"BroadsheetError", "UsageError", "ModelError", "SourceError", "InputChanged", "OutputError"}
+ERRORS = {"BroadsheetError", "UsageError", "ModelError", "SourceError", "InputChanged", "InputUnavailable"}
+ERRORS |= {"OutputError"}
 OTHER_PROGRAMS = {
     *("allocations", "clock-control", "constraint", "cpu-bind", "cpuctxsw", "csv", "dashboard-address"),
     *("death-timeout", "export", "gpus-per-node", "host", "interface", "job-name", "kernel-name", "kernel-name-base"),
-    *("mem", "metrics", "nanny", "no-dashboard", "no-kill", "nodes", "nsys", "nthreads", "ntasks-per-node", "nworkers"),
+    *(
+        "long",
+        "mem",
+        "metrics",
+        "nanny",
+        "no-dashboard",
+        "no-kill",
+        "nodes",
+        "nsys",
+        "nthreads",
+        "ntasks-per-node",
+        "nworkers",
+    ),
     *("open-mode", "output", "page", "parsable", "preload", "qos", "requeue", "sample", "signal", "time", "trace"),
 }
-"""Flags of Slurm, Dask, Nsight and of the commands that Python has no function for."""
+"""Flags of Slurm, Dask, Nsight, zstd and of the commands that Python has no function for."""
 
 
 def sources() -> list[Path]:

@@ -220,11 +220,11 @@ class OutputFolder:
         """
         job, totals = manifest.fingerprint.id, manifest.totals
         check = partial(check_claim, self.store, job)
-        files = [name for name in self.store.files(ENTRIES) if layout.of_job(name, job)]
+        plan = self.plan_of(manifest, len(manifest.updates))
+        files = self._entry_files(job, range(groups_of(plan).stop))
         found = sum(not layout.is_closing(name) for name in files)
         if totals is not None and found != totals.chunks:
             raise OutputError(f"{self.path} has {found:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
-        plan = self.plan_of(manifest, len(manifest.updates))
         counted = {name: entry.digest for name, entry in self.entries(job, groups_of(plan)).chunks.items()}
         self._check_committed(manifest, plan, counted, check)
         self.store.add(SUCCESS, b"", check)
@@ -430,34 +430,32 @@ class OutputFolder:
         manifest = self.manifest()
         if not update and (len(manifest.updates) != updates or self.under_way(manifest)):
             raise OutputError(f"{self.path} was updated while this job ran: its labels are there, and complete")
+        if update and update <= len(manifest.updates):  # another run of this update has finished it
+            if not self.under_way(manifest):
+                self.store.add(SUCCESS, b"", check)
+            return
         plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
         if update:
             manifest = self._updated(manifest, update, totals)
         else:
             manifest = msgspec.structs.replace(manifest, totals=totals, schema=_hex(schema))
         groups = groups_of(plan)
-
-        def is_another(name: str) -> bool:
-            group = _group_of(name, job)
-            return update > 0 and group >= 0 and group not in groups
-
+        others = {group for number in range(update) for group in groups_of(self.plan_of(manifest, number))}
         self.store.remove_attempts(FOLDERS)
         ours = {layout.entry_file(chunk, job) for chunk in counted}
         ours |= {layout.closing_file(number, job) for number in groups}
-        self._remove_others((ENTRIES,), lambda name: name in ours or is_another(name), check)
+        self._remove_others((ENTRIES,), lambda name: name in ours or _group_of(name, job) in others, check)
         committed = self._check_committed(manifest, plan, counted, check)
         parts = {file.name for entry in committed.chunks.values() for file in entry.files}
-        self._remove_others((PARTS, QUARANTINE), lambda name: name in parts or is_another(name), check)
+        self._remove_others((PARTS, QUARANTINE), lambda name: name in parts or _group_of(name, job) in others, check)
         self.store.remove_empty_folders(PARTS)
         self.store.update(MANIFEST, before, to_json(manifest), check)
         self.store.add(SUCCESS, b"", check)
 
     def _updated(self, manifest: Manifest, number: int, totals: Totals) -> Manifest:
-        """The manifest with an update. totals: of the folder. Raises OutputError where it has another one already."""
+        """The manifest with one more update. totals: of the folder, with it. Raises OutputError."""
         if manifest.totals is None:
             raise OutputError(f"{self.path} is not finished: continue with --resume")
-        if number <= len(manifest.updates):  # another run of this update has finished
-            return manifest
         data = self.store.read(layout.update_plan(number, manifest.fingerprint.id))
         update = Update(plan=hashlib.sha256(data).hexdigest(), totals=totals.since(manifest.totals))
         return msgspec.structs.replace(manifest, totals=totals, updates=(*manifest.updates, update))

@@ -86,13 +86,18 @@ def _number_of_first(saved: SavedPlan) -> int:
 
 
 def together(plans: Sequence[SavedPlan]) -> SavedPlan:
-    """The plan of a job and those of its updates as one: groups are numbered on from one to the next."""
-    if [plan.first_group for plan in plans] != [0, *accumulate(len(plan.groups) for plan in plans)][:-1]:
-        raise ValueError("its groups do not begin where those before them end")
+    """The plan of a job and those of its updates as one. Numbers of groups that none has, after an update that was
+    discarded, are those of groups without files. Raises ValueError where plans have the same ones.
+    """
+    groups: list[int] = []
+    for plan in plans:
+        if plan.first_group < len(groups):
+            raise ValueError("the groups of an update begin before those of the one before it end")
+        groups += [0] * (plan.first_group - len(groups)) + list(plan.groups)
     return msgspec.structs.replace(
         plans[0],
         files=tuple(chain.from_iterable(plan.files for plan in plans)),
-        groups=tuple(chain.from_iterable(plan.groups for plan in plans)),
+        groups=tuple(groups),
         problems=tuple(chain.from_iterable(plan.problems for plan in plans)),
         unread=tuple(chain.from_iterable(plan.unread for plan in plans)),
     )
@@ -156,7 +161,7 @@ def plan_again(saved: SavedPlan, found: Sequence[InputFile], asked: Selection) -
     )
 
 
-def _few(names: list[str]) -> str:
+def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 

@@ -14,7 +14,7 @@ from pipeline.output.claim import check_claim, is_claimed
 from pipeline.output.folder import REPAIR, OutputFolder
 from pipeline.output.layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS, group_of
 from pipeline.output.place import place_of
-from pipeline.output.record import SUMS, Totals
+from pipeline.output.record import SUMS, Manifest, Totals
 from pipeline.output.recount import recount
 from pipeline.output.where import Where
 from pipeline.source.chunk import NO_TRUTH
@@ -96,18 +96,26 @@ def verify(
         raise OutputError(f"{gap.message}: {REPAIR}")
     try:
         _check_totals(totals, committed, plan.unread if plan else (), "")
-        for number, update in enumerate(manifest.updates, 1):
-            added = folder.plan_of(manifest, number)
-            groups = groups_of(added)
-            chunks = {name: entry for name, entry in committed.chunks.items() if group_of(name) in groups}
-            closed = {group: closing for group, closing in committed.closed.items() if group in groups}
-            unread = added.unread if added else ()
-            _check_totals(update.totals, Committed(chunks, closed), unread, f" of update {number}")
     except OutputError as error:
         raise OutputError(f"{folder.path}: {error.message}: {REPAIR}") from error
+    for number in range(1, 1 + len(manifest.updates)):
+        _check_update(folder, manifest, number, committed)
     if input:
         recount(manifest, plan, committed, root, endpoint)
     return totals
+
+
+def _check_update(folder: OutputFolder, manifest: Manifest, number: int, committed: Committed) -> None:
+    """Raise OutputError unless what the manifest says of an update is right. committed: of the whole job."""
+    plan = folder.plan_of(manifest, number)
+    groups = groups_of(plan)
+    chunks = {name: entry for name, entry in committed.chunks.items() if group_of(name) in groups}
+    closed = {group: closing for group, closing in committed.closed.items() if group in groups}
+    try:
+        totals = manifest.updates[number - 1].totals
+        _check_totals(totals, Committed(chunks, closed), plan.unread if plan else (), f" of update {number}")
+    except OutputError as error:
+        raise OutputError(f"{folder.path}: {error.message}. Start again with --overwrite") from error
 
 
 def _check_totals(totals: Totals, committed: Committed, unread: Iterable[Unread], whose: str) -> None:

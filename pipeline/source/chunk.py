@@ -367,12 +367,23 @@ def _decode(name: str, column: pa.Array, reasons: dict[int, str], encoding: str)
     if not is_textual(column.type):
         return column
     column = column.cast(pa.large_binary())
+    invalid = not_utf8(column)
+    for i in invalid:
+        reasons.setdefault(i, f"column {name!r} {why_not_decoded(column[i].as_py(), encoding)}")
+    if invalid:
+        mask = np.zeros(len(column), np.bool_)
+        mask[invalid] = True
+        column = pc.if_else(pa.array(mask), pa.scalar(None, column.type), column)
+    return column.cast(pa.large_string())
+
+
+def not_utf8(values: pa.Array, first: int = 0) -> list[int]:
+    """Which of these, large_binary, the first of which has the number `first`, are not UTF-8: found by halves."""
     try:
-        return column.cast(pa.large_string())
+        values.cast(pa.large_string())
     except pa.ArrowInvalid:
-        values = column.to_pylist()
-    for i, value in enumerate(values):
-        if value is not None and (why := why_not_decoded(value, encoding)):
-            reasons.setdefault(i, f"column {name!r} {why}")
-            values[i] = None
-    return pa.array(values, pa.large_binary()).cast(pa.large_string())
+        if len(values) == 1:
+            return [first]
+        half = len(values) // 2
+        return not_utf8(values[:half], first) + not_utf8(values[half:], first + half)
+    return []

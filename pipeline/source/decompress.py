@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import BinaryIO
 
-from pipeline.errors import SourceError
+from pipeline.errors import InputUnavailable, SourceError
 from pipeline.source.compression import Compression, Decoder, refusal
 
 _INPUT_BYTES = 256 << 10
@@ -125,6 +125,8 @@ class Decompressed:
                 block = self._next(_MOST_OUTPUT if self._exact else size)
             except Damaged as error:
                 self._failure = error
+            except InputUnavailable:
+                raise
             except Exception as error:  # of the decoder, each of which has errors of its own, or of the file
                 self._back(error)
             else:

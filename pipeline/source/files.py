@@ -55,7 +55,7 @@ class Files:
     @property
     def bytes_to_scan(self) -> int:
         """The size of the files that may be scanned for the beginnings of their records."""
-        return sum(f.stored for f in self.found if not f.front_to_back and f.format.seeks is Seek.RECORDS)
+        return sum(f.stored for f in self.found if f.can_be_split and f.format.seeks is Seek.RECORDS)
 
 
 def find_files(

@@ -15,6 +15,7 @@ from typing import BinaryIO
 from pipeline.errors import SourceError
 from pipeline.source.compression import COMPRESSIONS, Compression, is_skippable
 from pipeline.source.decompress import Decompressed
+from pipeline.source.parsing import PARSING
 from pipeline.threads import available_cores
 
 ZSTD = COMPRESSIONS["zstd"]
@@ -29,7 +30,7 @@ _MOST_CORES = 16
 
 def pay(compression: Compression, stored: int) -> bool:
     """Whether several cores may be faster than one, for a file of so many compressed bytes."""
-    return compression is ZSTD and stored >= _LEAST_BYTES and available_cores() > 1
+    return compression is ZSTD and stored >= _LEAST_BYTES and PARSING.share() > 1
 
 
 def can_be_cut(head: bytes) -> bool:
@@ -163,10 +164,10 @@ def _number(data: memoryview, place: int, width: int) -> int:
 
 
 def _threads() -> int:
-    return min(available_cores(), _MOST_CORES)
+    return min(PARSING.share(), _MOST_CORES)
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
     """One for all files of this process."""
-    return ThreadPoolExecutor(_threads(), "frames")
+    return ThreadPoolExecutor(min(available_cores(), _MOST_CORES), "frames")

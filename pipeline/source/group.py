@@ -17,7 +17,8 @@ _LEAST_BYTES = 64 << 10
 _BYTES_A_ROW = 128
 """A row takes about so much, compressed: files which together hold about a chunk share a group."""
 
-_MOST_FILES = 4096
+_MOST_FILES = 512
+"""To open a file takes a core about two milliseconds, so that the first chunk of a group is ready within seconds."""
 
 Unread = tuple[str, int | None]
 """A file or folder of which nothing is read, and its rows where they are known."""

@@ -288,7 +288,8 @@ def planned_files(plan: Plan, scanner: Scanners) -> JobInput:
     """Groups for workers to read, and the chunks of large files, which are found beside the job."""
 
     def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
-        left = (group for group in plan.groups if group_name(group.number) not in done)
+        used = (group for group in plan.groups if group.files or not group.number)
+        left = (group for group in used if group_name(group.number) not in done)
         ordered = sorted(left, key=lambda group: group.bytes, reverse=True)
         splits = [group for group in ordered if is_split(group, plan.chunk_rows)]
         with _scanning(scanner, splits) as scan:

@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import UsageError
-from pipeline.source.chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, is_textual
+from pipeline.source.chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat, is_textual
 from pipeline.source.files import format_of, is_known
+from pipeline.source.held import held_of_record
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.tables import MEMORY, Tables, is_pandas, of_table, resolve
 
@@ -104,23 +105,30 @@ class Items:
         return _type_of([item.get(name) for item in self._items if isinstance(item, Mapping)])
 
     def chunks(self, selection: Selection, chunk_rows: int, limits: Limits = LIMITS) -> Iterator[Chunk]:
-        """The rows in chunks of up to `chunk_rows` rows and about `limits.chunk_bytes` characters of text; one empty
-        chunk where there are none. An item is drawn when its chunk is made.
+        """The rows in chunks of up to `chunk_rows` rows, of which about `limits.chunk_bytes` characters of text are
+        held; one empty chunk where there are none. An item is drawn when its chunk is made.
         """
         items, row = itertools.chain(self._drawn, self._items), 0
         while True:
+            parts: list[Chunk] = []
             drawn: list[Any] = []
-            size = 0
+            rows = held = size = 0
             for item in items:
                 drawn.append(item)
-                size += _length(item, selection.text)
-                if len(drawn) == chunk_rows or size >= limits.chunk_bytes:
+                length = _length(item, selection.text)
+                rows, size, held = rows + 1, size + length, held + held_of_record(length, selection)
+                if rows == chunk_rows or held >= limits.chunk_bytes:
                     break
+                if size >= limits.chunk_bytes:  # what is not held of long texts is let go
+                    parts.append(self._chunk(drawn, row, selection))
+                    row, drawn, size = row + len(drawn), [], 0
             if drawn or not row:
-                yield self._chunk(drawn, row, selection)
-            if not drawn:
+                parts.append(self._chunk(drawn, row, selection))
+                row += len(drawn)
+            if parts:
+                yield concat(parts)
+            if not rows:
                 return
-            row += len(drawn)
 
     def _chunk(self, drawn: list[Any], row: int, selection: Selection) -> Chunk:
         """The chunk of these items, the first of which is row `row`."""

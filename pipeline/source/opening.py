@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, BinaryIO, cast
 
-from pipeline.errors import InputChanged, SourceError
+from pipeline.errors import InputChanged, InputUnavailable, SourceError
 from pipeline.source.encoding import UTF8, Transcoded
 from pipeline.source.formats.base import InputFile
 from pipeline.source.front_to_back import FrontToBack
@@ -76,7 +76,7 @@ def open_at(file: InputFile, start: int = 0, stop: int | None = None) -> BinaryI
     stop: the byte up to which it will be read, if not to its end, so that no more is requested of a server.
 
     Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where it is gone, or its
-    size or modification time is not that of the plan.
+    size or modification time is not that of the plan. InputUnavailable is for what `--resume` may be able to read.
     """
     if isinstance(file, Held) and file.is_decoded:
         content = io.BytesIO(file.content)
@@ -112,10 +112,14 @@ def read_local(path: str) -> bytes:
 
 
 def check_unchanged(file: InputFile) -> None:
-    """Raise InputChanged where the file at that path is no longer the one that was planned."""
+    """Raise InputChanged where the file at that path is no longer the one that was planned; InputUnavailable where that
+    cannot be told now.
+    """
     try:
         now = state_now(file.location, file.endpoint) if is_url(file.location) else _state_of(os.stat(file.location))
     except OSError as error:
+        if error.errno == errno.ETIMEDOUT:
+            raise _failed(file, error) from error
         raise InputChanged(f"{file.path}: it can no longer be read: {reason(error)}") from error
     _compare(file, now)
 
@@ -140,6 +144,14 @@ def refuse_irregular(mode: int) -> None:
     """Raise OSError for what is not a regular file, by its mode."""
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a regular file")
+
+
+def _failed(file: InputFile, error: OSError) -> SourceError | InputUnavailable:
+    """The same error, naming the file. What has been tried in vain for minutes may be gone when the job is resumed."""
+    message = f"{file.path}: {reason(error)}"
+    if error.errno == errno.ETIMEDOUT:
+        return InputUnavailable(f"{message}. What is committed stays: continue with --resume")
+    return SourceError(message)
 
 
 def _state_of(about: os.stat_result) -> State:
@@ -210,7 +222,7 @@ class _Planned(io.RawIOBase):
         except FileNotFoundError as error:
             raise InputChanged(f"{file.path}: it can no longer be read: {reason(error)}") from error
         except OSError as error:
-            raise SourceError(f"{file.path}: {reason(error)}") from error
+            raise _failed(file, error) from error
         try:
             _compare(file, self._raw.state())
         except InputChanged:
@@ -232,7 +244,7 @@ class _Planned(io.RawIOBase):
             count = self._raw.readinto(buffer)
         except OSError as error:
             _compare(self._file, self._raw.state())
-            raise SourceError(f"{self._file.path}: {reason(error)}") from error
+            raise _failed(self._file, error) from error
         self.check()
         return count or 0
 

@@ -21,10 +21,13 @@ _Result = TypeVar("_Result")
 
 
 class Parsing:
-    """A pool of threads, which start when they are needed. threads: how many; by default one for each core."""
+    """A pool of threads, which start when they are needed. threads: how many; by default one for each core. share: how
+    many cores reading may use now, in a process that shares them with others.
+    """
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or min(available_cores(), _MOST_THREADS)
+        self.share: Callable[[], int] = lambda: self._threads
         self._pool: ThreadPoolExecutor | None = None
         self._readers = 0
         self._lock = threading.Lock()
@@ -66,7 +69,7 @@ class Parsing:
 
     @property
     def _ahead(self) -> int:
-        return 1 + self._threads // max(self._readers, 1)
+        return 1 + min(self.share(), self._threads) // max(self._readers, 1)
 
     def _begin(self) -> None:
         self._here.is_of_pool = True

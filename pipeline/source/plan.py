@@ -10,7 +10,7 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Selection
 from pipeline.source.encoding import UTF8
 from pipeline.source.examine import Examined, examine
-from pipeline.source.formats.base import Format, Fragment, InputFile, Schema, Seek
+from pipeline.source.formats.base import Format, Fragment, InputFile, Schema
 from pipeline.source.group import Group, Unread, group_bytes, group_sizes
 from pipeline.source.schema import kept_types, resolve
 from pipeline.source.search import Problem
@@ -119,7 +119,7 @@ def is_split(group: Group, chunk_rows: int) -> bool:
     if len(group.files) != 1 or group.rows is not None:
         return False
     (file,) = group.files
-    return file.stored > group_bytes(chunk_rows) and not file.front_to_back and file.format.seeks is not Seek.NOTHING
+    return file.stored > group_bytes(chunk_rows) and file.can_be_split
 
 
 def bound(found: Sequence[InputFile], selection: Selection) -> list[InputFile]:

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from pipeline.source.compression import Compression
 from pipeline.source.decompress import Decompressed
-from pipeline.threads import available_cores
+from pipeline.source.parsing import PARSING
 
 LEAST_BYTES = {"gzip": 64 << 20, "bz2": 8 << 20}
 """Compressed, of a file for which a process is started: about half a second of one core."""
@@ -33,7 +33,7 @@ _one_at_a_time = threading.Lock()
 def pays(compression: Compression, stored: int) -> bool:
     """Whether several cores are faster than one, for a file of so many compressed bytes."""
     name = compression.name
-    enough = name in LEAST_BYTES and stored >= LEAST_BYTES[name] and available_cores() >= LEAST_CORES[name]
+    enough = name in LEAST_BYTES and stored >= LEAST_BYTES[name] and PARSING.share() >= LEAST_CORES[name]
     return enough and is_there()
 
 
@@ -81,7 +81,7 @@ class RapidgzipReader:
         self._given = 0
         self._ended = False
         self._rest: Decompressed | None = None
-        cores = min(available_cores(), _MOST_CORES)
+        cores = min(PARSING.share(), _MOST_CORES)
         command = [sys.executable, "-P", str(_PROGRAM), f"/proc/self/fd/{descriptor}"]
         self._process = subprocess.Popen(
             [*command, compression.name, str(cores), str(most_memory)],

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pipeline.errors import InputChanged, SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
 from pipeline.source.cutting import Cutting
+from pipeline.source.formats.base import Fragment
 from pipeline.source.group import Group, GroupChunk, GroupEnd, Unread, part_name
 from pipeline.source.held import held_bytes
 from pipeline.source.inputs import JobInput, Loaded, Partition
@@ -40,7 +41,14 @@ def read_unit(unit: Unit, selection: Selection, spans: list[Span] | None = None)
     """
     if not unit.fragments:
         return empty_chunk(selection)
-    return concat([piece for f in unit.fragments for piece in f.file.format.read(f, selection, spans)])
+    if len(unit.fragments) == 1:
+        return concat(_read_fragment(unit.fragments[0], selection, spans))
+    calls = [partial(_read_fragment, fragment, selection, spans) for fragment in unit.fragments]
+    return concat([piece for pieces in PARSING.in_order(calls) for piece in pieces])
+
+
+def _read_fragment(fragment: Fragment, selection: Selection, spans: list[Span] | None) -> list[Chunk]:
+    return list(fragment.file.format.read(fragment, selection, spans))
 
 
 def read_run(

@@ -16,7 +16,9 @@ import pyarrow.dataset as pa_dataset
 from numpy.typing import NDArray
 
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, is_textual
+from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, concat, is_textual
+from pipeline.source.cutting import Cutting
+from pipeline.source.held import held_bytes
 from pipeline.source.kept import plain_type
 from pipeline.source.limits import LIMITS, Limits
 
@@ -55,8 +57,8 @@ class Tables:
         return resolve(self.schema, selection)
 
     def chunks(self, selection: Selection, chunk_rows: int, limits: Limits = LIMITS) -> Iterator[Chunk]:
-        """The rows in chunks of up to `chunk_rows` rows and `limits.chunk_bytes` bytes of text, wherever batches begin;
-        one empty chunk where there are none.
+        """The rows in chunks of up to `chunk_rows` rows, of which up to `limits.chunk_bytes` bytes of text are held,
+        wherever batches begin; one empty chunk where there are none.
         """
         held: list[pa.Table] = []
         rows = size = row = 0
@@ -70,20 +72,45 @@ class Tables:
                     held.append(piece.slice(at, stop - at))
                     rows, size = rows + stop - at, size + int(ends[stop - 1]) - begin
                 if stop < len(piece) or rows == chunk_rows:
-                    yield table_chunk(pa.concat_tables(held), MEMORY, row, selection)
+                    yield _chunk_of(held, row, selection, limits)
                     held, rows, size, row = [], 0, 0, row + rows
                 at = stop
         if held or not row:
             none = pa.schema([self.schema.field(name) for name in selection.columns]).empty_table()
-            yield table_chunk(pa.concat_tables(held or [_plain(none)]), MEMORY, row, selection)
+            yield _chunk_of(held or [_plain(none)], row, selection, limits)
 
     def _pieces(self, selection: Selection, most: int) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
-        """Pieces of up to `most` rows with the selection's columns, and the bytes of text up to the end of each row."""
+        """Pieces of up to `most` rows with the selection's columns, and the bytes that are held up to the end of each
+        row, of text.
+        """
         for table in self.read(list(selection.columns)):
             for at in range(0, len(table), most):
                 piece = _plain(table.slice(at, most))
-                lengths = (pc.fill_null(pc.binary_length(piece.column(name)), 0) for name in selection.text)
-                yield piece, np.cumsum(sum(each.to_numpy().astype(np.int64) for each in lengths))
+                yield piece, np.cumsum(held_bytes(_text_bytes(piece, selection), selection))
+
+
+def _text_bytes(table: pa.Table, selection: Selection) -> NDArray[np.int64]:
+    """Bytes of text in each row."""
+    sizes = np.zeros(len(table), np.int64)
+    for name in selection.text:
+        sizes += pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy()
+    return sizes
+
+
+def _chunk_of(tables: list[pa.Table], row: int, selection: Selection, limits: Limits) -> Chunk:
+    """A chunk of the rows of tables, the first of which is row `row`: part by part, where long texts are cut, so that
+    the whole texts are not held twice.
+    """
+    table = pa.concat_tables(tables)
+    if not selection.reads or selection.kept:
+        return table_chunk(table, MEMORY, row, selection)
+    cutting = Cutting(len(table), limits.part_bytes)
+    parts = [table.slice(first, last - first) for first, last, _ in cutting.cut(_text_bytes(table, selection))]
+    chunks = []
+    for part in parts or [table]:
+        chunks.append(table_chunk(part, MEMORY, row, selection))
+        row += len(part)
+    return concat(chunks)
 
 
 def _plain(table: pa.Table) -> pa.Table:

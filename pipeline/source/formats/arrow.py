@@ -21,6 +21,7 @@ from pipeline.source.chunk import Chunk, Selection, is_textual
 from pipeline.source.formats.arrow_messages import FILE_MAGIC, Index, Message, read_index
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 from pipeline.source.formats.decoded import bounded_chunk, most_decoded, types_of
+from pipeline.source.held import held_together
 from pipeline.source.limits import Limits
 from pipeline.source.opening import open_at
 from pipeline.telemetry.spans import Span, span
@@ -64,13 +65,15 @@ class Arrow(Format):
                 fragments.append(Fragment(file, first, first + rows, first, rows, held=held))
             first, rows, held = first + rows, 0, 0
 
+        selection = replace(selection, reads=selection.reads or self.length)
         for batch in index.batches:
-            most = max(1, min(chunk_rows, self.limits.chunk_bytes * batch.rows // max(batch.size, 1)))
-            if rows + batch.rows > chunk_rows or held + batch.size > self.limits.chunk_bytes:
+            size = held_together(batch.size, batch.rows, selection)
+            most = max(1, min(chunk_rows, self.limits.chunk_bytes * batch.rows // max(size, 1)))
+            if rows + batch.rows > chunk_rows or held + size > self.limits.chunk_bytes:
                 close()
             for at in range(0, batch.rows, most):
                 count = min(most, batch.rows - at)
-                rows, held = rows + count, held + batch.size * count // batch.rows
+                rows, held = rows + count, held + size * count // batch.rows
                 if batch.rows > most:
                     close()
             row += batch.rows

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.encoding import UTF8
 from pipeline.source.limits import LIMITS, Limits
+from pipeline.source.names import is_url
 from pipeline.source.records import Records, Splitter
 from pipeline.telemetry.spans import Span
 
@@ -97,6 +98,14 @@ class InputFile:
     def front_to_back(self) -> bool:
         """Whether it can be read from its first record on only: its bytes cannot be sought, or are to be transcoded."""
         return not self.seekable or self.format.encoding != UTF8
+
+    @property
+    def can_be_split(self) -> bool:
+        """Whether several workers may read it at once. One of records is scanned for that, which takes as many bytes as
+        reading it, so only where they do not come over a network.
+        """
+        by_records = self.format.seeks is Seek.RECORDS
+        return not (self.front_to_back or self.format.seeks is Seek.NOTHING or (by_records and is_url(self.location)))
 
     @property
     def stored(self) -> int:

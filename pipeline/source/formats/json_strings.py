@@ -20,6 +20,9 @@ _OPENING, _CLOSING = b"{[", b"}]"
 _LEAST_CUT = 256
 """Bytes: to take out less is not worth it."""
 
+_WORTH = 8
+"""To find what can be cut takes about this part of the time that it takes to parse as much."""
+
 _HEADS = (9 / 8, 9 / 2)
 """Bytes of the beginning that is kept, for a character that is read: of ASCII with few escapes, else of any text."""
 
@@ -58,18 +61,12 @@ class Strings:
     Raises ValueError where the quotes of a line do not pair up.
     """
 
-    def __init__(self, block: pa.Buffer, starts: Positions) -> None:
+    def __init__(self, block: pa.Buffer, starts: Positions, is_ascii: bool) -> None:
         self._block = block
         self._starts = starts
         self._data = data = np.frombuffer(block, np.uint8)
-        self.is_ascii = bool(data.max(initial=0) < 0x80)
-        backslashes = np.flatnonzero(data == _BACKSLASH)
-        self._escaping = _escaping(backslashes)
-        quotes = np.flatnonzero(data == _QUOTE)
-        after = quotes[data[quotes - 1] == _BACKSLASH]
-        if len(after):
-            is_escaped = np.isin(after - 1, self._escaping, assume_unique=True)
-            quotes = np.delete(quotes, np.searchsorted(quotes, after[is_escaped]))
+        self._is_ascii = is_ascii
+        quotes, self._escaping = _quotes(data)
         self.opens, self.closes = quotes[: len(quotes) // 2 * 2 : 2], quotes[1::2]
         if len(quotes) % 2 or (np.searchsorted(quotes, starts) & 1).any():
             raise ValueError("a string is not closed")
@@ -86,7 +83,7 @@ class Strings:
         """The block with the values of `key` cut off, after the first `reads` characters or more; None where there is
         nothing to cut.
         """
-        texts = self._texts(key, _LEAST_CUT + int(_HEADS[0] * reads))
+        texts = self._texts(key, _least(reads))
         if not len(texts) or not self._has_no_control():
             return None
         begins, ends = self.opens[texts] + 1, self.closes[texts]
@@ -134,30 +131,12 @@ class Strings:
 
     @cached_property
     def _escapes(self) -> _Escapes:
-        at = self._escaping
-        padded = np.append(self._data, np.zeros(_U_ESCAPE, np.uint8)) if len(at) else self._data
-        kind = padded[at + 1] if len(at) else np.empty(0, np.uint8)
-        valid = _ESCAPES[kind]
-        saved = np.ones(len(at), np.int64)
-        low = np.zeros(len(at), np.bool_)
-        u = np.flatnonzero(kind == _U)
-        if len(u):
-            digits = _HEX[padded[at[u, None] + np.arange(2, _U_ESCAPE)]]
-            unit = digits @ np.array([4096, 256, 16, 1], np.int32)
-            of_pair = unit >> 10
-            high, low_here = of_pair == 0xD800 >> 10, of_pair == 0xDC00 >> 10
-            follows = np.append(np.diff(at[u]) == _U_ESCAPE, False)
-            paired = high & follows & np.append(low_here[1:], False)
-            second = np.append(False, paired[:-1])
-            valid[u] = (digits >= 0).all(axis=1) & (high == paired) & (low_here == second)
-            saved[u] = np.where(second, _U_ESCAPE, _U_ESCAPE - 1)
-            low[u] = second
-        return _Escapes(at, saved, valid, low)
+        return _escapes(self._data, self._escaping)
 
     def _boundaries(self, at: Positions) -> Positions:
         """Positions in strings, each moved back to where a character begins."""
         at = at.copy()
-        if not self.is_ascii:
+        if not self._is_ascii:
             for _ in range(3):
                 at -= (self._data[at] & 0xC0) == 0x80
         escapes = self._escapes
@@ -175,7 +154,7 @@ class Strings:
         """Characters of parts of strings. before: what escapes up to each save."""
         escapes = self._escapes.at
         counts = ends - begins
-        if not self.is_ascii and len(begins):
+        if not self._is_ascii and len(begins):
             bounds = np.column_stack([begins, ends]).ravel()
             pieces = pa.Array.from_buffers(
                 pa.large_string(), len(bounds) - 1, [None, pa.py_buffer(bounds), self._block]
@@ -184,6 +163,57 @@ class Strings:
         return np.asarray(
             counts - before[np.searchsorted(escapes, ends)] + before[np.searchsorted(escapes, begins)], np.int64
         )
+
+
+def is_worth_cutting(sizes: NDArray[np.int64], reads: int) -> bool:
+    """Whether in lines of these sizes there may be so much to cut that it takes less time than to parse it."""
+    most = np.maximum(sizes - _least(reads), 0).sum()
+    return bool(most > sizes.sum() // _WORTH)
+
+
+def _least(reads: int) -> int:
+    """Bytes of a text that is longer than this are cut."""
+    return _LEAST_CUT + int(_HEADS[0] * reads)
+
+
+def lines_refused(data: NDArray[np.uint8], starts: Positions) -> Positions:
+    """Which of the lines that begin at `starts` have an escape that is none, or a quote too many."""
+    quotes, escaping = _quotes(data)
+    invalid = escaping[~_escapes(data, escaping).valid]
+    unpaired = np.flatnonzero(np.diff(np.searchsorted(quotes, starts), append=len(quotes)) & 1)
+    return np.union1d(np.searchsorted(starts, invalid, "right") - 1, unpaired)
+
+
+def _quotes(data: NDArray[np.uint8]) -> tuple[Positions, Positions]:
+    """The quotes that begin or end a string, and the backslashes that begin an escape. The first byte is neither."""
+    escaping = _escaping(np.flatnonzero(data == _BACKSLASH))
+    quotes = np.flatnonzero(data == _QUOTE)
+    after = quotes[data[quotes - 1] == _BACKSLASH]
+    if len(after):
+        is_escaped = np.isin(after - 1, escaping, assume_unique=True)
+        quotes = np.delete(quotes, np.searchsorted(quotes, after[is_escaped]))
+    return quotes, escaping
+
+
+def _escapes(data: NDArray[np.uint8], at: Positions) -> _Escapes:
+    padded = np.append(data, np.zeros(_U_ESCAPE, np.uint8)) if len(at) else data
+    kind = padded[at + 1] if len(at) else np.empty(0, np.uint8)
+    valid = _ESCAPES[kind]
+    saved = np.ones(len(at), np.int64)
+    low = np.zeros(len(at), np.bool_)
+    u = np.flatnonzero(kind == _U)
+    if len(u):
+        digits = _HEX[padded[at[u, None] + np.arange(2, _U_ESCAPE)]]
+        unit = digits @ np.array([4096, 256, 16, 1], np.int32)
+        of_pair = unit >> 10
+        high, low_here = of_pair == 0xD800 >> 10, of_pair == 0xDC00 >> 10
+        follows = np.append(np.diff(at[u]) == _U_ESCAPE, False)
+        paired = high & follows & np.append(low_here[1:], False)
+        second = np.append(False, paired[:-1])
+        valid[u] = (digits >= 0).all(axis=1) & (high == paired) & (low_here == second)
+        saved[u] = np.where(second, _U_ESCAPE, _U_ESCAPE - 1)
+        low[u] = second
+    return _Escapes(at, saved, valid, low)
 
 
 def _escaping(backslashes: Positions) -> Positions:

@@ -1,16 +1,17 @@
 """JSON Lines: an object a line; blank lines are skipped.
 
-A block of lines goes through Arrow's parser, which parses all columns at once and releases the GIL. Where that might
-parse a line differently from Python's `json`, each line goes through `json`, so the result for a line never depends on
-its neighbours.
+A block of lines goes through Arrow's parser, which parses all columns at once and releases the GIL. A line that it may
+parse differently from Python's `json`, or refuses, goes through `json`: so the result for a line never depends on its
+neighbours. Such lines are found beforehand where that is possible, else in ever smaller parts of the block.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import string
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +19,10 @@ from numpy.typing import NDArray
 from pyarrow import json as pa_json
 
 from pipeline.errors import SourceError
-from pipeline.source.chunk import BadRow, Chunk, Selection, assemble
+from pipeline.source.chunk import BadRow, Chunk, Selection, assemble, concat, not_utf8
 from pipeline.source.encoding import UTF8, why_not_decoded
 from pipeline.source.formats.base import InputFile, Schema
-from pipeline.source.formats.json_strings import Strings
+from pipeline.source.formats.json_strings import Strings, is_worth_cutting, lines_refused
 from pipeline.source.formats.record_format import RecordFormat
 from pipeline.source.records import Records, Split, split_lines
 
@@ -30,10 +31,16 @@ _IS_BLANK = np.zeros(256, np.bool_)
 _IS_BLANK[list(_BLANK)] = True
 _OPEN_LIST, _OPEN, _CLOSE = b"[{}"
 _LF = 0x0A
-_NAMED = list(b"IN")
-_ODD = re.compile(rb"-NaN|Inf(?![A-Za-z])")
+_INF, _NEGATIVE = b"Inf", b"-NaN"
+_IS_LETTER = np.isin(np.arange(256), list(string.ascii_letters.encode()))
 _DEEPEST = 200
 """Brackets in a line that may go to Arrow: `json` fails at a little less than a thousand nested ones."""
+
+_PARTS, _FEW = 16, 128
+"""Into so many parts goes a block with a line that Arrow refuses; so few lines go through `json`, rather."""
+
+_LINES_WITH_TYPES = 4
+"""So many lines of a block are asked for the types of its values, until one tells them."""
 
 _LINES_WITH_KEYS = 100
 """So many first lines say which columns a file has."""
@@ -89,10 +96,7 @@ class Jsonl(RecordFormat):
         return Schema(tuple(keys) or selection.columns or ("text",), start=head.start, complete=False)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
-        if (parsed := _parse_at_once(records, selection)) is None:
-            return parse_one_by_one(records, path, first_row, selection)
-        table, removed = parsed
-        return assemble(path, first_row + np.arange(len(table)), table, selection, records.raw, removed=removed)
+        return concat(list(_chunks(records, path, first_row, selection)))
 
 
 def _is_array(line: bytes) -> bool:
@@ -117,50 +121,136 @@ def _keys_of(line: bytes) -> tuple[str, ...]:
 
 def parse_one_by_one(records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
     """A chunk of `records`, the first of which is record `first_row` of the file, each parsed by `json`."""
+    none = pa.table({name: pa.array([], pa.large_string()) for name in selection.columns})
+    return _merged(records, _Parsed(none, None, np.ones(len(records), np.bool_)), path, first_row, selection)
+
+
+class _Types(NamedTuple):
+    """What is told by a line of a block. schema: of the selected values. key: of those of which only the beginning is
+    wanted, if any.
+    """
+
+    schema: pa.Schema
+    key: bytes | None
+
+
+class _Parsed(NamedTuple):
+    """Lines that Arrow parsed. table: their selected columns. removed: characters by which each text was cut before, if
+    any was. odd: which lines of the block are not among them.
+    """
+
+    table: pa.Table
+    removed: NDArray[np.int64] | None
+    odd: NDArray[np.bool_]
+
+
+def _chunks(records: Records, path: str, first_row: int, selection: Selection) -> Iterator[Chunk]:
+    """Chunks of `records`, the first of which is record `first_row` of the file; one, if the odd lines can be found."""
+    if (types := _types(records, selection)) is None:
+        yield parse_one_by_one(records, path, first_row, selection)
+        return
+    odd = np.zeros(len(records), np.bool_)
+    odd[list(records.problems)] = True
+    parsed = _parse_at_once(records, odd, types, selection)
+    if parsed is None and (refused := _refused(records)).any():
+        parsed = _parse_at_once(records, odd | refused, types, selection)
+    if parsed is not None:
+        yield _merged(records, parsed, path, first_row, selection)
+    elif len(records) <= _FEW:
+        yield parse_one_by_one(records, path, first_row, selection)
+    else:
+        step = max(_FEW, -(-len(records) // _PARTS))
+        for at in range(0, len(records), step):
+            yield from _chunks(records.slice(at, at + step), path, first_row + at, selection)
+
+
+def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, selection: Selection) -> Chunk:
+    """A chunk of all lines: those that are parsed, and the odd ones, which are parsed here."""
+    table, removed, odd = parsed
+    numbers = np.flatnonzero(~odd)
     bad = records.bad_rows(first_row)
     rows: list[dict[str, str | None]] = []
-    kept = []
-    for i in range(len(records)):
+    alone = []
+    for i in np.flatnonzero(odd).tolist():
         if i in records.problems:
             continue
         try:
             rows.append(_parse_line(records.data[records.starts[i] : records.ends[i]], selection))
-            kept.append(i)
+            alone.append(i)
         except ValueError as error:
             offset, head = records.raw(i)
             bad.append(BadRow(first_row + i, offset, str(error), head))
-    table = pa.Table.from_pylist(rows, pa.schema([(name, pa.large_string()) for name in selection.columns]))
-    numbers = first_row + np.array(kept, np.int64)
-    return assemble(path, numbers, table, selection, lambda i: records.raw(kept[i]), bad)
+    if rows:
+        numbers = np.concatenate([numbers, alone])
+        order = np.argsort(numbers)
+        numbers = numbers[order]
+        others = pa.Table.from_pylist(rows, pa.schema([(name, pa.large_string()) for name in selection.columns]))
+        table = pa.concat_tables([table, others]).take(pa.array(order))
+        removed = None if removed is None else np.append(removed, np.zeros(len(rows), np.int64))[order]
+    raw = records.raw if len(numbers) == len(records) else lambda i: records.raw(int(numbers[i]))
+    return assemble(path, first_row + numbers, table, selection, raw, bad, removed=removed)
 
 
-def _parse_at_once(records: Records, selection: Selection) -> tuple[pa.Table, NDArray[np.int64] | None] | None:
-    """The selected columns of all lines by Arrow, and the characters by which each text was cut before, if any was;
-    None where one of them must be parsed alone.
+def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, selection: Selection) -> _Parsed | None:
+    """All lines but the odd ones, and those with a null that may be a missing key, by Arrow; None where one of them
+    must be parsed alone.
     """
-    if records.problems or not len(records):
+    usual = _without(records, odd)
+    if not len(usual):
         return None
-    begin, end = int(records.starts[0]), int(records.ends[-1])
-    block, starts = pa.py_buffer(records.data)[begin:end], records.starts - begin
-    schema = _schema(records.data[begin : int(records.ends[0])], selection)
-    if schema is None or (strings := _plain_strings(block, starts, records.ends - begin)) is None:
+    begin, end = int(usual.starts[0]), int(usual.ends[-1])
+    block = pa.py_buffer(usual.data)[begin:end]
+    if (found := _safe(block, usual.starts - begin, usual.ends - begin, types.key, selection.reads)) is None:
         return None
-    shortened = None
-    if selection.reads and len(selection.text) == 1 and selection.text[0] not in {*selection.kept, selection.truth}:
-        shortened = strings.shortened(selection.text[0].encode(), selection.reads)
-    lines, removed = (block, None) if shortened is None else (shortened.block, shortened.removed)
+    lines, removed = found
     try:
         table = pa_json.read_json(
             pa.BufferReader(lines),
             pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-            pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=True),
+            pa_json.ParseOptions(explicit_schema=types.schema, unexpected_field_behavior="ignore"),
         )
     except (pa.ArrowInvalid, UnicodeDecodeError):  # the latter where the error message quotes invalid UTF-8
         return None
-    needed = _needed(selection)  # there, a null may also be a missing key
-    if len(table) != len(records) or any(table.column(name).null_count for name in needed):
+    if len(table) != len(usual):
         return None
-    return pa.table({name: table.column(name).cast(pa.large_string()) for name in selection.columns}), removed
+    table = pa.table({name: table.column(name).cast(pa.large_string()) for name in selection.columns})
+    needed = [table.column(name) for name in _needed(selection) if table.column(name).null_count]
+    if needed:
+        null = np.logical_or.reduce([column.is_null().to_numpy() for column in needed])
+        odd = odd.copy()
+        odd[np.flatnonzero(~odd)[null]] = True
+        table, removed = table.filter(pa.array(~null)), None if removed is None else removed[~null]
+    return _Parsed(table, removed, odd)
+
+
+def _without(records: Records, odd: NDArray[np.bool_]) -> Records:
+    """The lines that are not odd, one after the other."""
+    if not odd.any():
+        return records
+    usual = np.flatnonzero(~odd)
+    if not len(usual):
+        return records.slice(0, 0)
+    breaks = np.flatnonzero(np.diff(usual) > 1) + 1
+    first, last = usual[np.append(0, breaks)], usual[np.append(breaks, len(usual)) - 1]
+    begin, end = records.starts[first], records.ends[last]
+    data = memoryview(records.data)
+    block = b"\n".join([data[b:e] for b, e in zip(begin.tolist(), end.tolist(), strict=True)])
+    moved = np.cumsum(np.append(0, end - begin + 1))[:-1] - begin
+    by = np.repeat(moved, last - first + 1)
+    return Records(block, records.starts[usual] + by, records.ends[usual] + by, records.offsets[usual], {})
+
+
+def _refused(records: Records) -> NDArray[np.bool_]:
+    """Lines that Arrow may refuse, as far as that is found without parsing them."""
+    begin, end = int(records.starts[0]), int(records.ends[-1])
+    block, starts, ends = pa.py_buffer(records.data)[begin:end], records.starts - begin, records.ends - begin
+    data = np.frombuffer(block, np.uint8)
+    odd: NDArray[np.bool_] = ~_are_objects(data, starts, ends)
+    odd[lines_refused(data, starts)] = True
+    bounds = pa.py_buffer(np.append(starts, len(data)))
+    lines = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, bounds, block])
+    odd[not_utf8(lines)] = True
+    return odd
 
 
 def _needed(selection: Selection) -> set[str]:
@@ -168,49 +258,90 @@ def _needed(selection: Selection) -> set[str]:
     return {*selection.text, *((selection.truth,) if selection.truth else ())}
 
 
+def _types(records: Records, selection: Selection) -> _Types | None:
+    """What the first of some lines tells; None where none of them can be parsed by Arrow."""
+    only_text = len(selection.text) == 1 and selection.text[0] not in {*selection.kept, selection.truth}
+    key = selection.text[0].encode() if only_text and selection.reads else None
+    for i in range(0, len(records), max(1, len(records) // _LINES_WITH_TYPES)):
+        schema = _schema(records.data[records.starts[i] : records.ends[i]], selection)
+        if schema is not None:
+            return _Types(schema, key)
+    return None
+
+
 def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
     """The types of a line's selected values: strings, or integers in columns other than the text."""
     try:
         value = json.loads(line)
         kinds = {name: type(value[name]) for name in _needed(selection)}
-        kinds |= {name: str if (item := value.get(name)) is None else type(item) for name in selection.kept}
+        kinds |= {name: type(value.get(name)) for name in selection.kept}
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None
+    kinds = {name: str if kind is type(None) and name != selection.truth else kind for name, kind in kinds.items()}
     if any(kind is not str and (kind is not int or name in selection.text) for name, kind in kinds.items()):
         return None
     return pa.schema([(name, pa.large_string() if kind is str else pa.int64()) for name, kind in kinds.items()])
 
 
-def _plain_strings(block: pa.Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Strings | None:
-    """The strings of lines of which `json` accepts every one that Arrow accepts; None for others.
+def _safe(
+    block: pa.Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64], key: bytes | None, reads: int
+) -> tuple[pa.Buffer, NDArray[np.int64] | None] | None:
+    """The lines, if `json` accepts every one of them that Arrow accepts, with long values of `key` cut, and by how many
+    characters, where that is worth it; else None.
 
     A line from "{" to "}" that is not a whole object cannot be followed by "{", so objects do not span lines.
     """
     data = np.frombuffer(block, np.uint8)
-    if not ((data[starts] == _OPEN).all() and (data[ends - 1] == _CLOSE).all()):
+    if not _are_objects(data, starts, ends).all():
         return None
+    is_ascii = bool(data.max(initial=0) < 0x80)
     try:
-        strings = Strings(block, starts)
-        if not strings.is_ascii:
+        if not is_ascii:
             whole = pa.py_buffer(np.array([0, len(block)]))
             pa.Array.from_buffers(pa.large_binary(), 1, [None, whole, block]).cast(pa.large_string())
+        is_cut = key is not None and is_worth_cutting(ends - starts, reads)
+        if not is_cut and not _too_deep(data, starts) and not _odd_numbers(data):
+            return block, None
+        strings = Strings(block, starts, is_ascii)
     except (ValueError, pa.ArrowInvalid):  # the latter where it is not UTF-8
         return None
     outside = strings.outside
-    brackets = np.flatnonzero((outside == _OPEN) | (outside == _OPEN_LIST))
-    line_ends = np.flatnonzero(outside == _LF)
-    deepest = np.diff(brackets.searchsorted(line_ends), prepend=0, append=len(brackets)).max()
-    return None if deepest > _DEEPEST or _odd_numbers(outside) else strings
+    after = np.append(0, np.flatnonzero(outside == _LF) + 1)
+    if _too_deep(outside, after) or _odd_numbers(outside):
+        return None
+    shortened = strings.shortened(key, reads) if is_cut and key is not None else None
+    return (block, None) if shortened is None else (shortened.block, shortened.removed)
 
 
-def _odd_numbers(outside: NDArray[np.uint8]) -> bool:
-    """Whether there may be a number that Arrow accepts and `json` does not: Inf, -NaN, or one of thousands of digits.
+def _are_objects(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each line begins and ends like an object."""
+    found: NDArray[np.bool_] = (data[starts] == _OPEN) & (data[ends - 1] == _CLOSE)
+    return found
 
-    outside: what is not in strings.
-    """
-    if np.isin(outside, _NAMED).any() and _ODD.search(outside.tobytes()):
+
+def _too_deep(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> bool:
+    """Whether a line, with so many brackets, may be nested too deep."""
+    count = np.count_nonzero(data == _OPEN) + np.count_nonzero(data == _OPEN_LIST)
+    if count <= len(starts) + _DEEPEST - 1:  # each line begins with one
+        return False
+    brackets = np.flatnonzero((data == _OPEN) | (data == _OPEN_LIST))
+    return bool(np.diff(brackets.searchsorted(starts), append=len(brackets)).max(initial=0) > _DEEPEST)
+
+
+def _places(data: NDArray[np.uint8], word: bytes) -> NDArray[np.int64]:
+    """Where a word of ASCII stands. `bytes.find` would hold the GIL."""
+    at = np.flatnonzero((data[:-1] == word[0]) & (data[1:] == word[1]))
+    for step in range(2, len(word)):
+        at = at[data[np.minimum(at + step, len(data) - 1)] == word[step]]
+    return at
+
+
+def _odd_numbers(data: NDArray[np.uint8]) -> bool:
+    """Whether there may be a number that Arrow accepts and `json` does not: Inf, -NaN, or of thousands of digits."""
+    after = _places(data, _INF) + len(_INF)
+    if not _IS_LETTER[data[np.minimum(after, len(data) - 1)]].all() or len(_places(data, _NEGATIVE)):
         return True
-    samples = outside[::_SAMPLED]
+    samples = data[::_SAMPLED]
     runs = samples[: len(samples) // _DIGITS * _DIGITS].reshape(-1, _DIGITS)
     return bool(((runs >= ord("0")) & (runs <= ord("9"))).all(axis=1).any())
 

@@ -22,11 +22,14 @@ from pipeline.source.chunk import Chunk, Selection, as_bytes, is_textual
 from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 from pipeline.source.formats.decoded import bounded_chunk, most_decoded, types_of
 from pipeline.source.formats.parquet_pages import longest_value
+from pipeline.source.held import held_together
 from pipeline.source.opening import expect, open_at
 from pipeline.telemetry.spans import Span
 
 _MOST_ROWS = 1 << 31  # of a row group; a damaged footer may claim any number
 _ROWS_AT_ONCE = 4096  # of a large row group, in which the sizes of values are not known
+_FOOTERS = 16  # that are kept: one is read for all row groups of its file
+_BUFFER = 4 << 20  # bytes of a column that are read at once; else all of it in a row group is, which may be gigabytes
 _READ_AT_ONCE = 32  # row groups: as many as threads of a worker read at the same time, and more
 _UNKNOWN_BYTES = 1 << 20  # a row may take, where lists are among the columns or values repeat those before them
 
@@ -52,19 +55,18 @@ class Parquet(Format):
         return Schema(tuple(schema.names), types_of(schema))
 
     def rows_of(self, file: InputFile) -> int:
-        with open_at(file) as stream:
-            return int(_open(file, stream).metadata.num_rows)
+        return int(_footer(file).num_rows)
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
-        with open_at(file) as stream:
-            footer = _open(file, stream).metadata
+        footer = _footer(file)
+        selection = replace(selection, reads=selection.reads or self.length)
         fragments = []
         row = 0
         for group in range(footer.num_row_groups):
             about = footer.row_group(group)
             if about.num_rows > _MOST_ROWS:
                 raise SourceError(f"{file.path}: row group {group} claims to hold {about.num_rows:,} rows")
-            size = _stored_bytes(about, selection.columns)
+            size = held_together(_stored_bytes(about, selection.columns), about.num_rows, selection)
             most = max(1, min(chunk_rows, self.limits.chunk_bytes * about.num_rows // max(size, 1)))
             for at in range(0, about.num_rows, most):
                 count = min(most, about.num_rows - at)
@@ -159,8 +161,9 @@ class _RowGroup:
         """
         try:
             with open_at(self._file) as stream:
-                parquet = _open(self._file, stream)
-                about, names = parquet.metadata.row_group(self._group), list(self._columns)
+                footer = _footer(self._file)
+                parquet = pq.ParquetFile(stream, metadata=footer, buffer_size=_BUFFER)
+                about, names = footer.row_group(self._group), list(self._columns)
                 self._rows = about.num_rows
                 stored = _stored_bytes(about, self._columns)
                 longest, average = _longest_row(parquet, stream, self._group, names), stored // max(about.num_rows, 1)
@@ -169,7 +172,8 @@ class _RowGroup:
                     rows = min(rows, _ROWS_AT_ONCE)
                 elif rows < min(about.num_rows, _ROWS_AT_ONCE) and stored <= self._limits.chunk_bytes:
                     strings = [f.name for f in parquet.schema_arrow if f.name in names and is_textual(f.type)]
-                    parquet, rows = pq.ParquetFile(stream, read_dictionary=strings), about.num_rows
+                    parquet = pq.ParquetFile(stream, metadata=footer, buffer_size=_BUFFER, read_dictionary=strings)
+                    rows = about.num_rows
                     longest = average
                 rows = min(rows, self._limits.part_bytes // max(longest, average, 1))
                 rows, left = max(1, min(rows, about.num_rows)), about.num_rows
@@ -193,6 +197,13 @@ def _open(file: InputFile, stream: BinaryIO) -> pq.ParquetFile:
         return pq.ParquetFile(stream)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise SourceError(f"{file.path}: not a readable Parquet file ({error})") from error
+
+
+@lru_cache(maxsize=_FOOTERS)
+def _footer(file: InputFile) -> pq.FileMetaData:
+    """Raises SourceError where it is not a Parquet file."""
+    with open_at(file) as stream:
+        return _open(file, stream).metadata
 
 
 def _columns_of(about: pq.RowGroupMetaData, names: Sequence[str]) -> list[pq.ColumnChunkMetaData]:

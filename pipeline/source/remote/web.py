@@ -151,7 +151,7 @@ class WebFile(Origin):
                 cause = getattr(error, "reason", None) or error
                 never = isinstance(cause, (NewConnectionError, NameResolutionError)) and seconds <= FIRST_PATIENCE
                 if never or isinstance(error, LocationParseError) or time.monotonic() + pause > deadline:
-                    raise OSError(errno.EIO, f"its server cannot be reached: {_said(cause)}") from error
+                    raise OSError(errno.ETIMEDOUT, f"its server cannot be reached: {_said(cause)}") from error
                 wait = 0.0
             time.sleep(min(max(wait, pause * random.uniform(0.5, 1.0)), max(deadline - time.monotonic(), 0.0)))
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -162,7 +162,8 @@ class _Refused(OSError):
 
     def __init__(self, status: int, after: str) -> None:
         said = responses.get(status, "")
-        super().__init__(errno.EIO, f"its server answers {status} {said}".rstrip())
+        number = errno.ETIMEDOUT if status in _MAY_PASS else errno.EIO
+        super().__init__(number, f"its server answers {status} {said}".rstrip())
         self.answer, self.after = status, after
 
 

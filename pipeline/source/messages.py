@@ -1,0 +1,105 @@
+"""Messages between a worker and its reader processes, over a socket: pickles, with the bytes of Arrow data beside them.
+
+Sending and receiving release the GIL, and what is received is not copied once it has arrived.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+import pyarrow as pa
+
+Frame = bytes | memoryview | pa.Buffer
+
+_COUNT = struct.Struct("<Q")
+
+
+class Closed(Exception):
+    """The other side has closed the connection, or its process has ended."""
+
+
+def packed(thing: object) -> list[Frame]:
+    """The frames of a message: a pickle, and the buffers that belong to it."""
+    buffers: list[pickle.PickleBuffer] = []
+    file = BytesIO()
+    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(thing)
+    return [file.getvalue(), *(buffer.raw() for buffer in buffers)]
+
+
+def unpacked(frames: Sequence[Frame]) -> Any:
+    return pickle.loads(frames[0], buffers=frames[1:])
+
+
+def send(connection: socket.socket, frames: Sequence[Frame]) -> None:
+    """Raises Closed."""
+    views = [memoryview(frame) for frame in frames]
+    sizes = struct.pack(f"<{len(views) + 1}Q", len(views), *(view.nbytes for view in views))
+    left = [memoryview(sizes), *views]
+    try:
+        while left:
+            sent = connection.sendmsg(left)
+            while left and sent >= left[0].nbytes:
+                sent -= left.pop(0).nbytes
+            if left:
+                left[0] = left[0][sent:]
+    except OSError as error:
+        raise Closed from error
+
+
+def receive(connection: socket.socket) -> list[pa.Buffer]:
+    """The frames of the next message. Raises Closed."""
+    (count,) = _COUNT.unpack(_exactly(connection, _COUNT.size))
+    sizes = struct.unpack(f"<{count}Q", _exactly(connection, count * _COUNT.size))
+    return [_exactly(connection, size) for size in sizes]
+
+
+def _exactly(connection: socket.socket, size: int) -> pa.Buffer:
+    buffer = pa.allocate_buffer(size)
+    view = memoryview(buffer)
+    while view:
+        try:
+            count = connection.recv_into(view, 0, socket.MSG_WAITALL)
+        except OSError as error:
+            raise Closed from error
+        if not count:
+            raise Closed
+        view = view[count:]
+    return buffer
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles Arrow data as one buffer of Arrow's stream format: only the rows that a slice has, and few objects."""
+
+    def reducer_override(self, thing: object) -> Any:
+        if isinstance(thing, pa.Table):
+            return _table, (pickle.PickleBuffer(_stream(thing)),)
+        if isinstance(thing, pa.Array):
+            return _array, (pickle.PickleBuffer(_stream(pa.table([pa.chunked_array([thing])], [""]))),)
+        return NotImplemented
+
+
+def _stream(table: pa.Table) -> pa.Buffer:
+    size = pa.MockOutputStream()
+    _write(table, size)
+    buffer = pa.allocate_buffer(size.size())
+    _write(table, pa.FixedSizeBufferWriter(buffer))
+    return buffer
+
+
+def _write(table: pa.Table, sink: pa.NativeFile) -> None:
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _table(buffer: Frame) -> pa.Table:
+    return pa.ipc.open_stream(buffer).read_all()
+
+
+def _array(buffer: Frame) -> pa.Array:
+    chunks = _table(buffer).column(0).chunks
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)

@@ -1,0 +1,259 @@
+"""Reader processes: reading for a worker whose engine takes text faster than the threads of one process read it.
+
+A process takes one request at a time: a group, a run or a unit. Its answer is a stream of chunks, which waits in the
+process while nobody takes them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from queue import LifoQueue
+from typing import Any
+
+import cloudpickle
+
+from pipeline.errors import BroadsheetError
+from pipeline.source.chunk import Chunk, Selection
+from pipeline.source.group import Group, GroupChunk, GroupEnd
+from pipeline.source.messages import Closed, packed, receive, send, unpacked
+from pipeline.source.plan import Run, Unit
+from pipeline.telemetry.spans import WHERE, Span
+
+_SOCKET_BYTES = 1 << 20
+_END_SECONDS = 5
+
+
+class ReaderLost(BroadsheetError):
+    """A reader process has ended in the middle of what it read."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """To read a group, a run or a unit. chunk_rows: of a group."""
+
+    what: Group | Run | Unit
+    selection: Selection
+    chunk_rows: int = 0
+
+    @property
+    def files(self) -> str:
+        """What is read, for messages."""
+        what = self.what
+        paths = [f.path for f in what.files] if isinstance(what, Group) else [path for path, *_ in what.sources]
+        more = len(set(paths)) - 1
+        return (paths[0] if paths else what.name) + (f" and {more:,} more" if more > 0 else "")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A reader's, in the middle of an answer: whether the chunk of that name is to be skipped."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    is_skipped: bool
+
+
+@dataclass(frozen=True)
+class Item:
+    """One of an answer's, and the spans of its reading."""
+
+    value: Any
+    spans: list[Span]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The error that ends an answer."""
+
+    error: Exception
+    spans: list[Span]
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of an answer."""
+
+
+class Share:
+    """How many cores a request may use now: all of the readers', divided by the requests under way. A file of a few
+    bytes in memory, which all processes see.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._bytes = mmap.mmap(descriptor, mmap.PAGESIZE)
+
+    def get(self) -> int:
+        return max(1, self._bytes[0])
+
+    def set(self, cores: int) -> None:
+        self._bytes[0] = min(max(1, cores), 255)
+
+
+class Readers:
+    """Reader processes of this worker, which end with it at the latest. count: how many, one for a core."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._under_way = 0
+        self._lock = threading.Lock()
+        self._closed = False
+        descriptor = os.memfd_create("broadsheet-readers")
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        self._share = Share(descriptor)
+        self._free: LifoQueue[_Reader | None] = LifoQueue()
+        """None in place of one that is to be started when it is needed."""
+        for _ in range(count):
+            self._free.put(self._started())
+
+    def read_unit(self, unit: Unit, selection: Selection, spans: list[Span] | None = None) -> Chunk:
+        """As of `pipeline.source.read`; also raises ReaderLost, as the others do."""
+        with closing(self._answers(Request(unit, selection), lambda _: True, lambda _: False, spans)) as found:
+            chunk: Chunk = next(found)
+            return chunk
+
+    def read_run(
+        self, run: Run, selection: Selection, skip: Callable[[str], bool], spans: list[Span] | None = None
+    ) -> Generator[tuple[Unit, Chunk | None], None, None]:
+        """As of `pipeline.source.read`."""
+        left = list(run.units)
+        with closing(self._answers(Request(run, selection), lambda _: len(left) == 1, skip, spans)) as found:
+            for chunk in found:
+                yield left.pop(0), chunk
+
+    def read_group(
+        self,
+        group: Group,
+        selection: Selection,
+        chunk_rows: int,
+        skip: Callable[[str], bool],
+        spans: list[Span] | None = None,
+    ) -> Generator[GroupChunk | GroupEnd, None, None]:
+        """As of `pipeline.source.read`."""
+        request = Request(group, selection, chunk_rows)
+        return self._answers(request, lambda found: isinstance(found, GroupEnd), skip, spans)
+
+    def close(self) -> None:
+        """End the processes."""
+        with self._lock:
+            self._closed = True
+        for _ in range(self._count):
+            if (reader := self._free.get()) is not None:
+                reader.end()
+            self._free.put(None)
+        os.close(self._share.descriptor)
+
+    def _answers(
+        self,
+        request: Request,
+        is_last: Callable[[Any], bool],
+        skip: Callable[[str], bool],
+        spans: list[Span] | None,
+    ) -> Generator[Any, None, None]:
+        """The items of an answer. A process whose answer is not taken to its end is replaced by another."""
+        reader = self._free.get()
+        whole = False
+        self._note(+1)
+        try:
+            if reader is None or not reader.is_alive:
+                reader = self._started()
+            if reader is None:
+                raise BroadsheetError("no process can be started that reads: is there memory left?")
+            reader.ask(request)
+            while not whole:
+                message = reader.next(request)
+                if isinstance(message, Question):
+                    reader.tell(Answer(skip(message.name)))
+                    continue
+                if isinstance(message, Item | Failure) and spans is not None:
+                    spans += [replace(one, where=WHERE) for one in message.spans]
+                if isinstance(message, Failure):
+                    whole = True
+                    raise message.error
+                if isinstance(message, End):
+                    whole = True
+                    return
+                if is_last(message.value):
+                    whole = isinstance(reader.next(request), End)
+                yield message.value
+        finally:
+            self._note(-1)
+            if not whole and reader is not None:
+                reader.end()
+                reader = None if self._closed else self._started()
+            self._free.put(reader)
+
+    def _note(self, change: int) -> None:
+        with self._lock:
+            self._under_way += change
+            self._share.set(self._count // max(1, self._under_way))
+
+    def _started(self) -> _Reader | None:
+        try:
+            return _Reader(self._share.descriptor)
+        except OSError:
+            return None
+
+
+class _Reader:
+    """One process. Raises OSError where it cannot be started."""
+
+    def __init__(self, share: int) -> None:
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            for end in (self._connection, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pipeline.source.reader_process", str(theirs.fileno()), str(share)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(), share),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                process_group=0,
+            )  # fmt: skip
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: Request) -> None:
+        with suppress(Closed):  # `next` says so
+            send(self._connection, [cloudpickle.dumps(request)])
+
+    def tell(self, answer: Answer) -> None:
+        with suppress(Closed):
+            send(self._connection, packed(answer))
+
+    def next(self, request: Request) -> Item | Question | Failure | End:
+        """The next message. Raises ReaderLost."""
+        try:
+            message: Item | Question | Failure | End = unpacked(receive(self._connection))
+        except Closed as error:
+            raise ReaderLost(f"{request.files}: the process that read it {self._end()}") from error
+        return message
+
+    def _end(self) -> str:
+        """How the process has ended."""
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "has closed its connection"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        why = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-code).name}{why}"
+
+    def end(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
