@@ -57,7 +57,7 @@ def test_the_command_on_many_files_with_bad_rows(
     assert broadsheet_in_process("verify", out).returncode == 0
     again = broadsheet_in_process("classify", *arguments)
     assert again.returncode == 2
-    assert "give --resume or --overwrite" in again.stderr
+    assert "give --resume, --update or --overwrite" in again.stderr
     strict = broadsheet_in_process("classify", folder / "b.csv", *arguments[1:], "--overwrite", "--strict")
     assert strict.returncode == 3
     assert "row 0: column 'text' is not UTF-8" in strict.stderr

@@ -105,6 +105,7 @@ def take_away(job: Finished, chunk: str) -> None:
             totals[name] -= figures[name]
         for label, rows in figures["labels"].items():
             totals["labels"][label] -= rows
+        totals["lengths"] = [all_ - own for all_, own in zip(totals["lengths"], figures["lengths"], strict=True)]
 
     changed(job.out / "_manifest.json", less)
 

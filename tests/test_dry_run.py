@@ -42,7 +42,7 @@ def test_the_estimate_is_close_to_the_job(client: Client, small_model: Model, ag
     assert estimate.output_bytes == pytest.approx(written, rel=0.15)
     for label, rows in report.tally.labels.items():
         assert estimate.labels.get(label, 0) / estimate.sample_rows == pytest.approx(rows / 1100, abs=0.06)
-    assert any("give --resume or --overwrite" in warning for warning in estimate.warnings)
+    assert any("give --resume, --update or --overwrite" in warning for warning in estimate.warnings)
 
 
 def test_rows_of_a_large_input_are_estimated_from_little_of_it(ag_news: Path, tmp_path: Path) -> None:

@@ -120,11 +120,11 @@ def test_python_is_told_keywords_and_the_command_flags(
     (out / "kept.txt").write_text("mine")
     (tmp_path / "in.csv").write_text("headline\nStocks fell\n")
     classified = (tmp_path / "in.csv", "--model", small_model_file, "-o")
-    with pytest.raises(UsageError, match=r"or give resume=True or overwrite=True$") as found:
+    with pytest.raises(UsageError, match=r"or give resume=True, update=True or overwrite=True$") as found:
         classify(tmp_path / "in.csv", out, model=small_model_file)
     code, said = broadsheet_here("classify", *classified, out)
     assert (code, said) == (2, f"broadsheet: {found.value.message}\n")
-    assert said.endswith("or give --resume or --overwrite\n")
+    assert said.endswith("or give --resume, --update or --overwrite\n")
     with pytest.raises(UsageError, match=r"no column 'text' \(text_column= names another\)"):
         classify(tmp_path / "in.csv", model=small_model_file)
     assert "--text-column names another" in broadsheet_here("classify", *classified, tmp_path / "new")[1]
