@@ -91,6 +91,8 @@ class Run:
         Chunks that earlier runs committed.
     rows : int
         Rows that it read.
+    remarks : list of str
+        What would make the next run faster.
     set_aside : list of (str, str)
         Chunks without a result, each with the reason.
     stopped : bool
@@ -112,6 +114,7 @@ class Run:
     reach: Reach = field(default_factory=Reach)
     chunks_before: int = 0
     rows: int = 0
+    remarks: list[str] = field(default_factory=list)
     set_aside: list[tuple[str, str]] = field(default_factory=list)
     stopped: bool = False
     seconds: float = 0.0
@@ -260,8 +263,8 @@ class JobReport:
 
     @cached_property
     def hints(self) -> list[str]:
-        """Lines that name an option by which more rows may be read. Found once, so ask only when the job is over."""
-        return hints(self.tally, self.results)
+        """Lines about how more rows may be read, or faster. Found once, so ask only when the job is over."""
+        return [*hints(self.tally, self.results), *self.run.remarks]
 
     @cached_property
     def breakdown(self) -> Breakdown:
