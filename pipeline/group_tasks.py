@@ -25,7 +25,9 @@ from pipeline.telemetry.spans import Span, span
 from pipeline.worker import STATE
 
 TOPIC = "broadsheet-chunks"
-"""Dask's topic of the chunks that tasks have committed before their end: of each the key of its task, name and rows."""
+"""Dask's topic of the chunks that tasks have committed before their end: of each the key of its task, name, rows, and
+the bytes of its group that had been read by then.
+"""
 
 _ENDING = (Status.closing, Status.closed, Status.failed)
 
@@ -141,12 +143,13 @@ class _Labelling(AbstractContextManager["_Labelling"]):
             self._begun.append(Done(found.name, self._committed.pop(found.name), [], None, []))
             return
         refuse_bad_rows(found.chunk, self._job)
-        self._begun.append(STATE.labelling.submit(self._label, Work(found.name, found.sources, found.chunk, spans=own)))
+        work = Work(found.name, found.sources, found.chunk, spans=own)
+        self._begun.append(STATE.labelling.submit(self._label, work, found.stored))
         self._has_room = False  # it is the chunk's now
         if self._alone:
             wait([future for future in self._begun[-1:] if isinstance(future, Future)])
 
-    def _label(self, work: Work) -> Done:
+    def _label(self, work: Work, stored: int) -> Done:
         try:
             done = write(infer(work, self._job), self._job)
         except BaseException:
@@ -154,7 +157,8 @@ class _Labelling(AbstractContextManager["_Labelling"]):
             raise
         finally:
             STATE.room.release()
-        self._worker.log_event(TOPIC, {"task": list(self._key), "chunk": done.name, "rows": done.entry.rows_read})
+        told = {"task": list(self._key), "chunk": done.name, "rows": done.entry.rows_read, "stored": stored}
+        self._worker.log_event(TOPIC, told)
         return done
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -186,7 +186,7 @@ class JobReport:
         """Count what this run did."""
         run = self.run
         if isinstance(event, Noted):
-            run.reach.note(event.name, event.rows)
+            run.reach.note(event.name, event.rows, event.stored)
         elif isinstance(event, GroupEnd):
             self.close(event)
         elif isinstance(event, Stopped):
