@@ -32,6 +32,7 @@ from pipeline.source.files import Files
 from pipeline.source.group import part_name
 from pipeline.source.inputs import identify
 from pipeline.source.limits import CHUNK_ROWS
+from pipeline.source.one_core import slow_to_read
 from pipeline.source.sample import Sample, sample_input
 from pipeline.threads import available_cores
 
@@ -248,14 +249,17 @@ strict, hash, allow_mixed, profile, trace, report
         no_gpu=why_no_gpu() if device == "auto" and not on_gpu else None,
         rate=rate,
         workers=units,
-        seconds=None if computing is None else max(computing / units, sample.in_order_seconds),
-        seconds_of_one=None if computing is None else max(computing, sample.in_order_seconds),
+        seconds=None if computing is None else max(computing / units, sample.reading_seconds),
+        seconds_of_one=None if computing is None else max(computing, sample.reading_seconds),
         device_hours=None if computing is None else computing * (1 if on_gpu else available_cores()) / 3600,
         output_bytes=None if rows is None else round(rows * labelled.bytes),
         free_bytes=shutil.disk_usage(_existing(path)).free if isinstance(path, Path) else None,
         warnings=(),
     )
-    return replace(estimate, warnings=tuple(_warnings(estimate, sample, labelled, options, path, loaded.length)))
+    warnings = [*_warnings(estimate, sample, labelled, options, path, loaded.length)]
+    if slow := slow_to_read(files.found):
+        warnings.append(slow)
+    return replace(estimate, warnings=tuple(warnings))
 
 
 def _label(sample: Sample, engine: Engine, options: Options) -> _Labelled:
@@ -322,9 +326,6 @@ def _warnings(
     if bad > _MANY_BAD * labelled.rows:
         reason, count = labelled.reasons.most_common(1)[0]
         yield f"{bad / labelled.rows:.0%} of the rows cannot be labelled, {count:,} of {bad:,} for: {reason}"
-    if sample.in_order:
-        more = f" and {len(sample.in_order) - 1:,} more" if len(sample.in_order) > 1 else ""
-        yield f"{sample.in_order[0]}{more}: compressed, so that one core reads it, from front to back"
     if path is not None:
         try:
             OutputFolder(path).refuse_unless(options.resume, options.overwrite, options.update)

@@ -274,7 +274,7 @@ class _Run:
         key = tuple(event[1]["task"])
         if run_of(key) == self._name:
             self.watchdog.progress()
-            self._heard.put((key, Noted(event[1]["chunk"], event[1]["rows"])))
+            self._heard.put((key, Noted(event[1]["chunk"], event[1]["rows"], event[1]["stored"])))
 
     def _scatter(self, loaded: list[Loaded]) -> list[Future]:
         try:

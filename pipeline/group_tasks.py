@@ -26,7 +26,9 @@ from pipeline.telemetry.spans import Span, span
 from pipeline.worker import STATE
 
 TOPIC = "broadsheet-chunks"
-"""Dask's topic of the chunks that tasks have committed before their end: of each the key of its task, name and rows."""
+"""Dask's topic of the chunks that tasks have committed before their end: of each the key of its task, name, rows, and
+the bytes of its group that had been read by then.
+"""
 
 _ENDING = (Status.closing, Status.closed, Status.failed)
 
@@ -144,13 +146,13 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         refuse_bad_rows(found.chunk, self._job)
         taken = bytes_of(found.chunk)
         work = Work(found.name, found.sources, found.chunk, spans=own)
-        self._begun.append(STATE.labelling.submit(self._label, work, taken))
+        self._begun.append(STATE.labelling.submit(self._label, work, taken, found.stored))
         self._has_room = False  # it is the chunk's now, and what that does not take is given back
         STATE.room.give_back(MOST_OF_ONE - taken)
         if self._alone:
             wait([future for future in self._begun[-1:] if isinstance(future, Future)])
 
-    def _label(self, work: Work, taken: int) -> Done:
+    def _label(self, work: Work, taken: int, stored: int) -> Done:
         try:
             done = write(infer(work, self._job), self._job)
         except BaseException:
@@ -158,7 +160,8 @@ class _Labelling(AbstractContextManager["_Labelling"]):
             raise
         finally:
             STATE.room.give_back(taken)
-        self._worker.log_event(TOPIC, {"task": list(self._key), "chunk": done.name, "rows": done.entry.rows_read})
+        told = {"task": list(self._key), "chunk": done.name, "rows": done.entry.rows_read, "stored": stored}
+        self._worker.log_event(TOPIC, told)
         return done
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -46,6 +47,7 @@ from pipeline.source.files import Files
 from pipeline.source.group import GroupEnd, part_name
 from pipeline.source.inputs import Given, JobInput, Rows, Scanners, Source, identify, open_input, planned_files
 from pipeline.source.limits import CHUNK_ROWS
+from pipeline.source.one_core import slow_to_read
 from pipeline.source.scan import Scanner
 from pipeline.source.stdin import Stdin
 from pipeline.tasks import Done, Job, SetAside, profile_engine
@@ -490,6 +492,7 @@ def _compute(
     request, timeline = planned.prepared.request, report.run.timeline
     progress = DashboardProgress(request.progress, client, report)
     progress.start(planned.input.rows, client.dashboard_link)
+    Thread(target=_tell_what_is_slow, args=(planned.input, report.run, progress), daemon=True).start()
     try:
         checked = began
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
@@ -509,6 +512,13 @@ def _compute(
         progress.stop()
     report.run.timings["classify"] = time.perf_counter() - began
     timeline.ended = time.time() + timeline.clock.offset
+
+
+def _tell_what_is_slow(job_input: JobInput, run: Run, progress: Progress) -> None:
+    """Say it at the beginning of a job, which takes long if it is so, and does not wait for this."""
+    if job_input.plan is not None and (remark := slow_to_read(job_input.plan.files)):
+        run.remarks.append(remark)
+        progress.warn(remark)
 
 
 def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:

@@ -117,10 +117,11 @@ class Done:
 
 @dataclass(frozen=True)
 class Noted:
-    """A chunk that a task has committed, which goes on: its name and rows."""
+    """A chunk that a task has committed, which goes on: its name and rows. stored: as of `GroupChunk`."""
 
     name: str
     rows: int
+    stored: int = 0
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,8 @@ class Run:
         Chunks that earlier runs committed.
     rows : int
         Rows that it read.
+    remarks : list of str
+        What would make the next run faster.
     set_aside : list of (str, str)
         Chunks without a result, each with the reason.
     stopped : bool
@@ -116,6 +118,7 @@ class Run:
     reach: Reach = field(default_factory=Reach)
     chunks_before: int = 0
     rows: int = 0
+    remarks: list[str] = field(default_factory=list)
     set_aside: list[tuple[str, str]] = field(default_factory=list)
     stopped: bool = False
     seconds: float = 0.0
@@ -187,7 +190,7 @@ class JobReport:
         """Count what this run did."""
         run = self.run
         if isinstance(event, Noted):
-            run.reach.note(event.name, event.rows)
+            run.reach.note(event.name, event.rows, event.stored)
         elif isinstance(event, GroupEnd):
             self.close(event)
         elif isinstance(event, Stopped):
@@ -268,8 +271,8 @@ class JobReport:
 
     @cached_property
     def hints(self) -> list[str]:
-        """Lines that name an option by which more rows may be read. Found once, so ask only when the job is over."""
-        return hints(self.tally, self.results)
+        """Lines about how more rows may be read, or faster. Found once, so ask only when the job is over."""
+        return [*hints(self.tally, self.results), *self.run.remarks]
 
     @cached_property
     def breakdown(self) -> Breakdown:

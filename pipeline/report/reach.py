@@ -12,7 +12,8 @@ class Reach:
     """How far a job is, with the chunks that tasks have committed and not returned yet.
 
     How many rows a group has is known when it has been read to its end, or when the ends of all its chunks are found.
-    Until then its rows count for as many bytes as those of the groups of which it is known.
+    Until then it counts with the bytes that have been read of it, where its reader tells them; else its rows count for
+    as many bytes as those of the groups of which it is known.
 
     rows, chunks: done; rows_before: of them by earlier runs. rows_known: of the whole job, 0 where not known.
     of_groups: the bytes of each group of files, by number; none for rows in memory.
@@ -27,13 +28,17 @@ class Reach:
         self._rows: Counter[int] = Counter()
         self._ends: dict[int, int] = {}
         self._open_rows = self._ended_rows = self._ended_bytes = 0
+        self._stored: dict[int, int] = {}
         self._done_bytes = 0.0
 
-    def note(self, chunk: str, rows: int) -> None:
-        """Count a chunk that is committed, and that its task will return later."""
+    def note(self, chunk: str, rows: int, stored: int = 0) -> None:
+        """Count a chunk that is committed, and that its task will return later. stored: as of `GroupChunk`."""
         if chunk not in self._noted:
             self._count(chunk, rows)
             self._noted[chunk] = rows
+        group = _group_of(chunk)
+        if stored and group not in self._ends:
+            self._stored[group] = max(stored, self._stored.get(group, 0))
 
     def add(self, chunk: str, rows: int) -> None:
         """Count a chunk that is committed, unless it was noted before."""
@@ -47,7 +52,7 @@ class Reach:
     def _count(self, chunk: str, rows: int) -> None:
         self.rows += rows
         self.chunks += 1
-        group = int(chunk.split("-")[1])
+        group = _group_of(chunk)
         self._rows[group] += rows
         if group in self._ends:
             self._done_bytes += self._share(group, rows)
@@ -61,6 +66,7 @@ class Reach:
         self._ends[end.number] = rows = sum(count or 0 for _, count in end.files)
         self._ended_rows += rows
         self._ended_bytes += self._bytes.get(end.number, 0)
+        self._stored.pop(end.number, None)
         counted = self._rows[end.number]
         self._open_rows -= counted
         self._done_bytes += self._share(end.number, counted)
@@ -79,7 +85,8 @@ class Reach:
     def bytes(self) -> int:
         """Done, as far as can be told."""
         each = self._ended_bytes / self._ended_rows if self._ended_rows else 0.0
-        return min(round(self._done_bytes + each * self._open_rows), self.bytes_known)
+        rows = self._open_rows - sum(self._rows[group] for group in self._stored)
+        return min(round(self._done_bytes + sum(self._stored.values()) + each * rows), self.bytes_known)
 
     @property
     def share(self) -> float:
@@ -92,3 +99,7 @@ class Reach:
         """At the pace of this run, which has taken `seconds`; None where that cannot be told."""
         run = self.rows - self.rows_before
         return seconds * (1 / self.share - 1) * self.rows / run if self.share and run else None
+
+
+def _group_of(chunk: str) -> int:
+    return int(chunk.split("-")[1])

@@ -57,6 +57,11 @@ class FrontToBack:
         self._given += len(block)
         return block
 
+    @property
+    def stored(self) -> int:
+        """How many bytes have been read of the file as it is stored; 0 where another process reads it."""
+        return 0 if self._first.closed else self._first.tell()
+
     def close(self) -> None:
         self._stream.close()
 
@@ -77,6 +82,7 @@ class FrontToBack:
             first.close()
             first = self._open()
         opened = [first]
+        self._first = first
 
         def open_raw() -> BinaryIO:
             return opened.pop() if opened else self._open()

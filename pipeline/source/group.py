@@ -54,11 +54,14 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupChunk:
-    """A chunk of a group. sources: (file, first row, rows) of each piece. chunk: None where it was to be skipped."""
+    """A chunk of a group. sources: (file, first row, rows) of each piece. chunk: None where it was to be skipped.
+    stored: bytes of the group, as they are stored, that had been read by then; 0 where not known.
+    """
 
     name: str
     sources: tuple[tuple[str, int, int], ...]
     chunk: Chunk | None
+    stored: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Sequence
 from typing import BinaryIO, cast
 
+from pipeline.errors import UsageError
 from pipeline.source import frames, rapidgzip_reader
 from pipeline.source.compression import HEAD_BYTES, Compression, compression_of
 from pipeline.source.decompress import Damaged, Decompressed
 from pipeline.source.formats.base import InputFile
 from pipeline.source.opening import LocalFile, open_location
 
+_LARGE_BYTES = 1 << 30
+"""From which size on it is worth saying: a core takes some ten seconds for so much."""
+
 _SECONDS = 0.3
 _HEAD_BYTES = frames.MOST_STORED
+
+
+def slow_to_read(files: Sequence[InputFile]) -> str | None:
+    """A remark about the largest of the files, if it is large and one core must read it. None where it cannot be read:
+    the job itself says that.
+    """
+    large = [file for file in files if file.stored >= _LARGE_BYTES]
+    try:
+        remark = how_it_is_read(max(large, key=lambda file: file.stored)) if large else None
+    except (OSError, UsageError):
+        return None
+    others = f" (the largest of {len(large):,} files of 1 GiB and more)" if len(large) > 1 else ""
+    return remark + others if remark else None
 
 
 def how_it_is_read(file: InputFile) -> str | None:
@@ -23,7 +41,7 @@ def how_it_is_read(file: InputFile) -> str | None:
     """
     if file.member is not None or file.format.jumps:
         return None
-    with open_location(file.location, file.ranges) as raw:
+    with open_location(file.location, file.ranges, endpoint=file.endpoint, stop=_HEAD_BYTES) as raw:
         head = cast(BinaryIO, io.BufferedReader(raw)).read(_HEAD_BYTES)
         is_local = isinstance(raw, LocalFile)
     compression = compression_of(head[:HEAD_BYTES], file.compression)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from pipeline.source.examine import Examined, examine_like, held
 from pipeline.source.first_rows import rows_between
 from pipeline.source.formats.base import InputFile, Schema, Stream
 from pipeline.source.formats.record_format import RecordFormat
+from pipeline.source.front_to_back import FrontToBack
 from pipeline.source.opening import open_at
 from pipeline.source.records import Records, read_records
 from pipeline.source.scan import no_scan
@@ -82,12 +83,14 @@ Piece = Lines | Rows
 
 class Opened(NamedTuple):
     """A file that was opened. pieces: of it, which raise SourceError after the last that can be read. problems: of it,
-    all of which are known once its pieces are read.
+    all of which are known once its pieces are read. stored: how many bytes have been read of it as it is stored; 0
+    where that is not known.
     """
 
     file: InputFile
     pieces: Iterator[Piece]
     problems: list[str]
+    stored: Callable[[], int] = int
 
 
 def open_pieces(
@@ -99,8 +102,9 @@ def open_pieces(
     try:
         found = examine_like(held(file), selection, first)
         problems = [found.remark] if found.remark else []
-        pieces = _pieces(found, selection, chunk_rows, problems, spans)
-        return Opened(found.file, _begun(pieces), problems)
+        streams: list[FrontToBack] = []
+        pieces = _pieces(found, selection, chunk_rows, problems, streams, spans)
+        return Opened(found.file, _begun(pieces), problems, lambda: sum(stream.stored for stream in streams))
     except InputChanged:
         raise
     except (SourceError, UsageError) as error:
@@ -133,12 +137,18 @@ def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
 
 
 def _pieces(
-    found: Examined, selection: Selection, chunk_rows: int, problems: list[str], spans: list[Span] | None
+    found: Examined,
+    selection: Selection,
+    chunk_rows: int,
+    problems: list[str],
+    streams: list[FrontToBack],
+    spans: list[Span] | None,
 ) -> Iterator[Piece]:
     file, form, start = found.file, found.file.format, found.schema.start
     row = 0
     if isinstance(form, RecordFormat):
         with open_at(file, start) as source:
+            streams += [source] if isinstance(source, FrontToBack) else []
             for records in read_records(source, form.split, start, limits=form.limits):
                 if len(records):
                     yield Lines(file, form, row, records)

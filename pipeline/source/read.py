@@ -97,11 +97,12 @@ def read_group(
 
 
 class _Part(NamedTuple):
-    """Rows of one chunk. number: of the chunk. chunk: None where it is skipped."""
+    """Rows of one chunk. number: of the chunk. chunk: None where it is skipped. stored: as of `GroupChunk`."""
 
     number: int
     sources: list[tuple[str, int, int]]
     chunk: Chunk | None
+    stored: int
 
 
 def _closed(group: Group, last: _Part, sources: list[tuple[str, int, int]], held: list[Chunk]) -> GroupChunk:
@@ -112,12 +113,12 @@ def _closed(group: Group, last: _Part, sources: list[tuple[str, int, int]], held
             rows += before
         merged.append((path, first, rows))
     chunk = concat(held) if last.chunk is not None else None
-    return GroupChunk(part_name(group.number, last.number), tuple(merged), chunk)
+    return GroupChunk(part_name(group.number, last.number), tuple(merged), chunk, last.stored)
 
 
 @dataclass
 class _Reading:
-    """What is known of a group while it is read. rows: read of each file. chunks: begun."""
+    """What is known of a group while it is read. rows: read of each file. chunks: begun. stored: as of `GroupChunk`."""
 
     group: Group
     selection: Selection
@@ -128,6 +129,7 @@ class _Reading:
     unread: list[Unread] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     chunks: int = 0
+    stored: int = 0
 
     def __post_init__(self) -> None:
         self.rows = [0] * len(self.group.files)
@@ -157,9 +159,10 @@ class _Reading:
 
     def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], _Part]:
         number, sources = self.chunks - 1, [(piece.file.path, piece.row, len(piece)) for piece in pieces]
+        stored = self.stored
         if skipped:
-            return lambda: _Part(number, sources, None)
-        return lambda: _Part(number, sources, parsed(pieces, self.selection, self.spans))
+            return lambda: _Part(number, sources, None, stored)
+        return lambda: _Part(number, sources, parsed(pieces, self.selection, self.spans), stored)
 
     def _pieces(self) -> Iterator[Piece]:
         """The pieces of all files, up to the limit; the others and their problems are noted."""
@@ -171,6 +174,7 @@ class _Reading:
                     for piece in opened.pieces:
                         piece = piece if left is None else piece.slice(0, min(left, len(piece)))
                         self.rows[number] += len(piece)
+                        self.stored = opened.stored() if len(self.group.files) == 1 else 0
                         left = None if left is None else left - len(piece)
                         yield piece
                         if left == 0:

@@ -46,16 +46,15 @@ class Sample:
     """Some rows of an input, and what is known of all of them.
 
     selection: with its columns resolved. chunks: the rows of each place. rows: of the whole input; None where that
-    cannot be estimated. counted: whether `rows` is exact. in_order: files that only one core can read, front to back.
-    in_order_seconds: it takes for that. problems: of whole files.
+    cannot be estimated. counted: whether `rows` is exact. reading_seconds: this machine takes for the files that are
+    read front to back, each by one worker. problems: of whole files.
     """
 
     selection: Selection
     chunks: list[Chunk] = field(default_factory=list)
     rows: int | None = 0
     counted: bool = True
-    in_order: list[str] = field(default_factory=list)
-    in_order_seconds: float = 0.0
+    reading_seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
 
 
@@ -202,6 +201,7 @@ def _estimate(sample: Sample, files: Sequence[InputFile], rows: int) -> None:
         if window is not None:
             windows[_kind(file)].append(window)
             sample.chunks.append(window.chunk)
+    in_order: list[float] = []
     for file in files:
         here = windows[_kind(file)]
         total = sum(window.bytes for window in here)
@@ -211,8 +211,8 @@ def _estimate(sample: Sample, files: Sequence[InputFile], rows: int) -> None:
             share = file.stored / total
             sample.rows += round(share * sum(window.rows for window in here))
             if file.front_to_back:
-                sample.in_order.append(file.path)
-                sample.in_order_seconds += share * sum(window.seconds for window in here)
+                in_order.append(share * sum(window.seconds for window in here))
+    sample.reading_seconds = max(sum(in_order) / available_cores(), max(in_order, default=0.0))
 
 
 def _places(files: Sequence[InputFile]) -> Iterator[tuple[InputFile, int]]:
