@@ -146,11 +146,11 @@ class Readers:
         return self._answers(request, lambda found: isinstance(found, GroupEnd), skip, spans)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, once what they answer has been taken."""
         with self._lock:
             self._closed = True
-        for _ in range(self._count):
-            if (reader := self._free.get()) is not None:
+        for reader in [self._free.get() for _ in range(self._count)]:
+            if reader is not None:
                 reader.end()
             self._free.put(None)
         os.close(self._share.descriptor)
