@@ -125,7 +125,7 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         or nobody wants the result any longer.
         """
         if not self._has_room:
-            STATE.room.take(MOST_OF_ONE)
+            STATE.room.take()
             self._has_room = True
         return not self._failed and run_of(self._key) not in STATE.stopped and self._is_wanted
 
@@ -146,7 +146,7 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         work = Work(found.name, found.sources, found.chunk, spans=own)
         self._begun.append(STATE.labelling.submit(self._label, work, taken))
         self._has_room = False  # it is the chunk's now, and what that does not take is given back
-        STATE.room.give_back(MOST_OF_ONE - taken)
+        STATE.room.shrink(MOST_OF_ONE - taken)
         if self._alone:
             wait([future for future in self._begun[-1:] if isinstance(future, Future)])
 
@@ -157,13 +157,13 @@ class _Labelling(AbstractContextManager["_Labelling"]):
             self._failed = True
             raise
         finally:
-            STATE.room.give_back(taken)
+            STATE.room.leave(taken)
         self._worker.log_event(TOPIC, {"task": list(self._key), "chunk": done.name, "rows": done.entry.rows_read})
         return done
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._has_room:
-            STATE.room.give_back(MOST_OF_ONE)
+            STATE.room.leave()
         wait([future for future in self._begun if isinstance(future, Future)])
         if error is None:
             _ = self.done

@@ -206,14 +206,20 @@ def test_a_file_that_kills_every_reader_is_set_aside(
 def test_a_stopped_job_leaves_readers_ready_and_a_killed_worker_takes_them_along(
     reading: Client, small_model: Model, large: Path, tmp_path: Path
 ) -> None:
-    given = {"model": small_model, "chunk_size": 30, "client": reading}
+    given = {"model": small_model, "chunk_size": 6, "client": reading}
     out = tmp_path / "out"
     report = classify(large, out, stop=lambda: committed(out) >= 2, **given)
     assert report.exit_code == 4
     (worker,) = reading.run(os.getpid).values()
-    before = pids_of(worker)
+    before, done = pids_of(worker), committed(out)
     assert len(before) == 2
-    threading.Timer(0.3, os.kill, (worker, signal.SIGKILL)).start()
+
+    def kill() -> None:
+        wait_until(lambda: committed(out) > done)
+        os.kill(worker, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
     assert classify(large, out, resume=True, **given).exit_code == 0
-    assert worker not in reading.run(os.getpid).values()
+    thread.join()
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in before), seconds=5)
