@@ -39,7 +39,6 @@ Event = Done | GroupEnd | Noted | SetAside | Stopped
 """What a job hears of its chunks."""
 
 GPU_EXECUTOR = "gpu"
-_LOSSES = KilledWorker | ReaderLost
 _SUSPECT_LOSSES = 2
 """So many workers may be lost with a chunk that runs with others, before it has to run alone."""
 
@@ -94,7 +93,7 @@ def _run_together(run: _Run, waiting: Iterator[Source], suspects: Suspects, stri
         elif ended is not None:
             if more:
                 run.release_spent()
-            if not isinstance(ended.result, _LOSSES):
+            if not isinstance(ended.result, KilledWorker | ReaderLost):
                 yield from _events(ended.result)
             elif ended.losses < _SUSPECT_LOSSES:
                 # Perhaps not the cause: a worker that dies takes its other tasks with it.

@@ -127,7 +127,7 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         or nobody wants the result any longer.
         """
         if not self._has_room:
-            STATE.room.take(MOST_OF_ONE)
+            STATE.room.take()
             self._has_room = True
         return not self._failed and run_of(self._key) not in STATE.stopped and self._is_wanted
 
@@ -148,7 +148,7 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         work = Work(found.name, found.sources, found.chunk, spans=own)
         self._begun.append(STATE.labelling.submit(self._label, work, taken, found.stored))
         self._has_room = False  # it is the chunk's now, and what that does not take is given back
-        STATE.room.give_back(MOST_OF_ONE - taken)
+        STATE.room.shrink(MOST_OF_ONE - taken)
         if self._alone:
             wait([future for future in self._begun[-1:] if isinstance(future, Future)])
 
@@ -159,14 +159,14 @@ class _Labelling(AbstractContextManager["_Labelling"]):
             self._failed = True
             raise
         finally:
-            STATE.room.give_back(taken)
+            STATE.room.leave(taken)
         told = {"task": list(self._key), "chunk": done.name, "rows": done.entry.rows_read, "stored": stored}
         self._worker.log_event(TOPIC, told)
         return done
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._has_room:
-            STATE.room.give_back(MOST_OF_ONE)
+            STATE.room.leave()
         wait([future for future in self._begun if isinstance(future, Future)])
         if error is None:
             _ = self.done

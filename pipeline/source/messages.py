@@ -10,11 +10,11 @@ import socket
 import struct
 from collections.abc import Sequence
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-Frame = bytes | memoryview | pa.Buffer
+Frame: TypeAlias = bytes | memoryview | pa.Buffer
 
 _COUNT = struct.Struct("<Q")
 

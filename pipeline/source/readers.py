@@ -12,11 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from queue import LifoQueue
+from queue import Empty, LifoQueue
 from typing import Any
 
 import cloudpickle
@@ -88,11 +89,10 @@ class End:
 
 class Share:
     """How many cores a request may use now: all of the readers', divided by the requests under way. A file of a few
-    bytes in memory, which all processes see.
+    bytes, which all processes see.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
         self._bytes = mmap.mmap(descriptor, mmap.PAGESIZE)
 
     def get(self) -> int:
@@ -110,9 +110,10 @@ class Readers:
         self._under_way = 0
         self._lock = threading.Lock()
         self._closed = False
-        descriptor = os.memfd_create("broadsheet-readers")
-        os.ftruncate(descriptor, mmap.PAGESIZE)
-        self._share = Share(descriptor)
+        self._running: set[_Reader] = set()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this
+        self._file.truncate(mmap.PAGESIZE)
+        self._share = Share(self._file.fileno())
         self._free: LifoQueue[_Reader | None] = LifoQueue()
         """None in place of one that is to be started when it is needed."""
         for _ in range(count):
@@ -146,14 +147,16 @@ class Readers:
         return self._answers(request, lambda found: isinstance(found, GroupEnd), skip, spans)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, those too that are reading: whoever waits for one gets ReaderLost."""
         with self._lock:
             self._closed = True
-        for _ in range(self._count):
-            if (reader := self._free.get()) is not None:
-                reader.end()
+            for reader in self._running:
+                reader.kill()
+        with suppress(Empty):
+            while True:
+                self._discard(self._free.get_nowait())
+        for _ in range(self._count):  # for those that wait
             self._free.put(None)
-        os.close(self._share.descriptor)
 
     def _answers(
         self,
@@ -168,9 +171,10 @@ class Readers:
         self._note(+1)
         try:
             if reader is None or not reader.is_alive:
+                self._discard(reader)
                 reader = self._started()
             if reader is None:
-                raise BroadsheetError("no process can be started that reads: is there memory left?")
+                raise BroadsheetError("no process can be started that reads: the worker is closing, or out of memory")
             reader.ask(request)
             while not whole:
                 message = reader.next(request)
@@ -190,9 +194,9 @@ class Readers:
                 yield message.value
         finally:
             self._note(-1)
-            if not whole and reader is not None:
-                reader.end()
-                reader = None if self._closed else self._started()
+            if not whole:
+                self._discard(reader)
+                reader = self._started()
             self._free.put(reader)
 
     def _note(self, change: int) -> None:
@@ -201,10 +205,22 @@ class Readers:
             self._share.set(self._count // max(1, self._under_way))
 
     def _started(self) -> _Reader | None:
-        try:
-            return _Reader(self._share.descriptor)
-        except OSError:
-            return None
+        """A new process; None where none can be started."""
+        with self._lock:
+            if self._closed:
+                return None
+            try:
+                reader = _Reader(self._file.fileno())
+            except OSError:
+                return None
+            self._running.add(reader)
+            return reader
+
+    def _discard(self, reader: _Reader | None) -> None:
+        if reader is not None:
+            reader.end()
+            with self._lock:
+                self._running.discard(reader)
 
 
 class _Reader:
@@ -253,7 +269,10 @@ class _Reader:
         why = " (out of memory?)" if code == -signal.SIGKILL else ""
         return f"was ended by {signal.Signals(-code).name}{why}"
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def end(self) -> None:
-        self._connection.close()
         self._process.kill()
         self._process.wait()
+        self._connection.close()

@@ -11,26 +11,38 @@ MOST_OF_ONE = LIMITS.chunk_bytes
 """What a chunk takes at most, about: so much is taken before it is read."""
 
 _MOST_BYTES = 12 * MOST_OF_ONE
+_MOST_CHUNKS = 32
+"""Two for each task of a worker: a job that is stopped labels those that were read."""
 
 
 class Room:
-    """Bytes, shared by the threads of a process."""
+    """For so many bytes and chunks, shared by the threads of a process."""
 
-    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._most = most_bytes
-        self._taken = 0
+    def __init__(self, most_bytes: int = _MOST_BYTES, most_chunks: int = _MOST_CHUNKS) -> None:
+        self._most_bytes, self._most_chunks = most_bytes, most_chunks
+        self._bytes = self._chunks = 0
         self._changed = threading.Condition()
 
-    def take(self, count: int) -> None:
-        """Wait until there is room for so many bytes, and take it."""
+    def take(self, count: int = MOST_OF_ONE) -> None:
+        """Wait until there is room for a chunk of so many bytes, and take it."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._taken or self._taken + count <= self._most)
-            self._taken += count
+            self._changed.wait_for(lambda: self._fits(count))
+            self._bytes, self._chunks = self._bytes + count, self._chunks + 1
 
-    def give_back(self, count: int) -> None:
+    def shrink(self, count: int) -> None:
+        """Give back bytes that a chunk does not take after all."""
         with self._changed:
-            self._taken -= count
+            self._bytes -= count
             self._changed.notify_all()
+
+    def leave(self, count: int = MOST_OF_ONE) -> None:
+        """Give back the room of a chunk of so many bytes."""
+        with self._changed:
+            self._bytes, self._chunks = self._bytes - count, self._chunks - 1
+            self._changed.notify_all()
+
+    def _fits(self, count: int) -> bool:
+        return not self._chunks or (self._chunks < self._most_chunks and self._bytes + count <= self._most_bytes)
 
 
 def bytes_of(chunk: Chunk) -> int:

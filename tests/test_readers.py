@@ -1,0 +1,225 @@
+"""Reading in processes of the worker's own, as where a GPU computes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dask import config as dask_config
+from distributed import Client
+from jobs import check_whole, committed, wait_until
+from reading import found, units_of
+
+from cluster import connect
+from pipeline import classify
+from pipeline.errors import InputChanged
+from pipeline.model.charcnn import Model
+from pipeline.report.job import Progress
+from pipeline.source.chunk import Selection
+from pipeline.source.group import GroupEnd
+from pipeline.source.plan import Plan, plan_files
+from pipeline.source.read import read_group
+from pipeline.source.readers import ReaderLost, Readers
+from pipeline.source.scan import threads_scanner
+
+PRELOAD = """
+from pipeline.worker import STATE
+def dask_setup(worker):
+    STATE.read_in_processes(2)
+"""
+
+
+@pytest.fixture(scope="module")
+def readers() -> Iterator[Readers]:
+    found = Readers(2)
+    yield found
+    found.close()
+    assert not pids_of(os.getpid())
+
+
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A cluster of one worker that reads in processes, as a GPU's does."""
+    preload = tmp_path_factory.mktemp("readers") / "preload.py"
+    preload.write_text(PRELOAD)
+    with ExitStack() as stack:
+        with dask_config.set({"distributed.worker.preload": [str(preload)]}):  # for this worker only
+            client = stack.enter_context(connect(workers=1))
+        yield client
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that is read as a stream, for some tenths of a second."""
+    return write_gzip(tmp_path_factory.mktemp("large") / "large.jsonl.gz", 600, 30_000)
+
+
+def pids_of(parent: int) -> set[int]:
+    """The reader processes of a worker."""
+    with suppress(psutil.NoSuchProcess):
+        children = psutil.Process(parent).children()
+        return {child.pid for child in children if "pipeline.source.reader_process" in " ".join(child.cmdline())}
+    return set()
+
+
+def write_gzip(path: Path, rows: int, characters: int = 120) -> Path:
+    """Rows, of which every seventh cannot be parsed."""
+    lines = [json.dumps({"id": i, "text": os.urandom(characters // 2).hex()}) if i % 7 else "{" for i in range(rows)]
+    path.write_bytes(gzip.compress("\n".join(lines).encode(), 1))
+    return path
+
+
+def plan_of(*paths: Path, chunk_rows: int = 100) -> Plan:
+    return plan_files(found(paths), Selection(reads=1014), chunk_rows)
+
+
+def never(_: str) -> bool:
+    return False
+
+
+@contextmanager
+def killing(parent: int, name: str, times: int) -> Iterator[list[int]]:
+    """Kill, up to so many times, a reader process that has a file of that name open."""
+    killed: list[int] = []
+    over = threading.Event()
+
+    def run() -> None:
+        while len(killed) < times and not over.wait(0.001):
+            for pid in pids_of(parent) - set(killed):
+                with suppress(OSError):
+                    files = [os.readlink(file.path) for file in os.scandir(f"/proc/{pid}/fd")]
+                    if any(file.endswith(name) for file in files):
+                        os.kill(pid, signal.SIGKILL)
+                        killed.append(pid)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_chunks_arrive_as_they_were_read(readers: Readers, tmp_path: Path) -> None:
+    """All of each chunk, the spans of its parsing as this process's own, and the end; skipped chunks are not parsed."""
+    plan = plan_of(write_gzip(tmp_path / "a.jsonl.gz", 400), write_gzip(tmp_path / "b.jsonl.gz", 300))
+    given = (plan.groups[0], plan.selection, plan.chunk_rows, lambda name: name.endswith("2"))
+    spans: list = []
+    here, there = list(read_group(*given)), list(readers.read_group(*given, spans))
+    assert len(there) == 8
+    for ours, theirs in zip(here, there, strict=True):
+        if isinstance(ours, GroupEnd):
+            assert theirs == ours
+            continue
+        assert (theirs.name, theirs.sources, theirs.chunk is None) == (ours.name, ours.sources, ours.name[-1] == "2")
+        if ours.chunk is not None:
+            assert theirs.chunk.text.equals(ours.chunk.text)
+            assert theirs.chunk.rows.equals(ours.chunk.rows)
+            assert theirs.chunk.quarantine.equals(ours.chunk.quarantine)
+            assert theirs.chunk.n_chars.tolist() == ours.chunk.n_chars.tolist()
+    assert {span.name for span in spans} == {"decode"}
+    assert {span.where.rpartition(":")[2] for span in spans} == {str(os.getpid())}
+
+
+def test_an_error_arrives_as_it_was_raised(readers: Readers, tmp_path: Path) -> None:
+    before = pids_of(os.getpid())
+    pq.write_table(pa.table({"text": ["a"] * 500}), tmp_path / "in.parquet", row_group_size=300)
+    plan = plan_of(tmp_path / "in.parquet")
+    with threads_scanner() as scanner:
+        (run, unit), _ = units_of(plan, scanner)
+    assert [len(chunk) for _, chunk in readers.read_run(run, plan.selection, never)] == [100, 100, 100]
+    (tmp_path / "in.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputChanged, match=r"in\.parquet: it has changed since the job was planned \(size was"):
+        readers.read_unit(unit.units[0], plan.selection)
+    assert pids_of(os.getpid()) == before
+
+
+def test_a_reader_that_dies_or_is_left_is_replaced(readers: Readers, large: Path) -> None:
+    """The error names the file and how the process ended; whoever reads next has a new one."""
+    (group,), selection = plan_of(large).groups, plan_of(large).selection
+    before = pids_of(os.getpid())
+    with killing(os.getpid(), large.name, 1), pytest.raises(ReaderLost) as raised:
+        list(readers.read_group(group, selection, 100, never))
+    assert f"{large}: the process that read it was ended by SIGKILL (out of memory?)" == raised.value.message
+    left = readers.read_group(group, selection, 100, never)
+    next(left)
+    left.close()
+    after = pids_of(os.getpid())
+    assert len(after) == len(before) == 2
+    assert after != before
+    ends = [list(readers.read_group(group, selection, 200, never))[-1] for _ in range(3)]
+    assert ends[0].chunks == 3
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_a_lost_reader_costs_nothing_but_time(reading: Client, small_model: Model, large: Path, tmp_path: Path) -> None:
+    """What it read is read again, and the output is that of a job that reads in its own process, byte for byte."""
+    given = {"model": small_model, "chunk_size": 30}
+    source = [large, write_gzip(tmp_path / "small.jsonl.gz", 100)]
+    (worker,) = reading.run(os.getpid).values()
+    whole = classify(source, tmp_path / "undisturbed", **given)
+    with killing(worker, large.name, 1) as killed:
+        report = classify(source, tmp_path / "one", client=reading, **given)
+    assert len(killed) == 1
+    assert report.exit_code == 0
+    assert report.tally == whole.tally
+    check_whole(tmp_path / "one", tmp_path / "undisturbed")
+
+
+class Warned(Progress):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.messages.append(message)
+
+
+def test_a_file_that_kills_every_reader_is_set_aside(
+    reading: Client, small_model: Model, large: Path, tmp_path: Path
+) -> None:
+    """The others are labelled. Each loss is told, with the file's name."""
+    (worker,) = reading.run(os.getpid).values()
+    progress = Warned()
+    source = [large, write_gzip(tmp_path / "small.jsonl.gz", 100)]
+    with killing(worker, large.name, 99) as killed:
+        report = classify(
+            source, tmp_path / "out", client=reading, model=small_model, chunk_size=2_000, progress=progress
+        )
+    assert len(killed) == 3
+    assert report.exit_code == 3
+    assert report.rows_read == 100
+    assert [message for message in progress.messages if f"{large}: the process that read it was ended" in message]
+    assert len(pids_of(worker)) == 2
+
+
+def test_a_stopped_job_leaves_readers_ready_and_a_killed_worker_takes_them_along(
+    reading: Client, small_model: Model, large: Path, tmp_path: Path
+) -> None:
+    given = {"model": small_model, "chunk_size": 6, "client": reading}
+    out = tmp_path / "out"
+    report = classify(large, out, stop=lambda: committed(out) >= 2, **given)
+    assert report.exit_code == 4
+    (worker,) = reading.run(os.getpid).values()
+    before, done = pids_of(worker), committed(out)
+    assert len(before) == 2
+
+    def kill() -> None:
+        wait_until(lambda: committed(out) > done)
+        os.kill(worker, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    assert classify(large, out, resume=True, **given).exit_code == 0
+    thread.join()
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in before), seconds=5)
