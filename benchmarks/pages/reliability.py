@@ -47,7 +47,9 @@ the store itself checks with each write:
   updates as if it were another; unless the store refuses the second and the third request, the job is refused.
 
 Requests that fail because the server is overloaded or cannot be reached (429, 500 to 504, connections that are refused,
-reset or silent) are repeated for five minutes with growing pauses of at most five seconds, each signed anew.
+reset or silent) are repeated for five minutes with growing pauses of at most five seconds, each signed anew. After
+that, and when credentials have expired, the job ends, be it input or output that is not reached; `--resume` continues
+it.
 
 `tests/test_object_store.py` runs jobs against a real S3 server (SeaweedFS 4.48): eight racing creates, and eight racing
 updates, had one winner in 20 of 20 rounds each. A proxy drops, resets, delays and refuses requests, and loses answers
