@@ -16,7 +16,13 @@ import pyarrow as pa
 
 Frame: TypeAlias = bytes | memoryview | pa.Buffer
 
-_COUNT = struct.Struct("<Q")
+_HEAD = struct.Struct("<QQ")
+"""The number of frames, and the bytes of what comes first: the size of each, and the small ones themselves."""
+_SIZE = 8
+_ALIGNED = 64
+"""Each begins at a multiple of so many bytes, as Arrow wants it."""
+_LARGE = 64 << 10
+"""A frame of so many bytes is received into memory of its own, which it does not keep alive for others."""
 
 
 class Closed(Exception):
@@ -38,8 +44,10 @@ def unpacked(frames: Sequence[Frame]) -> Any:
 def send(connection: socket.socket, frames: Sequence[Frame]) -> None:
     """Raises Closed."""
     views = [memoryview(frame) for frame in frames]
-    sizes = struct.pack(f"<{len(views) + 1}Q", len(views), *(view.nbytes for view in views))
-    left = [memoryview(sizes), *views]
+    small = [view.cast("B") if view.nbytes else b"" for view in views if view.nbytes < _LARGE]
+    sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
+    first = b"".join(bytes(piece) + bytes(-len(piece) % _ALIGNED) for piece in (sizes, *small))
+    left = [memoryview(_HEAD.pack(len(views), len(first)) + first), *(v for v in views if v.nbytes >= _LARGE)]
     try:
         while left:
             sent = connection.sendmsg(left)
@@ -53,9 +61,21 @@ def send(connection: socket.socket, frames: Sequence[Frame]) -> None:
 
 def receive(connection: socket.socket) -> list[pa.Buffer]:
     """The frames of the next message. Raises Closed."""
-    (count,) = _COUNT.unpack(_exactly(connection, _COUNT.size))
-    sizes = struct.unpack(f"<{count}Q", _exactly(connection, count * _COUNT.size))
-    return [_exactly(connection, size) for size in sizes]
+    count, length = _HEAD.unpack(_exactly(connection, _HEAD.size))
+    first = _exactly(connection, length)
+    at = _padded(count * _SIZE)
+    frames = []
+    for size in struct.unpack_from(f"<{count}Q", first):
+        if size < _LARGE:
+            frames.append(first[at : at + size])
+            at += _padded(size)
+        else:
+            frames.append(_exactly(connection, size))
+    return frames
+
+
+def _padded(size: int) -> int:
+    return size + -size % _ALIGNED
 
 
 def _exactly(connection: socket.socket, size: int) -> pa.Buffer:
