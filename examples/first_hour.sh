@@ -59,8 +59,8 @@ run 2 broadsheet classify news.csv -o labels --encoding latin-1 --text-column ti
 says "--delimiter"
 run 2 broadsheet classify news.jsonl -o labels --text-column body
 says "no column 'body'"
-run 2 broadsheet classify news.jsonl -o s3://bucket/labels
-[ ! -e labels ] && [ ! -e s3: ] || fail "something was written"
+run 2 broadsheet classify news.jsonl -o https://host/labels
+[ ! -e labels ] && [ ! -e https: ] || fail "something was written"
 
 spreadsheet=(news.csv --encoding latin-1 --delimiter ';' --text-column title --text-column body)
 

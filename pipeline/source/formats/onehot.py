@@ -36,6 +36,9 @@ class OneHot(Format):
         return 4 * self.symbols * self.length
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
+        """Raises UsageError where the answer file is not one of its articles."""
+        if selection.answers:
+            _answers_of(selection.answers, self.rows_of(file))
         return Schema(None)
 
     def rows_of(self, file: InputFile) -> int:
@@ -44,8 +47,6 @@ class OneHot(Format):
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
         rows, left = divmod(file.stored, self._row_bytes)
         problems = [f"{file.path}: {left:,} bytes after article {rows:,} are not a whole article"] if left else []
-        if selection.answers:
-            _answers_of(selection.answers, rows)
         most = max(1, min(chunk_rows, 8 * self.limits.chunk_bytes // self._row_bytes))
         counts = ((at, min(most, rows - at)) for at in range(0, rows, most))
         return FilePlan([Fragment(file, at, at + count, at, count) for at, count in counts], problems)
