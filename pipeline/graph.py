@@ -48,6 +48,7 @@ _SUBMIT_SECONDS = 0.05
 """After so long the chunks that are planned, or read here, are submitted, and results are looked at."""
 
 _LEAST_WINDOW = 16
+_LOADED_PER_WORKER = 8  # chunks whose text is with the client: an engine computes one at a time
 _WRITE_FIRST, _INFER_FIRST, _LOST_FIRST = 20, 10, 5
 
 _CONTINUE = "What is committed stays: start it again, then continue with --resume"
@@ -204,7 +205,7 @@ class _Run:
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
         self._heard: SimpleQueue[tuple[Any, Done | Labelled | Noted | BaseException]] = SimpleQueue()
-        self._threads, self._asked = 0, float("-inf")
+        self._workers, self._threads, self._asked = 0, 0, float("-inf")
 
     @property
     def has_room(self) -> bool:
@@ -219,15 +220,17 @@ class _Run:
 
     @property
     def _window(self) -> int:
-        """How many sources to have in flight: half as many where the cluster holds their text. Workers come and go, so
-        they are counted again from time to time.
+        """How many sources to have in flight: as many as keep all threads reading, or all engines computing where text
+        is drawn from the client, whose memory and the workers' hold it. Workers come and go, so they are counted again
+        from time to time.
 
         Not before the first chunks are submitted: a small job has no others.
         """
         if self.live and time.monotonic() - self._asked > _SECONDS_BETWEEN_COUNTS:
-            self._threads, self._asked = sum(self._client.nthreads().values()), time.monotonic()
+            threads = self._client.nthreads()
+            self._workers, self._threads, self._asked = len(threads), sum(threads.values()), time.monotonic()
         loaded = any(flight.text for flight in itertools.islice(self.live.values(), 1))
-        return max((2 if loaded else 4) * self._threads, _LEAST_WINDOW)
+        return max(_LOADED_PER_WORKER * self._workers if loaded else 4 * self._threads, _LEAST_WINDOW)
 
     def submit(self, sources: list[Source], losses: int = 0, cancelled: int = 0, alone: bool = False) -> None:
         """Submit sources. Those that were lost with a worker go first, so that the cause is soon found.

@@ -11,7 +11,7 @@ import pytest
 from jobs import SLOW, Processes, wait_until
 
 CHROMIUM = shutil.which("chromium")
-ROWS, BAD = 120, 3
+ROWS, BAD = 384, 3  # in chunks of four, three times as many as the workers read at once
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (apt-get install chromium)")
 

@@ -95,11 +95,11 @@ def check_trace(events: list[dict], spans: int, end: float) -> None:
 def test_the_verdict_names_what_was_slow(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path, name: str, cause: str
 ) -> None:
-    (tmp_path / "slow.py").write_text(slowed(name, 0.9))
+    (tmp_path / "slow.py").write_text(slowed(name, 3.5))  # chunks are read and committed side by side
     path = write_csv(tmp_path / "in.csv", 64)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1, "--json"]
     with dask.config.set({"distributed.worker.preload": [str(tmp_path / "slow.py")]}):
-        run = broadsheet_in_process(*arguments, "--chunk-size", 2)
+        run = broadsheet_in_process(*arguments, "--chunk-size", 8)
     assert run.returncode == 0, run.stderr
     breakdown = json.loads(run.stdout)["breakdown"]
     assert breakdown["bound_by"] == cause

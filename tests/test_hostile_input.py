@@ -30,6 +30,7 @@ from pipeline.source.read import read_unit
 from pipeline.source.scan import threads_scanner
 
 ROWS = 400
+MANY_ROWS = 2_000  # in chunks of ten more than two workers are given at once
 OLD, NEW = "an old article number {:04}" + 200 * ".", "a later article no. {:04}xx" + 200 * "."  # of one length
 
 
@@ -51,8 +52,8 @@ class Disturbing(Progress):
         disturb()
 
 
-def write_rows(path: Path, text: str = OLD) -> None:
-    rows = [text.format(i) for i in range(ROWS)]
+def write_rows(path: Path, text: str = OLD, count: int = ROWS) -> None:
+    rows = [text.format(i) for i in range(count)]
     if path.suffix == ".parquet":
         pq.write_table(pa.table({"text": rows}), path, row_group_size=100)
     elif path.name.endswith(".csv.gz"):
@@ -68,12 +69,12 @@ def append(path: Path) -> None:
 
 
 def replace_by_rename(path: Path) -> None:
-    write_rows(path.with_name("new"), NEW)
+    write_rows(path.with_name("new"), NEW, MANY_ROWS)
     path.with_name("new").rename(path)
 
 
 CHANGES = {
-    "same size": lambda path: write_rows(path, NEW),
+    "same size": lambda path: write_rows(path, NEW, MANY_ROWS),
     "appended": append,
     "touched": lambda path: os.utime(path),
     "another file": replace_by_rename,
@@ -89,9 +90,10 @@ def test_no_row_of_another_file_is_labelled_once_the_input_changes(
     client: Client, small_model: Model, tmp_path: Path, name: str, change: str
 ) -> None:
     path, out = tmp_path / name, tmp_path / "out"
-    write_rows(path)
+    write_rows(path, count=MANY_ROWS)
+    chunk_size = 10 if name == "in.csv" else 50
     report = classify(
-        path, out, model=small_model, client=client, id_column="text", chunk_size=10,
+        path, out, model=small_model, client=client, id_column="text", chunk_size=chunk_size,
         progress=Disturbing(lambda: CHANGES[change](path)),
     )  # fmt: skip
     labelled = report.to_arrow()
@@ -105,10 +107,10 @@ def test_no_row_of_another_file_is_labelled_once_the_input_changes(
     reasons = " ".join(why for _, why in report.run.set_aside)
     assert f"{path}: " in reasons
     assert ("No such file" if change == "removed" else "it has changed since the job was planned") in reasons
-    assert len(labelled) < ROWS or name != "in.csv"  # which is a large file; small ones are read at once
+    assert len(labelled) < MANY_ROWS or name != "in.csv"  # which is a large file; small ones are read at once
     if change != "removed":
         with pytest.raises(UsageError, match="Start again with overwrite=True"):
-            classify(path, out, model=small_model, client=client, id_column="text", chunk_size=10, resume=True)
+            classify(path, out, model=small_model, client=client, id_column="text", chunk_size=chunk_size, resume=True)
 
 
 def test_a_change_after_the_last_read_is_seen_before_success(
