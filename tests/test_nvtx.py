@@ -19,9 +19,10 @@ def test_a_tool_hears_every_step_of_every_worker(broadsheet: Command, small_mode
     listener = tmp_path / "listener.so"
     source = ROOT / "tests" / "nvtx_listener.c"
     subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", listener, source], check=True)
-    for name in ("one.csv", "two.csv"):  # of more than 64 KiB together, so that they are two groups: one for each worker
+    for name in ("one.csv", "two.csv"):  # more than 64 KiB together: two groups, one for each worker
         (tmp_path / name).write_text("text\n" + "".join(f"{i} {'words ' * 350}\n" for i in range(20)))
-    arguments = ["classify", "one.csv", "two.csv", "-o", "out", "--model", small_model_file, "--workers", 2, "--chunk-size", 5]
+    arguments = ["classify", "one.csv", "two.csv", "-o", "out", "--model", small_model_file]
+    arguments += ["--workers", 2, "--chunk-size", 5]
     env = {"NVTX_INJECTION64_PATH": str(listener), "NVTX_HEARD": str(tmp_path / "heard")}
     run = broadsheet(*arguments, "--quiet", env=env, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
