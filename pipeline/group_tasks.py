@@ -21,7 +21,7 @@ from pipeline.source.group import Group, GroupChunk, GroupEnd
 from pipeline.source.plan import Run
 from pipeline.source.room import MOST_OF_ONE, bytes_of
 from pipeline.task_keys import Key, run_of
-from pipeline.tasks import Done, Job, Work, infer, output_of, refuse_bad_rows, write
+from pipeline.tasks import Done, Job, Work, infer, number_of, output_of, refuse_bad_rows, write
 from pipeline.telemetry.spans import Span, span
 from pipeline.worker import STATE
 
@@ -55,7 +55,7 @@ def label_group(group: Group, alone: bool, job: Job) -> Labelled:
         spans: list[Span] = []
         with closing(STATE.read_group(group, job.selection, job.chunk_rows, labelling.is_committed, spans)) as reading:
             while end is None and labelling.may_read():
-                with span("read", spans, "read"):
+                with span("read", spans, "read", number=labelling.begun):
                     found = next(reading)
                 if isinstance(found, GroupEnd):
                     end = found
@@ -70,16 +70,15 @@ def label_run(run: Run, alone: bool, job: Job) -> Labelled:
     """Decode a run of row groups once, and label each chunk. Raises as `label_group` does, and SourceError for a file
     that cannot be read.
     """
-    left = len(run.units)
     with _Labelling(job, alone) as labelling:
         spans: list[Span] = []
         with closing(STATE.read_run(run, job.selection, labelling.is_committed, spans)) as reading:
-            while left and labelling.may_read():
-                with span("read", spans, "read"):
+            while labelling.begun < len(run.units) and labelling.may_read():
+                number = number_of(run.units[labelling.begun].name)
+                with span("read", spans, "read", number=number):
                     unit, chunk = next(reading)
                 labelling.label(GroupChunk(unit.name, unit.sources, chunk), spans)
-                left -= 1
-    return Labelled(labelling.done, whole=not left)
+    return Labelled(labelling.done, whole=labelling.begun == len(run.units))
 
 
 def begin_no_more(run: str) -> None:
@@ -109,6 +108,11 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         self._committed: dict[str, Entry] = {}
         self._begun: list[Done | Future[Done]] = []
         self._failed = self._has_room = False
+
+    @property
+    def begun(self) -> int:
+        """How many chunks were read: in a group, the number of the next one."""
+        return len(self._begun)
 
     @property
     def done(self) -> tuple[Done, ...]:

@@ -159,7 +159,7 @@ def profile_engine(key: str) -> Profile:
 def read(unit: Unit, job: Job) -> Work:
     """Read a unit's rows. Raises SourceError; with `job.strict` also where a row is bad."""
     spans: list[Span] = []
-    with span("read", spans, "read", number=_number(unit.name)):
+    with span("read", spans, "read", number=number_of(unit.name)):
         chunk = STATE.read(unit, job.selection, spans)
     refuse_bad_rows(chunk, job)
     return Work(unit.name, unit.sources, chunk, spans=spans)
@@ -207,7 +207,7 @@ def infer(work: Work, job: Job) -> Work:
             spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
         # The engine of a GPU reports activities itself, from its events.
         doing = ACTIVITY.during("computing") if engine.backend.device == "cpu" else nullcontext()
-        with span("infer", spans, "infer", engine.device_name, _number(work.name)), doing:
+        with span("infer", spans, "infer", engine.device_name, number_of(work.name)), doing:
             predictions = engine.classify(work.chunk.texts, top_k, job.columns.every_score, spans, job.each_kernel)
         ACTIVITY.rows += len(work.chunk)
     chunk, predictions = set_aside_overflow(work.chunk, predictions, engine, first=work.name == part_name(0, 0))
@@ -224,7 +224,7 @@ def write(work: Work, job: Job) -> Done:
     if predictions is None or place is None:
         raise ValueError(f"{work.name} was not classified")
     spans = list(work.spans)
-    with span("write", spans, "write", number=_number(work.name)):
+    with span("write", spans, "write", number=number_of(work.name)):
         table = label_table(chunk, predictions, job.columns.labelled, job.classes)
         chosen = job.columns.chosen(table)
         entry = _entry(work, chunk, predictions, chosen, job)
@@ -237,7 +237,7 @@ def write(work: Work, job: Job) -> Done:
     return Done(work.name, entry, spans, place, work.examples)
 
 
-def _number(name: str) -> int:
+def number_of(name: str) -> int:
     """A chunk's number in its file, by which NVTX ranges can be distinguished."""
     return int(name.rpartition("-")[2])
 

@@ -90,13 +90,16 @@ def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
 
 
 def test_a_worker_of_another_kind_that_joins_is_refused(
-    broadsheet: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
+    processes: Processes, small_model_file: Path, slow: dict[str, str], tmp_path: Path
 ) -> None:
-    """Workers may join at any time; scores must not depend on which did."""
-    arguments, _ = job
+    """Workers may join at any time; scores must not depend on which did. The chunks of a file of more than 64 KiB are
+    handed out one by one, so that the one that joins gets some.
+    """
+    (tmp_path / "in.csv").write_text("text\n" + f"{'words ' * 200}\n" * 240)
     _, file = start_scheduler(processes, tmp_path)
     start_worker(processes, file, slow)
     out = tmp_path / "out"
+    arguments = ["classify", tmp_path / "in.csv", "--model", small_model_file, "--chunk-size", 2]
     command = processes.broadsheet(*arguments, "-o", out, "--scheduler-file", file)
     wait_until(lambda: committed(out) >= 3)
     start_worker(processes, file, {"OPENBLAS_CORETYPE": "Prescott"})

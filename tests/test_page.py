@@ -21,17 +21,20 @@ HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=alert(1)>
 
 @pytest.fixture(scope="module")
 def page_file(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty-one rows: one hostile and the first of its file, two bad; in a second file, nothing. The model and one of
-    its classes have long names.
+    """Forty-one rows: one hostile and the first of its file, two bad; in a third file, nothing. The model and one of
+    its classes have long names. A column that is not read makes each file too large to share a group, so that each of
+    two workers gets one.
     """
     folder = tmp_path_factory.mktemp("page")
     small_model_file = folder / f"{'a_model_with_a_long_name_' * 3}.safetensors"
     replace(small_model, classes=("class 0", "class 1", LONG, "c" * 70)).save(small_model_file)
-    rows = "".join(f'"{text}",class 1\n' for text in [HOSTILE, *TEXTS])
-    (folder / "in.csv").write_bytes(b"text,truth\n" + rows.encode() + b"caf\xe9,class 1\ntoo,many,fields\n")
+    rows = [f'"{text}",class 1,{"a note " * 300}\n'.encode() for text in [HOSTILE, *TEXTS]]
+    rows += [b"caf\xe9,class 1,a note\n", b"far,too,many,fields\n"]
+    (folder / "in.csv").write_bytes(b"text,truth,note\n" + b"".join(rows[:20]))
+    (folder / "more.csv").write_bytes(b"text,truth,note\n" + b"".join(rows[20:]))
     (folder / "none.csv").write_bytes(b"")
     options = {"truth_column": "truth", "chunk_size": 5, "profile": True, "report": folder / "page.html"}
-    inputs = [folder / "in.csv", folder / "none.csv"]
+    inputs = [folder / name for name in ("in.csv", "more.csv", "none.csv")]
     report = classify(inputs, folder / "out", model=small_model_file, client=client, **options)
     assert report.exit_code == 3  # a file was empty
     return folder / "page.html"
@@ -69,7 +72,7 @@ def test_the_page_tells_the_whole_job(chromium: Any, page_file: Path, width: int
         "accuracy, ",
         "none.csv: the file is empty",
         "column 'text' is not UTF-8: byte 3 of it is 0xe9",
-        "expected 2 fields, found 3",
+        "expected 3 fields, found 4",
         "characters on average",
         "1 to 49",
         "output gathered",

@@ -116,9 +116,10 @@ def test_workers_start_under_nsys(broadsheet: Command, small_model_file: Path, t
     program.parent.mkdir()
     program.write_text(NSYS)
     program.chmod(0o755)
-    (tmp_path / "in.csv").write_text("text\n" + "x\n" * 40)
-    arguments = ["classify", "in.csv", "-o", "out", "--model", small_model_file, "--chunk-size", 5, "--json"]
-    arguments += ["--workers", 2, "--nsys", "profiles"]
+    for name in ("one.csv", "two.csv"):  # more than 64 KiB together: two groups, one for each worker
+        (tmp_path / name).write_text("text\n" + f"{'x' * 2000}\n" * 20)
+    arguments = ["classify", "one.csv", "two.csv", "-o", "out", "--model", small_model_file, "--json"]
+    arguments += ["--chunk-size", 5, "--workers", 2, "--nsys", "profiles"]
     path = f"{program.parent}:{Path(shutil.which('sh')).parent}"
     run = broadsheet(*arguments, env={"PATH": path, "NSYS_ASKED": str(tmp_path / "asked")}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
