@@ -40,7 +40,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
 @pytest.fixture(scope="module")
 def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
     """More chunks than four workers have in flight."""
-    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=400, chunk_size=2)
+    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=800, chunk_size=2)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     """A limit of a minute, and a first run too slow for it: Slurm runs the job twice, the user submitted it once."""
     arguments, undisturbed = job
     out = tmp_path / "out"
-    (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 3"))
+    (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 8"))
     options = ["-o", "out", "--nodes", 4, "--time", 1]
     number = submit([*arguments, *options], settings="stop_before: 20\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"

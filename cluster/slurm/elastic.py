@@ -24,6 +24,9 @@ _SCRATCH = (
     """trap 'rm -rf "$SCRATCH"' EXIT""",
 )
 
+_CPUS_PER_WORKER = 4
+"""Asked of Slurm for each worker, where the site's settings do not say how many."""
+
 
 @contextmanager
 def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Callable[[str], None]) -> Iterator[Client]:
@@ -84,7 +87,7 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "queue": site.partition,
         "account": site.account,
         "walltime": site.time,
-        "job_cpu": site.cpus_per_node,
+        "job_cpu": site.cpus_per_node or _CPUS_PER_WORKER * processes,
         "cores": THREADS_PER_WORKER * processes,
         "processes": processes,
         "memory": site.memory or "16GB",
