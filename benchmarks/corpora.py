@@ -21,10 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.corpora_files import Corpus, texts_of, write_corpus
-from benchmarks.processes import Sampler
+from benchmarks.processes import Sampler, family
 from benchmarks.record import RESULTS, ROOT, about, parser, seconds_of, write
 from cluster import connect
 from pipeline import classify
@@ -92,15 +90,7 @@ def measured(inputs: Path, warm: Path, out: Path, options: dict[str, Any]) -> di
     process = context.Process(target=_answer, args=(theirs, inputs, warm, out, options))
     process.start()
     theirs.close()
-    parent = psutil.Process(process.pid)
-
-    def children() -> list[psutil.Process]:
-        try:
-            return parent.children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-
-    with Sampler(lambda: {"client and scheduler": [parent], "worker": children()}) as sampler:
+    with Sampler(family(process.pid, "client and scheduler")) as sampler:
         try:
             found: dict[str, Any] = ours.recv()
         except EOFError:

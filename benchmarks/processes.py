@@ -75,6 +75,19 @@ def _resident(process: psutil.Process) -> int:
         return 0
 
 
+def family(pid: int, name: str) -> Callable[[], dict[str, Iterable[psutil.Process]]]:
+    """For `Sampler`: the process with that number, which is called `name`, and all below it as workers."""
+    parent = psutil.Process(pid)
+
+    def roles() -> dict[str, Iterable[psutil.Process]]:
+        try:
+            return {name: [parent], "worker": parent.children(recursive=True)}
+        except psutil.NoSuchProcess:
+            return {name: [parent]}
+
+    return roles
+
+
 def environment(**more: str) -> dict[str, str]:
     """For processes that import this checkout, wherever they run."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -88,15 +101,7 @@ def run_job(*arguments: object, client: str = "client", **variables: str) -> tup
     """
     command = [sys.executable, "-m", "pipeline", "classify", *map(str, arguments), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(**variables))
-    parent = psutil.Process(process.pid)
-
-    def children() -> list[psutil.Process]:
-        try:
-            return parent.children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-
-    with Sampler(lambda: {client: [parent], "worker": children()}) as sampler:
+    with Sampler(family(process.pid, client)) as sampler:
         answer, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)}: exit code {process.returncode}")

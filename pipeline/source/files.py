@@ -185,18 +185,30 @@ class _Find:
     def _add_file(self, listed: Listed, name: str, found: Format, compression: str | None) -> None:
         if not listed.ranges and found.jumps:
             raise SourceError(f"{name}: {_ONE_READER.format(found.name, _NO_RANGES)}")
-        self.found.append(
-            InputFile(
-                name,
-                self._for_model(found),
-                compression,
-                listed.size,
-                listed.modified,
-                listed.location,
-                ranges=listed.ranges,
-                endpoint=self._endpoint,
-            )
+        self._take(listed, name, found, compression)
+
+    def _take(
+        self,
+        listed: Listed,
+        name: str,
+        found: Format,
+        compression: str | None,
+        member: Member | None = None,
+        digest: str = "",
+    ) -> None:
+        file = InputFile(
+            path=name,
+            format=self._for_model(found),
+            compression=compression,
+            size=listed.size,
+            modified=listed.modified,
+            location=listed.location,
+            member=member,
+            ranges=listed.ranges,
+            digest=digest,
+            endpoint=self._endpoint,
         )
+        self.found.append(file)
 
     def _for_model(self, found: Format) -> Format:
         """One object for all files of a format, since each is sent to the workers with its files."""
@@ -240,19 +252,7 @@ class _Find:
             raise SourceError(f"{name}: the file is empty")
         about = f"{member.checksum:08x} {member.length} {member.name}"
         digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
-        self.found.append(
-            InputFile(
-                name,
-                self._for_model(found),
-                compression,
-                listed.size,
-                listed.modified,
-                listed.location,
-                member,
-                digest=digest,
-                endpoint=self._endpoint,
-            )
-        )
+        self._take(listed, name, found, compression, member, digest)
 
 
 def _members(location: str, name: str, endpoint: str | None) -> list[Member]:
