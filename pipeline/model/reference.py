@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.model.charcnn import NORM_EPSILON, Layer, Model
+from pipeline.model.frame import Frame
 
 Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]
@@ -60,6 +61,7 @@ class Weights:
     linear: dict[str, Floats]
     bias: dict[str, Floats]
     norm: dict[str, Norm]
+    frame: Frame
     linear_batch: int = LINEAR_BATCHES[0]
 
 
@@ -85,14 +87,17 @@ def prepare(model: Model) -> Weights:
             gamma, beta = tensors[f"{layer.norm}.weight"], tensors[f"{layer.norm}.bias"]
             norm[layer.name] = Norm(np.ascontiguousarray(gamma.T), np.ascontiguousarray(beta.T))
     bias = {layer.name: tensors[f"{layer.name}.bias"] for layer in model.layers}
-    return Weights(model.layers, model.alphabet.padding, table, conv, linear, bias, norm)
+    return Weights(model.layers, model.alphabet.padding, table, conv, linear, bias, norm, model.frame)
 
 
-def lookup_norm_pool(ids: NDArray[np.uint8], padding: int, table: Floats, bias: Floats, norm: Norm, pool: int) -> Rows:
+def lookup_norm_pool(
+    ids: NDArray[np.uint8], padding: int, table: Floats, bias: Floats, norm: Norm, pool: int, frame: Frame
+) -> Rows:
     """Block 1: each output row is the bias plus one table row a tap; then layer norm, ReLU, max pool.
 
     ids: uint8 [N, length]. table: fp32 [kernel, ids, channels]. Returns N articles of (length - kernel + 1) // pool
-    rows. A window that lies wholly in the padding is the bias, so only the windows that touch text are summed.
+    rows. A window that lies wholly in the padding is the bias, so only the windows that touch text are summed. In the
+    text frame, these are also the rows that are kept: after ReLU, all others are zero.
     """
     kernel, _, channels = table.shape
     count, length = ids.shape
@@ -110,7 +115,8 @@ def lookup_norm_pool(ids: NDArray[np.uint8], padding: int, table: Floats, bias: 
             # "clip" only avoids a buffer in NumPy: every id is within the table.
             np.take(table[tap], ids[article, tap : tap + touched], axis=0, out=part, mode="clip")
             window[:touched] += part
-        _norm_relu_pool(window, norm, pool, out[offsets[article] : offsets[article + 1]], gathered)
+        kept = touched if frame == "text" else rows
+        _norm_relu_pool(window, norm, pool, out[offsets[article] : offsets[article + 1]], gathered, kept)
     return Rows(out, offsets)
 
 
@@ -138,7 +144,7 @@ def conv1d(rows: Rows, weight: Floats, bias: Floats, pool: int = 1, norm: Norm |
             if not np.isfinite(acc).all():  # ReLU makes a zero of minus infinity
                 target.fill(np.nan)
         else:
-            _norm_relu_pool(acc, norm, pool, target, part)
+            _norm_relu_pool(acc, norm, pool, target, part, len(acc))
     return Rows(out, offsets)
 
 
@@ -149,8 +155,10 @@ def _relu_pool(values: Floats, pool: int, out: Floats) -> None:
         np.maximum(out, windows[:, other], out=out)
 
 
-def _norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: Floats) -> None:
-    """Overwrites `values` and `scratch`. NumPy sums pairwise, in an order that depends on the shape alone."""
+def _norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: Floats, kept: int) -> None:
+    """Rows from `kept` on are zero after ReLU. Overwrites `values` and `scratch`. NumPy sums pairwise, in an order that
+    depends on the shape alone.
+    """
     values -= values.mean()
     np.multiply(values, values, out=scratch)
     variance = scratch.mean()
@@ -158,6 +166,7 @@ def _norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch:
     values *= 1 / np.sqrt(variance + np.float32(NORM_EPSILON)) if np.isfinite(variance) else np.float32(np.nan)
     values *= norm.gamma
     values += norm.beta
+    values[kept:] = 0
     _relu_pool(values, pool, out)
 
 
@@ -231,7 +240,7 @@ def _without_warnings(block: Callable[[Any], Any], x: Any) -> Any:
 
 def _first_block(ids: NDArray[np.uint8], weights: Weights, layer: Layer) -> Rows:
     bias, norm = weights.bias[layer.name], weights.norm[layer.name]
-    return lookup_norm_pool(ids, weights.padding, weights.table, bias, norm, layer.pool)
+    return lookup_norm_pool(ids, weights.padding, weights.table, bias, norm, layer.pool, weights.frame)
 
 
 def _block(x: Rows | Floats, weights: Weights, layer: Layer) -> Rows | Floats:
