@@ -37,8 +37,8 @@ def command(
     loaded = load_model(model)
     if precision not in ("fp32", "fp16", "bf16"):
         raise UsageError(f"precision {precision!r}: choose fp32, fp16 or bf16")
-    buffers = plan(loaded.layers, batch, precision) if memory else []
-    on_host = page_locked(loaded.layers, batch) if memory else []
+    buffers = plan(loaded.layers, batch, precision, loaded.frame) if memory else []
+    on_host = page_locked(loaded.layers, batch, loaded.frame) if memory else []
     if as_json:
         about = about_model(loaded)
         if memory:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import cupy as cp
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.engine.base import Backend, Predictions, Texts
 from pipeline.errors import BroadsheetError, UsageError
@@ -22,6 +23,7 @@ from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import choose_generation, largest_batch
 from pipeline.kernels.compile import compiler_name
 from pipeline.kernels.network import Network, NotPageLocked, Slot
+from pipeline.kernels.packing import articles_for_a_full_one, units_by_length
 from pipeline.model import reference
 from pipeline.model.alphabet import Encoded, encode, of_ids
 from pipeline.model.charcnn import Model
@@ -29,7 +31,7 @@ from pipeline.telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from pipeline.telemetry.spans import Span, device_spans
 
 _BATCH_PER_SM = 64
-"""Articles a batch for each SM: 64 windows of block 2 are a tile, so a batch is whole waves of tiles there."""
+"""Articles of full length a batch for each SM: 64 units of block 2 are a tile, so such a batch is whole waves there."""
 
 _LEAST_BATCH = 64
 _FREE_SHARE = 0.8
@@ -39,10 +41,13 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of the driver, cudaErrorMemoryAll
 
 
 class Batch(NamedTuple):
-    """Articles first to last of a chunk. given: their ids and counts, where they are encoded on the host."""
+    """Articles first to last of a chunk. units: that they take at most, as in `kernels.packing`. given: their ids and
+    counts, where they are encoded on the host.
+    """
 
     first: int
     last: int
+    units: int
     given: Encoded | None = None
 
 
@@ -70,7 +75,8 @@ class CudaEngine:
             generation, precision = choose_generation(kernels, precision, capability)
             self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
             weights = reference.prepare(model)
-            most = largest_batch(generation, f"sm_{digits}", model.layers)
+            self._units = units_by_length(model.layers, model.frame)
+            most = largest_batch(generation, f"sm_{digits}", model.layers, model.frame)
             if batch is not None and batch > most:
                 raise UsageError(f"{generation} kernels take batches of at most {most:,} articles of this model")
             try:
@@ -86,7 +92,8 @@ class CudaEngine:
         self.memory_ready = time.time()
 
     def _default_batch(self, most: int) -> int:
-        batch = min(most, _BATCH_PER_SM * int(self.device.attributes["MultiProcessorCount"]))
+        full = _BATCH_PER_SM * int(self.device.attributes["MultiProcessorCount"])
+        batch = min(most, full * articles_for_a_full_one(self.model.frame))
         free, _ = self.device.mem_info
         while batch > _LEAST_BATCH and memory_plan.planned_bytes(self.network.plan(batch)) > _FREE_SHARE * free:
             batch //= 2
@@ -143,7 +150,7 @@ class CudaEngine:
             unknown_chars=np.empty(count, np.int64),
         )
         running: list[tuple[Slot, Batch]] = []
-        batch = Batch(0, 0)
+        batch = Batch(0, 0, 0)
         try:
             with self.device:
                 anchor = self._anchor()
@@ -171,33 +178,45 @@ class CudaEngine:
 
     def _batches(self, texts: Texts) -> Iterator[Batch]:
         """Runs of articles that fit a slot; an article longer than a whole slot is encoded here."""
-        length, room = self.model.length, memory_plan.text_bytes(self.model.length, self.batch)
         if texts.ids is not None:
-            for first in range(0, len(texts.ids), self.batch):
-                given = of_ids(texts.ids[first : first + self.batch], self.model.alphabet)
-                yield Batch(first, first + len(given.ids), given)
+            yield from self._batches_of_ids(texts.ids)
             return
-        count = len(texts.offsets) - 1
-        # Batches of equal size: a small last one would leave the GPU half idle.
-        size = -(-count // max(1, -(-count // self.batch)))
+        length, offsets, room = self.model.length, texts.offsets, self.network.room
+        room_for_text = memory_plan.text_bytes(self.model.layers, room)
+        count = len(offsets) - 1
+        units = np.zeros(count + 1, np.int64)  # of all articles before; none has more characters than bytes
+        np.cumsum(self._units[np.minimum(np.diff(offsets), length)], out=units[1:])
+        # Batches of equal work: a small last one would leave the GPU half idle.
+        share = -(-units[-1] // max(1, -(-count // self.batch), -(-units[-1] // room.units)))
         first = 0
         while first < count:
-            last = min(first + size, count)
-            fits = int(np.searchsorted(texts.offsets, texts.offsets[first] + room, side="right")) - 1
-            if fits <= first:
-                given = encode(texts.data, texts.offsets[first : first + 2], self.model.alphabet, length)
-                yield Batch(first, first + 1, given)
-                first += 1
-                continue
-            last = min(last, fits)
-            yield Batch(first, last)
+            by_text = np.searchsorted(offsets, offsets[first] + room_for_text, side="right") - 1
+            by_units = np.searchsorted(units, units[first] + room.units, side="right") - 1
+            last = int(min(first + self.batch, by_text, by_units, np.searchsorted(units, units[first] + share), count))
+            given = None
+            if last == first:
+                last += 1
+                given = encode(texts.data, offsets[first : last + 1], self.model.alphabet, length)
+            yield Batch(first, last, int(units[last] - units[first]), given)
             first = last
+
+    def _batches_of_ids(self, ids: NDArray[np.uint8]) -> Iterator[Batch]:
+        room, pitch = self.network.room, memory_plan.id_pitch(self.model.length)
+        most = min(self.batch, memory_plan.text_bytes(self.model.layers, room) // pitch)
+        first = 0
+        while first < len(ids):
+            given = of_ids(ids[first : first + most], self.model.alphabet)
+            units = np.cumsum(self._units[given.n_chars])
+            count = int(np.searchsorted(units, room.units, side="right"))
+            yield Batch(first, first + count, int(units[count - 1]), Encoded(*(values[:count] for values in given)))
+            first += count
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
         if batch.given is None:
-            self.network.start_text(slot, texts.data, texts.offsets[batch.first : batch.last + 1], top_k)
+            offsets = texts.offsets[batch.first : batch.last + 1]
+            self.network.start_text(slot, texts.data, offsets, batch.units, top_k)
         else:
-            self.network.start_ids(slot, batch.given.ids, top_k)
+            self.network.start_ids(slot, batch.given.ids, batch.units, top_k)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """The time on the host's clock of an event that the idle GPU records now, and the event."""

@@ -1,55 +1,89 @@
 // Layer normalisation over all of an article's [rows, CHANNELS], then ReLU and a max pool, after block 6.
 //
-// One block an article. Three passes over its rows: mean, variance around that mean, result. Device memory is read once;
-// an article is 52 KB in 16 bits, so the second and third pass find it in the L1 cache.
+// Only the rows that the text reaches are in memory; all others are one constant row, which enters the sums as often as
+// there are such rows. A block takes an article for each warp. First a warp sums up its article, twice: mean, and
+// variance around that mean. Then warps take pool windows, and keep γ and β of a window in registers for all articles of
+// the block, for γ and β of all windows are twice as large as an article.
 #include "common/overflow.cuh"
+#include "common/packing.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-// input [articles, rows, CHANNELS]; gamma, beta [rows, CHANNELS]; output [articles, rows / POOL, CHANNELS].
+constexpr int IN_FLIGHT = 4;  // rows that a warp loads at a time, and partial sums
+
+// input [units, CHANNELS]; first [articles + 1]; constant [CHANNELS]; gamma, beta [rows, CHANNELS]; output [articles,
+// rows / POOL, CHANNELS].
 template <typename T, int CHANNELS, int POOL, int WARPS>
-__global__ void __launch_bounds__(WARPS* WARP, 4)
-    norm_relu_pool(const T* input, const T* gamma, const T* beta, T* output, int rows, float epsilon) {
+__global__ void __launch_bounds__(WARPS* WARP, 2)
+    norm_relu_pool(const T* input, const int* first, const T* constant, const T* gamma, const T* beta, T* output,
+                   int articles, int rows, float epsilon) {
     static_assert(CHANNELS == 8 * WARP, "a warp takes a row, eight channels a lane");
-    __shared__ float scratch[WARPS];
+    struct Article {
+        const T* values;
+        int reach;  // rows of it
+        float mean, scale;
+    };
+    __shared__ Article shared[WARPS];
+    const Packing packing{first};
     const int warp = threadIdx.x / WARP, column = threadIdx.x % WARP * 8;
-    const T* article = input + (int64)blockIdx.x * rows * CHANNELS + column;
-    const float count = (float)rows * CHANNELS;
-    float value[8];
+    const int begin = blockIdx.x * WARPS, count = min(WARPS, articles - begin);
 
-    float sum = 0;
-    for (int row = warp; row < rows; row += WARPS) {
-        load8(article + row * CHANNELS, value);
-        sum += ((value[0] + value[1]) + (value[2] + value[3])) + ((value[4] + value[5]) + (value[6] + value[7]));
-    }
-    const float mean = block_sum<WARPS>(sum, scratch) / count;
-
-    float squares = 0;
-    for (int row = warp; row < rows; row += WARPS) {
-        load8(article + row * CHANNELS, value);
-        float part = 0;
+    if (warp < count) {
+        const T* values = input + (int64)packing.first[begin + warp] * CHANNELS;
+        const int reach = min(packing.reach(begin + warp), rows);
+        const float elements = (float)rows * CHANNELS;
+        auto total = [&](auto of_row) {
+            float part[IN_FLIGHT] = {}, value[8];
+            for (int row = 0; row < reach; row += IN_FLIGHT)
 #pragma unroll
-        for (int i = 0; i < 8; i++) part += (value[i] - mean) * (value[i] - mean);
-        squares += part;
+                for (int i = 0; i < IN_FLIGHT; i++) {
+                    load8(values + min(row + i, reach - 1) * CHANNELS + column, value);
+                    part[i] += row + i < reach ? of_row(value) : 0;
+                }
+            if (reach < rows) {
+                load8(constant + column, value);
+                part[0] += (rows - reach) * of_row(value);
+            }
+            return warp_sum((part[0] + part[1]) + (part[2] + part[3]));
+        };
+        const float mean = total([](const float(&x)[8]) {
+            return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+        }) / elements;
+        const float variance = total([mean](const float(&x)[8]) {
+            float squares = 0;
+#pragma unroll
+            for (int i = 0; i < 8; i++) squares += (x[i] - mean) * (x[i] - mean);
+            return squares;
+        }) / elements;
+        if (threadIdx.x % WARP == 0)
+            shared[warp] = {values, reach, mean, unless_overflow(1 / sqrtf(variance + epsilon), variance)};
     }
-    const float variance = block_sum<WARPS>(squares, scratch) / count;
-    const float scale = unless_overflow(1 / sqrtf(variance + epsilon), variance);
+    __syncthreads();
 
-    T* result = output + (int64)blockIdx.x * (rows / POOL) * CHANNELS + column;
-    for (int window = warp; window < rows / POOL; window += WARPS) {
-        float best[8] = {};  // ReLU: nothing below zero
+    const int windows = rows / POOL;
+    for (int window = warp; window < windows; window += WARPS) {
+        float g[POOL][8], b[POOL][8];
 #pragma unroll
         for (int i = 0; i < POOL; i++) {
-            const int at = (window * POOL + i) * CHANNELS;
-            float g[8], b[8];
-            load8(article + at, value);
-            load8(gamma + at + column, g);
-            load8(beta + at + column, b);
-#pragma unroll
-            for (int c = 0; c < 8; c++) best[c] = fmaxf(best[c], (value[c] - mean) * scale * g[c] + b[c]);
+            load8(gamma + (window * POOL + i) * CHANNELS + column, g[i]);
+            load8(beta + (window * POOL + i) * CHANNELS + column, b[i]);
         }
+        T* result = output + ((int64)begin * windows + window) * CHANNELS + column;
+        for (int a = 0; a < count; a++, result += windows * CHANNELS) {
+            const Article article = shared[a];
+            float best[8] = {};  // ReLU: nothing below zero
 #pragma unroll
-        for (int c = 0; c < 8; c++) best[c] = unless_overflow(best[c], scale);
-        store8(result + window * CHANNELS, best);
+            for (int i = 0; i < POOL; i++) {
+                const int row = window * POOL + i;
+                float value[8];
+                load8((row < article.reach ? article.values + row * CHANNELS : constant) + column, value);
+#pragma unroll
+                for (int c = 0; c < 8; c++)
+                    best[c] = fmaxf(best[c], (value[c] - article.mean) * article.scale * g[i][c] + b[i][c]);
+            }
+#pragma unroll
+            for (int c = 0; c < 8; c++) best[c] = unless_overflow(best[c], article.scale);
+            store8(result, best);
+        }
     }
 }
