@@ -113,7 +113,8 @@ def test_rows_beyond_an_articles_units_are_the_same_for_every_article(length: in
         x = block(x)
         rows = x.values.reshape(len(ends), -1, 256)
         for article, end in enumerate(ends):
-            beyond = rows[article, 3 * units[end] if layer.is_lookup else units[end] - CLOSING :]
+            read = rows[article, : 3 * most_units(model.layers)]  # by block 2, which may drop the last
+            beyond = read[3 * units[end] if layer.is_lookup else units[end] - CLOSING :]
             assert np.allclose(beyond, rows[0, -1], atol=1e-6), (name, end)
         if layer.is_lookup:
             differ = np.abs(rows - rows[0]).max(axis=2) > 0

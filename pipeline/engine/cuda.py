@@ -208,7 +208,9 @@ class CudaEngine:
             given = of_ids(ids[first : first + most], self.model.alphabet)
             units = np.cumsum(self._units[given.n_chars])
             count = int(np.searchsorted(units, room.units, side="right"))
-            yield Batch(first, first + count, int(units[count - 1]), Encoded(*(values[:count] for values in given)))
+            if count < len(given.ids):
+                given = of_ids(given.ids[:count], self.model.alphabet)
+            yield Batch(first, first + count, int(units[count - 1]), given)
             first += count
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
