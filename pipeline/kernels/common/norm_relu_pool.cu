@@ -11,6 +11,40 @@
 
 constexpr int IN_FLIGHT = 4;  // rows that a warp loads at a time, and partial sums
 
+struct Sum {
+    __device__ __forceinline__ float operator()(const float (&x)[8]) const {
+        return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+    }
+};
+
+struct Squares {
+    float mean;
+    __device__ __forceinline__ float operator()(const float (&x)[8]) const {
+        float squares = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) squares += (x[i] - mean) * (x[i] - mean);
+        return squares;
+    }
+};
+
+// The sum over `reach` rows, and over `others` rows that are `constant`, by a warp; both at this lane's eight channels.
+template <int CHANNELS, typename T, typename Term>
+__device__ __forceinline__ float total(const T* values, int reach, const T* constant, int others, Term term) {
+    float part[IN_FLIGHT] = {}, value[8];
+    for (int row = 0; row < reach; row += IN_FLIGHT)
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; i++) {
+            load8(values + min(row + i, reach - 1) * CHANNELS, value);
+            part[i] += row + i < reach ? term(value) : 0;
+        }
+    if (others > 0) {
+        load8(constant, value);
+        part[0] += others * term(value);
+    }
+    static_assert(IN_FLIGHT == 4, "the sum below");
+    return warp_sum((part[0] + part[1]) + (part[2] + part[3]));
+}
+
 // input [units, CHANNELS]; first [articles + 1]; constant [CHANNELS]; gamma, beta [rows, CHANNELS]; output [articles,
 // rows / POOL, CHANNELS].
 template <typename T, int CHANNELS, int POOL, int WARPS>
@@ -32,29 +66,9 @@ __global__ void __launch_bounds__(WARPS* WARP, 2)
         const T* values = input + (int64)packing.first[begin + warp] * CHANNELS;
         const int reach = min(packing.reach(begin + warp), rows);
         const float elements = (float)rows * CHANNELS;
-        auto total = [&](auto of_row) {
-            float part[IN_FLIGHT] = {}, value[8];
-            for (int row = 0; row < reach; row += IN_FLIGHT)
-#pragma unroll
-                for (int i = 0; i < IN_FLIGHT; i++) {
-                    load8(values + min(row + i, reach - 1) * CHANNELS + column, value);
-                    part[i] += row + i < reach ? of_row(value) : 0;
-                }
-            if (reach < rows) {
-                load8(constant + column, value);
-                part[0] += (rows - reach) * of_row(value);
-            }
-            return warp_sum((part[0] + part[1]) + (part[2] + part[3]));
-        };
-        const float mean = total([](const float(&x)[8]) {
-            return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
-        }) / elements;
-        const float variance = total([mean](const float(&x)[8]) {
-            float squares = 0;
-#pragma unroll
-            for (int i = 0; i < 8; i++) squares += (x[i] - mean) * (x[i] - mean);
-            return squares;
-        }) / elements;
+        const float mean = total<CHANNELS>(values + column, reach, constant + column, rows - reach, Sum{}) / elements;
+        const float variance =
+            total<CHANNELS>(values + column, reach, constant + column, rows - reach, Squares{mean}) / elements;
         if (threadIdx.x % WARP == 0)
             shared[warp] = {values, reach, mean, unless_overflow(1 / sqrtf(variance + epsilon), variance)};
     }

@@ -166,13 +166,15 @@ struct Product {
                                piece[3]);
             }
             __syncwarp();
+            const int at = column + lane % 16 * 8;
+            T* to = output + (int64)(unit + lane / 16) * (n_tiles * TILE_N) + at;
 #pragma unroll
-            for (int i = 0; i < 16; i += 2) {
-                const int row = i + lane / 16, at = column + lane % 16 * 8;
-                if (!units.exist(unit + row)) continue;
-                uint4 value = *reinterpret_cast<const uint4*>(staged + row * (GROUP_N * 2) + ((lane % 16 ^ (row & 7)) << 4));
-                if (closing >> row & 1) value = *reinterpret_cast<const uint4*>(units.constant + at);
-                *reinterpret_cast<uint4*>(output + (int64)(unit + row) * (n_tiles * TILE_N) + at) = value;
+            for (int i = 0; i < 16; i += 2, to += 2 * n_tiles * TILE_N) {
+                const int row = i + lane / 16, from = row * (GROUP_N * 2) + ((lane % 16 ^ (row & 7)) << 4);
+                if (!units.exist(unit + row)) break;
+                const bool is_closing = closing >> row & 1;
+                *reinterpret_cast<uint4*>(to) = is_closing ? *reinterpret_cast<const uint4*>(units.constant + at)
+                                                           : *reinterpret_cast<const uint4*>(staged + from);
             }
             __syncwarp();
         }
