@@ -76,7 +76,7 @@ class LookupTile:
     def launch(self, layer: Layer) -> Launch:
         """A thread for eight channels of a position; memory for the table's slice and a group of 32 articles."""
         words = (self.positions * layer.pool + layer.kernel + layer.pool + 2) // 4
-        table = layer.kernel * layer.ids * self.channels * 2 + 12 * self.channels
+        table = layer.kernel * layer.ids * self.channels * 2 + 4 * self.channels
         group = 2 * 32 * (self.channels + 12 + 4 * words) + 2 * 33 * 4
         return Launch(self.channels // 8 * self.positions, table + group)
 

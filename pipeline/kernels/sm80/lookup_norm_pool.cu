@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                   "whole warps, and a thread for each article's statistics and units");
     struct Shared {
         uint16 table[KERNEL][IDS][CHANNELS];
-        float channel[3][CHANNELS];          // of `affine`
+        float bias[CHANNELS];
         uint32 after_text[GROUP][LANES][4];  // the normalised bias of each article, in T
         float2 statistics[2][GROUP];
         int text_end[2][GROUP];
@@ -79,9 +79,11 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
             for (int i = threadIdx.x * 8; i < count; i += THREADS * 8)
                 *reinterpret_cast<uint4*>(entries + i) =
                     *reinterpret_cast<const uint4*>(table + (int64)slice * count + i);
-            for (int i = threadIdx.x; i < 3 * CHANNELS; i += THREADS)
-                local.channel[i / CHANNELS][i % CHANNELS] = affine[i / CHANNELS * WIDTH + slice * CHANNELS + i % CHANNELS];
+            for (int i = threadIdx.x; i < CHANNELS; i += THREADS) local.bias[i] = affine[2 * WIDTH + slice * CHANNELS + i];
         }
+        float unit[8], zero[8];
+        load8(affine + channel, unit);
+        load8(affine + WIDTH + channel, zero);
         uint32 g[POOL][4], shift[POOL][4];
         if (row < rows) {
 #pragma unroll
@@ -115,7 +117,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
 #pragma unroll 1
             for (int i = threadIdx.x; i < GROUP * LANES && !TEXT; i += THREADS) {
                 const float2 norm = local.statistics[buffer][i / LANES];
-                const float* bias = &local.channel[2][i % LANES * 8];
+                const float* bias = &local.bias[i % LANES * 8];
 #pragma unroll
                 for (int j = 0; j < 4; j++)
                     local.after_text[i / LANES][i % LANES][j] =
@@ -142,11 +144,14 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                         best[3] = max_pair<T>(best[3], fma_pair<T>(value.w, g[w][3], shift[w][3]));
                     }
                 } else {
-                    const uint8* text = reinterpret_cast<const uint8*>(local.words[buffer][a]) + slot * POOL;
+                    const uint32* text = local.words[buffer][a] + slot * POOL / 4;
                     const float2 norm = local.statistics[buffer][a];
                     int entry[READ];
 #pragma unroll
-                    for (int t = 0; t < READ; t++) entry[t] = text[t] * CHANNELS + lane * 8;
+                    for (int t = 0; t < READ; t++) {  // words, since a byte would take as long to load
+                        const uint32 word = __funnelshift_r(text[t / 4], text[t / 4 + 1], slot * POOL % 4 * 8);
+                        entry[t] = (word >> t % 4 * 8 & 0xff) * CHANNELS + lane * 8;
+                    }
                     uint32 sum[POOL][4];
 #pragma unroll
                     for (int w = 0; w < POOL; w++) {
@@ -160,14 +165,12 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                     }
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        float2 unit = *reinterpret_cast<const float2*>(&local.channel[0][lane * 8 + i * 2]);
-                        float2 zero = *reinterpret_cast<const float2*>(&local.channel[1][lane * 8 + i * 2]);
-                        unit.x *= norm.y, zero.x = (zero.x - norm.x) * norm.y;
-                        unit.y *= norm.y, zero.y = (zero.y - norm.x) * norm.y;
+                        const float unit_x = unit[2 * i] * norm.y, zero_x = (zero[2 * i] - norm.x) * norm.y;
+                        const float unit_y = unit[2 * i + 1] * norm.y, zero_y = (zero[2 * i + 1] - norm.x) * norm.y;
 #pragma unroll
                         for (int w = 0; w < POOL; w++) {
                             const float2 x = integers_to_floats(sum[w][i]);
-                            const uint32 value = pack<T>(fmaf(x.x, unit.x, zero.x), fmaf(x.y, unit.y, zero.y));
+                            const uint32 value = pack<T>(fmaf(x.x, unit_x, zero_x), fmaf(x.y, unit_y, zero_y));
                             if (!TEXT || w < in_text)
                                 best[i] = max_pair<T>(best[i], fma_pair<T>(value, g[w][i], shift[w][i]));
                         }
