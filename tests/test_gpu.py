@@ -71,6 +71,7 @@ def poison(engine: Engine) -> None:
     for slot in network.slots:
         for name in ("logits", "scores", "best", "labels", "n_chars"):
             slot.device[name].view(np.uint8)[:] = 0xFF
+    engine.device.synchronize()  # the engine's streams do not wait for this one
 
 
 def logits_of(engine: Engine, count: int) -> NDArray[np.float32]:

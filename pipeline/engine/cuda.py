@@ -33,6 +33,9 @@ from pipeline.telemetry.spans import Span, device_spans
 _BATCH_PER_SM = 64
 """Articles of full length a batch for each SM: 64 units of block 2 are a tile, so such a batch is whole waves there."""
 
+_FIRST_SHARE = 8
+"""Of several batches, the first one is this part of a full one."""
+
 _LEAST_BATCH = 64
 _FREE_SHARE = 0.8
 """The share of the free memory that an engine plans to allocate at most."""
@@ -186,13 +189,17 @@ class CudaEngine:
         count = len(offsets) - 1
         units = np.zeros(count + 1, np.int64)  # of all articles before; none has more characters than bytes
         np.cumsum(self._units[np.minimum(np.diff(offsets), length)], out=units[1:])
-        # Batches of equal work: a small last one would leave the GPU half idle.
-        share = -(-units[-1] // max(1, -(-count // self.batch), -(-units[-1] // room.units)))
         first = 0
         while first < count:
+            # Batches of equal work, since a small last one would leave the GPU half idle; but of several, a small first
+            # one, since the GPU waits while it is copied.
+            left = units[-1] - units[first]
+            batches = max(-(-(count - first) // self.batch), -(-left // room.units))
+            share = -(-left // batches) if first or batches == 1 else room.units // _FIRST_SHARE
             by_text = np.searchsorted(offsets, offsets[first] + room_for_text, side="right") - 1
             by_units = np.searchsorted(units, units[first] + room.units, side="right") - 1
-            last = int(min(first + self.batch, by_text, by_units, np.searchsorted(units, units[first] + share), count))
+            by_share = np.searchsorted(units, units[first] + share)
+            last = int(min(first + self.batch, by_text, by_units, by_share, count))
             given = None
             if last == first:
                 last += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import UsageError
 from pipeline.kernels.packing import CLOSING, articles_for_a_full_one, most_units
-from pipeline.kernels.tiles import Tile, product_tile, tile
+from pipeline.kernels.tiles import Launch, Tile, product_tile, shared_limit, tile
 from pipeline.model.charcnn import Layer
 from pipeline.model.frame import Frame
 
@@ -93,9 +93,15 @@ def _tiled(operation: str, precision: str, layer: Layer, shape: tuple[object, ..
     return Kernel(layer.name, f"{at.folder}/{operation}.cu", f"{operation}<{arguments}>", *launch)
 
 
-def norm_kernel(precision: str, layer: Layer) -> Kernel:
-    instance = f"norm_relu_pool<{_ELEMENT[precision]}, {layer.outputs}, {layer.pool}, {WARPS}>"
-    return Kernel(f"{layer.name} norm", "common/norm_relu_pool.cu", instance)
+def norm_kernel(precision: str, architecture: str, layer: Layer) -> Kernel:
+    """Block 6's norm, ReLU and pool; γ and β in shared memory where that has room for two thread blocks' worth."""
+    launch = Launch(WARPS * WARP, 2 * layer.rows_out * layer.outputs * (4 if precision == "fp32" else 2))
+    if launch.shared_bytes > shared_limit(architecture) // 2 - 1024:
+        launch = Launch(WARPS * WARP)
+    instance = (
+        f"norm_relu_pool<{_ELEMENT[precision]}, {layer.outputs}, {layer.pool}, {layer.rows_out}, {WARPS}, {launch}>"
+    )
+    return Kernel(f"{layer.name} norm", "common/norm_relu_pool.cu", instance, *launch)
 
 
 def head_kernel(precision: str, layer: Layer) -> Kernel:
@@ -115,7 +121,7 @@ def network_kernels(
     for layer in layers[1:-1]:
         kernels.append(product_kernel(precision, layer, tile(generation, architecture, layer)))
         if layer.norm:
-            kernels.append(norm_kernel(precision, layer))
+            kernels.append(norm_kernel(precision, architecture, layer))
     return [*kernels, head_kernel(precision, layers[-1])]
 
 

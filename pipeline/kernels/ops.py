@@ -171,11 +171,10 @@ class Operations:
         """Layer norm over an article's packed rows and as many rows `constant` as the frame has more; ReLU, pool."""
         count = len(packing.first) - 1
         self._launch(
-            catalog.norm_kernel(self.precision, layer),
-            (-(-count // catalog.WARPS),),
-            (rows, packing.first, constant, norm.gamma, norm.beta, out, _int(count), _int(layer.rows_out),
-             np.float32(NORM_EPSILON)),
-        )  # fmt: skip
+            catalog.norm_kernel(self.precision, self.architecture, layer),
+            (min(count, 2 * self.sms),),
+            (rows, packing.first, constant, norm.gamma, norm.beta, out, _int(count), np.float32(NORM_EPSILON)),
+        )
 
     def linear(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray

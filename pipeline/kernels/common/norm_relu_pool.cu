@@ -1,103 +1,120 @@
-// Layer normalisation over all of an article's [rows, CHANNELS], then ReLU and a max pool, after block 6.
+// Layer normalisation over all of an article's [ROWS, CHANNELS], then ReLU and a max pool, after block 6.
 //
 // Only the rows that the text reaches are in memory; all others are one constant row, which enters the sums as often as
-// there are such rows. A block takes an article for each warp. First a warp sums up its article, twice: mean, and
-// variance around that mean. Then warps take pool windows, and keep γ and β of a window in registers for all articles of
-// the block, for γ and β of all windows are twice as large as an article.
+// there are such rows. A block takes one article after another, and a warp of it some pool windows, whose rows stay in
+// registers from the sum for the mean through that of the squares around it to the result. γ and β of all windows are
+// twice as large as an article: where shared memory holds them, they are read once a block.
+#include "common/launch.cuh"
 #include "common/overflow.cuh"
 #include "common/packing.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-constexpr int IN_FLIGHT = 4;  // rows that a warp loads at a time, and partial sums
-
-struct Sum {
-    __device__ __forceinline__ float operator()(const float (&x)[8]) const {
-        return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
-    }
+template <typename T>
+struct __align__(16) Eight {
+    T values[8];
 };
 
-struct Squares {
-    float mean;
-    __device__ __forceinline__ float operator()(const float (&x)[8]) const {
-        float squares = 0;
-#pragma unroll
-        for (int i = 0; i < 8; i++) squares += (x[i] - mean) * (x[i] - mean);
-        return squares;
-    }
-};
-
-// The sum over `reach` rows, and over `others` rows that are `constant`, by a warp; both at this lane's eight channels.
-template <int CHANNELS, typename T, typename Term>
-__device__ __forceinline__ float total(const T* values, int reach, const T* constant, int others, Term term) {
-    float part[IN_FLIGHT] = {}, value[8];
-    for (int row = 0; row < reach; row += IN_FLIGHT)
-#pragma unroll
-        for (int i = 0; i < IN_FLIGHT; i++) {
-            load8(values + min(row + i, reach - 1) * CHANNELS, value);
-            part[i] += row + i < reach ? term(value) : 0;
-        }
-    if (others > 0) {
-        load8(constant, value);
-        part[0] += others * term(value);
-    }
-    static_assert(IN_FLIGHT == 4, "the sum below");
-    return warp_sum((part[0] + part[1]) + (part[2] + part[3]));
-}
-
-// input [units, CHANNELS]; first [articles + 1]; constant [CHANNELS]; gamma, beta [rows, CHANNELS]; output [articles,
-// rows / POOL, CHANNELS].
-template <typename T, int CHANNELS, int POOL, int WARPS>
-__global__ void __launch_bounds__(WARPS* WARP, 2)
+// input [units, CHANNELS]; first [articles + 1]; constant [CHANNELS]; gamma, beta [ROWS, CHANNELS]; output [articles,
+// ROWS / POOL, CHANNELS]. Dynamic shared memory: gamma and beta, or none.
+template <typename T, int CHANNELS, int POOL, int ROWS, int WARPS, typename Launch>
+__global__ void __launch_bounds__(Launch::THREADS, 2)
     norm_relu_pool(const T* input, const int* first, const T* constant, const T* gamma, const T* beta, T* output,
-                   int articles, int rows, float epsilon) {
-    static_assert(CHANNELS == 8 * WARP, "a warp takes a row, eight channels a lane");
-    struct Article {
-        const T* values;
-        int reach;  // rows of it
-        float mean, scale;
-    };
-    __shared__ Article shared[WARPS];
+                   int articles, float epsilon) {
+    constexpr int WINDOWS = ROWS / POOL, ALL_WINDOWS = (ROWS + POOL - 1) / POOL;  // the pool leaves out a partial one
+    constexpr int TURNS = (ALL_WINDOWS + WARPS - 1) / WARPS;                      // windows of a warp
+    constexpr bool KEPT = TURNS * POOL * sizeof(Eight<T>) <= 240;                 // in 60 registers
+    constexpr bool SHARED = Launch::SHARED_BYTES > 0;
+    static_assert(CHANNELS == 8 * WARP && Launch::THREADS == WARPS * WARP, "a warp takes a row, eight channels a lane");
+    static_assert(!SHARED || Launch::SHARED_BYTES == 2 * ROWS * CHANNELS * sizeof(T), "gamma and beta");
+    extern __shared__ __align__(16) char shared[];
+    __shared__ float scratch[WARPS];
     const Packing packing{first};
     const int warp = threadIdx.x / WARP, column = threadIdx.x % WARP * 8;
-    const int begin = blockIdx.x * WARPS, count = min(WARPS, articles - begin);
-
-    if (warp < count) {
-        const T* values = input + (int64)packing.first[begin + warp] * CHANNELS;
-        const int reach = min(packing.reach(begin + warp), rows);
-        const float elements = (float)rows * CHANNELS;
-        const float mean = total<CHANNELS>(values + column, reach, constant + column, rows - reach, Sum{}) / elements;
-        const float variance =
-            total<CHANNELS>(values + column, reach, constant + column, rows - reach, Squares{mean}) / elements;
-        if (threadIdx.x % WARP == 0)
-            shared[warp] = {values, reach, mean, unless_overflow(1 / sqrtf(variance + epsilon), variance)};
-    }
-    __syncthreads();
-
-    const int windows = rows / POOL;
-    for (int window = warp; window < windows; window += WARPS) {
-        float g[POOL][8], b[POOL][8];
-#pragma unroll
-        for (int i = 0; i < POOL; i++) {
-            load8(gamma + (window * POOL + i) * CHANNELS + column, g[i]);
-            load8(beta + (window * POOL + i) * CHANNELS + column, b[i]);
+    if (SHARED) {
+        T* both = reinterpret_cast<T*>(shared);
+        for (int i = threadIdx.x * 8; i < ROWS * CHANNELS; i += Launch::THREADS * 8) {
+            *reinterpret_cast<Eight<T>*>(both + i) = *reinterpret_cast<const Eight<T>*>(gamma + i);
+            *reinterpret_cast<Eight<T>*>(both + ROWS * CHANNELS + i) = *reinterpret_cast<const Eight<T>*>(beta + i);
         }
-        T* result = output + ((int64)begin * windows + window) * CHANNELS + column;
-        for (int a = 0; a < count; a++, result += windows * CHANNELS) {
-            const Article article = shared[a];
+        gamma = both, beta = both + ROWS * CHANNELS;
+        __syncthreads();
+    }
+    float after[8];
+    load8(constant + column, after);
+
+    for (int article = blockIdx.x; article < articles; article += gridDim.x) {
+        const T* values = input + (int64)packing.first[article] * CHANNELS + column;
+        const int reach = min(packing.reach(article), ROWS);
+        const float count = (float)ROWS * CHANNELS;
+        Eight<T> kept[KEPT ? TURNS : 1][POOL];
+        if (KEPT) {
+#pragma unroll
+            for (int turn = 0; turn < TURNS; turn++)
+#pragma unroll
+                for (int i = 0; i < POOL; i++) {
+                    const int row = (turn * WARPS + warp) * POOL + i;
+                    if (row < reach) kept[KEPT ? turn : 0][i] = *reinterpret_cast<const Eight<T>*>(values + row * CHANNELS);
+                }
+        }
+        auto load = [&](int turn, int i, float(&value)[8]) {
+            if (KEPT) load8(kept[turn][i].values, value);
+            else load8(values + ((turn * WARPS + warp) * POOL + i) * CHANNELS, value);
+        };
+
+        float sum = 0, value[8];
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++)
+#pragma unroll
+            for (int i = 0; i < POOL; i++)
+                if ((turn * WARPS + warp) * POOL + i < reach) {
+                    load(turn, i, value);
+                    sum += ((value[0] + value[1]) + (value[2] + value[3])) + ((value[4] + value[5]) + (value[6] + value[7]));
+                }
+        if (warp == 0 && reach < ROWS)
+            sum += (ROWS - reach) *
+                   (((after[0] + after[1]) + (after[2] + after[3])) + ((after[4] + after[5]) + (after[6] + after[7])));
+        const float mean = block_sum<WARPS>(sum, scratch) / count;
+
+        float squares = 0;
+        auto add_squares = [&](const float(&x)[8], int times) {
+            float part = 0;
+#pragma unroll
+            for (int c = 0; c < 8; c++) part += (x[c] - mean) * (x[c] - mean);
+            squares += times * part;
+        };
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++)
+#pragma unroll
+            for (int i = 0; i < POOL; i++)
+                if ((turn * WARPS + warp) * POOL + i < reach) {
+                    load(turn, i, value);
+                    add_squares(value, 1);
+                }
+        if (warp == 0 && reach < ROWS) add_squares(after, ROWS - reach);
+        const float variance = block_sum<WARPS>(squares, scratch) / count;
+        const float scale = unless_overflow(1 / sqrtf(variance + epsilon), variance);
+
+        T* result = output + (int64)article * WINDOWS * CHANNELS + column;
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            const int window = turn * WARPS + warp;
+            if (window >= WINDOWS) break;
             float best[8] = {};  // ReLU: nothing below zero
 #pragma unroll
             for (int i = 0; i < POOL; i++) {
                 const int row = window * POOL + i;
-                float value[8];
-                load8((row < article.reach ? article.values + row * CHANNELS : constant) + column, value);
+                float g[8], b[8];
+                load8(gamma + row * CHANNELS + column, g);
+                load8(beta + row * CHANNELS + column, b);
+                if (row < reach) load(turn, i, value);
 #pragma unroll
                 for (int c = 0; c < 8; c++)
-                    best[c] = fmaxf(best[c], (value[c] - article.mean) * article.scale * g[i][c] + b[i][c]);
+                    best[c] = fmaxf(best[c], ((row < reach ? value[c] : after[c]) - mean) * scale * g[c] + b[c]);
             }
 #pragma unroll
-            for (int c = 0; c < 8; c++) best[c] = unless_overflow(best[c], article.scale);
-            store8(result, best);
+            for (int c = 0; c < 8; c++) best[c] = unless_overflow(best[c], scale);
+            store8(result + window * CHANNELS, best);
         }
     }
 }

@@ -7,7 +7,8 @@
 //
 // Table entries are 16-bit integers, scaled by channel so that a sum over the taps is below 65,536: one 32-bit
 // addition adds two channels, exactly and in any order, where fp16 entries would take four instructions to widen and
-// add. A sum becomes a float through the bits of 2^23 + sum. The scale costs less than fp16's rounding of each entry.
+// add. A sum becomes a float through the bits of 2^23 + sum, and 2^23 is taken away again with the channel's zero, which
+// is a quarter of a unit off by that. The scale costs less than fp16's rounding of each entry.
 //
 // Most of an article of usual length is padding. A window wholly after the text is exactly the bias, so it needs no
 // look-ups: its normalised bias is computed once an article and channel, and one packed multiply-add remains. In the text
@@ -19,11 +20,13 @@
 
 constexpr int GROUP = 32;  // articles whose ids are fetched at a time, the next group while one computes
 
-// The two integers of a pair as floats: the bits of 2^23 + n are 0x4b000000 + n.
+constexpr float TWO_TO_23 = 8388608;
+
+// The two integers of a pair as floats, 2^23 larger: the bits of 2^23 + n are 0x4b000000 + n.
 __device__ __forceinline__ float2 integers_to_floats(uint32 pair) {
-    constexpr uint32 two_to_23 = 0x4b000000;
-    return make_float2(__uint_as_float(__byte_perm(pair, two_to_23, 0x7610)) - 8388608.f,
-                       __uint_as_float(__byte_perm(pair, two_to_23, 0x7632)) - 8388608.f);
+    constexpr uint32 bits = 0x4b000000;
+    return make_float2(__uint_as_float(__byte_perm(pair, bits, 0x7610)),
+                       __uint_as_float(__byte_perm(pair, bits, 0x7632)));
 }
 
 // ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
@@ -165,8 +168,9 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                     }
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        const float unit_x = unit[2 * i] * norm.y, zero_x = (zero[2 * i] - norm.x) * norm.y;
-                        const float unit_y = unit[2 * i + 1] * norm.y, zero_y = (zero[2 * i + 1] - norm.x) * norm.y;
+                        const float unit_x = unit[2 * i] * norm.y, unit_y = unit[2 * i + 1] * norm.y;
+                        const float zero_x = fmaf(-TWO_TO_23, unit_x, (zero[2 * i] - norm.x) * norm.y);
+                        const float zero_y = fmaf(-TWO_TO_23, unit_y, (zero[2 * i + 1] - norm.x) * norm.y);
 #pragma unroll
                         for (int w = 0; w < POOL; w++) {
                             const float2 x = integers_to_floats(sum[w][i]);
