@@ -25,6 +25,7 @@ from pipeline.engine.cuda import CudaEngine
 from pipeline.kernels import memory_plan
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model, load_model
+from pipeline.profiling.kernel_work import computed_rows, kernels_of
 from pipeline.telemetry.spans import Span
 
 OURS = (("sm90", "fp16"), ("sm90", "bf16"), ("sm80", "fp16"), ("sm80", "bf16"), ("simt", "fp32"))
@@ -37,8 +38,8 @@ class OnDevice:
 
     def __init__(self, engine: CudaEngine, articles: Articles) -> None:
         self._network, self._articles = engine.network, articles
+        self._batches = [batch for batch in engine.batches(articles) if batch.given is None]
         count = len(articles)
-        self._size = -(-count // -(-count // engine.batch))
         self._data, self._offsets = cp.asarray(articles.data), cp.asarray(articles.offsets)
         self.labels = cp.empty((count, 1), cp.int32)
         self._best = cp.empty((count, 1), cp.float32)
@@ -47,20 +48,21 @@ class OnDevice:
         network, slot = self._network, self._network.slots[0]
         classes = network.layers[-1].outputs
         with network.compute:
-            for first in range(0, len(self._articles), self._size):
-                last = min(first + self._size, len(self._articles))
+            for first, last, units, _ in self._batches:
                 ids = network._ids[: last - first]
                 offsets = self._offsets[first : last + 1]
                 network.encode(self._data[self._articles.offsets[first] :], offsets, slot.encoded(ids))
                 out = slot.scored(last - first, classes, 1)
                 out = out._replace(labels=self.labels[first:last], best=self._best[first:last])
-                network.forward(ids, out)
+                network.forward(ids, units, out)
         network.compute.synchronize()
 
 
 def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS) -> list[dict[str, Any]]:
     """Median seconds of each copy and kernel of one full batch, from events between them, and a product's rate."""
-    batch = articles.part(0, min(engine.batch, len(articles)))
+    first, last, *_ = max(engine.batches(articles), key=lambda batch: batch.units)
+    batch = articles.part(first, last)
+    computed = computed_rows(engine.model, batch)
     times: dict[str, list[float]] = {}
     for _ in range(repeats + 1):
         spans: list[Span] = []
@@ -72,15 +74,17 @@ def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS)
     for name, found in times.items():
         seconds = statistics.median(found[1:])
         product = name in layers and not layers[name].is_lookup
-        flop = layers[name].flop * len(batch) if product else 0
+        rows = computed.get(name, len(batch)) / layers[name].rows_out if product else 0
+        flop = rows * layers[name].flop if product else 0
         rows.append({"kernel": name, "seconds": seconds, "nanoseconds_an_article": seconds / len(batch) * 1e9}
                     | ({"tflops": flop / seconds / 1e12} if product else {}))  # fmt: skip
     return rows
 
 
-def product_flop(model: Model) -> int:
-    """Of the products that run as products: block 1 is a look-up."""
-    return sum(layer.flop for layer in model.layers[1:])
+def product_flop(model: Model, articles: Articles) -> float:
+    """Of an article on average, in the products that run as products: block 1 is a look-up."""
+    works = {work.name: work.flop for work in kernels_of(model, articles, element=2)}
+    return sum(works[layer.name] for layer in model.layers[1:]) / len(articles)
 
 
 def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats: int) -> dict[str, Any]:
@@ -105,10 +109,10 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
         "batch": batch,
         "articles_per_second": rate,
         "end_to_end_articles_per_second": host_rate,
-        "tflops": rate * product_flop(model) / 1e12,
+        "tflops": rate * product_flop(model, articles) / 1e12,
         "seconds": on_device,
         "end_to_end_seconds": end_to_end,
-        "planned_bytes": memory_plan.planned_bytes(memory_plan.plan(model.layers, batch, precision)),
+        "planned_bytes": memory_plan.planned_bytes(memory_plan.plan(model.layers, batch, precision, model.frame)),
         "kernels_of_a_batch": table,
         "labels": labels[:, 0],
     }
@@ -126,7 +130,7 @@ def main() -> None:
         "about": about(options, cuda=cp.cuda.runtime.runtimeGetVersion()),
         "articles": len(articles),
         "mean_bytes": len(articles.data) / len(articles),
-        "product_mflop": product_flop(model) / 1e6,
+        "product_mflop": product_flop(model, articles) / 1e6,
         "repeats": options.repeats,
     }
     result["ours"] = [ours(*stack, model, articles, options.repeats) for stack in OURS]

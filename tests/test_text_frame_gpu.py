@@ -128,7 +128,7 @@ def test_short_texts_make_larger_batches(engine: Engine, model: Model) -> None:
     """Of as much work: several times as many news articles, and of full articles as many as in the dense frame."""
     dense = opened_for(model, engine.backend.kernels, engine.backend.precision)
     batches = [
-        [sum(1 for _ in opened._batches(Texts.of([b"x" * length] * 100_000))) for opened in (engine, dense)]
+        [sum(1 for _ in opened.batches(Texts.of([b"x" * length] * 100_000))) for opened in (engine, dense)]
         for length in (235, 1100)
     ]
     dense.close()

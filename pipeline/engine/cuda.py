@@ -157,7 +157,7 @@ class CudaEngine:
         try:
             with self.device:
                 anchor = self._anchor()
-                for number, batch in enumerate(self._batches(texts)):
+                for number, batch in enumerate(self.batches(texts)):
                     slot = self.network.slots[number % memory_plan.SLOTS]
                     if len(running) == memory_plan.SLOTS:
                         self._collect(*running[0], found, anchor, spans)
@@ -179,7 +179,7 @@ class CudaEngine:
                     self.network.settle()
         return found.of_whole_texts(texts, self.model.length)
 
-    def _batches(self, texts: Texts) -> Iterator[Batch]:
+    def batches(self, texts: Texts) -> Iterator[Batch]:
         """Runs of articles that fit a slot; an article longer than a whole slot is encoded here."""
         if texts.ids is not None:
             yield from self._batches_of_ids(texts.ids)

@@ -43,7 +43,7 @@ def profile(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
     moved = _modelled_bytes(model, ids, len(texts.data))
     return [
         KernelProfile(w.name, w.category, alone[w.name], stream[w.name], w.flop, w.least_bytes, moved[w.name])
-        for w in kernels_of(model, len(ids), len(texts.data), _FP32)
+        for w in kernels_of(model, texts, _FP32)
     ]
 
 
