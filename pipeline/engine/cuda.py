@@ -33,7 +33,7 @@ from pipeline.telemetry.spans import Span, device_spans
 _BATCH_PER_SM = 64
 """Articles of full length a batch for each SM: 64 units of block 2 are a tile, so such a batch is whole waves there."""
 
-_FIRST_SHARE = 8
+_FIRST_SHARE = 4
 """Of several batches, the first one is this part of a full one."""
 
 _LEAST_BATCH = 64
@@ -187,25 +187,24 @@ class CudaEngine:
         length, offsets, room = self.model.length, texts.offsets, self.network.room
         room_for_text = memory_plan.text_bytes(self.model.layers, room)
         count = len(offsets) - 1
-        units = np.zeros(count + 1, np.int64)  # of all articles before; none has more characters than bytes
-        np.cumsum(self._units[np.minimum(np.diff(offsets), length)], out=units[1:])
         first = 0
         while first < count:
-            # Batches of equal work, since a small last one would leave the GPU half idle; but of several, a small first
-            # one, since the GPU waits while it is copied.
-            left = units[-1] - units[first]
-            batches = max(-(-(count - first) // self.batch), -(-left // room.units))
-            share = -(-left // batches) if first or batches == 1 else room.units // _FIRST_SHARE
-            by_text = np.searchsorted(offsets, offsets[first] + room_for_text, side="right") - 1
-            by_units = np.searchsorted(units, units[first] + room.units, side="right") - 1
-            by_share = np.searchsorted(units, units[first] + share)
-            last = int(min(first + self.batch, by_text, by_units, by_share, count))
-            given = None
-            if last == first:
-                last += 1
-                given = encode(texts.data, offsets[first : last + 1], self.model.alphabet, length)
-            yield Batch(first, last, int(units[last] - units[first]), given)
-            first = last
+            ahead = offsets[first : first + self.batch + 1]
+            # No article has more characters than bytes.
+            units = np.cumsum(self._units[np.minimum(np.diff(ahead), length)])
+            by_text = int(np.searchsorted(ahead, ahead[0] + room_for_text, side="right")) - 1
+            if not by_text:
+                given = encode(texts.data, ahead[:2], self.model.alphabet, length)
+                yield Batch(first, first + 1, int(units[0]), given)
+                first += 1
+                continue
+            fits = min(by_text, int(np.searchsorted(units, room.units, side="right")))
+            left = count - first
+            size = -(-left // -(-left // fits))  # of equal size: a small last one would leave the GPU half idle
+            if first == 0 and fits < left:
+                size = max(1, fits // _FIRST_SHARE)  # the GPU waits while it is copied
+            yield Batch(first, first + size, int(units[size - 1]))
+            first += size
 
     def _batches_of_ids(self, ids: NDArray[np.uint8]) -> Iterator[Batch]:
         room, pitch = self.network.room, memory_plan.id_pitch(self.model.length)

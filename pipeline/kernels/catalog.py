@@ -94,13 +94,12 @@ def _tiled(operation: str, precision: str, layer: Layer, shape: tuple[object, ..
 
 
 def norm_kernel(precision: str, architecture: str, layer: Layer) -> Kernel:
-    """Block 6's norm, ReLU and pool; γ and β in shared memory where that has room for two thread blocks' worth."""
+    """Block 6's norm, ReLU and pool; γ and β in shared memory where an SM has room for two thread blocks' worth."""
     launch = Launch(WARPS * WARP, 2 * layer.rows_out * layer.outputs * (4 if precision == "fp32" else 2))
     if launch.shared_bytes > shared_limit(architecture) // 2 - 1024:
         launch = Launch(WARPS * WARP)
-    instance = (
-        f"norm_relu_pool<{_ELEMENT[precision]}, {layer.outputs}, {layer.pool}, {layer.rows_out}, {WARPS}, {launch}>"
-    )
+    shape = f"{layer.outputs}, {layer.pool}, {layer.rows_out}, {WARPS}"
+    instance = f"norm_relu_pool<{_ELEMENT[precision]}, {shape}, {launch}>"
     return Kernel(f"{layer.name} norm", "common/norm_relu_pool.cu", instance, *launch)
 
 

@@ -169,7 +169,7 @@ _TILES: dict[tuple[str, str], dict[str, Tile]] = {
         "linear": Sm80Tile(2, 2),
     },
     ("sm90", "sm_90"): {
-        "lookup": LookupTile(128, 28, 64),
+        "lookup": LookupTile(128, 32, 64),
         "conv2": Sm90Tile(192, 2, 4, 2),
         "conv1d": Sm90Tile(128, 2, 3, 2),
         "linear": Sm90Tile(128, 4, 4, 2),

@@ -201,7 +201,7 @@ def _blocks(launch: Launch) -> int:
 
 
 def _tiles(layer: Layer, shape: tuple[int, int], computed: int, kept: int) -> tuple[int, float, int]:
-    """The number of tiles over `computed` rows, the share of their rows that is discarded, and the elements that are read
+    """The number of tiles over `computed` rows, the share of these that is discarded, and the elements that are read
     more than once by design: rows that neighbouring tiles share, and all of them for every tile of outputs.
     """
     rows, outputs = shape

@@ -95,6 +95,10 @@ __global__ void __launch_bounds__(Launch::THREADS, 2)
         const float variance = block_sum<WARPS>(squares, scratch) / count;
         const float scale = unless_overflow(1 / sqrtf(variance + epsilon), variance);
 
+        const float shift = -mean * scale;  // a normalised value is scale * value + shift
+        float normal_after[8];
+#pragma unroll
+        for (int c = 0; c < 8; c++) normal_after[c] = fmaf(scale, after[c], shift);
         T* result = output + (int64)article * WINDOWS * CHANNELS + column;
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
@@ -104,16 +108,22 @@ __global__ void __launch_bounds__(Launch::THREADS, 2)
 #pragma unroll
             for (int i = 0; i < POOL; i++) {
                 const int row = window * POOL + i;
-                float g[8], b[8];
+                float g[8], b[8], normal[8];
                 load8(gamma + row * CHANNELS + column, g);
                 load8(beta + row * CHANNELS + column, b);
-                if (row < reach) load(turn, i, value);
+                if (row < reach) {
+                    load(turn, i, value);
 #pragma unroll
-                for (int c = 0; c < 8; c++)
-                    best[c] = fmaxf(best[c], ((row < reach ? value[c] : after[c]) - mean) * scale * g[c] + b[c]);
+                    for (int c = 0; c < 8; c++) normal[c] = fmaf(scale, value[c], shift);
+                } else {
+#pragma unroll
+                    for (int c = 0; c < 8; c++) normal[c] = normal_after[c];
+                }
+#pragma unroll
+                for (int c = 0; c < 8; c++) best[c] = fmaxf(best[c], fmaf(normal[c], g[c], b[c]));
             }
-#pragma unroll
-            for (int c = 0; c < 8; c++) best[c] = unless_overflow(best[c], scale);
+            if (scale != scale)  // an overflow, which fmaxf hides
+                for (int c = 0; c < 8; c++) best[c] = scale;
             store8(result + window * CHANNELS, best);
         }
     }

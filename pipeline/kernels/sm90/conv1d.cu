@@ -97,15 +97,16 @@ struct Product {
             for (int tap = 0; tap < KERNEL; tap++) {
                 wait_barrier(b_full(b.stage), b.parity);
                 const uint32 a_tile = base + A + a.stage * A_BYTES;
-                const uint32 b_tile = base + B + b.stage * B_BYTES + group * (B_BYTES / COMPUTE_GROUPS);
+                const uint64 b_tile = descriptor(base + B + b.stage * B_BYTES + group * (B_BYTES / COMPUTE_GROUPS));
                 warpgroup_arrive();
 #pragma unroll
                 for (int k = 0; k < SLAB / 16; k++)
 #pragma unroll
                     for (int m = 0; m < M_BLOCKS; m++) {
-                        const int row = POOL == 1 ? m * 64 + tap : (m + tap) % POOL * PHASE_ROWS + (m + tap) / POOL;
-                        multiply_async<T>(sum[m], descriptor(a_tile + row * ROW_BYTES + k * 32),
-                                          descriptor(b_tile + k * 32), slab + tap + k > 0);
+                        const uint32 row = POOL == 1 ? tap : (m + tap) % POOL * PHASE_ROWS + (m + tap) / POOL;
+                        const uint32 further = (POOL == 1 ? m * 64 * ROW_BYTES : 0) + k * 32;
+                        multiply_async<T>(sum[m], descriptor(a_tile + row * ROW_BYTES) + (further >> 4),
+                                          b_tile + (k * 32 >> 4), slab + tap + k > 0);
                     }
                 warpgroup_commit();
                 warpgroup_wait<1>();
@@ -139,16 +140,14 @@ struct Product {
         const int column = first_output(tile) + group * GROUP_N;
 #pragma unroll
         for (int m = 0; m < M_BLOCKS / POOL; m++) {
-            const int unit = first_unit(tile) + m * 64 + warp * 16;
-            const uint32 closing = __ballot_sync(0xffffffffu, units.is_closing(unit + lane % 16));
 #pragma unroll
             for (int j = 0; j < GROUP_N / 8; j += 2) {
                 uint32 piece[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const int at = (j + i / 2) * 4 + i % 2 * 2;
-                    float2 shift =
-                        __ldg(reinterpret_cast<const float2*>(bias + column + (j + i / 2) * 8 + lane % 4 * 2));
+                    // Not __ldg: a load that may move anywhere is moved where all sums are in registers yet.
+                    float2 shift = *reinterpret_cast<const float2*>(bias + column + (j + i / 2) * 8 + lane % 4 * 2);
                     float low = sum[m][at], high = sum[m][at + 1];
 #pragma unroll
                     for (int w = 0; w < POOL; w++) {
@@ -166,7 +165,8 @@ struct Product {
                                piece[3]);
             }
             __syncwarp();
-            const int at = column + lane % 16 * 8;
+            const int unit = first_unit(tile) + m * 64 + warp * 16, at = column + lane % 16 * 8;
+            const uint32 closing = __ballot_sync(0xffffffffu, units.is_closing(unit + lane % 16));
             T* to = output + (int64)(unit + lane / 16) * (n_tiles * TILE_N) + at;
 #pragma unroll
             for (int i = 0; i < 16; i += 2, to += 2 * n_tiles * TILE_N) {
