@@ -74,8 +74,7 @@ def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS)
     for name, found in times.items():
         seconds = statistics.median(found[1:])
         product = name in layers and not layers[name].is_lookup
-        rows = computed.get(name, len(batch)) / layers[name].rows_out if product else 0
-        flop = rows * layers[name].flop if product else 0
+        flop = computed.get(name, len(batch)) / layers[name].rows_out * layers[name].flop if product else 0
         rows.append({"kernel": name, "seconds": seconds, "nanoseconds_an_article": seconds / len(batch) * 1e9}
                     | ({"tflops": flop / seconds / 1e12} if product else {}))  # fmt: skip
     return rows

@@ -125,6 +125,8 @@ def test_rows_beyond_an_articles_units_are_the_same_for_every_article(length: in
 
 def test_an_article_takes_its_text_or_the_whole_frame() -> None:
     layers = layer_table(70, 1014, 4)
+    for layer in layers[1:6]:  # below an article's last row, its taps read no more than the closing units
+        assert (layer.product_pool - 1 + layer.kernel - 1) // layer.product_pool <= CLOSING
     units = units_by_length(layers, "text")
     assert [units[end] for end in (0, 1, 9, 10, 235, 990, 991, 1014)] == [2, 3, 3, 4, 29, 112, 112, 112]
     assert (units_by_length(layers, "dense") == most_units(layers)).all()

@@ -152,7 +152,7 @@ class Network:
 
         Raises CuPy's OutOfMemoryError, or NotPageLocked; `release` then frees those allocated.
         """
-        self.room = capacity(self.layers, batch, self.frame)
+        self.room = capacity(self.layers, batch, "dense" if self.whole else self.frame)
         sizes = memory_plan.activation_bytes(self.layers, self.room, self.ops.precision)
         self._activations = [cp.empty(size // np.dtype(self._element).itemsize, self._element) for size in sizes]
         self._ids = cp.empty((batch, memory_plan.id_pitch(self._length)), np.uint8)

@@ -28,7 +28,6 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     constexpr int A_LOADS = (TILE_M * STEP / 4 + THREADS - 1) / THREADS, B_LOADS = STEP * TILE_N / 4 / THREADS;
     static_assert(TILE_M == 16 * ROWS && TILE_N == 16 * COLUMNS && THREADS == 16 * 16, "a thread's share of a tile");
     static_assert(POOL == 1 || ROWS % POOL == 0, "a thread holds whole pool windows");
-    static_assert((POOL - 1 + KERNEL - 1) / POOL <= CLOSING, "no unit before the closing ones reads another article");
     struct Shared {
         float a_tile[2][STEP][A_PITCH];
         float b_tile[2][STEP][TILE_N];

@@ -40,7 +40,6 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     static_assert(Launch::SHARED_BYTES == A_STAGES * A_BYTES + B_STAGES * B_BYTES, "the stages");
     static_assert(POOL == 1 || POOL == M_BLOCKS, "an m-block holds one row of each pool window");
     static_assert(KERNEL <= 9, "the rows below a slab");
-    static_assert((POOL - 1 + KERNEL - 1) / POOL <= CLOSING, "no unit before the closing ones reads another article");
     static_assert((A_STAGES - 1) * KERNEL >= AHEAD, "a slab is fetched while an older one computes");
     static_assert(UNITS * C_PITCH * 2 <= Launch::SHARED_BYTES, "the output is staged in their place");
     extern __shared__ __align__(128) char shared[];

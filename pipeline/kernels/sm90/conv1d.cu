@@ -40,7 +40,6 @@ struct Product {
     static_assert(TILE_M % 64 == 0 && GROUP_N == 128, "products of 64 x 128");
     static_assert(POOL == 1 || POOL == M_BLOCKS, "an m-block holds one row of each pool window");
     static_assert((POOL - 1 + KERNEL - 1) / POOL <= 8, "the rows below a slab");
-    static_assert((POOL - 1 + KERNEL - 1) / POOL <= CLOSING, "no unit before the closing ones reads another article");
     static_assert(PHASE_ROWS <= 256 && TILE_N / CLUSTER <= 256, "a box of the copy engine has at most 256 rows");
     static_assert(A_BYTES % 1024 == 0 && B_BYTES % (1024 * CLUSTER) == 0, "swizzled tiles begin at 1,024 bytes");
 
@@ -97,16 +96,15 @@ struct Product {
             for (int tap = 0; tap < KERNEL; tap++) {
                 wait_barrier(b_full(b.stage), b.parity);
                 const uint32 a_tile = base + A + a.stage * A_BYTES;
-                const uint64 b_tile = descriptor(base + B + b.stage * B_BYTES + group * (B_BYTES / COMPUTE_GROUPS));
+                const uint32 b_tile = base + B + b.stage * B_BYTES + group * (B_BYTES / COMPUTE_GROUPS);
                 warpgroup_arrive();
 #pragma unroll
                 for (int k = 0; k < SLAB / 16; k++)
 #pragma unroll
                     for (int m = 0; m < M_BLOCKS; m++) {
-                        const uint32 row = POOL == 1 ? tap : (m + tap) % POOL * PHASE_ROWS + (m + tap) / POOL;
-                        const uint32 further = (POOL == 1 ? m * 64 * ROW_BYTES : 0) + k * 32;
-                        multiply_async<T>(sum[m], descriptor(a_tile + row * ROW_BYTES) + (further >> 4),
-                                          b_tile + (k * 32 >> 4), slab + tap + k > 0);
+                        const int row = POOL == 1 ? m * 64 + tap : (m + tap) % POOL * PHASE_ROWS + (m + tap) / POOL;
+                        multiply_async<T>(sum[m], descriptor(a_tile + row * ROW_BYTES + k * 32),
+                                          descriptor(b_tile + k * 32), slab + tap + k > 0);
                     }
                 warpgroup_commit();
                 warpgroup_wait<1>();
@@ -140,14 +138,16 @@ struct Product {
         const int column = first_output(tile) + group * GROUP_N;
 #pragma unroll
         for (int m = 0; m < M_BLOCKS / POOL; m++) {
+            const int unit = first_unit(tile) + m * 64 + warp * 16;
+            const uint32 closing = __ballot_sync(0xffffffffu, units.is_closing(unit + lane % 16));
 #pragma unroll
             for (int j = 0; j < GROUP_N / 8; j += 2) {
                 uint32 piece[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const int at = (j + i / 2) * 4 + i % 2 * 2;
-                    // Not __ldg: a load that may move anywhere is moved where all sums are in registers yet.
-                    float2 shift = *reinterpret_cast<const float2*>(bias + column + (j + i / 2) * 8 + lane % 4 * 2);
+                    float2 shift =
+                        __ldg(reinterpret_cast<const float2*>(bias + column + (j + i / 2) * 8 + lane % 4 * 2));
                     float low = sum[m][at], high = sum[m][at + 1];
 #pragma unroll
                     for (int w = 0; w < POOL; w++) {
@@ -165,8 +165,7 @@ struct Product {
                                piece[3]);
             }
             __syncwarp();
-            const int unit = first_unit(tile) + m * 64 + warp * 16, at = column + lane % 16 * 8;
-            const uint32 closing = __ballot_sync(0xffffffffu, units.is_closing(unit + lane % 16));
+            const int at = column + lane % 16 * 8;
             T* to = output + (int64)(unit + lane / 16) * (n_tiles * TILE_N) + at;
 #pragma unroll
             for (int i = 0; i < 16; i += 2, to += 2 * n_tiles * TILE_N) {
