@@ -40,7 +40,7 @@ def test_pytorch_and_the_reference_agree() -> None:
     ]
     offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
     ids = encode(np.frombuffer(b"".join(texts), np.uint8), offsets, model.alphabet, model.length).ids
-    network = CharCNN(model.layers)
+    network = CharCNN(model.layers, model.frame)
     network.load_tensors(model.tensors)
     by_torch = predict(network, torch.from_numpy(ids)).numpy()
     assert np.abs(by_torch - reference.forward(ids, reference.prepare(model))).max() < 1e-5
