@@ -17,7 +17,7 @@ TRAIN_SHA256 = "87191dd121ce6695b9bcae6cd65f6230abcbee432b94d3c8d0da7aaede2bbb8f
 
 def test_frame_and_card() -> None:
     model = load_model("ag-news")
-    assert (model.length, len(model.alphabet), model.dtype) == (1014, 70, "float16")
+    assert (model.frame, model.length, len(model.alphabet), model.dtype) == ("text", 1014, 70, "float16")
     assert model.alphabet.symbols == WITH_SPACE
     assert model.classes == ("World", "Sports", "Business", "Sci/Tech")
     assert (ROOT / "pipeline" / "weights" / "ag_news.safetensors").stat().st_size <= 25_000_000
