@@ -5,19 +5,21 @@
 Ours: from UTF-8 text that lies on the GPU to labels there, and end to end from Arrow buffers in host memory, for each
 kernel generation and precision. Peers: from ids that lie on the GPU (they need not read UTF-8) to labels
 there; see benchmarks/peers. Every figure is the median of ten passes over all articles, warm. Beside them stand the
-machine's own ceilings, and the time of each kernel of ours.
+machine's own ceilings, the time of each kernel of ours, and the first of ours in both frames, also on texts that fill
+the frame.
 """
 
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cupy as cp
 import torch
 
-from benchmarks.articles import Articles, ag_news
+from benchmarks.articles import Articles, ag_news, of_length
 from benchmarks.peers.ceilings import ceilings
 from benchmarks.peers.measure import KINDS, measure
 from benchmarks.record import about, parser, seconds_of, write
@@ -25,12 +27,15 @@ from pipeline.engine.cuda import CudaEngine
 from pipeline.kernels import memory_plan
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model, load_model
+from pipeline.model.frame import FRAMES
 from pipeline.profiling.kernel_work import computed_rows, kernels_of
 from pipeline.telemetry.spans import Span
 
 OURS = (("sm90", "fp16"), ("sm90", "bf16"), ("sm80", "fp16"), ("sm80", "bf16"), ("simt", "fp32"))
 CHUNK = 131_072  # the product's own on a GPU
 REPEATS = 10
+FULL = (1_100, 5_000)
+"""Bytes of texts that fill the frame."""
 
 
 class OnDevice:
@@ -86,6 +91,13 @@ def product_flop(model: Model, articles: Articles) -> float:
     return sum(works[layer.name] for layer in model.layers[1:]) / len(articles)
 
 
+def end_to_end(engine: CudaEngine, articles: Articles, repeats: int) -> list[float]:
+    """Seconds of each pass, from host memory to labels there."""
+    chunks = list(articles.chunks(CHUNK))
+    engine.classify(chunks[0])
+    return seconds_of(lambda: [engine.classify(chunk) for chunk in chunks], repeats)
+
+
 def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats: int) -> dict[str, Any]:
     engine = CudaEngine(model, precision, kernels)
     device = OnDevice(engine, articles)
@@ -93,14 +105,12 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
     on_device = seconds_of(device.run, repeats)
     labels = device.labels.get()
     del device
-    chunks = list(articles.chunks(CHUNK))
-    engine.classify(chunks[0])
-    end_to_end = seconds_of(lambda: [engine.classify(chunk) for chunk in chunks], repeats)
+    from_host = end_to_end(engine, articles, repeats)
     table = kernel_table(engine, articles)
     batch, backend = engine.batch, str(engine.backend)
     engine.close()
     rate = len(articles) / statistics.median(on_device)
-    host_rate = len(articles) / statistics.median(end_to_end)
+    host_rate = len(articles) / statistics.median(from_host)
     return {
         "name": backend,
         "kernels": kernels,
@@ -110,11 +120,26 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
         "end_to_end_articles_per_second": host_rate,
         "tflops": rate * product_flop(model, articles) / 1e12,
         "seconds": on_device,
-        "end_to_end_seconds": end_to_end,
+        "end_to_end_seconds": from_host,
         "planned_bytes": memory_plan.planned_bytes(memory_plan.plan(model.layers, batch, precision, model.frame)),
         "kernels_of_a_batch": table,
         "labels": labels[:, 0],
     }
+
+
+def both_frames(model: Model, articles: Articles, repeats: int) -> list[dict[str, Any]]:
+    """The first of OURS end to end, in both frames: on these articles and on such as fill the frame."""
+    works = {"these": articles} | {f"{size:,} bytes": of_length(articles, size, CHUNK) for size in FULL}
+    kernels, precision = OURS[0]
+    rows = []
+    for frame in FRAMES:
+        engine = CudaEngine(replace(model, frame=frame), precision, kernels)
+        for name, work in works.items():
+            seconds = end_to_end(engine, work, repeats)
+            rate = len(work) / statistics.median(seconds)
+            rows.append({"frame": frame, "texts": name, "end_to_end_articles_per_second": rate, "seconds": seconds})
+        engine.close()
+    return rows
 
 
 def main() -> None:
@@ -136,6 +161,11 @@ def main() -> None:
     for row in result["ours"]:
         print(f"{row['name']}: {row['articles_per_second']:,.0f} on the device, "
               f"{row['end_to_end_articles_per_second']:,.0f} end to end", flush=True)  # fmt: skip
+    result["both_frames"] = both_frames(model, articles, options.repeats)
+    for row in result["both_frames"]:
+        print(
+            f"{row['frame']} frame, {row['texts']}: {row['end_to_end_articles_per_second']:,.0f} end to end", flush=True
+        )
     exact = next(row for row in result["ours"] if row["precision"] == "fp32")["labels"]
     for row in result["ours"]:
         row["labels_unlike_fp32"] = int((row.pop("labels") != exact).sum())
