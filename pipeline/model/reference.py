@@ -221,7 +221,8 @@ def _all_equal(rows: Floats, row: Floats) -> bool:
 
 def _product(x: Floats, weight: Floats) -> Floats:
     """x weight, as the transpose of weight^T x^T, in which OpenBLAS for AVX2 treats more rows alike."""
-    return np.matmul(weight.T, x.T).T
+    product: Floats = weight.T @ x.T
+    return product.T
 
 
 def linear(x: Floats, weight: Floats, bias: Floats, relu: bool, batches: tuple[Batch, ...] = LINEAR_BATCHES) -> Floats:
