@@ -94,7 +94,9 @@ class _Convolution:
         """The row of its products that follows an article's own, fp32 [outputs]: that of constant rows."""
         kernel = self.layer.kernel
         constant = Rows(np.tile(self.before, (kernel, 1)), np.array([0, kernel]))
-        return self.products(constant)[0][0].copy()
+        sums, _, _ = self.products(constant)
+        first: Floats = sums[0].copy()
+        return first
 
 
 def _convolutions(weights: Weights, layers: list[Layer]) -> list[_Convolution]:
@@ -158,7 +160,7 @@ def _block(rows: Rows, here: _Convolution, following: _Convolution) -> Rows:
     sums, begins, counts = here.products(rows)
     pooled = np.empty((len(sums) // pool, here.layer.outputs), np.float32)
     reference.relu_pool(sums, pool, pooled)
-    finite = np.isfinite(sums).all(axis=1)
+    finite: NDArray[np.bool_] = np.isfinite(sums)
     offsets = _offsets(following.rows_needed(counts // pool))
     out = np.empty((int(offsets[-1]), here.layer.outputs), np.float32)
     for begin, count, first, end in zip(begins, counts, offsets[:-1], offsets[1:], strict=True):

@@ -1,8 +1,8 @@
-"""The network's forward pass in NumPy: the specification of every kernel, and the CPU backend.
+"""The network's forward pass in NumPy: the specification of every kernel, and the CPU backend of the dense frame.
 
 Activations are channels-last rows, fp32 [R, 256]: article i of a batch is rows[offsets[i]:offsets[i + 1]], so articles
-may differ in length. Every product is one BLAS call an article, whose shape depends only on the rows of that article,
-and the linear layers run in batches of a fixed size; so no article's result depends on its neighbours.
+may differ in length. Every convolution is one BLAS call an article and tap, whose shape depends only on the rows of
+that article, and the linear layers run in batches of fixed sizes; so no article's result depends on its neighbours.
 
 An overflow is never hidden: from a value that is not finite on, all values of that article are NaN, up to its scores.
 """
@@ -221,7 +221,8 @@ def _all_equal(rows: Floats, row: Floats) -> bool:
 
 def _product(x: Floats, weight: Floats) -> Floats:
     """x weight, as the transpose of weight^T x^T, in which OpenBLAS for AVX2 treats more rows alike."""
-    return np.matmul(weight.T, x.T).T
+    product: Floats = weight.T @ x.T
+    return product.T
 
 
 def linear(x: Floats, weight: Floats, bias: Floats, relu: bool, batches: tuple[Batch, ...] = LINEAR_BATCHES) -> Floats:
