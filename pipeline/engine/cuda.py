@@ -26,7 +26,7 @@ from pipeline.kernels.network import Network, NotPageLocked, Slot
 from pipeline.kernels.packing import articles_for_a_full_one, units_by_length
 from pipeline.model import reference
 from pipeline.model.alphabet import Encoded, encode, of_ids
-from pipeline.model.charcnn import Model
+from pipeline.model.charcnn import CLASSES, Model
 from pipeline.telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from pipeline.telemetry.spans import Span, device_spans
 
@@ -96,7 +96,9 @@ class CudaEngine:
 
     def _default_batch(self, most: int) -> int:
         full = _BATCH_PER_SM * int(self.device.attributes["MultiProcessorCount"])
-        batch = min(most, full * articles_for_a_full_one(self.model.frame))
+        # The scores of many classes take much page-locked memory, so of those there are no more for shorter articles.
+        by_scores = full * CLASSES[1] // len(self.model.classes)
+        batch = min(most, full * articles_for_a_full_one(self.model.frame), by_scores)
         free, _ = self.device.mem_info
         while batch > _LEAST_BATCH and memory_plan.planned_bytes(self.network.plan(batch)) > _FREE_SHARE * free:
             batch //= 2
