@@ -39,6 +39,12 @@ def ag_news(file: Path, count: int, seed: int = 0) -> Articles:
     return Articles(np.frombuffer(b"".join(texts[i] for i in order), np.uint8), offsets)
 
 
+def of_length(articles: Articles, size: int, count: int) -> Articles:
+    """`count` articles of `size` bytes, cut from the text of others."""
+    data = np.resize(articles.data, size * count)
+    return Articles(data, np.arange(count + 1, dtype=np.int64) * size)
+
+
 def random_ids(model: Model, count: int) -> NDArray[np.uint8]:
     """Random encoded articles, uint8 [count, length], with lengths spread like AG News's."""
     rng = np.random.default_rng(0)

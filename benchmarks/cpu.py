@@ -1,33 +1,39 @@
-"""The CPU backend beside PyTorch eager fp32, in one run on one machine with the same number of threads.
+"""The CPU backend in both frames beside PyTorch eager fp32, in one run on one machine with the same number of threads.
 
     python -m benchmarks.cpu --output benchmarks/results/cpu.json
 
-Both start from the same encoded articles, as long as AG News's are (median 232 characters). PyTorch gets them as a
-one-hot tensor, built outside its timing; its batch is the best of those tried. Medians of warm, alternating runs; first
-with one thread, then with all cores.
+All start from the same encoded articles: as long as AG News's (median 232 characters), then of the model's full length.
+PyTorch gets them as a one-hot tensor, built outside its timing; its batch is the best of those tried, and it computes
+the dense frame, which costs it no more than the text frame would. Medians of warm, alternating runs; first with one
+thread, then with all cores.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.articles import encoded, random_ids
 from benchmarks.peers import torch_peer
 from benchmarks.record import about, parser, seconds_of, write
 from pipeline.engine.open import open_engine
+from pipeline.model import reference
 from pipeline.model.charcnn import Model, load_model
+from pipeline.model.frame import FRAMES
 from pipeline.threads import available_cores
 
+_CHECKED = 64  # articles whose scores are compared with the reference
 
-def measure(model: Model, articles: int, threads: int, repeats: int) -> dict[str, Any]:
+
+def measure(model: Model, ids: NDArray[np.uint8], threads: int, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    ids = random_ids(model, articles)
-    engine = open_engine(model, "cpu", threads=threads)
+    engines = {frame: open_engine(replace(model, frame=frame), "cpu", threads=threads) for frame in FRAMES}
     network = torch_peer.eager(model, torch.float32).eval()
     one_hot, forward = network[0], network[1:]
     with torch.inference_mode():
@@ -36,26 +42,43 @@ def measure(model: Model, articles: int, threads: int, repeats: int) -> dict[str
         def pytorch(batch: int) -> torch.Tensor:
             return torch.cat([forward(part) for part in columns.split(batch)])
 
-        truth = torch.softmax(pytorch(32), dim=1).numpy()
-        ours = engine.classify(encoded(ids), all_scores=True).all_scores
-        error = float(np.linalg.norm(ours - truth) / np.linalg.norm(truth))
         batch = min((8, 32, 128), key=lambda b: seconds_of(lambda: pytorch(b), 1))
         ways: dict[str, Callable[[], object]] = {
-            "broadsheet": lambda: engine.classify(encoded(ids)),
+            **{frame: lambda engine=engine: engine.classify(encoded(ids)) for frame, engine in engines.items()},
             "pytorch": lambda: pytorch(batch),
         }
+        for work in ways.values():
+            work()
         turns = [{name: seconds_of(work, 1)[0] for name, work in ways.items()} for _ in range(repeats)]
-    rates = {name: articles / statistics.median(turn[name] for turn in turns) for name in ways}
-    return {
-        "articles": articles,
+    rates = {name: len(ids) / statistics.median(turn[name] for turn in turns) for name in ways}
+    found = {
+        "articles": len(ids),
         "threads": threads,
         "repeats": repeats,
         "pytorch_batch": batch,
         "articles_per_second": {name: round(rate, 1) for name, rate in rates.items()},
-        "ratio": round(rates["broadsheet"] / rates["pytorch"], 3),
-        "relative_error_of_scores": error,
-        "backend": str(engine.backend),
+        "text_to_dense": round(rates["text"] / rates["dense"], 3),
+        "text_to_pytorch": round(rates["text"] / rates["pytorch"], 3),
+        "relative_error_of_scores": {frame: _error(engine.model, ids) for frame, engine in engines.items()},
+        "backend": str(engines["text"].backend),
     }
+    for engine in engines.values():
+        engine.close()
+    return found
+
+
+def _error(model: Model, ids: NDArray[np.uint8]) -> float:
+    """Of the engine's scores, against PyTorch's in the dense frame and the reference's in the text frame."""
+    ids = ids[:_CHECKED]
+    if model.frame == "dense":
+        with torch.inference_mode():
+            truth = torch.softmax(torch_peer.eager(model, torch.float32).eval()(torch.from_numpy(ids)), dim=1).numpy()
+    else:
+        truth = reference.softmax(reference.forward(ids, reference.prepare(model)))
+    engine = open_engine(model, "cpu")
+    scores = engine.classify(encoded(ids), all_scores=True).all_scores
+    engine.close()
+    return float(np.linalg.norm(scores - truth) / np.linalg.norm(truth))
 
 
 def main() -> None:
@@ -64,7 +87,14 @@ def main() -> None:
     command.add_argument("--repeats", type=int, default=9, help="runs of each")
     options = command.parse_args()
     model = load_model(options.model)
-    runs = [measure(model, options.articles, n, options.repeats) for n in sorted({1, available_cores()})]
+    short = random_ids(model, options.articles)
+    rng = np.random.default_rng(0)
+    long = rng.integers(0, len(model.alphabet) + 1, (options.articles // 4, model.length)).astype(np.uint8)
+    runs = [
+        {"text": text} | measure(model, ids, threads, options.repeats)
+        for text, ids in (("AG News", short), (f"{model.length:,} characters", long))
+        for threads in sorted({1, available_cores()})
+    ]
     write({"about": about(options), "runs": runs}, options.output)
 
 

@@ -5,19 +5,21 @@
 Ours: from UTF-8 text that lies on the GPU to labels there, and end to end from Arrow buffers in host memory, for each
 kernel generation and precision. Peers: from ids that lie on the GPU (they need not read UTF-8) to labels
 there; see benchmarks/peers. Every figure is the median of ten passes over all articles, warm. Beside them stand the
-machine's own ceilings, and the time of each kernel of ours.
+machine's own ceilings, the time of each kernel of ours, and the first of ours in both frames, also on texts that fill
+the frame.
 """
 
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cupy as cp
 import torch
 
-from benchmarks.articles import Articles, ag_news
+from benchmarks.articles import Articles, ag_news, of_length
 from benchmarks.peers.ceilings import ceilings
 from benchmarks.peers.measure import KINDS, measure
 from benchmarks.record import about, parser, seconds_of, write
@@ -25,11 +27,15 @@ from pipeline.engine.cuda import CudaEngine
 from pipeline.kernels import memory_plan
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model, load_model
+from pipeline.model.frame import FRAMES
+from pipeline.profiling.kernel_work import computed_rows, kernels_of
 from pipeline.telemetry.spans import Span
 
 OURS = (("sm90", "fp16"), ("sm90", "bf16"), ("sm80", "fp16"), ("sm80", "bf16"), ("simt", "fp32"))
 CHUNK = 131_072  # the product's own on a GPU
 REPEATS = 10
+FULL = (1_100, 5_000)
+"""Bytes of texts that fill the frame."""
 
 
 class OnDevice:
@@ -37,8 +43,8 @@ class OnDevice:
 
     def __init__(self, engine: CudaEngine, articles: Articles) -> None:
         self._network, self._articles = engine.network, articles
+        self._batches = [batch for batch in engine.batches(articles) if batch.given is None]
         count = len(articles)
-        self._size = -(-count // -(-count // engine.batch))
         self._data, self._offsets = cp.asarray(articles.data), cp.asarray(articles.offsets)
         self.labels = cp.empty((count, 1), cp.int32)
         self._best = cp.empty((count, 1), cp.float32)
@@ -47,20 +53,21 @@ class OnDevice:
         network, slot = self._network, self._network.slots[0]
         classes = network.layers[-1].outputs
         with network.compute:
-            for first in range(0, len(self._articles), self._size):
-                last = min(first + self._size, len(self._articles))
+            for first, last, units, _ in self._batches:
                 ids = network._ids[: last - first]
                 offsets = self._offsets[first : last + 1]
                 network.encode(self._data[self._articles.offsets[first] :], offsets, slot.encoded(ids))
                 out = slot.scored(last - first, classes, 1)
                 out = out._replace(labels=self.labels[first:last], best=self._best[first:last])
-                network.forward(ids, out)
+                network.forward(ids, units, out)
         network.compute.synchronize()
 
 
 def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS) -> list[dict[str, Any]]:
     """Median seconds of each copy and kernel of one full batch, from events between them, and a product's rate."""
-    batch = articles.part(0, min(engine.batch, len(articles)))
+    first, last, *_ = max(engine.batches(articles), key=lambda batch: batch.units)
+    batch = articles.part(first, last)
+    computed = computed_rows(engine.model, batch)
     times: dict[str, list[float]] = {}
     for _ in range(repeats + 1):
         spans: list[Span] = []
@@ -72,15 +79,23 @@ def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS)
     for name, found in times.items():
         seconds = statistics.median(found[1:])
         product = name in layers and not layers[name].is_lookup
-        flop = layers[name].flop * len(batch) if product else 0
+        flop = computed.get(name, len(batch)) / layers[name].rows_out * layers[name].flop if product else 0
         rows.append({"kernel": name, "seconds": seconds, "nanoseconds_an_article": seconds / len(batch) * 1e9}
                     | ({"tflops": flop / seconds / 1e12} if product else {}))  # fmt: skip
     return rows
 
 
-def product_flop(model: Model) -> int:
-    """Of the products that run as products: block 1 is a look-up."""
-    return sum(layer.flop for layer in model.layers[1:])
+def product_flop(model: Model, articles: Articles) -> float:
+    """Of an article on average, in the products that run as products: block 1 is a look-up."""
+    works = {work.name: work.flop for work in kernels_of(model, articles, element=2)}
+    return sum(works[layer.name] for layer in model.layers[1:]) / len(articles)
+
+
+def end_to_end(engine: CudaEngine, articles: Articles, repeats: int) -> list[float]:
+    """Seconds of each pass, from host memory to labels there."""
+    chunks = list(articles.chunks(CHUNK))
+    engine.classify(chunks[0])
+    return seconds_of(lambda: [engine.classify(chunk) for chunk in chunks], repeats)
 
 
 def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats: int) -> dict[str, Any]:
@@ -90,14 +105,12 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
     on_device = seconds_of(device.run, repeats)
     labels = device.labels.get()
     del device
-    chunks = list(articles.chunks(CHUNK))
-    engine.classify(chunks[0])
-    end_to_end = seconds_of(lambda: [engine.classify(chunk) for chunk in chunks], repeats)
+    from_host = end_to_end(engine, articles, repeats)
     table = kernel_table(engine, articles)
     batch, backend = engine.batch, str(engine.backend)
     engine.close()
     rate = len(articles) / statistics.median(on_device)
-    host_rate = len(articles) / statistics.median(end_to_end)
+    host_rate = len(articles) / statistics.median(from_host)
     return {
         "name": backend,
         "kernels": kernels,
@@ -105,13 +118,28 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
         "batch": batch,
         "articles_per_second": rate,
         "end_to_end_articles_per_second": host_rate,
-        "tflops": rate * product_flop(model) / 1e12,
+        "tflops": rate * product_flop(model, articles) / 1e12,
         "seconds": on_device,
-        "end_to_end_seconds": end_to_end,
-        "planned_bytes": memory_plan.planned_bytes(memory_plan.plan(model.layers, batch, precision)),
+        "end_to_end_seconds": from_host,
+        "planned_bytes": memory_plan.planned_bytes(memory_plan.plan(model.layers, batch, precision, model.frame)),
         "kernels_of_a_batch": table,
         "labels": labels[:, 0],
     }
+
+
+def both_frames(model: Model, articles: Articles, repeats: int) -> list[dict[str, Any]]:
+    """The first of OURS end to end, in both frames: on these articles and on such as fill the frame."""
+    works = {"these": articles} | {f"{size:,} bytes": of_length(articles, size, CHUNK) for size in FULL}
+    kernels, precision = OURS[0]
+    rows = []
+    for frame in FRAMES:
+        engine = CudaEngine(replace(model, frame=frame), precision, kernels)
+        for name, work in works.items():
+            seconds = end_to_end(engine, work, repeats)
+            rate = len(work) / statistics.median(seconds)
+            rows.append({"frame": frame, "texts": name, "end_to_end_articles_per_second": rate, "seconds": seconds})
+        engine.close()
+    return rows
 
 
 def main() -> None:
@@ -126,13 +154,18 @@ def main() -> None:
         "about": about(options, cuda=cp.cuda.runtime.runtimeGetVersion()),
         "articles": len(articles),
         "mean_bytes": len(articles.data) / len(articles),
-        "product_mflop": product_flop(model) / 1e6,
+        "product_mflop": product_flop(model, articles) / 1e6,
         "repeats": options.repeats,
     }
     result["ours"] = [ours(*stack, model, articles, options.repeats) for stack in OURS]
     for row in result["ours"]:
         print(f"{row['name']}: {row['articles_per_second']:,.0f} on the device, "
               f"{row['end_to_end_articles_per_second']:,.0f} end to end", flush=True)  # fmt: skip
+    result["both_frames"] = both_frames(model, articles, options.repeats)
+    for row in result["both_frames"]:
+        print(
+            f"{row['frame']} frame, {row['texts']}: {row['end_to_end_articles_per_second']:,.0f} end to end", flush=True
+        )
     exact = next(row for row in result["ours"] if row["precision"] == "fp32")["labels"]
     for row in result["ours"]:
         row["labels_unlike_fp32"] = int((row.pop("labels") != exact).sum())

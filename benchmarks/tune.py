@@ -21,7 +21,7 @@ import numpy as np
 from pipeline.errors import BroadsheetError
 from pipeline.kernels import catalog
 from pipeline.kernels.compile import compile_kernel, resources
-from pipeline.kernels.ops import Operations, Rows, operations
+from pipeline.kernels.ops import Operations, Packing, operations
 from pipeline.kernels.tiles import ProductTile, Sm80Tile, Sm90Tile, product_tile
 from pipeline.model.charcnn import Layer, layer_table
 
@@ -50,7 +50,11 @@ class Trial:
         weight = rng.standard_normal((layer.kernel, layer.outputs, layer.inputs), dtype=cp.float32)
         self.weight = self._values(weight / np.float32(np.sqrt(fan_in)))
         self.bias = rng.standard_normal(layer.outputs, dtype=cp.float32)
-        self.out = cp.empty((batch, layer.rows_out // layer.product_pool, layer.outputs), self.rows.dtype)
+        self.units = batch * layer.rows_in // layer.product_pool
+        self.packing = Packing(
+            cp.empty(batch + 1, np.int32), cp.asarray([self.units, batch], np.int32), None, self.units
+        )
+        self.out = cp.empty((batch, layer.rows_in // layer.product_pool, layer.outputs), self.rows.dtype)
 
     def _values(self, values: cp.ndarray) -> cp.ndarray:
         if self.ops.precision == "fp16":
@@ -64,24 +68,23 @@ class Trial:
 
     def run(self) -> None:
         if self.layer.kind == "linear":
-            self.ops.linear(self.rows[:, 0], self.layer, self.weight, self.bias, self.out[:, 0])
+            self.ops.linear(self.rows, self.layer, self.weight, self.bias, self.packing, self.out)
         else:
-            rows, out = (Rows(values, values.shape[1]) for values in (self.rows, self.out))
-            self.ops.conv1d(rows, self.layer, self.weight, self.bias, None, out)
+            self.ops.conv1d(self.rows, self.layer, self.weight, self.bias, self.packing, None, self.out)
 
     def error(self, articles: int = 64) -> float:
         """Of the first and the last articles, against products in fp32."""
         self.out.view(cp.uint8)[:] = 0xFF
         self.run()
         layer, worst = self.layer, 0.0
+        kept = layer.rows_out // layer.product_pool  # rows below them reach into the next article
         for part in (slice(0, articles), slice(len(self.rows) - articles, None)):
             x, weight = self._floats(self.rows[part]), self._floats(self.weight)
             want = sum(x[:, tap : tap + layer.rows_out] @ weight[tap].T for tap in range(layer.kernel)) + self.bias
             if layer.product_relu:
                 want = cp.maximum(want, 0)
-                kept = self.out.shape[1]
                 want = want[:, : kept * layer.pool].reshape(articles, kept, layer.pool, -1).max(axis=2)
-            found = self._floats(self.out[part])
+            found = self._floats(self.out[part, :kept])
             worst = max(worst, float(cp.linalg.norm(found - want) / cp.linalg.norm(want)))
         return worst
 
@@ -98,7 +101,7 @@ class Trial:
 
 
 def fits(ops: Operations, layer: Layer, at: ProductTile) -> bool:
-    kernel = catalog.layer_kernel(ops.precision, layer, at)
+    kernel = catalog.product_kernel(ops.precision, layer, at)
     try:
         target = catalog.target(ops.generation, ops.architecture)
         report = resources(compile_kernel(kernel.file, kernel.expression, target).log)

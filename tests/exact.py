@@ -31,6 +31,10 @@ def blocks(
             gamma, beta = tensors[f"{layer.norm}.weight"], tensors[f"{layer.norm}.bias"]
             x = functional.layer_norm(x, x.shape[1:], gamma, beta, NORM_EPSILON)
         x = x.relu() if layer.relu else x
+        if layer.is_lookup and model.frame == "text":
+            position = torch.arange(1, ids.shape[1] + 1, device=device)
+            end = torch.where(found == model.alphabet.padding, 0, position).amax(dim=1)
+            x = x * (position[: x.shape[2]] <= end[:, None])[:, None]
         x = functional.max_pool1d(x, layer.pool) if layer.pool > 1 else x
         out[layer.name] = (x.transpose(1, 2) if x.ndim == 3 else x).cpu().numpy()
     return out

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import exact
@@ -24,11 +25,13 @@ from pipeline.errors import BroadsheetError, UsageError
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
+from pipeline.model.frame import FRAMES, Frame
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
 LIMITS = {"fp32": 2e-6, "fp16": 3e-3, "bf16": 2e-2}
 STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16")]
+STACKS_AND_FRAMES = [(*stack, frame) for stack in STACKS for frame in FRAMES]
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz      0123456789,.-ABCÄ中\n"))
 
 
@@ -60,13 +63,15 @@ def error(found: NDArray[np.floating], true: NDArray[np.float64]) -> float:
 
 
 def poison(engine: Engine) -> None:
-    """Fill every activation and result buffer with NaN, so that what is not written shows."""
+    """Fill every buffer but the weights with NaN or -1, so that what is not written shows."""
     network = engine.network
-    for buffer in network._activations:
+    packing = (network._statistics, network._text_end, network._first_unit, network._counts, network._closing)
+    for buffer in (*network._activations, *packing):
         buffer.view(np.uint8)[:] = 0xFF
     for slot in network.slots:
         for name in ("logits", "scores", "best", "labels", "n_chars"):
             slot.device[name].view(np.uint8)[:] = 0xFF
+    engine.device.synchronize()  # the engine's streams do not wait for this one
 
 
 def logits_of(engine: Engine, count: int) -> NDArray[np.float32]:
@@ -74,22 +79,26 @@ def logits_of(engine: Engine, count: int) -> NDArray[np.float32]:
     return engine.network.slots[0].device["logits"][: count * classes].reshape(count, classes).get()
 
 
-@pytest.fixture(scope="module", params=STACKS, ids="-".join)
-def engine(request: pytest.FixtureRequest, model: Model) -> Iterator[Engine]:
-    kernels, precision = request.param
+def opened_for(model: Model, kernels: str, precision: str) -> Engine:
     try:
-        opened = open_engine(model, "cuda", precision, kernels=kernels)
-    except Exception as unavailable:
+        return open_engine(model, "cuda", precision, kernels=kernels)
+    except UsageError as unavailable:
         if "do not run on" not in str(unavailable):
             raise
         pytest.skip(str(unavailable))
+
+
+@pytest.fixture(scope="module", params=STACKS_AND_FRAMES, ids="-".join)
+def engine(request: pytest.FixtureRequest, model: Model) -> Iterator[Engine]:
+    kernels, precision, frame = request.param
+    opened = opened_for(replace(model, frame=frame), kernels, precision)
     yield opened
     opened.close()
 
 
 @pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 4097])
-def test_logits_against_float64(engine: Engine, model: Model, count: int) -> None:
-    texts = Texts.of((random_texts(count, count) + hostile_texts())[-count:])
+def test_logits_against_float64(engine: Engine, count: int) -> None:
+    model, texts = engine.model, Texts.of((random_texts(count, count) + hostile_texts())[-count:])
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids
     poison(engine)
     found = engine.classify(texts, all_scores=True)
@@ -106,6 +115,7 @@ def test_an_article_scores_the_same_in_any_company(engine: Engine) -> None:
     articles = random_texts(7, 700) + hostile_texts()
     alone = engine.classify(Texts.of(articles), all_scores=True)
     rng = np.random.default_rng(1)
+    poison(engine)
     for batch in (1, 63, 300, engine.batch):
         order = rng.permutation(len(articles))[:300] if batch > 1 else np.arange(690, 710)
         before, engine.batch = engine.batch, batch
@@ -155,8 +165,9 @@ def test_encoded_input_scores_like_its_text(engine: Engine, model: Model) -> Non
     ],
 )
 @pytest.mark.parametrize(("kernels", "precision"), [("simt", "fp32"), ("sm80", "fp16"), ("auto", "auto")])
-def test_other_frames(symbols: str, length: int, classes: int, kernels: str, precision: str) -> None:
-    model = random_model(4, symbols, length, classes)
+@pytest.mark.parametrize("frame", FRAMES)
+def test_other_lengths(symbols: str, length: int, classes: int, kernels: str, precision: str, frame: Frame) -> None:
+    model = replace(random_model(4, symbols, length, classes), frame=frame)
     rng = np.random.default_rng(2)
     letters = np.array([*symbols, "?", "\n"])
     sizes = [0, 1, length - 1, length, length + 1, *rng.integers(0, 2 * length, 40)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import random_model
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.kernels.catalog import GENERATIONS, largest_batch
 from pipeline.kernels.memory_plan import activation_bytes, page_locked, plan, planned_bytes, schedule
+from pipeline.kernels.packing import CLOSING, capacity, most_units, units_by_length
 from pipeline.kernels.tables import fixed_point, statistics_tables
 from pipeline.kernels.tiles import SimtTile
 from pipeline.model import reference
@@ -85,15 +88,55 @@ def test_a_channel_that_may_overflow_fp32_is_no_number(weights: reference.Weight
 def test_the_memory_plan_covers_every_layer() -> None:
     for length in (123, 1000, 1014, 4096):
         layers = layer_table(70, length, 4)
-        first, second = activation_bytes(layers, 10, "fp16")
-        assert first >= 10 * layers[0].rows_pooled * 256 * 2
+        first, second = activation_bytes(layers, capacity(layers, 10, "dense"), "fp16")
+        assert first >= 10 * (layers[1].rows_pooled * 3 + 6) * 256 * 2
         assert second >= 10 * layers[5].rows_out * 256 * 2  # block 6 before its norm
-        assert planned_bytes(plan(layers, 10, "fp16")) > first + second
+        assert planned_bytes(plan(layers, 10, "fp16", "dense")) > first + second
+        of_text = activation_bytes(layers, capacity(layers, 40, "text"), "fp16")
+        assert of_text[0] >= first
+        assert of_text[0] >= 40 * layers[6].inputs * 2  # of each article, however short, what fc1 reads
+        assert of_text[1] >= second
+
+
+@pytest.mark.parametrize("length", [123, 200, 1014])
+def test_rows_beyond_an_articles_units_are_the_same_for_every_article(length: int) -> None:
+    """In the reference, which computes or copies them as it likes: the units of an article hold all that differs."""
+    model = replace(random_model(3, "abcdefgh ", length), frame="text")
+    prepared, units = reference.prepare(model), units_by_length(model.layers, "text")
+    rng = np.random.default_rng(length)
+    ends = sorted({0, 1, 2, 3, 4, 9, 10, 50, length - 7, length - 6, length - 5, length})
+    ids = np.full((len(ends), length), model.alphabet.padding, np.uint8)
+    for article, end in enumerate(ends):
+        ids[article, :end] = rng.integers(0, model.alphabet.padding, end)
+    x = ids
+    for layer, (name, block) in zip(model.layers[:5], reference.blocks(prepared)[:5], strict=True):
+        x = block(x)
+        rows = x.values.reshape(len(ends), -1, 256)
+        for article, end in enumerate(ends):
+            read = rows[article, : 3 * most_units(model.layers)]  # by block 2, which may drop the last
+            beyond = read[3 * units[end] if layer.is_lookup else units[end] - CLOSING :]
+            assert np.allclose(beyond, rows[0, -1], atol=1e-6), (name, end)
+        if layer.is_lookup:
+            differ = np.abs(rows - rows[0]).max(axis=2) > 0
+            assert [int(np.flatnonzero(d)[-1]) + 1 if d.any() else 0 for d in differ] == [
+                min(-(-end // 3), layer.rows_pooled) for end in ends
+            ]
+
+
+def test_an_article_takes_its_text_or_the_whole_frame() -> None:
+    layers = layer_table(70, 1014, 4)
+    for layer in layers[1:6]:  # below an article's last row, its taps read no more than the closing units
+        assert (layer.product_pool - 1 + layer.kernel - 1) // layer.product_pool <= CLOSING
+    units = units_by_length(layers, "text")
+    assert [units[end] for end in (0, 1, 9, 10, 235, 990, 991, 1014)] == [2, 3, 3, 4, 29, 112, 112, 112]
+    assert (units_by_length(layers, "dense") == most_units(layers)).all()
+    assert capacity(layers, 400, "text") == (400, 100 * most_units(layers))
+    assert capacity(layers, 400, "dense") == (400, 400 * most_units(layers))
 
 
 def test_page_locked_memory_is_planned_too() -> None:
     """With many classes it is mostly their scores. CuPy allocates powers of two."""
-    buffers = page_locked(layer_table(70, 1014, 1000), 8448)
+    buffers = page_locked(layer_table(70, 1014, 1000), 8448, "dense")
     assert {"text", "labels", "scores"} <= {buffer.name for buffer in buffers}
     scores = next(buffer for buffer in buffers if buffer.name == "scores")
     assert (scores.total, scores.count) == (3 * (64 << 20), 3)
@@ -103,9 +146,10 @@ def test_page_locked_memory_is_planned_too() -> None:
 @pytest.mark.parametrize("length", [123, 1000, 1014, 4096])
 def test_the_largest_batch_is_what_32_bits_and_a_grid_can_count(length: int) -> None:
     layers = layer_table(70, length, 4)
-    pitch = schedule(layers)[0].out.pitch
+    pitch = 3 * most_units(layers)
     for generation in GENERATIONS:
-        most = largest_batch(generation, "sm_90", layers)
+        most = largest_batch(generation, "sm_90", layers, "dense")
+        assert largest_batch(generation, "sm_90", layers, "text") == 4 * most
         vectors = pitch * 256 // 8
         assert (most + 1) * vectors < 1 << 31
         if generation == "simt":

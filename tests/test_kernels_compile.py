@@ -38,9 +38,9 @@ def kernels_for(architecture: str) -> set[tuple[Kernel, str]]:
     found = set()
     for generation in GENERATIONS[architecture]:
         for precision in PRECISIONS[generation]:
-            for symbols, classes in ((70, 4), (254, 1000)):
+            for symbols, classes, frame in ((70, 4, "text"), (70, 4, "dense"), (254, 1000, "text")):
                 layers = layer_table(symbols, 1014, classes)
-                for kernel in network_kernels(generation, precision, architecture, layers):
+                for kernel in network_kernels(generation, precision, architecture, layers, frame):
                     found.add((kernel, target(generation, architecture)))
     return found
 
@@ -174,7 +174,7 @@ def test_the_compiler_is_named_with_its_patch() -> None:
 def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     script = (
         "from pipeline.kernels.compile import cache_folder, compile_kernel;"
-        "compile_kernel('simt/conv1d.cu', 'conv1d<7, 3, true, 144, 128, Launch<256, 0>>', 'sm_80');"
+        "compile_kernel('simt/conv1d.cu', 'conv1d<7, 3, true, 144, 128, Launch<256, 35328>>', 'sm_80');"
         "print([file.stat().st_ino for file in cache_folder().glob('*.kernel')])"
     )
     environment = {**os.environ, "BROADSHEET_CACHE_DIR": str(tmp_path)}

@@ -66,7 +66,7 @@ def test_every_kernel_of_every_variant_compiles_clean(architecture: str) -> None
 
     wanted = set()
     for step in steps("sm90" if architecture == "sm_90" else "sm80", 1):
-        wanted |= needed(step.setting, layer_table(70, 1014, 4), architecture)
+        wanted |= needed(step.setting, layer_table(70, 1014, 4), "text", architecture)
     for file, expression, target in sorted(wanted):
         report = resources(compile_kernel(file, expression, target).log)
         assert not report.spill_bytes, f"{file} {expression}"

@@ -97,11 +97,13 @@ JSON = st.recursive(
 )
 BAD_JSON = st.sampled_from(
     ["", "nil", "NaN", '{"a": Infinity}', "1e999", "1" * 5000, "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900,
+     '"broadsheet-charcnn/1"', '["frame"]', '["frame", "x"]',
      '"\\udc80"', '{"\\ud800": 1}', "{}", '"\x1b[31m"', json.dumps(["a"] * 4), json.dumps(["", "a", "b", "c"]),
      json.dumps([f"{i}" for i in range(100_000)]), json.dumps(["a\x1b", "[/b]", "\u202ec", "$x^"]), "\ud800"]
 )  # fmt: skip
 METADATA = st.dictionaries(
-    st.sampled_from(["format", "alphabet", "classes", "length", "card", "other"]), JSON.map(json.dumps) | BAD_JSON
+    st.sampled_from(["format", "features", "frame", "alphabet", "classes", "length", "card", "other"]),
+    JSON.map(json.dumps) | BAD_JSON,
 )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
 import pytest
 from conftest import ROOT, Command
 
+from pipeline.engine.base import Texts
 from pipeline.model.charcnn import Model
 from pipeline.profiling.kernel_work import Ceilings, KernelProfile, kernels_of
 from pipeline.report.roofline import judge
@@ -20,7 +22,8 @@ NAMES = ["encode", "conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", 
 
 def test_the_work_of_the_published_network(model: Model) -> None:
     """Figures that can be worked out by hand from the layer table."""
-    works = {w.name: w for w in kernels_of(model, articles=1, text_bytes=236, element=4)}
+    text = b"x" * 236
+    works = {w.name: w for w in kernels_of(model, Texts.of([text]), element=4)}
     assert list(works) == NAMES
     assert works["conv1"].flop == 1008 * 256 * (7 + 7)  # seven table rows, and the norm
     assert works["conv2"].flop == 2 * 330 * 256 * 256 * 7
@@ -28,9 +31,13 @@ def test_the_work_of_the_published_network(model: Model) -> None:
     assert works["conv6"].flop == 2 * 102 * 256 * 256 * 3 + 7 * 102 * 256
     assert works["fc1"].least_bytes == 4 * (8704 + 8704 * 1024 + 1024 + 1024)
     assert sum(w.flop for w in works.values()) == pytest.approx(492e6, rel=0.01)
-    many = {w.name: w for w in kernels_of(model, articles=1000, text_bytes=236_000, element=2)}
+    many = {w.name: w for w in kernels_of(model, Texts.of([text] * 1000), element=2)}
     assert many["conv2"].flop == 1000 * works["conv2"].flop
     assert many["fc1"].least_bytes < 1000 * works["fc1"].least_bytes / 2  # weights are read once a batch
+    of_text = {w.name: w for w in kernels_of(replace(model, frame="text"), Texts.of([text, b"", b"x" * 2000]), 4)}
+    assert of_text["conv2"].flop == 2 * 256 * 256 * 7 * (81 + 0 + 330)  # 236 characters reach 79 rows, and 27 windows
+    assert of_text["conv3"].flop == 2 * 256 * 256 * 3 * (27 + 0 + 108)
+    assert of_text["fc1"].flop == 3 * works["fc1"].flop
 
 
 def test_the_command_measures_every_kernel(

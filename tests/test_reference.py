@@ -15,6 +15,7 @@ from pipeline.engine.base import Texts
 from pipeline.engine.open import open_engine
 from pipeline.model import reference
 from pipeline.model.charcnn import Model
+from pipeline.model.frame import Frame
 from pipeline.model.reference import Rows
 
 
@@ -42,7 +43,11 @@ def definition(model: Model, ids: NDArray[np.uint8]) -> NDArray[np.float64]:
         whole = x.shape[2] // 3
         return x[:, :, : whole * 3].reshape(*x.shape[:2], whole, 3).max(axis=3)
 
-    x = pool(relu(norm(conv(one_hot(ids, len(model.alphabet)), "conv1"), "norm1")))
+    x = relu(norm(conv(one_hot(ids, len(model.alphabet)), "conv1"), "norm1"))
+    if model.frame == "text":
+        for article, text in zip(x, ids, strict=True):
+            article[:, max(np.flatnonzero(text != model.alphabet.padding), default=-1) + 1 :] = 0
+    x = pool(x)
     x = pool(relu(conv(x, "conv2")))
     for name in ("conv3", "conv4", "conv5"):
         x = relu(conv(x, name))
@@ -64,6 +69,7 @@ def relative_error(found: NDArray[np.floating], truth: NDArray[np.floating]) -> 
     return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
 
 
+NO_TEXT = (np.empty(0, np.uint8), np.zeros(1, np.int64))
 FRAMES = [
     (70, 1014, 4),
     (1, 123, 2),
@@ -72,14 +78,23 @@ FRAMES = [
 ]
 
 
-@pytest.mark.parametrize(("symbols", "length", "classes"), FRAMES)
-def test_logits_agree_with_the_definition_in_float64(symbols: int, length: int, classes: int) -> None:
+@pytest.mark.parametrize(
+    ("symbols", "length", "classes", "frame"),
+    [(*each, "dense") for each in FRAMES] + [(*each, "text") for each in FRAMES if each[1] < 2000],
+)
+def test_logits_agree_with_the_definition_in_float64(symbols: int, length: int, classes: int, frame: Frame) -> None:
     letters = "".join(chr(0x4E00 + i) for i in range(symbols))
-    model = random_model(length, letters, length, classes)
+    model = replace(random_model(length, letters, length, classes), frame=frame)
     lengths = [length, length - 1, 0, 1, length // 3, 7]
     ids = random_ids(model, lengths, seed=length)
     found = reference.forward(ids, reference.prepare(model))
-    assert relative_error(found, definition(model, ids)) <= 1e-5
+    truth = definition(model, ids)
+    assert relative_error(found, truth) <= 1e-5
+    engine = open_engine(model, "cpu", threads=1)
+    by_engine = engine.classify(Texts(*NO_TEXT, ids), all_scores=True).all_scores
+    engine.close()
+    powers = np.exp(truth - truth.max(axis=1, keepdims=True))
+    assert relative_error(by_engine, powers / powers.sum(axis=1, keepdims=True)) <= 1e-5
 
 
 def test_logits_agree_with_pytorch(model: Model) -> None:
@@ -120,9 +135,10 @@ def test_articles_of_different_lengths_stand_in_one_batch() -> None:
 
 
 @settings(max_examples=12, deadline=None)
-@given(data=st.data())
-def test_an_article_scores_the_same_bits_in_any_company(small_model: Model, data: st.DataObject) -> None:
+@given(data=st.data(), frame=st.sampled_from(["dense", "text"]))
+def test_an_article_scores_the_same_bits_in_any_company(small_model: Model, data: st.DataObject, frame: Frame) -> None:
     """Batch size, position, neighbours, repetition and threads decide nothing."""
+    small_model = replace(small_model, frame=frame)
     articles = data.draw(st.lists(st.text(max_size=200).map(str.encode), min_size=1, max_size=70))
     order = data.draw(st.permutations(range(len(articles))))
     cut = data.draw(st.integers(0, len(articles)))

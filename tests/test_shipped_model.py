@@ -17,7 +17,7 @@ TRAIN_SHA256 = "87191dd121ce6695b9bcae6cd65f6230abcbee432b94d3c8d0da7aaede2bbb8f
 
 def test_frame_and_card() -> None:
     model = load_model("ag-news")
-    assert (model.length, len(model.alphabet), model.dtype) == (1014, 70, "float16")
+    assert (model.frame, model.length, len(model.alphabet), model.dtype) == ("text", 1014, 70, "float16")
     assert model.alphabet.symbols == WITH_SPACE
     assert model.classes == ("World", "Sports", "Business", "Sci/Tech")
     assert (ROOT / "pipeline" / "weights" / "ag_news.safetensors").stat().st_size <= 25_000_000
@@ -40,7 +40,7 @@ def test_pytorch_and_the_reference_agree() -> None:
     ]
     offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
     ids = encode(np.frombuffer(b"".join(texts), np.uint8), offsets, model.alphabet, model.length).ids
-    network = CharCNN(model.layers)
+    network = CharCNN(model.layers, model.frame)
     network.load_tensors(model.tensors)
     by_torch = predict(network, torch.from_numpy(ids)).numpy()
     assert np.abs(by_torch - reference.forward(ids, reference.prepare(model))).max() < 1e-5

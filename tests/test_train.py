@@ -74,6 +74,7 @@ def test_a_few_hundred_rows_are_learnt() -> None:
     assert sum(card["data"]["rows_by_class"].values()) == 300
     assert len(card["data"]["files"][0]["sha256"]) == 64
     assert card["recipe"] == recipe.to_dict()
+    assert (model.frame, card["frame"]) == ("text", "text")
     assert Model.from_bytes(model.to_bytes()).card == card
 
 
@@ -111,6 +112,8 @@ def test_a_checkpoint_is_safetensors_and_of_one_run_only(tmp_path: Path) -> None
         assert {key.partition("/")[0] for key in file.keys()} == {"weights", "average", "first", "second"}  # noqa: SIM118
     with pytest.raises(UsageError, match="differs in recipe, seed"):
         quick_train(rows, replace(recipe, dropout=0.5), seed=1, checkpoint=path, resume=True)
+    with pytest.raises(UsageError, match="differs in frame"):
+        quick_train(rows, recipe, frame="dense", checkpoint=path, resume=True)
     with pytest.raises(UsageError, match="differs in data"):
         quick_train(articles(40, seed=5), recipe, checkpoint=path, resume=True)
     for about in ("[]", '{"format": "broadsheet-checkpoint/1", "job": 3}', "[" * 100_000, None):
@@ -233,6 +236,7 @@ def test_augmentation_moves_and_changes_within_its_bounds() -> None:
     gone = (erased == alphabet.unknown).sum(1)
     assert gone.min() >= 1
     assert gone.max() == 7
+    assert (erased[:, 50:] == alphabet.padding).all()
 
 
 def test_the_network_is_the_reference(small_model: Model) -> None:
@@ -240,9 +244,12 @@ def test_the_network_is_the_reference(small_model: Model) -> None:
 
     rng = np.random.default_rng(0)
     model = random_model(seed=2, length=200, classes=7, symbols=WITH_SPACE[:64])
-    for each in (small_model, model):
+    for each in (small_model, replace(small_model, frame="text"), model, replace(model, frame="text")):
         ids = rng.integers(0, len(each.alphabet) + 2, (9, each.length)).astype(np.uint8)
-        network = CharCNN(each.layers)
+        ids[np.arange(each.length) >= [[0], [1], [2], [9], [40], [each.length // 2], *[[each.length]] * 3]] = (
+            each.alphabet.padding
+        )
+        network = CharCNN(each.layers, each.frame)
         network.load_tensors(each.tensors)
         found = predict(network, torch.from_numpy(ids), batch_size=4).numpy()
         assert np.abs(found - reference.forward(ids, reference.prepare(each))).max() < 1e-4
@@ -262,6 +269,7 @@ def test_the_command_writes_a_model_that_classifies(broadsheet_in_process: Comma
     about = json.loads(broadsheet_in_process("inspect", "topics.safetensors", "--json", cwd=tmp_path).stdout)
     assert about["alphabet"] == "abcdefghijklmnopqrstuvwxyz "
     assert about["classes"] == sorted(TOPICS)
+    assert about["frame"] == "text"
     assert about["card"]["command"].startswith("broadsheet train rows.csv --label-column kind")
     assert about["card"]["note"] == "three topics"
     assert about["card"]["recipe"]["dropout"] == 0.5

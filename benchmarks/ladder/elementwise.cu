@@ -1,4 +1,5 @@
-// What the product fuses into its products, each step a kernel of its own: bias, layer norm, ReLU, max pool.
+// What the product fuses into its products, each step a kernel of its own: bias, layer norm, ReLU, max pool; and the
+// zeros of the text frame.
 //
 // Every kernel reads and writes whole activations in device memory, eight channels a thread, and does almost nothing in
 // between: that traffic is what fusion saves. Bias, norm and ReLU work in place, which is kind to the slow variant.
@@ -33,6 +34,17 @@ __global__ void __launch_bounds__(THREADS) relu(T* values, int64 vectors) {
     store8(values + i * 8, value);
 }
 
+// values [articles, pitch, channels], `vectors` pieces of eight channels; rows from text_end [articles] on become zero.
+template <typename T, int THREADS>
+__global__ void __launch_bounds__(THREADS)
+    clear_after_text(T* values, const int* text_end, int64 vectors, int pitch, int channels) {
+    const int64 i = thread_number<THREADS>();
+    if (i >= vectors) return;
+    const int64 row = i * 8 / channels;
+    constexpr float zeros[8] = {};
+    if (row % pitch >= text_end[row / pitch]) store8(values + i * 8, zeros);
+}
+
 // input [articles, rows_in, channels]; output [articles, pitch, channels], of which rows_out are written, `vectors`
 // pieces of eight channels in all.
 template <typename T, int POOL, int THREADS>
@@ -55,15 +67,15 @@ __global__ void __launch_bounds__(THREADS)
     store8(output + (article * pitch + at) * channels + channel, best);
 }
 
-// values [articles, rows, CHANNELS], normalised over all of an article, in place; gamma, beta [rows, CHANNELS]. One
-// block an article: the three passes of common/norm_relu_pool.cu without what follows them there.
+// values [articles, pitch, CHANNELS], normalised over the first `rows` of an article, in place; gamma, beta [rows,
+// CHANNELS]. One block an article: the passes of common/norm_relu_pool.cu without what follows them there.
 template <typename T, int CHANNELS, int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
-    layer_norm(T* values, const T* gamma, const T* beta, int rows, float epsilon) {
+    layer_norm(T* values, const T* gamma, const T* beta, int rows, int pitch, float epsilon) {
     static_assert(CHANNELS == 8 * WARP, "a warp takes a row, eight channels a lane");
     __shared__ float scratch[WARPS];
     const int warp = threadIdx.x / WARP, column = threadIdx.x % WARP * 8;
-    T* article = values + (int64)blockIdx.x * rows * CHANNELS + column;
+    T* article = values + (int64)blockIdx.x * pitch * CHANNELS + column;
     const float count = (float)rows * CHANNELS;
     float value[8];
 

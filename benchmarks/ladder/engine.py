@@ -16,6 +16,7 @@ from benchmarks.ladder.switches import Setting
 from pipeline.engine.base import Backend, Texts
 from pipeline.engine.cuda import Batch, CudaEngine
 from pipeline.kernels.network import Slot
+from pipeline.kernels.packing import units_by_length
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
@@ -58,6 +59,7 @@ class LadderEngine(CudaEngine):
             self.backend = Backend("cuda", setting.generation, architecture, setting.precision)
             weights = reference.prepare(model)
             self.network = LadderNetwork(setting, weights, model.alphabet, model.length, self.device)
+            self._units = units_by_length(model.layers, "dense" if self.network.whole else model.frame)
             self._allocate(batch)
         self.device_name = f"cuda:{device}"
         self.memory_ready = time.time()

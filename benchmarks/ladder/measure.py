@@ -127,7 +127,7 @@ class Bench:
     def _batch(self, setting: Setting) -> int:
         if not setting.batches:
             return 1
-        batch = min(self._full_batch, _LARGEST_BATCH)
+        batch = self._full_batch if setting.reached else min(self._full_batch, _LARGEST_BATCH)
         if not setting.text:
             batch = min(batch, _ONE_HOT_BATCH)
         return batch if setting.large_chunks else min(batch, SMALL_CHUNK)
@@ -154,7 +154,7 @@ def compile_all(steps: list[Step], name: str, architecture: str) -> float:
     model = load_model(name)
     wanted = set()
     for setting in {step.setting for step in steps}:
-        wanted |= needed(setting, model.layers, architecture)
+        wanted |= needed(setting, model.layers, model.frame, architecture)
     began = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for compiled in [pool.submit(compile_kernel, *kernel) for kernel in sorted(wanted)]:

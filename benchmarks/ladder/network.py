@@ -10,20 +10,21 @@ from numpy.typing import NDArray
 
 from benchmarks.ladder.operations import DENSE_CHANNELS, SlowOperations, kernels
 from benchmarks.ladder.switches import Setting
-from pipeline.kernels import memory_plan
-from pipeline.kernels.catalog import Kernel, layer_kernel, network_kernels, norm_kernel, target
+from pipeline.kernels.catalog import Kernel, network_kernels, product_kernel, target
 from pipeline.kernels.network import Network, Slot
-from pipeline.kernels.ops import Rows, Scored
-from pipeline.kernels.tiles import tile
+from pipeline.kernels.ops import Packing, Scored
+from pipeline.kernels.packing import most_units
+from pipeline.kernels.tiles import product_tile
 from pipeline.kernels.weights import DeviceNorm
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Layer
+from pipeline.model.frame import Frame
 from pipeline.model.reference import Weights
 
 
 def plain(layer: Layer) -> Layer:
-    """The same product without ReLU and pool."""
-    return replace(layer, pool=1, relu=False)
+    """The same product without norm, ReLU and pool, in tiles of its own."""
+    return replace(layer, name=f"{layer.name} plain", norm=None, pool=1, relu=False)
 
 
 def dense(first: Layer) -> Layer:
@@ -31,29 +32,33 @@ def dense(first: Layer) -> Layer:
     return replace(first, name="conv1 dense", inputs=DENSE_CHANNELS, is_lookup=False)
 
 
-def needed(setting: Setting, layers: tuple[Layer, ...], architecture: str) -> set[tuple[str, str, str]]:
+def needed(setting: Setting, layers: tuple[Layer, ...], frame: Frame, architecture: str) -> set[tuple[str, str, str]]:
     """Every (file, instance, target) that a variant launches, to be compiled ahead."""
     generation, precision = setting.generation, setting.precision
-    found: list[Kernel] = [*network_kernels(generation, precision, architecture, layers)]
+    found: list[Kernel] = [*network_kernels(generation, precision, architecture, layers, frame)]
     products = [dense(layers[0])] if not setting.table else []
-    if not setting.table:
-        found.append(norm_kernel(precision, layers[0]))
     if not setting.fused:
-        products = [plain(layer) for layer in (*products, *layers[1:-1])]
-    found += [layer_kernel(precision, layer, tile(generation, architecture, layer)) for layer in products]
+        products += layers[1:-1]
+    products = [plain(layer) for layer in products]
+    found += [product_kernel(precision, layer, product_tile(generation, architecture, layer)) for layer in products]
     if not (setting.fused and setting.table and setting.channels_last and setting.text):
         found += kernels(precision).values()
     return {(kernel.file, kernel.expression, target(generation, architecture)) for kernel in found}
 
 
 class LadderNetwork(Network):
-    """`Network` as a setting says; with nothing turned off it is the product's own."""
+    """`Network` as a setting says; with nothing turned off it is the product's own.
+
+    What differs from the product's kernels computes the whole frame, [N, rows, channels]: each article has as many rows
+    as in the layer's input, of which the last ones, whose taps reach into the next article, are never read.
+    """
 
     def __init__(
         self, setting: Setting, weights: Weights, alphabet: Alphabet, length: int, device: cp.cuda.Device
     ) -> None:
         super().__init__(weights, alphabet, length, setting.generation, setting.precision, device)
         self._setting = setting
+        self.whole = self.frame == "dense" or not setting.reached
         self._slow = SlowOperations(self.ops)
         self._symbols = len(alphabet)
         self._scratch: dict[str, cp.ndarray] = {}
@@ -66,6 +71,7 @@ class LadderNetwork(Network):
             wide[:, : self._symbols] = weights.table[:, : self._symbols]
             wide = wide if setting.precision == "fp32" else wide.transpose(0, 2, 1)
             self._dense_weight = cp.asarray(np.ascontiguousarray(wide, self._element))
+        self._most = most_units(self.layers)
         if not setting.streams:
             self._in = self._out = self.compute
         device.synchronize()  # these copies ran on another stream than the kernels will
@@ -93,83 +99,100 @@ class LadderNetwork(Network):
         self._begin(slot)
         with self.compute:
             self._slow.columns_to_ids(there, ids)
-        self._finish_start(slot, ids, top_k)
+        self._finish_start(slot, ids, len(columns) * self._most, top_k)
 
-    def forward(self, ids: cp.ndarray, out: Scored) -> None:
+    def forward(self, ids: cp.ndarray, units: int, out: Scored) -> None:
         setting, weights = self._setting, self._weights
         if setting.fused and setting.table and setting.channels_last:
-            super().forward(ids, out)
+            super().forward(ids, units, out)
             return
-        first, *rest = memory_plan.schedule(self.layers)
-        rows = self._turned_around(self._first_block(ids, first.out.pitch))
-        x, last = rows.values, self.layers[-1]
-        for layer, pitch in ((step.layer, step.out.pitch) for step in rest):
+        first, count = self.layers[0], len(ids)
+        self._packing = Packing(self._first_unit[: count + 1], self._counts, None, count * self._most)
+        text_end = self._text_end[:count]
+        self.ops.norm_statistics(ids, self._length, first, weights.statistics, self._statistics[:count], text_end)
+        self.ops.pack(text_end, self.layers, self.whole, self._packing._replace(closing=self._closing))
+        x = self._turned_around(self._first_block(ids))
+        for layer in self.layers[1:-1]:
             weight, bias = weights.products[layer.name], weights.bias[layer.name]
             if layer.kind == "conv1d":
-                rows = self._block(rows, layer, weight, bias, weights.norm.get(layer.name), pitch)
-                rows = self._turned_around(rows)
-                x = rows.values.reshape(len(ids), -1)
+                x = self._turned_around(self._block(x, layer, weight, bias, weights.norm.get(layer.name)))
             else:
-                x = self._hidden(x, layer, weight, bias)
+                x = self._hidden(x.reshape(count, -1), layer, weight, bias)
+        last = self.layers[-1]
         self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out)
 
-    def _first_block(self, ids: cp.ndarray, pitch: int) -> Rows:
-        weights, first, count = self._weights, self.layers[0], len(ids)
-        norm = weights.norm[first.name]
+    def _first_block(self, ids: cp.ndarray) -> cp.ndarray:
+        weights, (first, second, *_), count = self._weights, self.layers, len(ids)
+        norm, rows = weights.norm[first.name], self._most * second.product_pool
+        out = self._buffer(first.name, count, rows, first.outputs)
+        text_end = self._text_end[:count]
         if self._setting.table:
-            statistics, text_end = self._statistics[:count], self._text_end[:count]
-            self.ops.norm_statistics(ids, self._length, first, weights.statistics, statistics, text_end)
-            out = Rows(self._buffer(first.name, count, pitch, first.outputs), first.rows_pooled)
-            self.ops.lookup_norm_pool(ids, first, weights.table, norm, statistics, text_end, out)
+            statistics = self._statistics[:count]
+            self.ops.lookup_norm_pool(
+                ids, self.layers, self.frame, weights.table, norm, statistics, text_end, self._packing, out
+            )
             return out
         columns = self._buffer("one-hot", count, self._length, DENSE_CHANNELS)
         self._slow.one_hot(ids, self._length, self._symbols, columns)
-        columns = Rows(columns, self._length)
-        return self._block(columns, self._dense, self._dense_weight, weights.bias[first.name], norm, pitch)
+        raw = self._product(columns, plain(self._dense), self._dense_weight, weights.bias[first.name])
+        self._slow.layer_norm(raw, norm)
+        self._slow.relu(raw)
+        if self.frame == "text":
+            self._slow.clear_after_text(raw, text_end)
+        self._slow.max_pool(raw, rows, out)
+        return out
 
     def _block(
-        self, rows: Rows, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, norm: DeviceNorm | None, pitch: int
-    ) -> Rows:
+        self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, norm: DeviceNorm | None
+    ) -> cp.ndarray:
         """A convolution and what follows it: in the product's kernels, or in one for each step."""
-        count = len(rows.values)
+        count = len(rows)
         if self._setting.fused:
-            out = Rows(self._buffer(layer.name, count, pitch, layer.outputs), layer.rows_pooled)
-            raw = None
-            if norm is not None:
-                raw = Rows(self._buffer(f"{layer.name} raw", count, layer.rows_out, layer.outputs), layer.rows_out)
-            self.ops.conv1d(rows, layer, weight, bias, norm, out, raw)
+            raw = self._buffer(f"{layer.name} raw", count, self._most, layer.outputs)
+            self.ops.conv1d(rows, layer, weight, bias, self._packing, None, raw)
+            if norm is None:
+                return raw
+            out = self._buffer(layer.name, count, layer.rows_pooled, layer.outputs)
+            self.ops.norm_relu_pool(raw, layer, norm, self._packing, self._constants[layer.name], out)
             return out
-        raw = Rows(self._buffer(f"{layer.name} raw", count, layer.rows_out, layer.outputs), layer.rows_out)
-        self.ops.conv1d(rows, replace(plain(layer), norm=None), weight, self._no_bias, None, raw)
-        self._slow.add_bias(raw.values, bias)
+        raw = self._product(rows, plain(layer), weight, self._no_bias)
+        self._slow.add_bias(raw, bias)
         if norm is not None:
-            self._slow.layer_norm(raw.values, norm)
-        self._slow.relu(raw.values)
+            self._slow.layer_norm(raw, norm)
+        self._slow.relu(raw)
         if layer.pool == 1:
             return raw
-        out = Rows(self._buffer(layer.name, count, pitch, layer.outputs), layer.rows_pooled)
-        self._slow.max_pool(raw.values, layer.rows_pooled, out.values)
+        out = self._buffer(layer.name, count, self._most if norm is None else layer.rows_pooled, layer.outputs)
+        self._slow.max_pool(raw, layer.rows_pooled, out)
+        return out
+
+    def _product(self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray) -> cp.ndarray:
+        """A convolution without ReLU and pool, a row of the output for each one of the input."""
+        count, pitch, _ = rows.shape
+        out = self._buffer(f"{layer.name} raw", count, pitch, layer.outputs)
+        packing = self._packing._replace(counts=cp.full(1, count * pitch, np.int32), most=count * pitch)
+        self.ops.conv1d(rows, layer, weight, bias, packing, None, out)
         return out
 
     def _hidden(self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray) -> cp.ndarray:
         out = self._buffer(layer.name, len(x), layer.outputs)
         if self._setting.fused:
-            self.ops.linear(x, layer, weight, bias, out)
+            self.ops.linear(x, layer, weight, bias, self._packing, out)
             return out
-        self.ops.linear(x, plain(layer), weight, self._no_bias, out)
+        self.ops.linear(x, plain(layer), weight, self._no_bias, self._packing, out)
         self._slow.add_bias(out, bias)
         self._slow.relu(out)
         return out
 
-    def _turned_around(self, rows: Rows) -> Rows:
+    def _turned_around(self, rows: cp.ndarray) -> cp.ndarray:
         """Stored channels-first between two layers, as a framework of that layout does: there, and back for our
         kernels, which read channels-last.
         """
         if not self._setting.channels_last:
-            count, pitch, channels = rows.values.shape
+            count, pitch, channels = rows.shape
             stored = self._buffer(f"channels-first {pitch}", count, channels, pitch)
-            self._slow.transpose(rows.values, stored)
-            self._slow.transpose(stored, rows.values)
+            self._slow.transpose(rows, stored)
+            self._slow.transpose(stored, rows)
         return rows
 
     def _buffer(self, name: str, count: int, *shape: int) -> cp.ndarray:

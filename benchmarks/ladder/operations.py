@@ -27,6 +27,7 @@ def kernels(precision: str, channels: int = 256, pool: int = 3) -> dict[str, Ker
     sources = {
         "bias": ("elementwise.cu", f"add_bias<{element}, {_THREADS}>"),
         "ReLU": ("elementwise.cu", f"relu<{element}, {_THREADS}>"),
+        "zeros after text": ("elementwise.cu", f"clear_after_text<{element}, {_THREADS}>"),
         "max pool": ("elementwise.cu", f"max_pool<{element}, {pool}, {_THREADS}>"),
         "layer norm": ("elementwise.cu", f"layer_norm<{element}, {channels}, {WARPS}>"),
         "one-hot": ("one_hot.cu", f"one_hot<{element}, {DENSE_CHANNELS}, {_THREADS}>"),
@@ -58,10 +59,24 @@ class SlowOperations:
         sizes = (np.int32(size) for size in (rows, rows_out, out.shape[1], channels))
         self._launch("max pool", vectors, values, out, np.int64(vectors), *sizes)
 
+    def clear_after_text(self, values: cp.ndarray, text_end: cp.ndarray) -> None:
+        """values [N, rows, channels], zero from row text_end, int32 [N], on."""
+        _, rows, channels = values.shape
+        vectors = values.size // 8
+        sizes = (np.int64(vectors), np.int32(rows), np.int32(channels))
+        self._launch("zeros after text", vectors, values, text_end, *sizes)
+
     def layer_norm(self, values: cp.ndarray, norm: DeviceNorm) -> None:
-        """values [N, rows, channels], in place."""
-        count, rows, _ = values.shape
-        arguments = (values, norm.gamma, norm.beta, np.int32(rows), np.float32(NORM_EPSILON))
+        """The first rows of values [N, pitch, channels], as many as the norm has, in place."""
+        count, pitch, _ = values.shape
+        arguments = (
+            values,
+            norm.gamma,
+            norm.beta,
+            np.int32(len(norm.gamma)),
+            np.int32(pitch),
+            np.float32(NORM_EPSILON),
+        )
         self._ops._launch(self._kernels["layer norm"], (count,), arguments)
 
     def one_hot(self, ids: cp.ndarray, length: int, symbols: int, out: cp.ndarray) -> None:

@@ -17,8 +17,9 @@ class Setting:
 
     batches: full ones, else one article a launch. text: sent to the GPU, else one-hot fp32. channels_last: activations
     kept so, else turned to channels-first and back around each layer. fused: bias, ReLU and pool within the products.
-    table: block 1 looked up, else multiplied. large_chunks: 131,072 articles a call of the engine, else 512.
-    page_locked: staging memory. streams: three, else one for copies and kernels.
+    table: block 1 looked up, else multiplied. reached: only rows that a text reaches are computed, else all rows of the
+    frame, as always where one of the three before is turned off. large_chunks: 131,072 articles a call of the engine,
+    else 512. page_locked: staging memory. streams: three, else one for copies and kernels.
     """
 
     batches: bool = True
@@ -27,6 +28,7 @@ class Setting:
     fused: bool = True
     table: bool = True
     generation: str = "sm90"
+    reached: bool = True
     large_chunks: bool = True
     page_locked: bool = True
     streams: bool = True
@@ -37,7 +39,9 @@ class Setting:
 
 
 PRODUCT = Setting()
-NOTHING = Setting(False, False, False, False, False, "simt", False, False, False)
+NOTHING = Setting(False, False, False, False, False, "simt", False, False, False, False)
+_WHOLE = ("channels_last", "fused", "table")
+"""Fields without which every row of the frame is computed."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ class Switch:
     parent: str | None = None
 
     def off(self, setting: Setting) -> Setting:
-        return replace(setting, **{self.field: self.values[0]})
+        whole = {"reached": False} if self.field in _WHOLE else {}
+        return replace(setting, **{self.field: self.values[0], **whole})
 
     def on(self, setting: Setting) -> Setting:
         return replace(setting, **{self.field: self.values[1]})
@@ -77,43 +82,46 @@ BOTTOM = Predicted(700, "about 25 launches an article, most on a few of 132 proc
 
 SWITCHES = (
     Switch("full batches", "one article a launch", "batches",
-           Predicted(420, "12 launches and 8 copies from Python an article take 350 µs, against 0.84 µs in a batch"),
+           Predicted(1_600, "14 launches and 8 copies from Python an article take 450 µs, against 0.28 µs in a batch"),
            Predicted(17_000, "27 µs of fp32 products, 4 µs of element-wise traffic, 28 µs of one-hot over the bus")),
     Switch("text is shipped", "one-hot fp32 shipped instead of text", "text",
-           Predicted(6.2, "284 KB an article at 55 GB/s is 5.2 µs, and the bus is never idle"),
+           Predicted(19, "284 KB an article at 55 GB/s is 5.2 µs, and the bus is never idle"),
            Predicted(32_000, "the 28 µs of one-hot fall away, text is a thousandth of it"),
            parent=PARENT_INPUT),
     Switch("channels last", "activations channels-first", "channels_last",
-           Predicted(1.7, "1.6 MB more an article through device memory, at 2.5 TB/s for a plain transposition"),
+           Predicted(5.2, "the whole frame, 3.1 times, and 1.6 MB more an article through device memory at 2.5 TB/s"),
            Predicted(34_000, "3.3 MB of transpositions in fp32 are 1.3 of 31 µs")),
     Switch("fusion", "bias, ReLU and pool as kernels of their own", "fused",
-           Predicted(1.7, "2.3 MB more an article through device memory, at 4 TB/s"),
+           Predicted(5.2, "the whole frame, 3.1 times, and 2.3 MB more an article through device memory at 4 TB/s"),
            Predicted(36_000, "10 MB of element-wise traffic in fp32, mostly block 1's, are 2.5 of 29 µs")),
     Switch("block 1 as a look-up", "block 1 as a dense product", "table",
-           Predicted(2.7, "462 MFLOP at 650 TFLOP/s, and 516 KB an article written once and read three times"),
+           Predicted(8.3, "the whole frame, 3.1 times; 462 MFLOP at 650 TFLOP/s; 516 KB an article written and read"),
            Predicted(64_000, "half of the multiplications fall away (128 of 950 MFLOP were padding)")),
     Switch("tensor cores (sm80)", "simt: fp32 on CUDA cores", "generation",
-           Predicted(16, "an earlier run had 72.5 k articles/s for simt and 1.19 M for sm90"),
+           Predicted(17, "an earlier run had 213 k articles/s for simt and 3.6 M for sm90"),
            Predicted(370_000, "1.9 µs of kernels and 0.4 ms of waiting a chunk of 512"),
            values=("simt", "sm80")),
     Switch("wgmma and TMA (sm90)", "sm80: mma.sync and cp.async", "generation",
-           Predicted(2.2, "an earlier run had 552 k articles/s for sm80 and 1.19 M for sm90"),
+           Predicted(2.2, "an earlier run had 1.63 M articles/s for sm80 and 3.6 M for sm90"),
            Predicted(550_000, "the kernels are twice as fast, the waiting stays"),
            values=("sm80", "sm90")),
+    Switch("rows that a text reaches", "all rows of the frame", "reached",
+           Predicted(3.1, "block 2 to 6 compute four times the rows; fc1 and the norms' outputs stay"),
+           Predicted(800_000, "the kernels take a third of the time, the waiting of small chunks stays")),
     Switch("large chunks", "chunks of 512", "large_chunks",
-           Predicted(2.2, "0.4 ms of launches and waiting beside 0.43 ms of kernels, and tiles that fill no wave"),
-           Predicted(1_000_000, "full batches, but each waits for the host's copies: 1 ms beside 7.2 ms")),
+           Predicted(4.5, "0.5 ms of launches and waiting beside 0.14 ms of kernels, and tiles that fill no wave"),
+           Predicted(3_000_000, "full batches, but each waits for the host's copies: 1.5 ms beside 8.5 ms")),
     Switch("page-locked memory", "pageable staging memory", "page_locked",
            Predicted(1.1, "a copy out waits for its batch, so the host prepares nothing meanwhile"),
-           Predicted(1_170_000, "the host runs ahead again; 90 µs of copies a batch of 7.2 ms are not hidden yet")),
+           Predicted(3_400_000, "the host runs ahead again; 250 µs of copies a batch of 8.5 ms are not hidden yet")),
     Switch("three streams", "one stream", "streams",
-           Predicted(1.015, "70 µs in and 19 µs out a batch of 7.2 ms stand between the kernels"),
-           Predicted(1_190_000, "an earlier run's figure end to end")),
+           Predicted(1.03, "200 µs in and 40 µs out a batch of 8.5 ms stand between the kernels"),
+           Predicted(3_600_000, "an earlier run's figure end to end")),
 )  # fmt: skip
 
-READ_FIRST = Predicted(440_000, "one thread parses 0.7 M rows a second, then the GPU labels them")
-READ_AHEAD = Predicted(1_000_000, "four threads parse more than the GPU takes; the first chunk is not hidden")
-READING = Predicted(2.2, "parsing 1.4 µs a row in front of 0.84 µs, against the larger of them")
+READ_FIRST = Predicted(590_000, "one thread parses 0.7 M rows a second, then the GPU labels them")
+READ_AHEAD = Predicted(2_400_000, "four threads parse 0.7 M rows a second each, less than the GPU takes")
+READING = Predicted(4.2, "parsing 1.4 µs a row in front of 0.28 µs, against a quarter of the former")
 SEVERAL = 0.97
 """Of N times one GPU that N are to reach: each has a process and a share of its own, and nothing is shared."""
 
@@ -146,6 +154,6 @@ def steps(best: str, gpus: int) -> list[Step]:
     found += [Step("alone", s.without, s.off(product), s.alone, s.parent) for s in switches]
     found.append(Step("cumulative", "from a CSV file, read first", product, READ_FIRST, way="file first"))
     found.append(Step("cumulative", "+ reading ahead", product, READ_AHEAD, way="file ahead"))
-    predicted = Predicted(gpus * SEVERAL * 1_190_000, "nothing is shared but the host's memory")
+    predicted = Predicted(gpus * SEVERAL * 3_600_000, "nothing is shared but the host's memory")
     found.append(Step("cumulative", "every GPU of this host, from memory", product, predicted, PARENT_CLUSTER, "gpus"))
     return found

@@ -96,22 +96,26 @@ def _peer(row: dict[str, Any], ours: float) -> str:
 
 def _cpu(cpu: dict[str, Any]) -> str:
     rows = (
-        f"{run['threads']} | {run['articles_per_second']['broadsheet']:.0f} "
-        f"| {run['articles_per_second']['pytorch']:.0f} | {run['ratio']:.2f}"
+        f"{run['text']} | {run['threads']} | {run['articles_per_second']['text']:.0f} "
+        f"| {run['articles_per_second']['dense']:.0f} | {run['articles_per_second']['pytorch']:.0f} "
+        f"| {run['text_to_dense']:.2f} | {run['text_to_pytorch']:.2f}"
         for run in cpu["runs"]
     )
     return f"""## The CPU backend beside PyTorch
 
 {machine(cpu["about"], "python", "numpy", "torch")}.
 Articles a second, fp32, medians of {cpu["runs"][0]["repeats"]} warm runs of each in turn. PyTorch runs in eager mode on
-prepared one-hot input, with the best batch size of 8, 32 and 128. The articles are as long as AG News's.
+prepared one-hot input, with the best batch size of 8, 32 and 128. Articles are as long as AG News's, then of the full
+length.
 `python -m benchmarks.cpu --output benchmarks/results/cpu.json`
 
-{table("threads | Broadsheet | PyTorch | ratio", rows)}
+{table("articles | threads | text frame | dense frame | PyTorch | text to dense | text to PyTorch", rows)}
 
-Computing block 1 by look-ups saves a third of the multiplications. The other convolutions are sums of shifted matrix
-products, with a single BLAS thread for each article, so the cores work on different articles, not on parts of one small
-product.
+Computing block 1 by look-ups saves a third of the multiplications; in the text frame, rows that the text does not reach
+are not computed. The other convolutions are matrix products with a single BLAS thread each, so the cores work on
+different articles, not on parts of one small product. In the dense frame a product has one article's rows. In the text
+frame, where these are few, the rows of several articles share products of a fixed size, in places where BLAS treats
+every row alike.
 """
 
 

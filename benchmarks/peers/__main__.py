@@ -10,6 +10,7 @@ They lie on the GPU throughout. Each peer makes a first pass, which compiles and
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def main() -> None:
     options = command.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("the peers are measured on a CUDA GPU, and PyTorch finds none here")
-    model = load_model(options.model)
+    model = replace(load_model(options.model), frame="dense")  # which is what the peers compute
     host = read_ids(options.ids, model, options.articles) if options.ids else random_ids(model, options.articles)
     truth = reference.forward(host[: options.sample], reference.prepare(model))
     ids = torch.from_numpy(host).cuda()

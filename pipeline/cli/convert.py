@@ -28,7 +28,8 @@ def command(
 ) -> None:
     """Convert a params.bin (tensors as flat little-endian fp32) to a safetensors model, or a model to a params.bin.
 
-    A params.bin has no place for class names, alphabet and card: they are kept in a file next to it, params.bin.json.
+    A params.bin has no place for class names, alphabet, frame and card: they are kept in a file next to it,
+    params.bin.json.
     """
     from pipeline.model import sidecar
     from pipeline.model.charcnn import load_model, to_params
@@ -42,7 +43,7 @@ def command(
                 raise UsageError("--classes and --alphabet are for a params.bin; a .safetensors model has its own")
             model = load_model(source)
             data = to_params(model)
-            beside = sidecar.to_json(model.alphabet.symbols, list(model.classes), dict(model.card), data)
+            beside = sidecar.to_json(model.alphabet.symbols, list(model.classes), model.frame, dict(model.card), data)
             files = {target: data, sidecar.path_of(target): beside}
         else:
             raise UsageError(f"cannot convert {source} to {target}: one must be a .bin, the other a .safetensors")
@@ -56,6 +57,11 @@ def command(
         except OSError as error:
             raise OutputError(f"{path} cannot be written: {error.strerror}") from error
         say(f"{path}: {len(content):,} bytes")
+    if kinds[1] == ".bin" and model.frame == "text":
+        say(
+            f"The model has the text frame, which only {sidecar.path_of(target).name} records: keep the two together. "
+            f"Without it, and by any other program, {target.name} is read with the dense frame, and labels differ"
+        )
 
 
 def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:
@@ -67,4 +73,5 @@ def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:
     data = read_model_file(params)
     beside = sidecar.read(params, data)
     names, symbols, card = (beside.classes, beside.alphabet, beside.card) if beside else (None, PUBLISHED, None)
-    return from_params(data, names if classes is None else classes.split(","), alphabet or symbols, str(params), card)
+    names = names if classes is None else classes.split(",")
+    return from_params(data, names, alphabet or symbols, str(params), card, beside.frame if beside else "dense")

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 20
 _LONGEST_NAME = 60
+_FRAMES = {
+    "text": "text: what comes after the end of a text is not computed",
+    "dense": "dense: every row is computed, also after the end of a text",
+}
 
 
 def command(
@@ -26,15 +30,15 @@ def command(
     batch: Annotated[int, typer.Option(min=1, help="Articles in a batch, for --memory.")] = 4096,
     precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16", help="For --memory.")] = "fp16",
 ) -> None:
-    """Show a model's layers, alphabet, classes and card; of a damaged file, name the first wrong tensor."""
+    """Show a model's layers, alphabet, frame, classes and card; of a damaged file, name the first wrong tensor."""
     from pipeline.kernels.memory_plan import page_locked, plan
     from pipeline.model.charcnn import load_model
 
     loaded = load_model(model)
     if precision not in ("fp32", "fp16", "bf16"):
         raise UsageError(f"precision {precision!r}: choose fp32, fp16 or bf16")
-    buffers = plan(loaded.layers, batch, precision) if memory else []
-    on_host = page_locked(loaded.layers, batch) if memory else []
+    buffers = plan(loaded.layers, batch, precision, loaded.frame) if memory else []
+    on_host = page_locked(loaded.layers, batch, loaded.frame) if memory else []
     if as_json:
         about = about_model(loaded)
         if memory:
@@ -72,6 +76,7 @@ def about_model(model: Model) -> dict[str, object]:
         "parameters": model.parameters,
         "dtype": model.dtype,
         "length": model.length,
+        "frame": model.frame,
         "alphabet": model.alphabet.symbols,
         "classes": list(model.classes),
         "layers": [
@@ -96,6 +101,7 @@ def print_model(model: Model, console: PlainConsole) -> None:
         "classes": f"{len(names)}: " + ", ".join(names[:_MOST_NAMES]) + more,
         "alphabet": f"{len(model.alphabet)} symbols: {model.alphabet.symbols!r}",
         "length": f"{model.length} characters",
+        "frame": _FRAMES[model.frame],
     }
     console.print(facts_table(facts.items()))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -7,7 +7,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +15,7 @@ from pipeline.errors import UsageError
 from pipeline.report.console import PlainConsole, say
 
 if TYPE_CHECKING:
+    from pipeline.model.frame import Frame
     from pipeline.train import Epoch, Trained
     from pipeline.train.data import Labelled
 
@@ -38,6 +39,10 @@ def command(
         str, typer.Option(metavar="NAME|FILE", help="with-space, published, or a UTF-8 file with the symbols.")
     ] = "with-space",
     length: Annotated[int, typer.Option(metavar="CHARACTERS", help="Characters read of an article.")] = 1014,
+    frame: Annotated[
+        str,
+        typer.Option(metavar="text|dense", help="text: compute an article's text only; dense: all of its length."),
+    ] = "text",
     hold_out: Annotated[float, typer.Option(metavar="SHARE", help="Share of each class held out.")] = 0.05,
     test: Annotated[
         list[str] | None, typer.Option(metavar="DATA", help="Rows to evaluate the finished model on, once.")
@@ -98,6 +103,7 @@ def command(
             classes=None if classes is None else classes.split(","),
             alphabet=ALPHABETS.get(alphabet) or _symbols(alphabet),
             length=length,
+            frame=cast("Frame", frame),
             recipe=recipe,
             hold_out_share=hold_out,
             test=Paths(test) if test else None,

@@ -1,4 +1,7 @@
-"""The CPU engine: `reference.forward` on NumPy's BLAS, groups of articles on its own threads."""
+"""The CPU engine: the network on NumPy's BLAS, groups of articles on its own threads.
+
+The dense frame is `reference` itself; of the text frame, `text_rows` computes what the texts reach.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from pipeline.engine import text_rows
 from pipeline.engine.base import Backend, Predictions, Texts
 from pipeline.model import reference
 from pipeline.model.alphabet import encode, of_ids
 from pipeline.model.charcnn import Model
 from pipeline.telemetry.spans import Span, span
 
-_GROUP = reference.LINEAR_BATCHES[0]  # articles a compute thread takes at a time
-
 
 class CpuEngine:
     """The NumPy backend: groups of articles on `threads` threads, each with a single-threaded BLAS.
 
-    BLAS is not threaded, since the bits of a product must not depend on how many cores a worker has. `weights` and
-    `each_group` are public for profiling.
+    BLAS is not threaded, since the bits of a product must not depend on how many cores a worker has. `blocks`, `groups`
+    and `each_group` are public for profiling.
     """
 
     batch = None
@@ -38,7 +40,9 @@ class CpuEngine:
         self.backend = Backend("cpu", "numpy", _architecture(self._blas), "fp32")
         weights = reference.prepare(model)
         with self._blas.limit(limits=1, user_api="blas"):
-            self.weights = replace(weights, linear_batch=reference.even_batch(weights))
+            weights = replace(weights, linear_batches=reference.even_batches(weights))
+            self.blocks = text_rows.blocks(weights) if model.frame == "text" else reference.blocks(weights)
+        self._most = weights.linear_batches[-1].room
         self.memory_ready = time.time()
         self.threads = threads
         self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
@@ -67,19 +71,22 @@ class CpuEngine:
         return found.of_whole_texts(texts, self.model.length)
 
     def _logits(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
-        groups = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
-        logits = self.each_group(lambda group: self._forward(group, kernels), groups)
+        logits = self.each_group(lambda group: self._forward(group, kernels), self.groups(ids))
         return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *logits])
 
     def _forward(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
-        if kernels is None:
-            return reference.forward(ids, self.weights)
         x: Any = ids
         lane = f"thread {threading.current_thread().name.rpartition('_')[2]}"
-        for name, block in reference.blocks(self.weights):
+        for name, block in self.blocks:
             with span(name, kernels, lane, self.device_name):
                 x = block(x)
         return np.asarray(x)
+
+    def groups(self, ids: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """Articles in groups of one size, as many for each thread, and none larger than the linear layers' batches."""
+        rounds = -(-len(ids) // (self._most * self.threads))
+        size = max(1, -(-len(ids) // max(1, rounds * self.threads)))
+        return [ids[first : first + size] for first in range(0, len(ids), size)]
 
     def each_group(self, work: Callable[[Any], Any], groups: Sequence[Any]) -> list[Any]:
         """`work` of every group, on the compute threads, each with a single-threaded BLAS."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import cupy as cp
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.engine.base import Backend, Predictions, Texts
 from pipeline.errors import BroadsheetError, UsageError
@@ -22,14 +23,18 @@ from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import choose_generation, largest_batch
 from pipeline.kernels.compile import compiler_name
 from pipeline.kernels.network import Network, NotPageLocked, Slot
+from pipeline.kernels.packing import articles_for_a_full_one, units_by_length
 from pipeline.model import reference
 from pipeline.model.alphabet import Encoded, encode, of_ids
-from pipeline.model.charcnn import Model
+from pipeline.model.charcnn import CLASSES, Model
 from pipeline.telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from pipeline.telemetry.spans import Span, device_spans
 
 _BATCH_PER_SM = 64
-"""Articles a batch for each SM: 64 windows of block 2 are a tile, so a batch is whole waves of tiles there."""
+"""Articles of full length a batch for each SM: 64 units of block 2 are a tile, so such a batch is whole waves there."""
+
+_FIRST_SHARE = 4
+"""Of several batches, the first one is this part of a full one."""
 
 _LEAST_BATCH = 64
 _FREE_SHARE = 0.8
@@ -39,10 +44,13 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of the driver, cudaErrorMemoryAll
 
 
 class Batch(NamedTuple):
-    """Articles first to last of a chunk. given: their ids and counts, where they are encoded on the host."""
+    """Articles first to last of a chunk. units: that they take at most, as in `kernels.packing`. given: their ids and
+    counts, where they are encoded on the host.
+    """
 
     first: int
     last: int
+    units: int
     given: Encoded | None = None
 
 
@@ -70,7 +78,8 @@ class CudaEngine:
             generation, precision = choose_generation(kernels, precision, capability)
             self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
             weights = reference.prepare(model)
-            most = largest_batch(generation, f"sm_{digits}", model.layers)
+            self._units = units_by_length(model.layers, model.frame)
+            most = largest_batch(generation, f"sm_{digits}", model.layers, model.frame)
             if batch is not None and batch > most:
                 raise UsageError(f"{generation} kernels take batches of at most {most:,} articles of this model")
             try:
@@ -86,7 +95,10 @@ class CudaEngine:
         self.memory_ready = time.time()
 
     def _default_batch(self, most: int) -> int:
-        batch = min(most, _BATCH_PER_SM * int(self.device.attributes["MultiProcessorCount"]))
+        full = _BATCH_PER_SM * int(self.device.attributes["MultiProcessorCount"])
+        # The scores of many classes take much page-locked memory, so of those there are no more for shorter articles.
+        by_scores = full * CLASSES[1] // len(self.model.classes)
+        batch = min(most, full * articles_for_a_full_one(self.model.frame), by_scores)
         free, _ = self.device.mem_info
         while batch > _LEAST_BATCH and memory_plan.planned_bytes(self.network.plan(batch)) > _FREE_SHARE * free:
             batch //= 2
@@ -143,11 +155,11 @@ class CudaEngine:
             unknown_chars=np.empty(count, np.int64),
         )
         running: list[tuple[Slot, Batch]] = []
-        batch = Batch(0, 0)
+        batch = Batch(0, 0, 0)
         try:
             with self.device:
                 anchor = self._anchor()
-                for number, batch in enumerate(self._batches(texts)):
+                for number, batch in enumerate(self.batches(texts)):
                     slot = self.network.slots[number % memory_plan.SLOTS]
                     if len(running) == memory_plan.SLOTS:
                         self._collect(*running[0], found, anchor, spans)
@@ -169,35 +181,52 @@ class CudaEngine:
                     self.network.settle()
         return found.of_whole_texts(texts, self.model.length)
 
-    def _batches(self, texts: Texts) -> Iterator[Batch]:
+    def batches(self, texts: Texts) -> Iterator[Batch]:
         """Runs of articles that fit a slot; an article longer than a whole slot is encoded here."""
-        length, room = self.model.length, memory_plan.text_bytes(self.model.length, self.batch)
         if texts.ids is not None:
-            for first in range(0, len(texts.ids), self.batch):
-                given = of_ids(texts.ids[first : first + self.batch], self.model.alphabet)
-                yield Batch(first, first + len(given.ids), given)
+            yield from self._batches_of_ids(texts.ids)
             return
-        count = len(texts.offsets) - 1
-        # Batches of equal size: a small last one would leave the GPU half idle.
-        size = -(-count // max(1, -(-count // self.batch)))
+        length, offsets, room = self.model.length, texts.offsets, self.network.room
+        room_for_text = memory_plan.text_bytes(self.model.layers, room)
+        count = len(offsets) - 1
         first = 0
         while first < count:
-            last = min(first + size, count)
-            fits = int(np.searchsorted(texts.offsets, texts.offsets[first] + room, side="right")) - 1
-            if fits <= first:
-                given = encode(texts.data, texts.offsets[first : first + 2], self.model.alphabet, length)
-                yield Batch(first, first + 1, given)
+            ahead = offsets[first : first + self.batch + 1]
+            # No article has more characters than bytes.
+            units = np.cumsum(self._units[np.minimum(np.diff(ahead), length)])
+            by_text = int(np.searchsorted(ahead, ahead[0] + room_for_text, side="right")) - 1
+            if not by_text:
+                given = encode(texts.data, ahead[:2], self.model.alphabet, length)
+                yield Batch(first, first + 1, int(units[0]), given)
                 first += 1
                 continue
-            last = min(last, fits)
-            yield Batch(first, last)
-            first = last
+            fits = min(by_text, int(np.searchsorted(units, room.units, side="right")))
+            left = count - first
+            size = -(-left // -(-left // fits))  # of equal size: a small last one would leave the GPU half idle
+            if first == 0 and fits < left:
+                size = max(1, fits // _FIRST_SHARE)  # the GPU waits while it is copied
+            yield Batch(first, first + size, int(units[size - 1]))
+            first += size
+
+    def _batches_of_ids(self, ids: NDArray[np.uint8]) -> Iterator[Batch]:
+        room, pitch = self.network.room, memory_plan.id_pitch(self.model.length)
+        most = min(self.batch, memory_plan.text_bytes(self.model.layers, room) // pitch)
+        first = 0
+        while first < len(ids):
+            given = of_ids(ids[first : first + most], self.model.alphabet)
+            units = np.cumsum(self._units[given.n_chars])
+            count = int(np.searchsorted(units, room.units, side="right"))
+            if count < len(given.ids):
+                given = of_ids(given.ids[:count], self.model.alphabet)
+            yield Batch(first, first + count, int(units[count - 1]), given)
+            first += count
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
         if batch.given is None:
-            self.network.start_text(slot, texts.data, texts.offsets[batch.first : batch.last + 1], top_k)
+            offsets = texts.offsets[batch.first : batch.last + 1]
+            self.network.start_text(slot, texts.data, offsets, batch.units, top_k)
         else:
-            self.network.start_ids(slot, batch.given.ids, top_k)
+            self.network.start_ids(slot, batch.given.ids, batch.units, top_k)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """The time on the host's clock of an event that the idle GPU records now, and the event."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import UsageError
-from pipeline.kernels.memory_plan import schedule
-from pipeline.kernels.tiles import Tile, product_tile, tile
+from pipeline.kernels.packing import CLOSING, articles_for_a_full_one, most_units
+from pipeline.kernels.tiles import Launch, Tile, product_tile, shared_limit, tile
 from pipeline.model.charcnn import Layer
+from pipeline.model.frame import Frame
 
 GENERATIONS = ("simt", "sm80", "sm90")
 PRECISIONS = {"simt": ("fp32",), "sm80": ("fp16", "bf16"), "sm90": ("fp16", "bf16")}
@@ -17,6 +18,9 @@ _ELEMENT = {"fp32": "float", "fp16": "Half", "bf16": "BFloat"}
 WARP = 32
 WARPS = 8
 """Warps of a block, for kernels that need no other number."""
+
+MOST_WARPS = 32
+"""Warps of the largest block."""
 
 COUNTED_BYTES = 4096
 """Bytes of a warp that counts the characters of long articles."""
@@ -60,22 +64,43 @@ def statistics_kernel(layer: Layer) -> Kernel:
     return Kernel(f"{layer.name} statistics", "common/statistics.cu", instance)
 
 
-def layer_kernel(precision: str, layer: Layer, at: Tile) -> Kernel:
-    """Block 1 whole, or the product of a convolution or linear layer; ReLU and pool where no norm comes before them."""
-    if layer.is_lookup:
-        operation, frame = "lookup_norm_pool", f"{layer.kernel}, {layer.outputs}, {layer.pool}"
-    else:
-        relu = "true" if layer.product_relu else "false"
-        operation, frame = "conv1d", f"{layer.kernel}, {layer.product_pool}, {relu}"
+def first_units_kernel(first: Layer, second: Layer) -> Kernel:
+    instance = f"first_units<{first.pool}, {second.pool}, {CLOSING}, {MOST_WARPS}>"
+    return Kernel("first units", "common/packing.cu", instance, MOST_WARPS * WARP)
+
+
+def closing_units_kernel() -> Kernel:
+    return Kernel("closing units", "common/packing.cu", f"closing_units<{WARPS}>")
+
+
+def lookup_kernel(precision: str, layer: Layer, following: Layer, frame: Frame, at: Tile) -> Kernel:
+    """Block 1 whole."""
+    text = "true" if frame == "text" else "false"
+    shape = (layer.kernel, layer.outputs, layer.pool, following.product_pool, text)
+    return _tiled("lookup_norm_pool", precision, layer, shape, at)
+
+
+def product_kernel(precision: str, layer: Layer, at: Tile) -> Kernel:
+    """The product of a convolution or linear layer; with ReLU and pool where no norm comes before them."""
+    relu = "true" if layer.product_relu else "false"
+    return _tiled("conv1d", precision, layer, (layer.kernel, layer.product_pool, relu), at)
+
+
+def _tiled(operation: str, precision: str, layer: Layer, shape: tuple[object, ...], at: Tile) -> Kernel:
     element = () if precision == "fp32" else (_ELEMENT[precision],)
     launch = at.launch(layer)
-    arguments = ", ".join(map(str, (*element, frame, *at.arguments(layer), launch)))
+    arguments = ", ".join(map(str, (*element, *shape, *at.arguments(layer), launch)))
     return Kernel(layer.name, f"{at.folder}/{operation}.cu", f"{operation}<{arguments}>", *launch)
 
 
-def norm_kernel(precision: str, layer: Layer) -> Kernel:
-    instance = f"norm_relu_pool<{_ELEMENT[precision]}, {layer.outputs}, {layer.pool}, {WARPS}>"
-    return Kernel(f"{layer.name} norm", "common/norm_relu_pool.cu", instance)
+def norm_kernel(precision: str, architecture: str, layer: Layer) -> Kernel:
+    """Block 6's norm, ReLU and pool; γ and β in shared memory where an SM has room for two thread blocks' worth."""
+    launch = Launch(WARPS * WARP, 2 * layer.rows_out * layer.outputs * (4 if precision == "fp32" else 2))
+    if launch.shared_bytes > shared_limit(architecture) // 2 - 1024:
+        launch = Launch(WARPS * WARP)
+    shape = f"{layer.outputs}, {layer.pool}, {layer.rows_out}, {WARPS}"
+    instance = f"norm_relu_pool<{_ELEMENT[precision]}, {shape}, {launch}>"
+    return Kernel(f"{layer.name} norm", "common/norm_relu_pool.cu", instance, *launch)
 
 
 def head_kernel(precision: str, layer: Layer) -> Kernel:
@@ -84,30 +109,33 @@ def head_kernel(precision: str, layer: Layer) -> Kernel:
     return Kernel(layer.name, "common/head.cu", instance, HEAD_WARPS * WARP, bytes_a_class * layer.outputs)
 
 
-def network_kernels(generation: str, precision: str, architecture: str, layers: Sequence[Layer]) -> list[Kernel]:
+def network_kernels(
+    generation: str, precision: str, architecture: str, layers: Sequence[Layer], frame: Frame
+) -> list[Kernel]:
     """Every kernel that a model launches, in order; the second only for batches with a long article."""
-    *blocks, last = layers
-    kernels = [encode_kernel(), count_kernel()]
-    for layer in blocks:
-        if layer.is_lookup:
-            kernels.append(statistics_kernel(layer))
-        kernels.append(layer_kernel(precision, layer, tile(generation, architecture, layer)))
-        if layer.norm and not layer.is_lookup:
-            kernels.append(norm_kernel(precision, layer))
-    return [*kernels, head_kernel(precision, last)]
+    first, second, *_ = layers
+    kernels = [encode_kernel(), count_kernel(), statistics_kernel(first)]
+    kernels += [first_units_kernel(first, second), closing_units_kernel()]
+    kernels.append(lookup_kernel(precision, first, second, frame, tile(generation, architecture, first)))
+    for layer in layers[1:-1]:
+        kernels.append(product_kernel(precision, layer, tile(generation, architecture, layer)))
+        if layer.norm:
+            kernels.append(norm_kernel(precision, architecture, layer))
+    return [*kernels, head_kernel(precision, layers[-1])]
 
 
-def largest_batch(generation: str, architecture: str, layers: Sequence[Layer]) -> int:
+def largest_batch(generation: str, architecture: str, layers: Sequence[Layer], frame: Frame) -> int:
     """The most articles that a batch can hold, however much memory there is.
 
     Block 1 of 16 bits counts its output in vectors of eight channels, and in 32 bits. The products of `simt` and `sm80`
     have a thread block for each tile of rows along their grid's second side; those of block 2 are the most.
     """
-    rows = schedule(layers)[0].out
-    most = _INT32_MAX // (rows.pitch * rows.channels // 8) - 1
-    if generation == "sm90":
-        return most
-    return min(most, _MOST_BLOCKS * product_tile(generation, architecture, layers[1]).rows // rows.pitch)
+    first, second, *_ = layers
+    rows = most_units(layers) * second.product_pool
+    most = _INT32_MAX // (rows * first.outputs // 8) - 1
+    if generation != "sm90":
+        most = min(most, _MOST_BLOCKS * product_tile(generation, architecture, second).rows // rows)
+    return most * articles_for_a_full_one(frame)
 
 
 def choose_generation(kernels: str, precision: str, capability: tuple[int, int]) -> tuple[str, str]:

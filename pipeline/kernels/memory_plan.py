@@ -10,7 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from pipeline.kernels.packing import Capacity, capacity, most_units
 from pipeline.model.charcnn import Layer
+from pipeline.model.frame import Frame
 
 SLOTS = 3
 """Batches in flight: one copied in, one computed, one copied out."""
@@ -39,16 +41,17 @@ def id_pitch(length: int) -> int:
 
 @dataclass(frozen=True)
 class Activation:
-    """The rows of a batch in one of two buffers, in elements: [batch, pitch, channels].
-
-    valid: rows of an article that hold values. The pitch rounds them up to whole pool windows of the layer that reads
-    them.
+    """A batch between two layers, in one of two buffers: packed [units, rows, channels] up to block 6, then [articles,
+    rows, channels].
     """
 
     buffer: int
-    pitch: int
+    packed: bool
+    rows: int
     channels: int
-    valid: int
+
+    def elements(self, room: Capacity) -> int:
+        return (room.units if self.packed else room.articles) * self.rows * self.channels
 
 
 @dataclass(frozen=True)
@@ -71,18 +74,19 @@ def schedule(layers: Sequence[Layer]) -> tuple[Step, ...]:
         raw = None
         if layer.norm and not layer.is_lookup:
             buffer ^= 1
-            raw = Activation(buffer, layer.rows_out, layer.outputs, layer.rows_out)
+            raw = Activation(buffer, True, 1, layer.outputs)
         buffer ^= 1
-        pitch = -(-layer.rows_pooled // following.product_pool) * following.product_pool
-        steps.append(Step(layer, raw, Activation(buffer, pitch, layer.outputs, layer.rows_pooled)))
+        packed = following.kind == "conv1d"
+        rows = following.product_pool if packed else layer.rows_pooled
+        steps.append(Step(layer, raw, Activation(buffer, packed, rows, layer.outputs)))
     return tuple(steps)
 
 
-def slot_arrays(layers: Sequence[Layer], batch: int) -> dict[str, tuple[int, type[np.generic]]]:
+def slot_arrays(layers: Sequence[Layer], room: Capacity) -> dict[str, tuple[int, type[np.generic]]]:
     """Elements and type of each array of a batch in flight: its text and its results."""
-    length, classes = layers[0].rows_in, layers[-1].outputs
+    batch, classes = room.articles, layers[-1].outputs
     return {
-        "text": (text_bytes(length, batch), np.uint8),
+        "text": (text_bytes(layers, room), np.uint8),
         "offsets": (batch + 1, np.int64),
         "labels": (batch * classes, np.int32),
         "best": (batch * classes, np.float32),
@@ -98,20 +102,22 @@ ON_GPU_ONLY = "logits"
 """The array of a slot that has no twin on the host."""
 
 
-def text_bytes(length: int, batch: int) -> int:
-    """Bytes for the text of a batch: twice what the network reads of ASCII. Longer text makes smaller batches."""
-    return 2 * length * batch
+def text_bytes(layers: Sequence[Layer], room: Capacity) -> int:
+    """Bytes for the text of a batch: for articles of full length, twice what the network reads of ASCII. Longer text
+    makes smaller batches.
+    """
+    return 2 * layers[0].rows_in * (room.units // most_units(layers))
 
 
-def activation_bytes(layers: Sequence[Layer], batch: int, precision: str) -> tuple[int, int]:
+def activation_bytes(layers: Sequence[Layer], room: Capacity, precision: str) -> tuple[int, int]:
     """Sizes of the two buffers of the schedule."""
     sizes = [0, 0]
     for step in schedule(layers):
         for written in (step.raw, step.out):
             if written is not None:
-                sizes[written.buffer] = max(sizes[written.buffer], written.pitch * written.channels)
+                sizes[written.buffer] = max(sizes[written.buffer], written.elements(room))
     element = _ELEMENT_BYTES[precision]
-    return sizes[0] * batch * element, sizes[1] * batch * element
+    return sizes[0] * element, sizes[1] * element
 
 
 def weight_bytes(layers: Sequence[Layer], precision: str) -> int:
@@ -128,16 +134,18 @@ def weight_bytes(layers: Sequence[Layer], precision: str) -> int:
     return total + 4 * (2 * kernel * ids + kernel * (kernel - 1) * ids * ids)
 
 
-def plan(layers: Sequence[Layer], batch: int, precision: str) -> list[Buffer]:
+def plan(layers: Sequence[Layer], batch: int, precision: str, frame: Frame) -> list[Buffer]:
     """Every buffer that an engine keeps on the GPU for batches of up to `batch` articles."""
-    wide, narrow = activation_bytes(layers, batch, precision)
+    room = capacity(layers, batch, frame)
+    wide, narrow = activation_bytes(layers, room, precision)
     length, classes = layers[0].rows_in, layers[-1].outputs
     return [
         Buffer("weights and tables", weight_bytes(layers, precision)),
-        Buffer("text", text_bytes(length, batch), SLOTS),
+        Buffer("text", text_bytes(layers, room), SLOTS),
         Buffer("offsets", 8 * (batch + 1), SLOTS),
         Buffer("ids", id_pitch(length) * batch),
         Buffer("statistics", (8 + 4) * batch),
+        Buffer("packing", 4 * (batch + 1) + 8 + room.units),
         Buffer("activations, first", wide),
         Buffer("activations, second", narrow),
         Buffer("scores and logits", 2 * 4 * classes * batch, SLOTS),
@@ -146,9 +154,10 @@ def plan(layers: Sequence[Layer], batch: int, precision: str) -> list[Buffer]:
     ]
 
 
-def page_locked(layers: Sequence[Layer], batch: int) -> list[Buffer]:
+def page_locked(layers: Sequence[Layer], batch: int, frame: Frame) -> list[Buffer]:
     """What an engine keeps page-locked on the host: a twin of each slot's arrays. CuPy allocates powers of two."""
-    sizes = {name: count * np.dtype(dtype).itemsize for name, (count, dtype) in slot_arrays(layers, batch).items()}
+    arrays = slot_arrays(layers, capacity(layers, batch, frame))
+    sizes = {name: count * np.dtype(dtype).itemsize for name, (count, dtype) in arrays.items()}
     return [Buffer(name, 1 << (size - 1).bit_length(), SLOTS) for name, size in sizes.items() if name != ON_GPU_ONLY]
 
 

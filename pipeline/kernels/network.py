@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import cupy as cp
@@ -14,11 +15,16 @@ from numpy.typing import NDArray
 from pipeline.errors import BroadsheetError
 from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import Kernel, network_kernels, target
-from pipeline.kernels.ops import Encoded, Launched, Rows, Scored, load, operations
+from pipeline.kernels.ops import Encoded, Launched, Packing, Scored, load, operations
+from pipeline.kernels.packing import CLOSING, Capacity, capacity
 from pipeline.kernels.weights import upload
 from pipeline.model.alphabet import Alphabet, head_bytes
 from pipeline.model.charcnn import Layer
 from pipeline.model.reference import Weights
+from pipeline.threads import available_cores
+
+_COPYING_THREADS = 4
+_COPIED_AT_ONCE = 1 << 20
 
 
 class Result(NamedTuple):
@@ -43,8 +49,8 @@ class Slot:
     each kernel, with `each_kernel`.
     """
 
-    def __init__(self, layers: Sequence[Layer], batch: int) -> None:
-        arrays = memory_plan.slot_arrays(layers, batch)
+    def __init__(self, layers: Sequence[Layer], room: Capacity) -> None:
+        arrays = memory_plan.slot_arrays(layers, room)
         self.device = {name: cp.empty(size, dtype) for name, (size, dtype) in arrays.items()}
         try:
             self.host = {
@@ -97,12 +103,16 @@ class Slot:
 
 
 class Network:
-    """Weights on a GPU, buffers for batches once `allocate` is called, and the launches from text to labels."""
+    """Weights on a GPU, buffers for batches once `allocate` is called, and the launches from text to labels.
+
+    whole: every article takes all rows of the frame, those beyond its text too.
+    """
 
     def __init__(
         self, weights: Weights, alphabet: Alphabet, length: int, generation: str, precision: str, device: cp.cuda.Device
     ) -> None:
-        self.layers = weights.layers
+        self.layers, self.frame = weights.layers, weights.frame
+        self.whole = self.frame == "dense"
         self._length = length
         self._padding = alphabet.padding
         self._trail = _Trail()
@@ -110,43 +120,67 @@ class Network:
         self.watcher: Launched | None = None
         self.ops = operations(generation, precision, device, self._mark)
         self._element = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[precision]
-        for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers):
+        for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers, self.frame):
             load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
         self._weights = upload(weights, alphabet, generation, precision, self.ops.architecture)
+        self._constants = self._after_text()
         cp.cuda.get_current_stream().synchronize()  # the streams below do not wait for it
         self._in, self.compute, self._out = (cp.cuda.Stream(non_blocking=True) for _ in range(3))
         self.slots: list[Slot] = []
+        self._copying = ThreadPoolExecutor(min(_COPYING_THREADS, available_cores()), "broadsheet-copy")
+
+    def _after_text(self) -> dict[str, cp.ndarray]:
+        """What each convolution after block 1 gives, [outputs], where no text reaches: of rows that are all alike."""
+        units = CLOSING + 1
+        packing = Packing(cp.empty(0, np.int32), cp.asarray([units, 0], np.int32), None, units)
+        constants = {}
+        row = cp.zeros(self.layers[0].outputs, self._element)
+        for layer in self.layers[1:]:
+            if layer.kind == "conv1d":
+                rows = cp.tile(row, (units * layer.product_pool, 1))
+                out = cp.empty((units, layer.outputs), self._element)
+                name = layer.name
+                self.ops.conv1d(rows, layer, self._weights.products[name], self._weights.bias[name], packing, None, out)
+                row = constants[name] = out[0].copy()
+        return constants
 
     def plan(self, batch: int) -> list[memory_plan.Buffer]:
-        return memory_plan.plan(self.layers, batch, self.ops.precision)
+        return memory_plan.plan(self.layers, batch, self.ops.precision, self.frame)
 
     def allocate(self, batch: int) -> None:
         """Allocate every buffer of the plan.
 
         Raises CuPy's OutOfMemoryError, or NotPageLocked; `release` then frees those allocated.
         """
-        sizes = memory_plan.activation_bytes(self.layers, batch, self.ops.precision)
+        self.room = capacity(self.layers, batch, "dense" if self.whole else self.frame)
+        sizes = memory_plan.activation_bytes(self.layers, self.room, self.ops.precision)
         self._activations = [cp.empty(size // np.dtype(self._element).itemsize, self._element) for size in sizes]
         self._ids = cp.empty((batch, memory_plan.id_pitch(self._length)), np.uint8)
         self._statistics = cp.empty((batch, 2), np.float32)
         self._text_end = cp.empty(batch, np.int32)
+        self._first_unit = cp.empty(batch + 1, np.int32)
+        self._counts = cp.empty(2, np.int32)
+        self._closing = cp.empty(self.room.units, np.uint8)
         for _ in range(memory_plan.SLOTS):
-            self.slots.append(Slot(self.layers, batch))
+            self.slots.append(Slot(self.layers, self.room))
 
     def release(self) -> None:
         self.slots.clear()
         self._activations = []
-        self._ids = self._statistics = self._text_end = None
+        self._ids = self._statistics = self._text_end = self._first_unit = self._counts = self._closing = None
 
     def close(self) -> None:
         """Release the weights too."""
         self.release()
-        del self._weights
+        self._copying.shutdown()
+        del self._weights, self._constants
 
-    def start_text(self, slot: Slot, data: NDArray[np.uint8], offsets: NDArray[np.int64], top_k: int) -> None:
-        """Start a batch: data[offsets[0]:offsets[-1]], UTF-8."""
+    def start_text(
+        self, slot: Slot, data: NDArray[np.uint8], offsets: NDArray[np.int64], units: int, top_k: int
+    ) -> None:
+        """Start a batch: data[offsets[0]:offsets[-1]], UTF-8. units: that it takes at most."""
         count, size = len(offsets) - 1, int(offsets[-1] - offsets[0])
-        slot.host["text"][:size] = data[offsets[0] : offsets[-1]]
+        self._copy(data[offsets[0] : offsets[-1]], slot.host["text"][:size])
         slot.host["offsets"][: count + 1] = offsets
         slot.copy_begun.record(self._in)
         slot.copy_in("text", size, self._in)
@@ -159,10 +193,19 @@ class Network:
             self.encode(text, bounds, encoded)
             if np.diff(offsets).max() > head_bytes(self._length):
                 self.ops.count_characters(text, bounds, size, self._length, encoded.n_chars)
-        self._finish_start(slot, ids, top_k)
+        self._finish_start(slot, ids, units, top_k)
 
-    def start_ids(self, slot: Slot, ids: NDArray[np.uint8], top_k: int) -> None:
-        """Start a batch that is encoded already, ids uint8 [N, length]."""
+    def _copy(self, data: NDArray[np.uint8], to: NDArray[np.uint8]) -> None:
+        """By several threads: one alone copies long texts at hardly the rate at which the GPU labels them."""
+        if len(data) <= _COPIED_AT_ONCE:
+            to[:] = data
+            return
+        parts = [slice(at, at + _COPIED_AT_ONCE) for at in range(0, len(data), _COPIED_AT_ONCE)]
+        for _ in self._copying.map(lambda part: np.copyto(to[part], data[part]), parts):
+            pass
+
+    def start_ids(self, slot: Slot, ids: NDArray[np.uint8], units: int, top_k: int) -> None:
+        """Start a batch that is encoded already, ids uint8 [N, length]. units: that it takes at most."""
         pitch = memory_plan.id_pitch(self._length)
         size = len(ids) * pitch
         staged = slot.host["text"][:size].reshape(len(ids), pitch)
@@ -172,7 +215,7 @@ class Network:
         slot.copy_in("text", size, self._in)
         slot.copied_in.record(self._in)
         self._begin(slot)
-        self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), top_k)
+        self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), units, top_k)
 
     def _begin(self, slot: Slot) -> None:
         """Make the kernels wait for the slot's copy."""
@@ -181,10 +224,10 @@ class Network:
         slot.marks = []
         self._marked = slot if slot.each_kernel else None
 
-    def _finish_start(self, slot: Slot, ids: cp.ndarray, top_k: int) -> None:
+    def _finish_start(self, slot: Slot, ids: cp.ndarray, units: int, top_k: int) -> None:
         slot.articles, slot.top_k = len(ids), top_k
         with self.compute:
-            self.forward(ids, slot.scored(len(ids), self.layers[-1].outputs, top_k))
+            self.forward(ids, units, slot.scored(len(ids), self.layers[-1].outputs, top_k))
         slot.computed.record(self.compute)
         self._marked = None
         self._out.wait_event(slot.computed)
@@ -218,29 +261,37 @@ class Network:
         """Text on the GPU to ids, on the current stream. The characters of long articles are not counted."""
         self.ops.encode(data, offsets, self._weights.alphabet, self._length, out)
 
-    def forward(self, ids: cp.ndarray, out: Scored) -> None:
-        """Ids on the GPU, uint8 [N, pitch], to scores, on the current stream."""
+    def forward(self, ids: cp.ndarray, units: int, out: Scored) -> None:
+        """Ids on the GPU, uint8 [N, pitch], to scores, on the current stream. units: that they take at most."""
         count, weights = len(ids), self._weights
         statistics, text_end = self._statistics[:count], self._text_end[:count]
+        packing = Packing(self._first_unit[: count + 1], self._counts, self._closing, units)
         first, *rest = memory_plan.schedule(self.layers)
         self.ops.norm_statistics(ids, self._length, first.layer, weights.statistics, statistics, text_end)
-        norm, rows = weights.norm[first.layer.name], self._rows(first.out, count)
-        self.ops.lookup_norm_pool(ids, first.layer, weights.table, norm, statistics, text_end, rows)
+        self.ops.pack(text_end, self.layers, self.whole, packing)
+        norm, rows = weights.norm[first.layer.name], self._activation(first.out)
+        self.ops.lookup_norm_pool(
+            ids, self.layers, self.frame, weights.table, norm, statistics, text_end, packing, rows
+        )
         for step in rest:
-            name, written = step.layer.name, self._rows(step.out, count)
+            name, written = step.layer.name, self._activation(step.out)
             weight, bias = weights.products[name], weights.bias[name]
-            if step.layer.kind == "conv1d":
-                raw = None if step.raw is None else self._rows(step.raw, count)
-                self.ops.conv1d(rows, step.layer, weight, bias, weights.norm.get(name), written, raw)
+            if step.layer.kind == "linear":
+                self.ops.linear(rows, step.layer, weight, bias, packing, written)
             else:
-                self.ops.linear(_flat(rows), step.layer, weight, bias, _flat(written))
+                constant = self._constants[name]
+                product = written if step.raw is None else self._activation(step.raw)
+                self.ops.conv1d(rows, step.layer, weight, bias, packing, constant, product)
+                if step.raw is not None:
+                    self.ops.norm_relu_pool(product, step.layer, weights.norm[name], packing, constant, written)
             rows = written
         last = self.layers[-1]
-        self.ops.head(_flat(rows), last, weights.products[last.name], weights.bias[last.name], out)
+        x = rows[: count * last.inputs].reshape(count, last.inputs)
+        self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out)
 
-    def _rows(self, at: memory_plan.Activation, count: int) -> Rows:
-        size = count * at.pitch * at.channels
-        return Rows(self._activations[at.buffer][:size].reshape(count, at.pitch, at.channels), at.valid)
+    def _activation(self, at: memory_plan.Activation) -> cp.ndarray:
+        """All the room for it, so that tensor maps are the same for every batch."""
+        return self._activations[at.buffer][: at.elements(self.room)]
 
     def _mark(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         stream = cp.cuda.get_current_stream()
@@ -255,11 +306,6 @@ class Network:
     def last_kernel(self) -> str:
         """The kernel that the GPU began last. It works after a failure too, when every CUDA call fails."""
         return self._trail.last()
-
-
-def _flat(rows: Rows) -> cp.ndarray:
-    """[N, pitch * channels], as a linear layer reads an activation."""
-    return rows.values.reshape(len(rows.values), -1)
 
 
 class _Trail:

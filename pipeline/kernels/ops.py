@@ -1,12 +1,12 @@
 """The network's operations on a GPU: each launches the kernels that correspond to an operation of `reference.py`.
 
-Signatures are those of the reference, with an `out` to write to, so that nothing is allocated. Arrays are CuPy's;
-activations are `Rows`, with the same number of rows for every article. Kernels run on CuPy's current stream.
+Signatures are those of the reference, with an `out` to write to, so that nothing is allocated. Arrays are CuPy's; rows
+up to block 6 are packed as common/packing.cuh says. Kernels run on CuPy's current stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,19 +18,25 @@ from pipeline.errors import BroadsheetError
 from pipeline.kernels import catalog, tiles
 from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel
+from pipeline.kernels.packing import most_units
 from pipeline.kernels.tables import StatisticsTables
 from pipeline.kernels.tensor_map import tensor_map
 from pipeline.kernels.tiles import SLAB, LookupTile, ProductTile, SimtLookupTile, Sm90Tile, product_tile
 from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, DeviceTable
 from pipeline.model.alphabet import head_bytes
 from pipeline.model.charcnn import NORM_EPSILON, Layer
+from pipeline.model.frame import Frame
 
 
-class Rows(NamedTuple):
-    """values: [N, pitch, channels]. valid: rows of each article that hold values; no result depends on the others."""
+class Packing(NamedTuple):
+    """Where the rows of N articles lie. first: int32 [N + 1]. counts: int32 [2], the units and N, which products read.
+    closing: uint8, of each unit; None where none is one. most: what the host knows of the number of units.
+    """
 
-    values: cp.ndarray
-    valid: int
+    first: cp.ndarray
+    counts: cp.ndarray
+    closing: cp.ndarray | None
+    most: int
 
 
 class Encoded(NamedTuple):
@@ -114,45 +120,67 @@ class Operations:
              np.float64(NORM_EPSILON), out, text_end),
         )  # fmt: skip
 
+    def pack(self, text_end: cp.ndarray, layers: Sequence[Layer], whole: bool, out: Packing) -> None:
+        """Where the rows of N articles lie. text_end: int32 [N]. whole: each article takes the whole frame."""
+        first, second, *_ = layers
+        count = _int(len(text_end))
+        most = (_int(first.rows_pooled), _int(second.rows_pooled), np.uint8(whole))
+        kernel = catalog.first_units_kernel(first, second)
+        self._launch(kernel, (1,), (text_end, count, *most, out.first, out.counts))
+        grid = (-(-len(text_end) // catalog.WARPS),)
+        self._launch(catalog.closing_units_kernel(), grid, (out.first, count, out.closing))
+
     def lookup_norm_pool(
-        self, ids: cp.ndarray, layer: Layer, table: DeviceTable, norm: DeviceNorm,
-        statistics: cp.ndarray, text_end: cp.ndarray, out: Rows,
+        self, ids: cp.ndarray, layers: Sequence[Layer], frame: Frame, table: DeviceTable, norm: DeviceNorm,
+        statistics: cp.ndarray, text_end: cp.ndarray, packing: Packing, out: cp.ndarray,
     ) -> None:  # fmt: skip
         """Block 1 from ids, uint8 [N, pitch], and their statistics."""
+        first, second, *_ = layers
         count, pitch = ids.shape
-        at = tiles.tile(self.generation, self.architecture, layer)
-        kernel = catalog.layer_kernel(self.precision, layer, at)
+        rows = most_units(layers) * second.product_pool
+        at = tiles.tile(self.generation, self.architecture, first)
+        kernel = catalog.lookup_kernel(self.precision, first, second, frame, at)
         size = []
         if isinstance(at, LookupTile):
             grid: tuple[int, ...] = (self.sms * max(1, _blocks_an_sm(self.architecture, kernel)),)
         else:
             assert isinstance(at, SimtLookupTile)
-            grid = (-(-out.valid // at.positions), -(-count // at.articles))
-            size = [_int(layer.ids)]
+            grid = (-(-rows // at.positions), -(-count // at.articles))
+            size = [_int(first.ids)]
         self._launch(
             kernel,
             grid,
-            (ids, _int(pitch), _int(count), *size, text_end, statistics, table.entries, table.affine, norm.gamma,
-             norm.beta, out.values, _int(out.valid), _int(out.values.shape[1])),
+            (ids, _int(pitch), _int(count), *size, text_end, statistics, packing.first, table.entries, table.affine,
+             norm.gamma, norm.beta, out, _int(rows)),
         )  # fmt: skip
 
     def conv1d(
-        self, rows: Rows, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, norm: DeviceNorm | None, out: Rows,
-        raw: Rows | None = None,
+        self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing,
+        constant: cp.ndarray | None, out: cp.ndarray,
     ) -> None:  # fmt: skip
-        """A convolution, then ReLU and pool. With a norm before them, `raw` holds the product in between."""
-        self._product(rows, layer, weight, bias, out if norm is None else raw)
-        if norm is not None:
-            assert raw is not None
-            self._launch(
-                catalog.norm_kernel(self.precision, layer),
-                (len(out.values),),
-                (raw.values, norm.gamma, norm.beta, out.values, _int(raw.valid), np.float32(NORM_EPSILON)),
-            )
+        """A convolution of packed rows, then ReLU and pool where no norm comes before them.
 
-    def linear(self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: cp.ndarray) -> None:
-        """x weight + bias with ReLU: a convolution with one tap over one article, whose rows are those of x."""
-        self._product(Rows(x[None], len(x)), layer, weight, bias, Rows(out[None], len(x)))
+        rows: [units, inputs], before a pool [units, pool, inputs], out: [units, outputs], all with room for more.
+        constant: [outputs], what closing units get.
+        """
+        self._product(rows, layer, weight, bias, packing.counts[:1], packing.closing, constant, out, packing.most)
+
+    def norm_relu_pool(
+        self, rows: cp.ndarray, layer: Layer, norm: DeviceNorm, packing: Packing, constant: cp.ndarray, out: cp.ndarray
+    ) -> None:
+        """Layer norm over an article's packed rows and as many rows `constant` as the frame has more; ReLU, pool."""
+        count = len(packing.first) - 1
+        self._launch(
+            catalog.norm_kernel(self.precision, self.architecture, layer),
+            (min(count, 2 * self.sms),),
+            (rows, packing.first, constant, norm.gamma, norm.beta, out, _int(count), np.float32(NORM_EPSILON)),
+        )
+
+    def linear(
+        self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
+    ) -> None:
+        """x weight + bias with ReLU: a convolution with one tap, whose units are articles. x has room for more."""
+        self._product(x, layer, weight, bias, packing.counts[1:], None, None, out, len(packing.first) - 1)
 
     def head(self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored) -> None:
         """The last layer, softmax, and the k best classes."""
@@ -164,39 +192,36 @@ class Operations:
             (x, weight, bias, _int(len(x)), _int(layer.outputs), _int(out.labels.shape[1]), *out),
         )
 
-    def _product(self, rows: Rows, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Rows | None) -> None:
-        assert out is not None
+    def _product(
+        self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, count: cp.ndarray,
+        closing: cp.ndarray | None, constant: cp.ndarray | None, out: cp.ndarray, most: int,
+    ) -> None:  # fmt: skip
+        """count: int32 [1], the units on the GPU, of which the host knows that there are `most` at most."""
         at = self.tiles.get(layer.name) or product_tile(self.generation, self.architecture, layer)
-        kernel = catalog.layer_kernel(self.precision, layer, at)
-        articles, pitch, channels = rows.values.shape
-        units, rows_out = pitch // layer.product_pool, out.values.shape[1]
+        kernel = catalog.product_kernel(self.precision, layer, at)
+        m_tiles, n_tiles = -(-most * layer.product_pool // at.rows), layer.outputs // at.outputs
+        packing = (count, _or_null(closing), _or_null(constant))
         if isinstance(at, Sm90Tile):
-            source, weights = self._tensor_maps(rows, layer, weight, at)
-            m_tiles, n_tiles = -(-articles * units // (at.rows // layer.product_pool)), layer.outputs // at.outputs
             clusters = min(self.sms // at.cluster, -(-m_tiles // at.cluster) * n_tiles)
+            slabs = (_int(layer.inputs // SLAB), _int(n_tiles))
             self._launch(
                 kernel,
                 (clusters * at.cluster,),
-                (source, weights, bias, out.values, _int(channels // SLAB), _int(units), _int(rows_out),
-                 _int(articles), _int(m_tiles), _int(n_tiles)),
-            )  # fmt: skip
+                (*self._tensor_maps(rows, layer, weight, at), bias, out, *slabs, *packing),
+            )
             return
-        self._launch(
-            kernel,
-            (layer.outputs // at.outputs, -(-articles * pitch // at.rows)),
-            (rows.values, weight, bias, out.values, _int(articles * pitch), _int(channels), _int(layer.outputs),
-             _int(units), _int(rows_out), _int(articles)),
-        )  # fmt: skip
+        channels = (_int(layer.inputs), _int(layer.outputs))
+        self._launch(kernel, (n_tiles, m_tiles), (rows, weight, bias, out, *channels, *packing))
 
-    def _tensor_maps(self, rows: Rows, layer: Layer, weight: cp.ndarray, at: Sm90Tile) -> tuple[Any, Any]:
-        """Tensor maps of the rows (by phases before a pool) and of the weights (a block's share at a time)."""
-        articles, pitch, channels = rows.values.shape
+    def _tensor_maps(self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, at: Sm90Tile) -> tuple[Any, Any]:
+        """Tensor maps of the room for rows (by phases before a pool) and of the weights (a block's share at a time)."""
         pool = layer.product_pool
         phases = () if pool == 1 else (pool,)
-        shape, box = (articles * pitch // pool, *phases, channels), (at.box_rows(layer), *(1 for _ in phases), SLAB)
-        weight_shape, weight_box = (layer.kernel * layer.outputs, channels), (at.outputs // at.cluster, SLAB)
+        shape = (rows.size // (pool * layer.inputs), *phases, layer.inputs)
+        box = (at.box_rows(layer), *(1 for _ in phases), SLAB)
+        weight_shape, weight_box = (layer.kernel * layer.outputs, layer.inputs), (at.outputs // at.cluster, SLAB)
         return (
-            tensor_map(rows.values.data.ptr, self.precision, shape, box),
+            tensor_map(rows.data.ptr, self.precision, shape, box),
             tensor_map(weight.data.ptr, self.precision, weight_shape, weight_box),
         )
 
@@ -257,3 +282,7 @@ def _blocks_an_sm(architecture: str, kernel: Kernel) -> int:
 
 def _int(value: int) -> np.int32:
     return np.int32(value)
+
+
+def _or_null(array: cp.ndarray | None) -> Any:
+    return np.uint64(0) if array is None else array

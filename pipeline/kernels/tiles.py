@@ -76,8 +76,9 @@ class LookupTile:
     def launch(self, layer: Layer) -> Launch:
         """A thread for eight channels of a position; memory for the table's slice and a group of 32 articles."""
         words = (self.positions * layer.pool + layer.kernel + layer.pool + 2) // 4
-        table = layer.kernel * layer.ids * self.channels * 2 + 12 * self.channels
-        return Launch(self.channels // 8 * self.positions, table + 2 * 32 * (self.channels + 12 + 4 * words))
+        table = layer.kernel * layer.ids * self.channels * 2 + 4 * self.channels
+        group = 2 * 32 * (self.channels + 12 + 4 * words) + 2 * 33 * 4
+        return Launch(self.channels // 8 * self.positions, table + group)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class SimtTile:
         return self.rows, self.outputs
 
     def launch(self, layer: Layer) -> Launch:
-        return Launch(256)
+        """Two buffers of 16 input channels: of the rows, with four banks to spare a channel, and of the weights."""
+        return Launch(256, 2 * 16 * (self.rows + 4 + self.outputs) * 4)
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ _TILES: dict[tuple[str, str], dict[str, Tile]] = {
         "linear": Sm80Tile(2, 2),
     },
     ("sm90", "sm_90"): {
-        "lookup": LookupTile(128, 28, 64),
+        "lookup": LookupTile(128, 32, 64),
         "conv2": Sm90Tile(192, 2, 4, 2),
         "conv1d": Sm90Tile(128, 2, 3, 2),
         "linear": Sm90Tile(128, 4, 4, 2),

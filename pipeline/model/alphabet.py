@@ -141,11 +141,16 @@ class _Sequences(NamedTuple):
 
 def of_ids(ids: NDArray[np.uint8], alphabet: Alphabet) -> Encoded:
     """Count the characters of articles given as ids, uint8 [N, length]: its text ends at the last id but padding."""
-    in_text = ids != alphabet.padding
-    ends = ids.shape[1] - np.argmax(in_text[:, ::-1], axis=1)
-    n_chars = np.where(in_text.any(axis=1), ends, 0).astype(np.int64)
+    n_chars = text_ends(ids, alphabet.padding)
     unknown = (ids == alphabet.unknown).sum(axis=1, dtype=np.int64)
     return Encoded(ids, n_chars, np.zeros(len(ids), np.bool_), unknown)
+
+
+def text_ends(ids: NDArray[np.uint8], padding: int) -> NDArray[np.int64]:
+    """The index after the last character of each article, known or unknown, [N]; 0 for an empty text."""
+    in_text = ids != padding
+    ends = ids.shape[1] - np.argmax(in_text[:, ::-1], axis=1)
+    return np.where(in_text.any(axis=1), ends, 0).astype(np.int64)
 
 
 def head_bytes(length: int) -> int:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.errors import ModelError
 from pipeline.model import model_file, sidecar
 from pipeline.model.alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
+from pipeline.model.frame import FRAMES, Frame
 
 CHANNELS = 256
 HIDDEN = 1024
@@ -27,10 +28,10 @@ PUBLISHED_LENGTH = 1014
 
 
 class Shipped(NamedTuple):
-    """A model that comes with the package. Its file has no checksum of its own, so what it should be is known here.
+    """A model that comes with the package.
 
     header: SHA-256 of what comes before its tensors, by which a copy under another name is recognised. digest: of the
-    model. meant_for: the texts that it was trained on.
+    model that belongs there. meant_for: the texts that it was trained on, which its card does not say.
     """
 
     file: str
@@ -42,8 +43,8 @@ class Shipped(NamedTuple):
 SHIPPED = {
     "ag-news": Shipped(
         "ag_news.safetensors",
-        "8f7d87031aa92e80f7953556e455a345190fc6e974d056bfe8ce5fce9e9c2287",
-        "d1e8fa79558b8da4790966767a342000f2d09379f01255bbbb8800b75ac349b7",
+        "80df1175cae3f73c1f0dcf89070b775efcda5fe8602d784b8050aeb280a2dc8c",
+        "ba0bd8486253bc83a576bf3cc1effa8f1e2dbfdb329d4c6bc00cf7ec0e936fdc",
         "English news",
     )
 }
@@ -168,11 +169,14 @@ class Model:
         JSON values about where the weights come from: data, recipe, accuracy.
     name : str
         Name in reports and messages.
+    frame : str
+        "text" if block 1's output is zero after the end of an article's text, "dense" if it is not.
 
     Raises
     ------
     ModelError
-        For a tensor that is missing, unknown, misshapen or not finite, a class without a name, or two of one name.
+        For a tensor that is missing, unknown, misshapen or not finite, a class without a name, two of one name, or an
+        unknown frame.
 
     Examples
     --------
@@ -190,9 +194,12 @@ class Model:
     tensors: Mapping[str, NDArray[Any]] = field(repr=False)
     card: Mapping[str, Any] = field(default_factory=dict, repr=False)
     name: str = "model"
+    frame: Frame = "dense"
 
     def __post_init__(self) -> None:
         self._check_classes()
+        if self.frame not in FRAMES:
+            raise ModelError(f"{self.name}: frame {self.frame!r:.80}: a model has one of {', '.join(FRAMES)}")
         try:
             expected = {n: s for layer in self.layers for n, s in layer.shapes.items()}
         except ModelError as error:
@@ -254,8 +261,11 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of everything that decides a score: alphabet, classes, length and tensors."""
-        digest = hashlib.sha256(json.dumps([self.alphabet.symbols, self.classes, self.length]).encode())
+        """sha256 of everything that decides a score: alphabet, classes, length, frame and tensors."""
+        about = [self.alphabet.symbols, self.classes, self.length]
+        if self.frame != "dense":  # digests of dense models are older than the choice
+            about.append({"frame": self.frame})
+        digest = hashlib.sha256(json.dumps(about).encode())
         for name in sorted(self.tensors):
             tensor = np.ascontiguousarray(self.tensors[name])
             digest.update(f"{name} {tensor.dtype.str}".encode())
@@ -285,7 +295,7 @@ class Model:
         for name, tensor in tensors.items():
             if not np.isfinite(tensor).all():
                 raise ModelError(f"tensor {name} does not fit {dtype}")
-        about = model_file.About(self.alphabet.symbols, list(self.classes), self.length, dict(self.card))
+        about = model_file.About(self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame)
         digest = replace(self, tensors=tensors).digest
         return model_file.encode(tensors, about, [_describe(layer) for layer in self.layers], digest)
 
@@ -329,7 +339,7 @@ class Model:
         shipped = next((known for known in SHIPPED.values() if known.header == record.header), None)
         if shipped:
             card = {MEANT_FOR: shipped.meant_for, **card}
-        model = cls(alphabet, tuple(about.classes), about.length, tensors, card, name)
+        model = cls(alphabet, tuple(about.classes), about.length, tensors, card, name, about.frame)
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
         return model
@@ -356,8 +366,9 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     ----------
     source : str, Path or Model
         The name of a shipped model ("ag-news"), or a file: safetensors, or a ``params.bin``. A ``params.bin`` has its
-        alphabet and classes from the file that `broadsheet convert` writes next to it, ``params.bin.json``; without
-        it, the published alphabet and classes called "0", "1" and so on. A `Model` is returned as it is.
+        alphabet, classes and frame from the file that `broadsheet convert` writes next to it, ``params.bin.json``;
+        without it, the published alphabet, classes called "0", "1" and so on, and the dense frame. A `Model` is
+        returned as it is.
 
     Returns
     -------
@@ -399,7 +410,7 @@ def _with_sidecar(data: bytes, path: Path) -> Model:
     beside = sidecar.read(path, data)
     if beside is None:
         return from_params(data, name=str(path))
-    return from_params(data, beside.classes, beside.alphabet, str(path), beside.card)
+    return from_params(data, beside.classes, beside.alphabet, str(path), beside.card, beside.frame)
 
 
 def read_model_file(path: Path) -> bytes:
@@ -417,6 +428,7 @@ def from_params(
     alphabet: str = PUBLISHED,
     name: str = "params.bin",
     card: Mapping[str, Any] | None = None,
+    frame: Frame = "dense",
 ) -> Model:
     """A model from the parent program's parameter file: tensors as flat little-endian fp32, in layer table order.
 
@@ -444,7 +456,7 @@ def from_params(
             tensors[tensor] = flat[at : at + size].reshape(shape)
             at += size
     about = {**(card or {}), "origin": "converted from params.bin"}
-    return Model(symbols, names, PUBLISHED_LENGTH, tensors, about, name)
+    return Model(symbols, names, PUBLISHED_LENGTH, tensors, about, name, frame)
 
 
 def _alphabet(symbols: str, name: str) -> Alphabet:
@@ -455,7 +467,7 @@ def _alphabet(symbols: str, name: str) -> Alphabet:
 
 
 def to_params(model: Model) -> bytes:
-    """The parameter file of a model, which lacks alphabet and class names: `sidecar` keeps them.
+    """The parameter file of a model, which lacks alphabet, class names and frame: `sidecar` keeps them.
 
     Raises ModelError for another length.
     """

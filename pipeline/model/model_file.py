@@ -1,4 +1,8 @@
-"""A model as a safetensors file: tensors, and metadata in which each value is JSON text."""
+"""A model as a safetensors file: tensors, and metadata in which each value is JSON text.
+
+`features` in the metadata names the values beside those of version 1 that decide what a model computes. A reader
+refuses a feature that it does not know, so a later one needs no new version. Files of version 1 have none.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,11 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from pipeline.errors import ModelError
+from pipeline.model.frame import Frame
 
-FORMAT = "broadsheet-charcnn/1"
+FORMAT = "broadsheet-charcnn/2"
+FEATURES = ("frame",)
+_FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
 _CHECKSUM = "checksum"
 _DEEPEST = 50
@@ -34,6 +41,10 @@ class About(Struct):
     classes: list[str]
     length: Annotated[int, Meta(ge=0, le=1 << 31)]
     card: dict[str, Any] = {}
+    frame: Frame = "dense"
+
+
+_OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]
 
 
 class Record(Struct, frozen=True):
@@ -75,7 +86,7 @@ def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[
 
     Raises ModelError for a card that is too large, or that JSON cannot hold.
     """
-    values = {"format": FORMAT, "layers": layers, **msgspec.structs.asdict(about)}
+    values = {"format": FORMAT, "features": FEATURES, "layers": layers, **msgspec.structs.asdict(about)}
     metadata = {name: _json(value) for name, value in values.items()}
     metadata[_CHECKSUM] = _json(_checksum(metadata, digest))
     file = safetensors.numpy.save(dict(tensors), metadata)
@@ -117,15 +128,27 @@ def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About, Reco
         header = msgspec.json.decode(data[8 : 8 + size], type=_Header)
         tensors = safetensors.numpy.load(data)
     with _damage_told(f"{name}: its metadata is damaged"):
-        kind = msgspec.json.decode(header.metadata.get("format", "null"))
-        if kind != FORMAT:
-            raise ModelError(f"{name}: its metadata says format {kind!r:.80}, this version reads {FORMAT!r}")
-        known = [field for field in About.__struct_fields__ if field in header.metadata]
+        features = _features(header.metadata, name)
+        known = [*features, *(field for field in _OF_EVERY_VERSION if field in header.metadata)]
         about = msgspec.convert({field: msgspec.json.decode(header.metadata[field]) for field in known}, About)
         if _depth(about.card) > _DEEPEST:
             raise ValueError(f"the card is nested more than {_DEEPEST} deep")
         expected = msgspec.json.decode(header.metadata.get(_CHECKSUM, "null"), type=str | None)
     return tensors, about, Record(hashlib.sha256(data[: 8 + size]).hexdigest(), expected, header.metadata)
+
+
+def _features(metadata: Mapping[str, str], name: str) -> list[str]:
+    """The features of a file. Raises ModelError for one that is unknown, and for an unknown format."""
+    kind = msgspec.json.decode(metadata.get("format", "null"))
+    if kind == _FIRST_FORMAT:
+        return []
+    if kind != FORMAT:
+        raise ModelError(f"{name}: its metadata says format {kind!r:.80}, this version reads up to {FORMAT!r}")
+    features = msgspec.json.decode(metadata["features"], type=list[str])
+    for feature in features:
+        if feature not in FEATURES:
+            raise ModelError(f"{name}: the model uses {feature!r:.80}, which this version does not know: upgrade it")
+    return features
 
 
 def _depth(value: Any) -> int:

@@ -1,8 +1,8 @@
-"""The network's forward pass in NumPy: the specification of every kernel, and the CPU backend.
+"""The network's forward pass in NumPy: the specification of every kernel, and the CPU backend of the dense frame.
 
 Activations are channels-last rows, fp32 [R, 256]: article i of a batch is rows[offsets[i]:offsets[i + 1]], so articles
-may differ in length. Every product is one BLAS call an article, whose shape depends only on the rows of that article,
-and the linear layers run in batches of a fixed size; so no article's result depends on its neighbours.
+may differ in length. Every convolution is one BLAS call an article and tap, whose shape depends only on the rows of
+that article, and the linear layers run in batches of fixed sizes; so no article's result depends on its neighbours.
 
 An overflow is never hidden: from a value that is not finite on, all values of that article are NaN, up to its scores.
 """
@@ -17,14 +17,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.model.alphabet import text_ends
 from pipeline.model.charcnn import NORM_EPSILON, Layer, Model
+from pipeline.model.frame import Frame
 
 Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]
 
-LINEAR_BATCHES = (32, 16, 8, 4, 2)
-"""Articles in each product of the linear layers, the fastest first; a last, smaller batch is filled with zeros."""
 
+class Batch(NamedTuple):
+    """A product of `size` rows, of which the first and the last `margin` are left zero."""
+
+    size: int
+    margin: int
+
+    @property
+    def room(self) -> int:
+        return self.size - 2 * self.margin
+
+
+LINEAR_BATCHES = (Batch(32, 0),)
+"""The products of the linear layers in the specification; `even_batches` finds faster ones."""
+
+_SIZES = (2, 8, 32, 128)
+_MARGINS = (0, 8)
 
 NO_LABEL = -1
 """The class of an article whose scores are not finite."""
@@ -50,7 +66,8 @@ class Weights:
 
     table: fp32 [7, symbols + 2, 256], block 1's weights by tap and id, zero for unknown and padding.
     conv: by layer name fp32 [kernel, inputs, outputs]. linear: fp32 [inputs, outputs], fc1's inputs in channels-last
-    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. linear_batch: one of LINEAR_BATCHES.
+    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. linear_batches: of the linear layers, the one with
+    the least room first.
     """
 
     layers: tuple[Layer, ...]
@@ -60,7 +77,8 @@ class Weights:
     linear: dict[str, Floats]
     bias: dict[str, Floats]
     norm: dict[str, Norm]
-    linear_batch: int = LINEAR_BATCHES[0]
+    frame: Frame
+    linear_batches: tuple[Batch, ...] = LINEAR_BATCHES
 
 
 def prepare(model: Model) -> Weights:
@@ -85,14 +103,17 @@ def prepare(model: Model) -> Weights:
             gamma, beta = tensors[f"{layer.norm}.weight"], tensors[f"{layer.norm}.bias"]
             norm[layer.name] = Norm(np.ascontiguousarray(gamma.T), np.ascontiguousarray(beta.T))
     bias = {layer.name: tensors[f"{layer.name}.bias"] for layer in model.layers}
-    return Weights(model.layers, model.alphabet.padding, table, conv, linear, bias, norm)
+    return Weights(model.layers, model.alphabet.padding, table, conv, linear, bias, norm, model.frame)
 
 
-def lookup_norm_pool(ids: NDArray[np.uint8], padding: int, table: Floats, bias: Floats, norm: Norm, pool: int) -> Rows:
+def lookup_norm_pool(
+    ids: NDArray[np.uint8], padding: int, table: Floats, bias: Floats, norm: Norm, pool: int, frame: Frame
+) -> Rows:
     """Block 1: each output row is the bias plus one table row a tap; then layer norm, ReLU, max pool.
 
     ids: uint8 [N, length]. table: fp32 [kernel, ids, channels]. Returns N articles of (length - kernel + 1) // pool
-    rows. A window that lies wholly in the padding is the bias, so only the windows that touch text are summed.
+    rows. A window that lies wholly in the padding is the bias, so only the windows that touch text are summed. In the
+    text frame, these are also the rows that are kept: after ReLU, all others are zero.
     """
     kernel, _, channels = table.shape
     count, length = ids.shape
@@ -101,16 +122,15 @@ def lookup_norm_pool(ids: NDArray[np.uint8], padding: int, table: Floats, bias: 
     offsets = np.arange(count + 1) * (rows // pool)
     window = np.empty((rows, channels), np.float32)
     gathered = np.empty_like(window)
-    for article in range(count):
-        text = np.flatnonzero(ids[article] != padding)
-        touched = min(int(text[-1]) + 1, rows) if len(text) else 0
+    for article, touched in enumerate(np.minimum(text_ends(ids, padding), rows)):
         window[:] = bias
         for tap in range(kernel):
             part = gathered[:touched]
             # "clip" only avoids a buffer in NumPy: every id is within the table.
             np.take(table[tap], ids[article, tap : tap + touched], axis=0, out=part, mode="clip")
             window[:touched] += part
-        _norm_relu_pool(window, norm, pool, out[offsets[article] : offsets[article + 1]], gathered)
+        kept = touched if frame == "text" else rows
+        norm_relu_pool(window, norm, pool, out[offsets[article] : offsets[article + 1]], gathered, kept)
     return Rows(out, offsets)
 
 
@@ -134,23 +154,27 @@ def conv1d(rows: Rows, weight: Floats, bias: Floats, pool: int = 1, norm: Norm |
         acc += bias
         target = out[offsets[article] : offsets[article + 1]]
         if norm is None:
-            _relu_pool(acc, pool, target)
+            relu_pool(acc, pool, target)
             if not np.isfinite(acc).all():  # ReLU makes a zero of minus infinity
                 target.fill(np.nan)
         else:
-            _norm_relu_pool(acc, norm, pool, target, part)
+            norm_relu_pool(acc, norm, pool, target, part, len(acc))
     return Rows(out, offsets)
 
 
-def _relu_pool(values: Floats, pool: int, out: Floats) -> None:
+def relu_pool(values: Floats, pool: int, out: Floats) -> None:
+    """ReLU, then the greatest of each `pool` rows; rows after the last whole window are left out."""
     windows = values[: len(out) * pool].reshape(len(out), pool, values.shape[1])
     np.maximum(windows[:, 0], 0, out=out)
     for other in range(1, pool):
         np.maximum(out, windows[:, other], out=out)
 
 
-def _norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: Floats) -> None:
-    """Overwrites `values` and `scratch`. NumPy sums pairwise, in an order that depends on the shape alone."""
+def norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: Floats, kept: int) -> None:
+    """Layer norm over all values, ReLU, max pool; after ReLU, rows from `kept` on are zero.
+
+    Overwrites `values` and `scratch`. NumPy sums pairwise, in an order that depends on the shape alone.
+    """
     values -= values.mean()
     np.multiply(values, values, out=scratch)
     variance = scratch.mean()
@@ -158,38 +182,64 @@ def _norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch:
     values *= 1 / np.sqrt(variance + np.float32(NORM_EPSILON)) if np.isfinite(variance) else np.float32(np.nan)
     values *= norm.gamma
     values += norm.beta
-    _relu_pool(values, pool, out)
+    values[kept:] = 0
+    relu_pool(values, pool, out)
 
 
-def even_batch(weights: Weights) -> int:
-    """The largest of LINEAR_BATCHES in which the result of a row does not depend on its position, with this BLAS.
+def even_batches(weights: Weights) -> tuple[Batch, ...]:
+    """Batches in which a row has the same bits at each position and in each batch, with this BLAS.
 
-    OpenBLAS's kernels for AVX2 (Haswell, Zen) sum rows 6 to 11 of every twelve in another order than the other rows.
-    Found by a test, since no BLAS documents this: a batch of one row, repeated, must give equal rows. BLAS must be
-    limited to one thread, as it is in the engine.
+    OpenBLAS's kernels for AVX2 (Haswell, Zen) sum the first and last eight rows of a product in another order than
+    those between. Found by a test, since no BLAS documents this: a batch of one row, repeated, must give equal rows.
+    BLAS must be limited to one thread, as it is in the engine.
     """
     rng = np.random.default_rng(0)
     rows = {name: rng.standard_normal(len(weight), np.float32) for name, weight in weights.linear.items()}
+
+    def products(size: int) -> Floats:
+        found = [_product(np.tile(rows[name], (size, 1)), weight) for name, weight in weights.linear.items()]
+        return np.concatenate(found, axis=1)
+
     with np.errstate(over="ignore", invalid="ignore"):  # of weights that overflow on every article
-        for batch in LINEAR_BATCHES:
-            products = (np.tile(rows[name], (batch, 1)) @ weight for name, weight in weights.linear.items())
-            if all(np.array_equal(product[1:], product[:-1], equal_nan=True) for product in products):
-                return batch
-    return 1
+        found = {size: products(size) for size in _SIZES}
+    best: tuple[Batch, ...] = (Batch(1, 0),)
+    for least, rest in ((size, _SIZES[place + 1 :]) for place, size in enumerate(_SIZES)):
+        row = found[least][0]
+        if not _all_equal(found[least], row):
+            continue
+        batches = [Batch(least, 0)]
+        for size in rest:
+            margin = next((m for m in _MARGINS if 2 * m < size and _all_equal(found[size][m : size - m], row)), None)
+            batches += [] if margin is None else [Batch(size, margin)]
+        best = max(best, tuple(batches), key=lambda batches: batches[-1].room)
+    return best
 
 
-def linear(x: Floats, weight: Floats, bias: Floats, relu: bool, batch: int = LINEAR_BATCHES[0]) -> Floats:
-    """x weight + bias, `batch` rows at a time; then ReLU if `relu`. x: fp32 [N, inputs], weight [inputs, outputs].
+def _all_equal(rows: Floats, row: Floats) -> bool:
+    return np.array_equal(rows, np.broadcast_to(row, rows.shape), equal_nan=True)
+
+
+def _product(x: Floats, weight: Floats) -> Floats:
+    """x weight, as the transpose of weight^T x^T, in which OpenBLAS for AVX2 treats more rows alike."""
+    product: Floats = weight.T @ x.T
+    return product.T
+
+
+def linear(x: Floats, weight: Floats, bias: Floats, relu: bool, batches: tuple[Batch, ...] = LINEAR_BATCHES) -> Floats:
+    """x weight + bias, in batches; then ReLU if `relu`. x: fp32 [N, inputs], weight [inputs, outputs].
 
     A row with a value that is not finite becomes NaN.
     """
     out = np.empty((len(x), weight.shape[1]), np.float32)
-    for first in range(0, len(x), batch):
-        part = x[first : first + batch]
-        taken = len(part)
-        if taken < batch:
-            part = np.concatenate([part, np.zeros((batch - taken, x.shape[1]), np.float32)])
-        out[first : first + taken] = (part @ weight)[:taken]
+    first = 0
+    while first < len(x):
+        left = len(x) - first
+        batch = next((batch for batch in batches if batch.room >= left), batches[-1])
+        taken = min(left, batch.room)
+        part = np.zeros((batch.size, x.shape[1]), np.float32)
+        part[batch.margin : batch.margin + taken] = x[first : first + taken]
+        out[first : first + taken] = _product(part, weight)[batch.margin : batch.margin + taken]
+        first += taken
     out += bias
     out[~np.isfinite(out).all(axis=1)] = np.nan
     if relu:
@@ -220,18 +270,22 @@ def blocks(weights: Weights) -> list[tuple[str, Callable[[Any], Any]]]:
     first, *rest = weights.layers
     run: list[tuple[str, Callable[[Any], Any]]] = [(first.name, partial(_first_block, weights=weights, layer=first))]
     run += [(layer.name, partial(_block, weights=weights, layer=layer)) for layer in rest]
-    return [(name, partial(_without_warnings, block)) for name, block in run]
+    return [(name, without_warnings(block)) for name, block in run]
 
 
-def _without_warnings(block: Callable[[Any], Any], x: Any) -> Any:
+def without_warnings(block: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """NumPy would warn of an overflow, in the thread where it happens; the scores tell of which article it is."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return block(x)
+
+    def quiet(x: Any) -> Any:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return block(x)
+
+    return quiet
 
 
 def _first_block(ids: NDArray[np.uint8], weights: Weights, layer: Layer) -> Rows:
     bias, norm = weights.bias[layer.name], weights.norm[layer.name]
-    return lookup_norm_pool(ids, weights.padding, weights.table, bias, norm, layer.pool)
+    return lookup_norm_pool(ids, weights.padding, weights.table, bias, norm, layer.pool, weights.frame)
 
 
 def _block(x: Rows | Floats, weights: Weights, layer: Layer) -> Rows | Floats:
@@ -241,7 +295,7 @@ def _block(x: Rows | Floats, weights: Weights, layer: Layer) -> Rows | Floats:
         return conv1d(x, weights.conv[name], bias, layer.pool, weights.norm.get(name))
     # Every article has the same rows here, so they are the linear layers' inputs.
     values = x.values.reshape(len(x.offsets) - 1, -1) if isinstance(x, Rows) else x
-    return linear(values, weights.linear[name], bias, layer.relu, weights.linear_batch)
+    return linear(values, weights.linear[name], bias, layer.relu, weights.linear_batches)
 
 
 def forward(ids: NDArray[np.uint8], weights: Weights) -> Floats:

@@ -1,4 +1,4 @@
-"""The file next to a params.bin that keeps what the parameter file has no place for: class names, alphabet and card."""
+"""The file next to a params.bin for what the parameter file has no place for: class names, alphabet, frame, card."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from msgspec import Struct
 
 from pipeline.errors import ModelError
 from pipeline.model import model_file
+from pipeline.model.frame import Frame
 
 _MOST_BYTES = model_file.MOST_HEADER_BYTES
 
 
 class Sidecar(Struct, frozen=True, kw_only=True):
-    """sha256: of the parameter file that it belongs to."""
+    """sha256: of the parameter file that it belongs to. Version 1 knew no frame but the dense one."""
 
-    format: Literal["broadsheet-params/1"] = "broadsheet-params/1"
+    format: Literal["broadsheet-params/1", "broadsheet-params/2"] = "broadsheet-params/2"
     alphabet: str
     classes: list[str]
+    frame: Frame = "dense"
     card: dict[str, Any] = {}
     sha256: str
 
@@ -50,7 +52,8 @@ def read(params: Path, data: bytes) -> Sidecar | None:
     return found
 
 
-def to_json(alphabet: str, classes: list[str], card: dict[str, Any], data: bytes) -> bytes:
+def to_json(alphabet: str, classes: list[str], frame: Frame, card: dict[str, Any], data: bytes) -> bytes:
     """The content of the sidecar of a parameter file with this content."""
-    beside = Sidecar(alphabet=alphabet, classes=classes, card=card, sha256=hashlib.sha256(data).hexdigest())
+    digest = hashlib.sha256(data).hexdigest()
+    beside = Sidecar(alphabet=alphabet, classes=classes, frame=frame, card=card, sha256=digest)
     return msgspec.json.format(msgspec.json.encode(beside), indent=1) + b"\n"

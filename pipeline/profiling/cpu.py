@@ -18,7 +18,6 @@ from pipeline.model.charcnn import Layer, Model
 from pipeline.profiling.kernel_work import Ceilings, KernelProfile, kernels_of
 from pipeline.telemetry.spans import Span
 
-_GROUP = reference.LINEAR_BATCHES[0]
 _REPEATS = 5
 _CEILING_REPEATS = 15
 _PRODUCT_SIDE = 1536
@@ -33,17 +32,17 @@ def profile(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
     model, each_group = engine.model, engine.each_group
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length)[0]
     alone = {"encode": _median(lambda: encode(texts.data, texts.offsets, model.alphabet, model.length))}
-    groups: list[Any] = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
-    for name, block in reference.blocks(engine.weights):
+    groups: list[Any] = engine.groups(ids)
+    for name, block in engine.blocks:
         alone[name] = _median(lambda block=block, groups=groups: each_group(block, groups))  # type: ignore[misc]
         groups = each_group(block, groups)
     logits = np.concatenate(groups)
     alone["head"] = _median(lambda: reference.top_k(reference.softmax(logits), 1))
     stream = _in_the_network(engine, texts)
-    moved = _modelled_bytes(model, ids, len(texts.data))
+    moved = _modelled_bytes(model, ids, len(texts.data), len(engine.groups(ids)))
     return [
         KernelProfile(w.name, w.category, alone[w.name], stream[w.name], w.flop, w.least_bytes, moved[w.name])
-        for w in kernels_of(model, len(ids), len(texts.data), _FP32)
+        for w in kernels_of(model, texts, _FP32)
     ]
 
 
@@ -93,7 +92,7 @@ def _in_the_network(engine: CpuEngine, texts: Texts) -> dict[str, float]:
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
-def _modelled_bytes(model: Model, ids: NDArray[np.uint8], text_bytes: int) -> dict[str, int]:
+def _modelled_bytes(model: Model, ids: NDArray[np.uint8], text_bytes: int, groups: int) -> dict[str, int]:
     """Bytes that NumPy's passes read and write, as if no cache kept data from one to the next."""
     text = ids != model.alphabet.padding
     last = np.where(text.any(axis=1), model.length - np.argmax(text[:, ::-1], axis=1), 0)
@@ -106,8 +105,7 @@ def _modelled_bytes(model: Model, ids: NDArray[np.uint8], text_bytes: int) -> di
         elif layer.kind == "conv1d":
             moved[layer.name] = _FP32 * len(ids) * (_taps(layer) + _after_product(layer))
         else:
-            batches = -(-len(ids) // _GROUP)
-            weights = layer.inputs * layer.outputs * batches
+            weights = layer.inputs * layer.outputs * groups
             moved[layer.name] = _FP32 * (weights + len(ids) * (layer.inputs + 5 * layer.outputs))
     return moved
 

@@ -18,8 +18,18 @@ from pipeline.kernels import catalog
 from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel, resources
 from pipeline.kernels.ops import Operations, load, tile_shape
+from pipeline.kernels.packing import units_by_length
 from pipeline.model.charcnn import Layer, Model
-from pipeline.profiling.kernel_work import PRODUCT, REDUCTION, Ceilings, KernelProfile, KernelWork, kernels_of
+from pipeline.profiling.kernel_work import (
+    ELEMENT_WISE,
+    PRODUCT,
+    REDUCTION,
+    Ceilings,
+    KernelProfile,
+    KernelWork,
+    computed_rows,
+    kernels_of,
+)
 from pipeline.telemetry.spans import Span
 
 _REPEATS = 9
@@ -49,7 +59,9 @@ def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
     with engine.device:
         alone = {launch.kernel.name: _seconds(lambda at=launch: _launch(ops, at)) for launch in launches}  # type: ignore[misc]
     stream = _in_the_network(engine, texts)
-    works = _works(model, count, len(texts.data), ops.precision)
+    works = _works(model, texts, ops.precision)
+    rows = computed_rows(model, texts)
+    units = int(units_by_length(model.layers, model.frame)[np.minimum(np.diff(texts.offsets), model.length)].sum())
     layers = {layer.name: layer for layer in model.layers}
     found = []
     for launch in launches:
@@ -58,7 +70,14 @@ def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
         target = catalog.target(ops.generation, ops.architecture)
         report = resources(compile_kernel(kernel.file, kernel.expression, target).log)
         resident, occupancy = _residency(kernel, target)
-        tiles, waste, moved = _tiles(ops, layers.get(name), count, launch, work.least_bytes)
+        layer = layers.get(name)
+        tiles, waste, moved = _blocks(launch), None, work.least_bytes
+        shape = tile_shape(ops, layer) if layer is not None else None
+        if layer is not None and shape is not None:
+            computed = units * layer.product_pool if layer.kind == "conv1d" else count
+            kept = rows.get(name, count)
+            tiles, waste, shared = _tiles(layer, shape, computed, kept)
+            moved += shared * _ELEMENT_BYTES[ops.precision]
         waves = tiles / (resident * ops.sms)
         found.append(
             KernelProfile(
@@ -139,12 +158,17 @@ def _in_the_network(engine: CudaEngine, texts: Texts) -> dict[str, float]:
     return {name: statistics.median(found[1:]) for name, found in times.items()}
 
 
-def _works(model: Model, count: int, text_bytes: int, precision: str) -> dict[str, KernelWork]:
-    """The work of each kernel. Kernels differ from blocks in three places: block 1's statistics and block 6's norm are
-    separate kernels, and one kernel computes the last layer and the head.
+def _works(model: Model, texts: Texts, precision: str) -> dict[str, KernelWork]:
+    """The work of each kernel. Kernels differ from blocks in four places: block 1's statistics and block 6's norm are
+    separate kernels, two find where the rows lie, and one kernel computes the last layer and the head.
     """
-    element = _ELEMENT_BYTES[precision]
-    works = {work.name: work for work in kernels_of(model, count, text_bytes, element)}
+    count, text_bytes, element = len(texts), len(texts.data), _ELEMENT_BYTES[precision]
+    rows, second = computed_rows(model, texts), model.layers[1]
+    works = {work.name: work for work in kernels_of(model, texts, element)}
+    works["first units"] = KernelWork("first units", ELEMENT_WISE, 0, 8 * count)
+    works["closing units"] = KernelWork(
+        "closing units", ELEMENT_WISE, 0, 4 * count + rows[second.name] // second.product_pool
+    )
     for layer in model.layers:
         elements = layer.rows_out * layer.outputs
         if layer.norm and layer.is_lookup:
@@ -153,13 +177,12 @@ def _works(model: Model, count: int, text_bytes: int, precision: str) -> dict[st
             works[name] = KernelWork(name, REDUCTION, 14 * text_bytes, count * model.length + tables)
         elif layer.norm:
             whole, out = works[layer.name], count * layer.rows_pooled * layer.outputs * element
-            raw = count * elements * element
+            product = rows[layer.name] * layer.flop // layer.rows_out
+            raw = rows[layer.name] * layer.outputs * element
             affine = 2 * elements * element
             name = f"{layer.name} norm"
-            works[name] = KernelWork(name, REDUCTION, whole.flop - count * layer.flop, raw + out + affine)
-            works[layer.name] = KernelWork(
-                layer.name, PRODUCT, count * layer.flop, whole.least_bytes - out - affine + raw
-            )
+            works[name] = KernelWork(name, REDUCTION, whole.flop - product, raw + out + affine)
+            works[layer.name] = KernelWork(layer.name, PRODUCT, product, whole.least_bytes - out - affine + raw)
     last, head = model.layers[-1].name, works.pop("head")
     works[last] = KernelWork(last, PRODUCT, works[last].flop + head.flop, works[last].least_bytes + head.least_bytes)
     return works
@@ -173,20 +196,15 @@ def _residency(kernel: Kernel, target: str) -> tuple[int, float]:
     return max(1, blocks), blocks * kernel.threads / most
 
 
-def _tiles(
-    ops: Operations, layer: Layer | None, count: int, launch: Launch, least_bytes: int
-) -> tuple[int, float | None, int]:
-    """The number of tiles, the share of computed rows that is discarded, and the bytes that the kernel moves by design:
-    inputs with the rows that neighbouring tiles share, once for every tile of outputs.
+def _blocks(launch: Launch) -> int:
+    return int(np.prod(launch.grid))
+
+
+def _tiles(layer: Layer, shape: tuple[int, int], computed: int, kept: int) -> tuple[int, float, int]:
+    """The number of tiles over `computed` rows, the share of these that is discarded, and the elements that are read
+    more than once by design: rows that neighbouring tiles share, and all of them for every tile of outputs.
     """
-    blocks = int(np.prod(launch.grid))
-    shape = tile_shape(ops, layer) if layer is not None else None
-    if layer is None or shape is None:
-        return blocks, None, least_bytes
     rows, outputs = shape
-    m_tiles = -(-count * layer.rows_in // rows)
-    n_tiles = layer.outputs // outputs
-    kept = count * (layer.rows_pooled * layer.pool if layer.product_pool > 1 else layer.rows_out)
-    element = _ELEMENT_BYTES[ops.precision]
-    shared = (m_tiles * (rows + layer.kernel - 1) * n_tiles - count * layer.rows_in) * layer.inputs * element
-    return m_tiles * n_tiles, 1 - kept / (m_tiles * rows), least_bytes + max(0, shared)
+    m_tiles, n_tiles = -(-computed // rows), layer.outputs // outputs
+    shared = (m_tiles * (rows + layer.kernel - 1) * n_tiles - computed) * layer.inputs
+    return m_tiles * n_tiles, 1 - kept / (m_tiles * rows), max(0, shared)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from pipeline.engine.base import Texts
 from pipeline.model.charcnn import Model
 
 ELEMENT_WISE, REDUCTION, PRODUCT = "element-wise", "reduction", "product"
@@ -65,23 +68,40 @@ class Ceilings:
     how: str
 
 
-def kernels_of(model: Model, articles: int, text_bytes: int, element: int) -> list[KernelWork]:
-    """Every kernel of the network over a batch, from its layer table. element: bytes of a weight or activation.
+def computed_rows(model: Model, texts: Texts) -> dict[str, int]:
+    """Rows of ASCII texts that each convolution computes, before its pool: all, or those that the text reaches."""
+    convolutions = [layer for layer in model.layers if layer.kind == "conv1d"]
+    if model.frame == "dense":
+        return {layer.name: len(texts) * layer.rows_out for layer in convolutions}
+    rows, found = np.diff(texts.offsets), {}
+    for layer in convolutions:
+        pool = layer.pool if layer.is_lookup else layer.product_pool
+        rows = np.minimum(-(-rows // pool), layer.rows_out // pool)
+        found[layer.name] = int(rows.sum()) * pool
+    return found
+
+
+def kernels_of(model: Model, texts: Texts, element: int) -> list[KernelWork]:
+    """Every kernel of the network over ASCII texts, from its layer table. element: bytes of a weight or activation.
 
     Block 1 counts as a look-up: seven additions an element, and the norm.
     """
-    length, classes = model.length, len(model.classes)
-    works = [KernelWork("encode", ELEMENT_WISE, 0, text_bytes + 8 * (articles + 1) + articles * length)]
+    articles, length, classes = len(texts), model.length, len(model.classes)
+    works = [KernelWork("encode", ELEMENT_WISE, 0, len(texts.data) + 8 * (articles + 1) + articles * length)]
+    rows = computed_rows(model, texts)
     for layer in model.layers:
         elements = layer.rows_out * layer.outputs
+        share = rows.get(layer.name, articles) / layer.rows_out  # articles' worth of rows
         norm = _NORM_FLOP * elements if layer.norm else 0
         weights = layer.kernel * layer.inputs * layer.outputs + layer.outputs + (2 * elements if layer.norm else 0)
+        written = layer.rows_pooled * layer.outputs * element
         if layer.is_lookup:
             category, flop, read = REDUCTION, layer.kernel * elements + norm, length
         else:
             category, flop, read = PRODUCT, layer.flop + norm, layer.rows_in * layer.inputs * element
-        moved = articles * (read + layer.rows_pooled * layer.outputs * element) + weights * element
-        works.append(KernelWork(layer.name, category, articles * flop, moved))
+        # After block 6 every article has all rows.
+        moved = share * read + (articles if layer.norm and not layer.is_lookup else share) * written
+        works.append(KernelWork(layer.name, category, round(share * flop), round(moved) + weights * element))
     # softmax: subtract, exponential, sum, divide; the outputs are a label and a score
     works.append(KernelWork("head", REDUCTION, articles * 4 * classes, articles * (classes * 4 + 8)))
     return works

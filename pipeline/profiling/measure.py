@@ -105,9 +105,9 @@ def profile(
     except (BroadsheetError, subprocess.TimeoutExpired) as error:
         warnings.warn(f"without hardware counters: {error}", RuntimeWarning, stacklevel=2)
         return found
-    if counted is None or len(counted) != len(found.kernels):
+    if counted is None or len(counted) < len(found.kernels):
         return found
-    pairs = zip(found.kernels, counted, strict=True)
+    pairs = zip(found.kernels, counted[-len(found.kernels) :], strict=True)  # some run when the model is loaded
     return replace(found, kernels=tuple(replace(kernel, counted_bytes=number) for kernel, number in pairs))
 
 

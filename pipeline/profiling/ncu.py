@@ -20,13 +20,14 @@ from pipeline.model.charcnn import Model, load_model
 from pipeline.profiling.sample import sample
 
 _METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
-_OURS = "regex:^(encode|norm_statistics|lookup_norm_pool|conv1d|norm_relu_pool|head)"
+_OURS = "regex:^(encode|norm_statistics|first_units|closing_units|lookup_norm_pool|conv1d|norm_relu_pool|head)"
 _UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 _SECONDS = 300
 
 
 def counted_bytes(model: Model, precision: str, kernels: str, batch: int) -> list[int] | None:
-    """Bytes read and written by every kernel of a batch, in the order they run; None where `ncu` is not installed.
+    """Bytes read and written by every kernel in the order they run, at last those of a batch; None where `ncu` is not
+    installed.
 
     Raises BroadsheetError with its message where it cannot read the counters (often only administrators may).
     """

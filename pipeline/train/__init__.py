@@ -16,6 +16,7 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Model, layer_table
+from pipeline.model.frame import FRAMES, Frame
 from pipeline.train.checkpoint import Checkpoint, Epoch
 from pipeline.train.data import Labelled, hold_out, read_labelled
 from pipeline.train.loop import Rows, Run, Saving
@@ -55,6 +56,7 @@ def train(
     classes: Iterable[str] | None = None,
     alphabet: str = WITH_SPACE,
     length: int = 1014,
+    frame: Frame = "text",
     recipe: Recipe | None = None,
     hold_out_share: float = 0.05,
     test: Any = None,
@@ -88,6 +90,9 @@ def train(
         The symbols that the model reads. Default: the published alphabet with a space.
     length : int
         Characters of each article that the model reads, from 64 to 4,096.
+    frame : str
+        "text": block 1's output is zero after the end of an article's text, so that only the text is computed. "dense":
+        it is not, as in the published network.
     recipe : Recipe, optional
         Epochs, learning rate, augmentation and so on. Default: the recipe of the shipped model.
     hold_out_share : float
@@ -141,6 +146,8 @@ def train(
         raise UsageError(f"{hold_out_share} of the rows cannot be held out: at most half of them")
     if dtype not in ("float16", "float32"):
         raise UsageError(f"dtype {dtype!r}: choose float16 or float32")
+    if frame not in FRAMES:
+        raise UsageError(f"frame {frame!r}: choose one of {', '.join(FRAMES)}")
     on, compute = _device(device, precision)
     try:
         symbols = Alphabet(alphabet)
@@ -152,11 +159,11 @@ def train(
     fit, held = hold_out(data.labels, hold_out_share)
     on_start(data, len(held))
     layers = layer_table(len(symbols), length, len(data.classes))
-    job = _job(data, symbols, recipe, hold_out_share, seed, on.type, compute)
+    job = _job(data, symbols, frame, recipe, hold_out_share, seed, on.type, compute)
     cuda = on.type == "cuda"
     with torch.random.fork_rng(devices=[on] if cuda else []), torch.backends.cudnn.flags(enabled=True, benchmark=cuda):
         torch.manual_seed(seed)
-        network = CharCNN(layers, compute, recipe.dropout, recipe.input_dropout).to(on)
+        network = CharCNN(layers, frame, compute, recipe.dropout, recipe.input_dropout).to(on)
         run = Run(network, _rows(data, fit, on), _rows(data, held, on), symbols, recipe, seed)
         if resume:
             if checkpoint is None:
@@ -165,11 +172,12 @@ def train(
         every = checkpoint_every if checkpoint else 0
         run.finish(on_epoch, Saving(checkpoint or Path(), every, job))
         tensors = {name: p.cpu().numpy().astype(dtype) for name, p in run.average.named_parameters()}
-        final = CharCNN(layers).to(on)
+        final = CharCNN(layers, frame).to(on)
         final.load_tensors(tensors)
     card = {
         **(about or {}),
         "data": data.about() | {"held_out_rows": len(held)},
+        "frame": frame,
         "recipe": recipe.to_dict(),
         "seed": seed,
         "trained_on": f"{_name(on)}, {'bf16' if compute == torch.bfloat16 else 'fp32'}",
@@ -184,7 +192,7 @@ def train(
         card["held_out_accuracy"] = _accuracy(final, _rows(data, held, on))
     if tested is not None:
         card["test"] = tested.about() | {"accuracy": _accuracy(final, _rows(tested, np.arange(len(tested)), on))}
-    return Trained(Model(symbols, data.classes, length, tensors, card), run.history)
+    return Trained(Model(symbols, data.classes, length, tensors, card, frame=frame), run.history)
 
 
 def _device(device: str, precision: str) -> tuple[torch.device, torch.dtype]:
@@ -201,7 +209,14 @@ def _device(device: str, precision: str) -> tuple[torch.device, torch.dtype]:
 
 
 def _job(
-    data: Labelled, symbols: Alphabet, recipe: Recipe, share: float, seed: int, device: str, compute: torch.dtype
+    data: Labelled,
+    symbols: Alphabet,
+    frame: Frame,
+    recipe: Recipe,
+    share: float,
+    seed: int,
+    device: str,
+    compute: torch.dtype,
 ) -> dict[str, Any]:
     """Everything that must be the same for a checkpoint to be resumed."""
     rows = hashlib.sha256(data.ids.tobytes() + data.labels.tobytes()).hexdigest()
@@ -209,6 +224,7 @@ def _job(
         "data": rows,
         "classes": list(data.classes),
         "alphabet": symbols.symbols,
+        "frame": frame,
         "recipe": recipe.to_dict(),
         "held-out share": share,
         "seed": seed,

@@ -12,8 +12,8 @@ from pipeline.train.recipe import Recipe
 def augment(ids: Tensor, alphabet: Alphabet, recipe: Recipe) -> Tensor:
     """Articles uint8 [N, length] with words, characters and spans changed, then moved; `ids` is not modified.
 
-    Erased characters become unknown ones, which are zero columns like the padding. Draws from PyTorch's global
-    generator of the device.
+    Erased characters become unknown ones, which are zero columns like the padding. A text ends where it ended, unless
+    it is moved. Draws from PyTorch's global generator of the device.
     """
     if recipe.dropped_words:
         ids = _drop_words(ids, alphabet, recipe.dropped_words)
@@ -24,7 +24,8 @@ def augment(ids: Tensor, alphabet: Alphabet, recipe: Recipe) -> Tensor:
     for _ in range(recipe.erased_spans):
         first = (_uniform(ids) * text_length).long()
         end = first + 1 + (_uniform(ids) * recipe.span_length).long()
-        ids = torch.where((position >= first) & (position < end), alphabet.unknown, ids)
+        erased = (position >= first) & (position < end) & (ids != alphabet.padding)
+        ids = torch.where(erased, alphabet.unknown, ids)
     if recipe.shift or recipe.cut:
         move = (_uniform(ids) * (recipe.shift + 1)).long() - (_uniform(ids) * (recipe.cut + 1)).long()
         origin = position - move

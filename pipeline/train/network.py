@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.model.charcnn import NORM_EPSILON, Layer
+from pipeline.model.frame import Frame
 
 _CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 
 
 class CharCNN(nn.Module):
-    """The network of `layers` (`model.layer_table`); its state dict has the model file's names and shapes.
+    """The network of `layers` (`model.layer_table`) and a frame; its state dict has the model file's names and shapes.
 
     Convolutions and fc1, fc2 compute in `compute` (bfloat16 or float32), everything else in float32. Initial weights
     are PyTorch's own, drawn from its global generator.
@@ -25,12 +26,13 @@ class CharCNN(nn.Module):
     def __init__(
         self,
         layers: tuple[Layer, ...],
+        frame: Frame,
         compute: torch.dtype = torch.float32,
         dropout: float = 0.0,
         input_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self._layers, self._compute = layers, compute
+        self._layers, self._frame, self._compute = layers, frame, compute
         self._dropout = {"fc1": input_dropout, "fc2": dropout, "fc3": dropout}
         for layer in layers:
             if layer.kind == "conv1d":
@@ -53,6 +55,8 @@ class CharCNN(nn.Module):
                 if layer.norm:
                     x = self._normalise(x, layer.norm)
                 x = F.relu(x)
+                if layer.is_lookup and self._frame == "text":
+                    x = torch.where(self._of_text(ids, layer.rows_out), x, 0.0)
                 if layer.pool > 1:
                     x = _pool(x, layer.pool)
                 continue
@@ -70,6 +74,13 @@ class CharCNN(nn.Module):
         symbols = self._layers[0].inputs
         columns = torch.arange(symbols + -symbols % _CHANNELS_MULTIPLE, device=ids.device)
         return (ids[:, :, None].int() == columns.int()).to(self._compute)
+
+    def _of_text(self, ids: Tensor, rows: int) -> Tensor:
+        """Whether each of block 1's rows comes before the end of its article's text, [N, rows, 1]."""
+        position = torch.arange(ids.shape[1], device=ids.device)
+        padding = self._layers[0].inputs + 1
+        end = ((ids != padding) * (position + 1)).amax(1)
+        return (position[:rows] < end[:, None])[:, :, None]
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         """[N, rows, inputs] to float32 [N, rows - kernel + 1, outputs]."""

@@ -2,36 +2,44 @@
 //
 // In channels-last order output row r of an article is Σ_tap input[r + tap] · weight[tap]: a product whose K dimension
 // runs over (tap, channel) and whose A rows for tap t are simply the rows t further down. A linear layer is the same
-// with one tap. Rows that would reach into the next article (the last KERNEL - 1 of each) are computed and not stored.
+// with one tap. Rows that would reach into the next article are computed, and a constant is stored in their place.
 //
 // A block computes TILE_M x TILE_N outputs, a thread 9 x 8; nine consecutive rows are three whole pool windows, so the pool is
 // a maximum within a thread. Operands go through two shared-memory buffers, the next step's loads in flight while one
 // computes. Sums run in partial sums of 64: over 8,704 inputs one long fp32 sum would be ten times further off.
 #include "common/launch.cuh"
-#include "common/output_row.cuh"
 #include "common/overflow.cuh"
+#include "common/packing.cuh"
 #include "common/types.cuh"
 
 constexpr int STEP = 16;
 constexpr int ROWS = 9, COLUMNS = 8;       // of a thread; threads are 16 x 16
 constexpr int PARTIAL = 64;                // products in a partial sum
 
-// input [rows_total, channels_in]; weight [KERNEL][channels_in][channels_out]; bias [channels_out]. An article is
-// `units` units of POOL rows in the input, and `rows_out` rows of output [articles, rows_out, channels_out].
+// input [units * POOL, channels_in]; weight [KERNEL][channels_in][channels_out]; bias [channels_out]; output [units,
+// channels_out]. unit_count: in device memory; the grid has room for more. closing [units], constant [channels_out]: as
+// in common/packing.cuh.
 template <int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
-    conv1d(const float* input, const float* weight, const float* bias, float* output, int rows_total, int channels_in,
-           int channels_out, int units, int rows_out, int articles) {
+    conv1d(const float* input, const float* weight, const float* bias, float* output, int channels_in,
+           int channels_out, const int* unit_count, const uint8* closing, const float* constant) {
     constexpr int THREADS = Launch::THREADS;
     constexpr int A_PITCH = TILE_M + 4;  // keeps the transposed stores off each other's banks
     constexpr int A_LOADS = (TILE_M * STEP / 4 + THREADS - 1) / THREADS, B_LOADS = STEP * TILE_N / 4 / THREADS;
     static_assert(TILE_M == 16 * ROWS && TILE_N == 16 * COLUMNS && THREADS == 16 * 16, "a thread's share of a tile");
-    static_assert(Launch::SHARED_BYTES == 0, "shared memory is static here");
     static_assert(POOL == 1 || ROWS % POOL == 0, "a thread holds whole pool windows");
-    __shared__ float a_tile[2][STEP][A_PITCH];
-    __shared__ float b_tile[2][STEP][TILE_N];
+    struct Shared {
+        float a_tile[2][STEP][A_PITCH];
+        float b_tile[2][STEP][TILE_N];
+    };
+    static_assert(sizeof(Shared) == Launch::SHARED_BYTES, "the shared memory that the tile asks for");
+    extern __shared__ __align__(16) char shared[];
+    auto& a_tile = reinterpret_cast<Shared*>(shared)->a_tile;
+    auto& b_tile = reinterpret_cast<Shared*>(shared)->b_tile;
     const int column = threadIdx.x % 16, group = threadIdx.x / 16;
-    const int64 first_row = (int64)blockIdx.y * TILE_M;
+    const Units<float> units{*unit_count, closing, constant};
+    const int first_row = blockIdx.y * TILE_M, rows = units.count * POOL;
+    if (first_row >= rows) return;
     const int first_column = blockIdx.x * TILE_N;
     const int steps_a_tap = channels_in / STEP, steps = KERNEL * steps_a_tap;
 
@@ -41,10 +49,10 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
 #pragma unroll
         for (int i = 0; i < A_LOADS; i++) {
             const int piece = i * THREADS + threadIdx.x;
-            const int64 row = first_row + piece / 4 + tap;
+            const int row = first_row + piece / 4 + tap;
             a_next[i] = make_float4(0, 0, 0, 0);
-            if (piece < TILE_M * STEP / 4 && row < rows_total)
-                a_next[i] = *reinterpret_cast<const float4*>(input + row * channels_in + channel + piece % 4 * 4);
+            if (piece < TILE_M * STEP / 4 && row < rows)
+                a_next[i] = *reinterpret_cast<const float4*>(input + (int64)row * channels_in + channel + piece % 4 * 4);
         }
 #pragma unroll
         for (int i = 0; i < B_LOADS; i++) {
@@ -121,10 +129,10 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                     for (int w = 0; w < POOL; w++) value[j] = unless_overflow(value[j], total[i + w][half * 4 + j]);
                 }
             }
-            const OutputRow row((first_row + group * ROWS + i) / POOL, units);
-            if (row.exists(articles, rows_out))
-                *reinterpret_cast<float4*>(output + row.number(rows_out) * channels_out + at) =
-                    *reinterpret_cast<const float4*>(value);
+            const int unit = (first_row + group * ROWS + i) / POOL;
+            float4 stored = make_float4(value[0], value[1], value[2], value[3]);
+            if (units.is_closing(unit)) stored = *reinterpret_cast<const float4*>(units.constant + at);
+            if (units.exist(unit)) *reinterpret_cast<float4*>(output + (int64)unit * channels_out + at) = stored;
         }
     }
 }

@@ -4,17 +4,20 @@
 // thread keeps gamma and beta of its four channels at one pooled position, and loops over ARTICLES articles with them.
 #include "common/launch.cuh"
 #include "common/overflow.cuh"
+#include "common/packing.cuh"
 #include "common/types.cuh"
 
-// ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); table [KERNEL][id_count][CHANNELS];
-// bias [CHANNELS]; gamma, beta [windows, CHANNELS]; output [articles, row_pitch, CHANNELS], of which `rows` are written.
-template <int KERNEL, int CHANNELS, int POOL, int POSITIONS, int ARTICLES, typename Launch>
+// ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
+// (common/packing.cuh); table [KERNEL][id_count][CHANNELS]; bias [CHANNELS]; gamma, beta [windows, CHANNELS]; output
+// [units, UNIT_ROWS, CHANNELS]. TEXT: windows from the text's end on are zero after ReLU. rows: of an article, at most.
+template <int KERNEL, int CHANNELS, int POOL, int UNIT_ROWS, bool TEXT, int POSITIONS, int ARTICLES, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS)
     lookup_norm_pool(const uint8* ids, int pitch, int articles, int id_count, const int* text_end,
-                     const float2* statistics, const float* table, const float* bias, const float* gamma,
-                     const float* beta, float* output, int rows, int row_pitch) {
+                     const float2* statistics, const int* first, const float* table, const float* bias,
+                     const float* gamma, const float* beta, float* output, int rows) {
     constexpr int LANES = CHANNELS / 4;  // threads across the channels, four channels each
     static_assert(Launch::THREADS == LANES * POSITIONS && Launch::SHARED_BYTES == 0, "the tile's threads");
+    const Packing packing{first};
     const int channel = threadIdx.x % LANES * 4, row = blockIdx.x * POSITIONS + threadIdx.x / LANES;
     if (row >= rows) return;
     const float4 b = *reinterpret_cast<const float4*>(bias + channel);
@@ -27,14 +30,16 @@ __global__ void __launch_bounds__(Launch::THREADS)
     }
     const int last = min((int)(blockIdx.y + 1) * ARTICLES, articles);
     for (int article = blockIdx.y * ARTICLES; article < last; article++) {
+        if (row >= packing.units(article) * UNIT_ROWS) continue;
         const uint8* text = ids + (int64)article * pitch + row * POOL;
-        const bool in_text = row * POOL < text_end[article];  // else every window here is the bias
+        const int in_text = text_end[article] - row * POOL;  // windows from there on are the bias, or zero
         const float mean = statistics[article].x, scale = statistics[article].y;
         float4 best = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int w = 0; w < POOL; w++) {
+            if (TEXT && w >= in_text) break;
             float4 sum = b;
-            if (in_text) {
+            if (w < in_text) {
 #pragma unroll
                 for (int t = 0; t < KERNEL; t++) {
                     const int64 entry = (int64)(t * id_count + text[w + t]) * CHANNELS + channel;
@@ -47,8 +52,11 @@ __global__ void __launch_bounds__(Launch::THREADS)
             best.z = fmaxf(best.z, (sum.z - mean) * scale * g[w].z + shift[w].z);
             best.w = fmaxf(best.w, (sum.w - mean) * scale * g[w].w + shift[w].w);
         }
-        best.x = unless_overflow(best.x, scale), best.y = unless_overflow(best.y, scale);
-        best.z = unless_overflow(best.z, scale), best.w = unless_overflow(best.w, scale);
-        *reinterpret_cast<float4*>(output + ((int64)article * row_pitch + row) * CHANNELS + channel) = best;
+        if (!TEXT || in_text > 0) {
+            best.x = unless_overflow(best.x, scale), best.y = unless_overflow(best.y, scale);
+            best.z = unless_overflow(best.z, scale), best.w = unless_overflow(best.w, scale);
+        }
+        const int64 at = (int64)packing.first[article] * UNIT_ROWS + row;
+        *reinterpret_cast<float4*>(output + at * CHANNELS + channel) = best;
     }
 }

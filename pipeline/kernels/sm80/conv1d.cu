@@ -9,8 +9,8 @@
 // A block computes TILE_M rows by TILE_N outputs, a warp 48 by 64. Before a pool the warp's three m-blocks take rows 3i, 3i + 1
 // and 3i + 2 of its 16 windows, so that the maximum is taken in registers, before bias and ReLU, which commute with it.
 #include "common/launch.cuh"
-#include "common/output_row.cuh"
 #include "common/overflow.cuh"
+#include "common/packing.cuh"
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
 #include "sm80/mma.cuh"
@@ -22,13 +22,14 @@ constexpr int ROW_BYTES = SLAB * 2, PIECES = ROW_BYTES / 16;
 // Byte offset of a 16-byte piece of a row of shared memory.
 __device__ __forceinline__ uint32 swizzled(int row, int piece) { return row * ROW_BYTES + ((piece ^ (row & 7)) << 4); }
 
-// input [rows_total, channels_in]; weight [KERNEL][channels_out][channels_in]; bias fp32 [channels_out]. An article is
-// `units` units of POOL rows in the input, and `rows_out` rows of output [articles, rows_out, channels_out].
+// input [units * POOL, channels_in]; weight [KERNEL][channels_out][channels_in]; bias fp32 [channels_out]; output [units,
+// channels_out]. unit_count: in device memory; the grid has room for more. closing [units], constant [channels_out]: as
+// in common/packing.cuh.
 template <typename T, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES,
           typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
-    conv1d(const T* input, const T* weight, const float* bias, T* output, int rows_total, int channels_in,
-           int channels_out, int units, int rows_out, int articles) {
+    conv1d(const T* input, const T* weight, const float* bias, T* output, int channels_in, int channels_out,
+           const int* unit_count, const uint8* closing, const T* constant) {
     constexpr int THREADS = Launch::THREADS;
     constexpr int C_PITCH = TILE_N + 8;  // of the staged output: rows start four banks apart
     constexpr int A_ROWS = TILE_M + (KERNEL > 1 ? 8 : 0);
@@ -44,7 +45,9 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     extern __shared__ __align__(128) char shared[];
     const uint32 a_base = shared_address(shared), b_base = a_base + A_STAGES * A_BYTES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_m = warp % 4, warp_n = warp / 4;
-    const int64 first_row = (int64)blockIdx.y * TILE_M;
+    const Units<T> units{*unit_count, closing, constant};
+    const int first_unit = blockIdx.y * UNITS, first_row = first_unit * POOL, rows = units.count * POOL;
+    if (!units.exist(first_unit)) return;
     const int first_column = blockIdx.x * TILE_N;
     const int steps = channels_in / SLAB * KERNEL;
 
@@ -54,8 +57,8 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
             if (tap == 0)
                 for (int i = threadIdx.x; i < A_ROWS * PIECES; i += THREADS) {
                     const int row = i / PIECES, piece = i % PIECES;
-                    const bool valid = first_row + row < rows_total;
-                    const T* from = input + (valid ? first_row + row : 0) * channels_in + slab * SLAB + piece * 8;
+                    const bool valid = first_row + row < rows;
+                    const T* from = input + (int64)(valid ? first_row + row : 0) * channels_in + slab * SLAB + piece * 8;
                     copy_async16(a_base + slab % A_STAGES * A_BYTES + swizzled(row, piece), from, valid);
                 }
 #pragma unroll
@@ -129,9 +132,9 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     __syncthreads();
     for (int i = threadIdx.x; i < UNITS * TILE_N / 8; i += THREADS) {
         const int row = i / (TILE_N / 8), piece = i % (TILE_N / 8);
-        const OutputRow target((int64)blockIdx.y * UNITS + row, units);
-        if (target.exists(articles, rows_out))
-            *reinterpret_cast<uint4*>(output + target.number(rows_out) * channels_out + first_column + piece * 8) =
-                *reinterpret_cast<uint4*>(staged + row * C_PITCH + piece * 8);
+        const int unit = first_unit + row, at = first_column + piece * 8;
+        if (!units.exist(unit)) break;
+        const T* from = units.is_closing(unit) ? units.constant + at : staged + row * C_PITCH + piece * 8;
+        *reinterpret_cast<uint4*>(output + (int64)unit * channels_out + at) = *reinterpret_cast<const uint4*>(from);
     }
 }

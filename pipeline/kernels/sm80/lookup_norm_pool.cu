@@ -7,45 +7,53 @@
 //
 // Table entries are 16-bit integers, scaled by channel so that a sum over the taps is below 65,536: one 32-bit
 // addition adds two channels, exactly and in any order, where fp16 entries would take four instructions to widen and
-// add. A sum becomes a float through the bits of 2^23 + sum. The scale costs less than fp16's rounding of each entry.
+// add. A sum becomes a float through the bits of 2^23 + sum, and 2^23 is taken away again with the channel's zero, which
+// is a quarter of a unit off by that. The scale costs less than fp16's rounding of each entry.
 //
 // Most of an article of usual length is padding. A window wholly after the text is exactly the bias, so it needs no
-// look-ups: its normalised bias is computed once an article and channel, and one packed multiply-add remains.
+// look-ups: its normalised bias is computed once an article and channel, and one packed multiply-add remains. In the text
+// frame it is zero, and only rows that text reaches are written, with the zeros that block 2's taps read below them.
 #include "common/launch.cuh"
+#include "common/packing.cuh"
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
 
 constexpr int GROUP = 32;  // articles whose ids are fetched at a time, the next group while one computes
 
-// The two integers of a pair as floats: the bits of 2^23 + n are 0x4b000000 + n.
+constexpr float TWO_TO_23 = 8388608;
+
+// The two integers of a pair as floats, 2^23 larger: the bits of 2^23 + n are 0x4b000000 + n.
 __device__ __forceinline__ float2 integers_to_floats(uint32 pair) {
-    constexpr uint32 two_to_23 = 0x4b000000;
-    return make_float2(__uint_as_float(__byte_perm(pair, two_to_23, 0x7610)) - 8388608.f,
-                       __uint_as_float(__byte_perm(pair, two_to_23, 0x7632)) - 8388608.f);
+    constexpr uint32 bits = 0x4b000000;
+    return make_float2(__uint_as_float(__byte_perm(pair, bits, 0x7610)),
+                       __uint_as_float(__byte_perm(pair, bits, 0x7632)));
 }
 
-// ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); table [slices][KERNEL][IDS][CHANNELS]
-// of uint16; affine fp32 [3][WIDTH]: a channel's unit, its sum of zero, and its bias; gamma, beta [windows,
-// WIDTH]; output [articles, row_pitch, WIDTH], of which `rows` are written. Dynamic shared memory: `Shared`, below.
-template <typename T, int KERNEL, int WIDTH, int POOL, int IDS, int CHANNELS, int POSITIONS, int ARTICLES,
-          typename Launch>
+// ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
+// (common/packing.cuh); table [slices][KERNEL][IDS][CHANNELS] of uint16; affine fp32 [3][WIDTH]: a channel's unit, its sum
+// of zero, and its bias; gamma, beta [windows, WIDTH]; output [units, UNIT_ROWS, WIDTH]. TEXT: windows from the text's end
+// on are zero after ReLU. rows: of an article, at most. Dynamic shared memory: `Shared`, below.
+template <typename T, int KERNEL, int WIDTH, int POOL, int UNIT_ROWS, bool TEXT, int IDS, int CHANNELS, int POSITIONS,
+          int ARTICLES, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
     lookup_norm_pool(const uint8* ids, int pitch, int articles, const int* text_end, const float2* statistics,
-                     const uint16* table, const float* affine, const T* gamma, const T* beta, T* output, int rows,
-                     int row_pitch) {
+                     const int* first_unit, const uint16* table, const float* affine, const T* gamma, const T* beta,
+                     T* output, int rows) {
     constexpr int LANES = CHANNELS / 8, THREADS = Launch::THREADS, SLICES = WIDTH / CHANNELS;
     constexpr int WORDS = (POSITIONS * POOL + KERNEL + POOL + 2) / 4;  // of ids that a slab reads
-    constexpr int TEXT = KERNEL + POOL - 1;                             // ids that a thread reads
+    constexpr int READ = KERNEL + POOL - 1;                             // ids that a thread reads
     static_assert(POSITIONS * POOL % 4 == 0, "a slab's ids begin at a whole word");
     static_assert(ARTICLES % GROUP == 0 && WIDTH % CHANNELS == 0 && CHANNELS % 8 == 0, "whole groups and slices");
     static_assert(THREADS == LANES * POSITIONS, "a thread takes eight channels at a position");
-    static_assert(THREADS >= GROUP && THREADS % 32 == 0, "whole warps, and a thread for each article's statistics");
+    static_assert(THREADS > GROUP && THREADS >= ARTICLES && THREADS % 32 == 0,
+                  "whole warps, and a thread for each article's statistics and units");
     struct Shared {
         uint16 table[KERNEL][IDS][CHANNELS];
-        float channel[3][CHANNELS];          // of `affine`
+        float bias[CHANNELS];
         uint32 after_text[GROUP][LANES][4];  // the normalised bias of each article, in T
         float2 statistics[2][GROUP];
         int text_end[2][GROUP];
+        int first_unit[2][GROUP + 1];
         uint32 words[2][GROUP][WORDS];
     };
     static_assert(sizeof(Shared) == Launch::SHARED_BYTES, "the shared memory that the tile asks for");
@@ -55,23 +63,30 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
 
     const int lane = threadIdx.x % LANES, slot = threadIdx.x / LANES;
     const int slabs = (rows + POSITIONS - 1) / POSITIONS, chunks = (articles + ARTICLES - 1) / ARTICLES;
-    #pragma unroll 1
+    int loaded = -1;  // the slice whose table is in shared memory
+#pragma unroll 1
     for (int task = blockIdx.x; task < SLICES * slabs * chunks; task += gridDim.x) {
         // Slabs rotate with the chunk, so that every block gets its share of the first slabs, which hold the text.
         const int slice = task / (slabs * chunks), chunk = task % (slabs * chunks) / slabs;
         const int slab = (task + chunk) % slabs, row = slab * POSITIONS + slot;
         const int channel = slice * CHANNELS + lane * 8;
         const int first = chunk * ARTICLES, last = min(first + ARTICLES, articles);
-        __syncthreads();  // the previous task no longer uses the memory written below
-        if (task == blockIdx.x || slice != (task - (int)gridDim.x) / (slabs * chunks)) {  // another slice than the last
+        const bool is_reached =
+            threadIdx.x < last - first && Packing{first_unit}.units(first + threadIdx.x) * UNIT_ROWS > slab * POSITIONS;
+        // The previous task no longer uses the memory written below; and no text reaches this one's slab.
+        if (!__syncthreads_or(is_reached)) continue;
+        if (slice != loaded) {
+            loaded = slice;
             constexpr int count = KERNEL * IDS * CHANNELS;
 #pragma unroll 1
             for (int i = threadIdx.x * 8; i < count; i += THREADS * 8)
                 *reinterpret_cast<uint4*>(entries + i) =
                     *reinterpret_cast<const uint4*>(table + (int64)slice * count + i);
-            for (int i = threadIdx.x; i < 3 * CHANNELS; i += THREADS)
-                local.channel[i / CHANNELS][i % CHANNELS] = affine[i / CHANNELS * WIDTH + slice * CHANNELS + i % CHANNELS];
+            for (int i = threadIdx.x; i < CHANNELS; i += THREADS) local.bias[i] = affine[2 * WIDTH + slice * CHANNELS + i];
         }
+        float unit[8], zero[8];
+        load8(affine + channel, unit);
+        load8(affine + WIDTH + channel, zero);
         uint32 g[POOL][4], shift[POOL][4];
         if (row < rows) {
 #pragma unroll
@@ -92,6 +107,8 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                 copy_async<8>(&local.statistics[buffer][threadIdx.x], statistics + begin + threadIdx.x);
                 copy_async<4>(&local.text_end[buffer][threadIdx.x], text_end + begin + threadIdx.x);
             }
+            if (threadIdx.x <= GROUP && begin + threadIdx.x <= last)
+                copy_async<4>(&local.first_unit[buffer][threadIdx.x], first_unit + begin + threadIdx.x);
             commit_copies();
         };
         fetch(first, 0);
@@ -101,22 +118,26 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
             __syncthreads();  // this group has arrived, and the previous one has been read
             fetch(begin + GROUP, buffer ^ 1);
 #pragma unroll 1
-            for (int i = threadIdx.x; i < GROUP * LANES; i += THREADS) {
+            for (int i = threadIdx.x; i < GROUP * LANES && !TEXT; i += THREADS) {
                 const float2 norm = local.statistics[buffer][i / LANES];
-                const float* bias = &local.channel[2][i % LANES * 8];
+                const float* bias = &local.bias[i % LANES * 8];
 #pragma unroll
                 for (int j = 0; j < 4; j++)
                     local.after_text[i / LANES][i % LANES][j] =
                         pack<T>((bias[2 * j] - norm.x) * norm.y, (bias[2 * j + 1] - norm.x) * norm.y);
             }
-            __syncthreads();
-            if (row >= rows) continue;
-            int target = (begin * row_pitch + row) * (WIDTH / 8) + channel / 8;  // in pieces of eight channels
+            if (!TEXT) __syncthreads();
+            const Packing packing{local.first_unit[buffer]};
             const int count = min(GROUP, last - begin);
 #pragma unroll 1
-            for (int a = 0; a < count; a++, target += row_pitch * (WIDTH / 8)) {
+            for (int a = 0; a < count; a++) {
+                if (row >= packing.units(a) * UNIT_ROWS) continue;
+                const int target = (packing.first[a] * UNIT_ROWS + row) * (WIDTH / 8) + channel / 8;  // eight channels each
+                const int in_text = local.text_end[buffer][a] - row * POOL;  // windows from there on need no look-up
                 uint32 best[4] = {};  // ReLU: nothing below zero
-                if (row * POOL >= local.text_end[buffer][a]) {
+                if (TEXT && in_text <= 0) {
+                    // zeros
+                } else if (in_text <= 0) {
                     const uint4 value = *reinterpret_cast<const uint4*>(local.after_text[a][lane]);
 #pragma unroll
                     for (int w = 0; w < POOL; w++) {
@@ -126,11 +147,14 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                         best[3] = max_pair<T>(best[3], fma_pair<T>(value.w, g[w][3], shift[w][3]));
                     }
                 } else {
-                    const uint8* text = reinterpret_cast<const uint8*>(local.words[buffer][a]) + slot * POOL;
+                    const uint32* text = local.words[buffer][a] + slot * POOL / 4;
                     const float2 norm = local.statistics[buffer][a];
-                    int entry[TEXT];
+                    int entry[READ];
 #pragma unroll
-                    for (int t = 0; t < TEXT; t++) entry[t] = text[t] * CHANNELS + lane * 8;
+                    for (int t = 0; t < READ; t++) {  // words, since a byte would take as long to load
+                        const uint32 word = __funnelshift_r(text[t / 4], text[t / 4 + 1], slot * POOL % 4 * 8);
+                        entry[t] = (word >> t % 4 * 8 & 0xff) * CHANNELS + lane * 8;
+                    }
                     uint32 sum[POOL][4];
 #pragma unroll
                     for (int w = 0; w < POOL; w++) {
@@ -144,15 +168,15 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                     }
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        float2 unit = *reinterpret_cast<const float2*>(&local.channel[0][lane * 8 + i * 2]);
-                        float2 zero = *reinterpret_cast<const float2*>(&local.channel[1][lane * 8 + i * 2]);
-                        unit.x *= norm.y, zero.x = (zero.x - norm.x) * norm.y;
-                        unit.y *= norm.y, zero.y = (zero.y - norm.x) * norm.y;
+                        const float unit_x = unit[2 * i] * norm.y, unit_y = unit[2 * i + 1] * norm.y;
+                        const float zero_x = fmaf(-TWO_TO_23, unit_x, (zero[2 * i] - norm.x) * norm.y);
+                        const float zero_y = fmaf(-TWO_TO_23, unit_y, (zero[2 * i + 1] - norm.x) * norm.y);
 #pragma unroll
                         for (int w = 0; w < POOL; w++) {
                             const float2 x = integers_to_floats(sum[w][i]);
-                            const uint32 value = pack<T>(fmaf(x.x, unit.x, zero.x), fmaf(x.y, unit.y, zero.y));
-                            best[i] = max_pair<T>(best[i], fma_pair<T>(value, g[w][i], shift[w][i]));
+                            const uint32 value = pack<T>(fmaf(x.x, unit_x, zero_x), fmaf(x.y, unit_y, zero_y));
+                            if (!TEXT || w < in_text)
+                                best[i] = max_pair<T>(best[i], fma_pair<T>(value, g[w][i], shift[w][i]));
                         }
                     }
                 }

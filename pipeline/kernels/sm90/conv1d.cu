@@ -11,12 +11,11 @@
 //   the same weights, so each fetches its share of them and multicasts it to all.
 // Compute. wgmma reads tap t at t rows further down: 128-byte rows under the 128-byte swizzle may start at any row.
 // Finish. Bias, ReLU and rounding in registers; then each warp rearranges its 16 rows in its own shared memory
-//   (stmatrix, no barrier) and stores them 16 bytes a lane, whole 256-byte pieces of a row. Rows after an article's end
-//   are left out, so no layer leaves gaps between articles. The loads of the next tile go on throughout. (A TMA store
-//   could clip those rows, but it traps where a box begins before the article, at a negative coordinate.)
+//   (stmatrix, no barrier) and stores them 16 bytes a lane, whole 256-byte pieces of a row; closing units get the
+//   layer's constant. The loads of the next tile go on throughout.
 #include "common/launch.cuh"
-#include "common/output_row.cuh"
 #include "common/overflow.cuh"
+#include "common/packing.cuh"
 #include "common/types.cuh"
 #include "sm90/barrier.cuh"
 #include "sm90/tma.cuh"
@@ -29,7 +28,7 @@ template <typename T, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, i
 struct Product {
     // Layout.
     static constexpr int M_BLOCKS = TILE_M / 64, GROUP_N = TILE_N / COMPUTE_GROUPS;
-    static constexpr int UNITS = TILE_M / POOL;  // rows of the output before clipping
+    static constexpr int UNITS = TILE_M / POOL;  // rows of the output
     static constexpr int PHASE_ROWS = UNITS + (KERNEL > 1 ? 8 : 0);
     static constexpr int PHASE_BYTES = PHASE_ROWS * ROW_BYTES, A_BYTES = POOL * PHASE_BYTES;
     static constexpr int B_BYTES = TILE_N * ROW_BYTES;
@@ -132,13 +131,15 @@ struct Product {
 
     // Finish: by each warp, its 16 rows of every m-block.
     __device__ __forceinline__ void finish(float (&sum)[M_BLOCKS][GROUP_N / 2], int tile, int group, int thread,
-                                           const float* bias, T* output, int units, int rows_out, int articles) const {
+                                           const float* bias, T* output, const Units<T>& units) const {
         const int lane = thread % 32, warp = thread / 32;
         char* staged = shared + C + (threadIdx.x / 32) * C_BYTES;
         const uint32 staged_row = base + C + (threadIdx.x / 32) * C_BYTES + lane % 16 * (GROUP_N * 2);
-        const int unit = first_unit(tile) + warp * 16, column = first_output(tile) + group * GROUP_N;
+        const int column = first_output(tile) + group * GROUP_N;
 #pragma unroll
         for (int m = 0; m < M_BLOCKS / POOL; m++) {
+            const int unit = first_unit(tile) + m * 64 + warp * 16;
+            const uint32 closing = __ballot_sync(0xffffffffu, units.is_closing(unit + lane % 16));
 #pragma unroll
             for (int j = 0; j < GROUP_N / 8; j += 2) {
                 uint32 piece[4];
@@ -164,36 +165,39 @@ struct Product {
                                piece[3]);
             }
             __syncwarp();
-            OutputRow target(unit + m * 64, units);
-            target.row += lane / 16;
+            const int at = column + lane % 16 * 8;
+            T* to = output + (int64)(unit + lane / 16) * (n_tiles * TILE_N) + at;
 #pragma unroll
-            for (int i = 0; i < 16; i += 2, target.row += 2) {
-                target.carry(units);
-                const int from = (i + lane / 16) * (GROUP_N * 2) + ((lane % 16 ^ ((i + lane / 16) & 7)) << 4);
-                if (target.exists(articles, rows_out))
-                    *reinterpret_cast<uint4*>(output + target.number(rows_out) * (n_tiles * TILE_N) + column +
-                                              lane % 16 * 8) = *reinterpret_cast<const uint4*>(staged + from);
+            for (int i = 0; i < 16; i += 2, to += 2 * n_tiles * TILE_N) {
+                const int row = i + lane / 16, from = row * (GROUP_N * 2) + ((lane % 16 ^ (row & 7)) << 4);
+                if (!units.exist(unit + row)) break;
+                const bool is_closing = closing >> row & 1;
+                *reinterpret_cast<uint4*>(to) = is_closing ? *reinterpret_cast<const uint4*>(units.constant + at)
+                                                           : *reinterpret_cast<const uint4*>(staged + from);
             }
             __syncwarp();
         }
     }
 };
 
-// input: rank 2 [rows, channels_in], or before a pool rank 3 [windows, POOL, channels_in]. weight: rank 2 [KERNEL *
-// channels_out, channels_in]. bias fp32 [channels_out]. output [articles, rows_out, channels_out]. `units`: rows of an
-// article in the input, or before a pool windows; m_tiles * n_tiles tiles of TILE_M / POOL units by TILE_N outputs.
+// input: rank 2 [units, channels_in], or before a pool rank 3 [units, POOL, channels_in], with room for more units than
+// there are. weight: rank 2 [KERNEL * channels_out, channels_in]. bias fp32 [channels_out]. output [units, channels_out].
+// unit_count: in device memory, where the running sum over the articles left it. closing [units], constant
+// [channels_out]: as in common/packing.cuh. n_tiles: of outputs.
 template <typename T, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES, int CLUSTER,
           typename Launch>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREADS, 1)
     conv1d(const __grid_constant__ TensorMap input, const __grid_constant__ TensorMap weight,
-           const float* bias, T* output, int slabs, int units, int rows_out, int articles, int m_tiles, int n_tiles) {
+           const float* bias, T* output, int slabs, int n_tiles, const int* unit_count, const uint8* closing,
+           const T* constant) {
     using P = Product<T, KERNEL, POOL, RELU, TILE_M, TILE_N, A_STAGES, B_STAGES, CLUSTER>;
     static_assert(Launch::THREADS == GROUP * (COMPUTE_GROUPS + 1), "two warpgroups compute, one loads");
     static_assert(Launch::SHARED_BYTES == P::BYTES, "the shared memory that the tile asks for");
     extern __shared__ __align__(1024) char shared[];
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
+    const Units<T> units{*unit_count, closing, constant};
     const int clusters = gridDim.x / CLUSTER;
-    const int tiles = (m_tiles + CLUSTER - 1) / CLUSTER * n_tiles;  // of a whole cluster
+    const int tiles = (units.count + P::UNITS * CLUSTER - 1) / (P::UNITS * CLUSTER) * n_tiles;  // of a whole cluster
     P product{shared, (uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles};
     if (threadIdx.x == 0) product.init_barriers();
     sync_cluster();
@@ -207,7 +211,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
         float sum[P::M_BLOCKS][P::GROUP_N / 2];
         for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += clusters) {
             product.multiply(sum, group, thread);
-            product.finish(sum, tile, group, thread, bias, output, units, rows_out, articles);
+            product.finish(sum, tile, group, thread, bias, output, units);
         }
     }
     __syncwarp();
