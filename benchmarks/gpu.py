@@ -25,13 +25,17 @@ from benchmarks.peers.measure import KINDS, measure
 from benchmarks.record import about, parser, seconds_of, write
 from pipeline.engine.cuda import CudaEngine
 from pipeline.kernels import memory_plan
+from pipeline.kernels.storage import storage
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.frame import FRAMES
 from pipeline.profiling.kernel_work import computed_rows, kernels_of
 from pipeline.telemetry.spans import Span
 
-OURS = (("sm90", "fp16"), ("sm90", "bf16"), ("sm80", "fp16"), ("sm80", "bf16"), ("simt", "fp32"))
+OURS = (
+    ("sm90", "fp16"), ("sm90", "bf16"), ("sm90", "int8"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm80", "int8"),
+    ("simt", "fp32"),
+)  # fmt: skip
 CHUNK = 131_072  # the product's own on a GPU
 REPEATS = 10
 FULL = (1_100, 5_000)
@@ -59,7 +63,7 @@ class OnDevice:
                 network.encode(self._data[self._articles.offsets[first] :], offsets, slot.encoded(ids))
                 out = slot.scored(last - first, classes, 1)
                 out = out._replace(labels=self.labels[first:last], best=self._best[first:last])
-                network.forward(ids, units, out)
+                network.forward(ids, units, out, slot.device["saturated"])
         network.compute.synchronize()
 
 
@@ -87,7 +91,7 @@ def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS)
 
 def product_flop(model: Model, articles: Articles) -> float:
     """Of an article on average, in the products that run as products: block 1 is a look-up."""
-    works = {work.name: work.flop for work in kernels_of(model, articles, element=2)}
+    works = {work.name: work.flop for work in kernels_of(model, articles, storage("sm80", "fp16"))}
     return sum(works[layer.name] for layer in model.layers[1:]) / len(articles)
 
 
@@ -121,7 +125,7 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
         "tflops": rate * product_flop(model, articles) / 1e12,
         "seconds": on_device,
         "end_to_end_seconds": from_host,
-        "planned_bytes": memory_plan.planned_bytes(memory_plan.plan(model.layers, batch, precision, model.frame)),
+        "planned_bytes": memory_plan.planned_bytes(engine.network.plan(batch)),
         "kernels_of_a_batch": table,
         "labels": labels[:, 0],
     }
@@ -157,7 +161,8 @@ def main() -> None:
         "product_mflop": product_flop(model, articles) / 1e6,
         "repeats": options.repeats,
     }
-    result["ours"] = [ours(*stack, model, articles, options.repeats) for stack in OURS]
+    stacks = [stack for stack in OURS if stack[1] != "int8" or model.scales is not None]
+    result["ours"] = [ours(*stack, model, articles, options.repeats) for stack in stacks]
     for row in result["ours"]:
         print(f"{row['name']}: {row['articles_per_second']:,.0f} on the device, "
               f"{row['end_to_end_articles_per_second']:,.0f} end to end", flush=True)  # fmt: skip

@@ -101,7 +101,7 @@ class Trial:
 
 
 def fits(ops: Operations, layer: Layer, at: ProductTile) -> bool:
-    kernel = catalog.product_kernel(ops.precision, layer, at)
+    kernel = catalog.product_kernel(ops.generation, ops.stored, layer, at)
     try:
         target = catalog.target(ops.generation, ops.architecture)
         report = resources(compile_kernel(kernel.file, kernel.expression, target).log)
@@ -112,7 +112,7 @@ def fits(ops: Operations, layer: Layer, at: ProductTile) -> bool:
 
 def search(ops: Operations, layer: Layer, batch: int) -> ProductTile:
     trial = Trial(ops, layer, batch)
-    current = product_tile(ops.generation, ops.architecture, layer)
+    current = product_tile(ops.generation, ops.precision, ops.architecture, layer)
 
     def measure(at: ProductTile) -> float:
         trial.ops = replace(ops, tiles={layer.name: at})
@@ -149,7 +149,7 @@ def main() -> None:
     for name in options.layer:
         layer = layers[name]
         best = search(ops, layer, options.batch)
-        if best != product_tile(ops.generation, ops.architecture, layer):
+        if best != product_tile(ops.generation, ops.precision, ops.architecture, layer):
             better[name] = best
     print("nothing better than the table" if not better else "better:")
     for name, at in better.items():

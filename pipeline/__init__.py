@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.api import classify, close
+    from pipeline.calibrate import quantise
     from pipeline.classifier import Classifier, Prediction, load
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
@@ -43,6 +44,7 @@ __all__ = [
     "label",
     "load",
     "load_model",
+    "quantise",
     "verify",
 ]
 
@@ -60,6 +62,7 @@ _MODULES = {
     "label": "labelled",
     "load": "classifier",
     "load_model": "model.charcnn",
+    "quantise": "calibrate",
     "verify": "output.verify",
 }
 

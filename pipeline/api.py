@@ -124,9 +124,10 @@ def classify(
     device : str
         "auto" (a GPU where one works, else the CPU), "cpu" or "cuda".
     precision : str
-        "auto", "fp32", "fp16" or "bf16". A CPU computes in fp32 only.
+        "auto", "fp32", "fp16", "bf16" or "int8". A CPU computes in fp32, or slower in int8. int8 needs a model with
+        activation scales (`quantise`).
     kernels : str
-        "auto", or a generation of CUDA kernels: "simt", "sm80" or "sm90".
+        "auto", or a generation of CUDA kernels: "simt", "sm75", "sm80" or "sm90".
     workers : int, optional
         Processes of the cluster that `classify` starts where it gets no client. A script that sets this needs the
         ``if __name__ == "__main__":`` guard of multiprocessing. Default: one worker within this process.

@@ -214,9 +214,10 @@ def load(
     device : str
         "auto" (a GPU where one works, else the CPU), "cpu" or "cuda".
     precision : str
-        "auto", "fp32", "fp16" or "bf16". A CPU computes in fp32 only.
+        "auto", "fp32", "fp16", "bf16" or "int8". A CPU computes in fp32, or slower in int8. int8 needs a model with
+        activation scales (`quantise`).
     kernels : str
-        "auto", or a generation of CUDA kernels: "simt", "sm80" or "sm90".
+        "auto", or a generation of CUDA kernels: "simt", "sm75", "sm80" or "sm90".
 
     Returns
     -------

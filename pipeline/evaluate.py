@@ -141,9 +141,9 @@ def evaluate(
     device : str
         "auto", "cpu" or "cuda".
     precision : str
-        "auto", "fp32", "fp16" or "bf16".
+        "auto", "fp32", "fp16", "bf16" or "int8".
     kernels : str
-        "auto", "simt", "sm80" or "sm90".
+        "auto", "simt", "sm75", "sm80" or "sm90".
 
     Returns
     -------

@@ -17,6 +17,7 @@ _NO_COINCIDENCE = 16
 _REMEDIES = {
     "fp16": "use --precision bf16 or --precision fp32",
     "bf16": "use --precision fp32",
+    "int8": "use --precision fp32",
     "fp32": "its weights are damaged or too large",
 }
 

@@ -270,6 +270,7 @@ def _entry(work: Work, chunk: Chunk, predictions: Predictions, chosen: NDArray[n
         chars=int(predictions.n_chars[chosen].sum()),
         truncated=int(predictions.truncated[chosen].sum()),
         unknown_chars=int(predictions.unknown_chars[chosen].sum()),
+        saturated=predictions.saturated,
         lengths=tuple(count_lengths(predictions.n_chars[chosen])),
         doubtful=work.doubtful,
         confusion=None if chunk.truth is None else tuple(count_pairs(chunk.truth, best)),

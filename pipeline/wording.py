@@ -19,7 +19,7 @@ VALUED = frozenset(
 )
 """Flags with a value: keywords in Python."""
 
-_VALUES = "fp32|fp16|bf16|simt|sm80|sm90|cpu|cuda|tcp|ucx|listing|full"
+_VALUES = "fp32|fp16|bf16|int8|simt|sm75|sm80|sm90|cpu|cuda|tcp|ucx|listing|full"
 _ENDS = r"(?![\w/-]|\.\w)"
 _FLAG = re.compile(rf"(?<![^\s(`'\"])--({'|'.join(sorted(SWITCHES | VALUED, key=len, reverse=True))}){_ENDS}")
 _WITH_VALUE = re.compile(rf"{_FLAG.pattern} ({_VALUES}|'[^']+'|(?<=--encoding )[\w-]+|(?<=--delimiter )tab){_ENDS}")

@@ -24,13 +24,15 @@ from pipeline.engine.open import open_engine, why_no_gpu
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
+from pipeline.model.calibration import calibrated
 from pipeline.model.charcnn import Model
 from pipeline.model.frame import FRAMES, Frame
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
-LIMITS = {"fp32": 2e-6, "fp16": 3e-3, "bf16": 2e-2}
-STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16")]
+LIMITS = {"fp32": 2e-6, "fp16": 3e-3, "bf16": 2e-2, "int8": 0.1}
+INT8_STACKS = [("sm75", "int8"), ("sm80", "int8"), ("sm90", "int8")]
+STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16"), *INT8_STACKS]
 STACKS_AND_FRAMES = [(*stack, frame) for stack in STACKS for frame in FRAMES]
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz      0123456789,.-ABCÄ中\n"))
 
@@ -69,7 +71,7 @@ def poison(engine: Engine) -> None:
     for buffer in (*network._activations, *packing):
         buffer.view(np.uint8)[:] = 0xFF
     for slot in network.slots:
-        for name in ("logits", "scores", "best", "labels", "n_chars"):
+        for name in ("logits", "scores", "best", "labels", "n_chars", "saturated"):
             slot.device[name].view(np.uint8)[:] = 0xFF
     engine.device.synchronize()  # the engine's streams do not wait for this one
 
@@ -80,6 +82,9 @@ def logits_of(engine: Engine, count: int) -> NDArray[np.float32]:
 
 
 def opened_for(model: Model, kernels: str, precision: str) -> Engine:
+    if precision == "int8" and model.scales is None:
+        texts = Texts.of(random_texts(11, 64))
+        model = calibrated(model, encode(texts.data, texts.offsets, model.alphabet, model.length).ids)
     try:
         return open_engine(model, "cuda", precision, kernels=kernels)
     except UsageError as unavailable:

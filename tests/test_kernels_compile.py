@@ -22,11 +22,11 @@ from pipeline.model.charcnn import layer_table
 pytest.importorskip("cuda.core")
 
 GENERATIONS = {
-    "sm_75": ("simt",),
+    "sm_75": ("simt", "sm75"),
     "sm_80": ("simt", "sm80"),
     "sm_86": ("simt", "sm80"),
     "sm_89": ("simt", "sm80"),
-    "sm_90": ("simt", "sm80", "sm90"),
+    "sm_90": ("simt", "sm75", "sm80", "sm90"),
     "sm_100": ("simt", "sm80"),
     "sm_120": ("simt", "sm80"),
 }
@@ -83,7 +83,7 @@ def test_a_kernel_launched_otherwise_than_it_is_laid_out_does_not_compile(
     launch: str, message: str, cache: Path
 ) -> None:
     with pytest.raises(BroadsheetError, match=message):
-        compile_kernel("sm80/conv1d.cu", f"conv1d<Half, 3, 1, true, 192, 128, 2, 3, {launch}>", "sm_80", cache)
+        compile_kernel("sm80/conv1d.cu", f"conv1d<Half, Half, 3, 1, true, 192, 128, 2, 3, {launch}>", "sm_80", cache)
 
 
 def test_the_report_of_a_spilling_kernel_is_read(cache: Path, tmp_path: Path) -> None:
@@ -201,12 +201,19 @@ def test_kernels_are_chosen_by_compute_capability() -> None:
     assert choose_generation("auto", "auto", (7, 5)) == ("simt", "fp32")
     assert choose_generation("auto", "fp32", (9, 0)) == ("simt", "fp32")
     assert choose_generation("sm80", "auto", (9, 0)) == ("sm80", "fp16")
+    assert choose_generation("auto", "int8", (9, 0)) == ("sm90", "int8")
+    assert choose_generation("auto", "int8", (12, 0)) == ("sm80", "int8")
+    assert choose_generation("auto", "int8", (7, 5)) == ("sm75", "int8")
     for kernels, precision, capability in (
         ("sm90", "auto", (8, 0)),
         ("sm90", "auto", (10, 0)),
         ("sm80", "fp32", (9, 0)),
         ("simt", "fp16", (9, 0)),
         ("auto", "fp16", (7, 5)),
+        ("auto", "int8", (7, 0)),
+        ("simt", "int8", (9, 0)),
+        ("sm75", "int8", (10, 0)),
+        ("sm75", "auto", (7, 5)),  # int8 is never chosen
     ):
         with pytest.raises(UsageError):
             choose_generation(kernels, precision, capability)

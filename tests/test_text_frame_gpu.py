@@ -55,7 +55,7 @@ def blocks_of(engine: Engine, texts: Texts) -> tuple[dict[str, NDArray[np.generi
             name, at = written[kernel.name]
             units = int(network._counts[0])
             values = network._activation(at)[: units * at.rows * at.channels].get()
-            bits = np.uint32 if values.dtype == np.float32 else np.uint16
+            bits = {1: np.uint8, 2: np.uint16, 4: np.uint32}[values.itemsize]
             found[name] = values.view(bits).reshape(units, at.rows, at.channels)
 
     poison(engine)

@@ -75,6 +75,8 @@ def test_a_few_hundred_rows_are_learnt() -> None:
     assert len(card["data"]["files"][0]["sha256"]) == 64
     assert card["recipe"] == recipe.to_dict()
     assert (model.frame, card["frame"]) == ("text", "text")
+    assert list(model.scales.steps) == ["conv2", "conv3", "conv4", "conv5", "conv6"]
+    assert card["calibrated on"] == {"rows": 240}
     assert Model.from_bytes(model.to_bytes()).card == card
 
 
@@ -274,7 +276,9 @@ def test_the_command_writes_a_model_that_classifies(broadsheet_in_process: Comma
     assert about["card"]["note"] == "three topics"
     assert about["card"]["recipe"]["dropout"] == 0.5
     labelled = broadsheet_in_process(
-        "classify", "rows.csv", "-o", "out", "--model", "topics.safetensors", "--json", cwd=tmp_path
+        *("classify", "rows.csv", "-o", "out", "--model", "topics.safetensors", "--json"),
+        *("--device", "cpu", "--precision", "int8"),
+        cwd=tmp_path,
     )
     assert json.loads(labelled.stdout)["rows_written"] == 48
     again = broadsheet_in_process(*arguments, cwd=tmp_path)

@@ -14,6 +14,7 @@ from pipeline.kernels.catalog import Kernel, network_kernels, product_kernel, ta
 from pipeline.kernels.network import Network, Slot
 from pipeline.kernels.ops import Packing, Scored
 from pipeline.kernels.packing import most_units
+from pipeline.kernels.storage import DTYPES, storage
 from pipeline.kernels.tiles import product_tile
 from pipeline.kernels.weights import DeviceNorm
 from pipeline.model.alphabet import Alphabet
@@ -40,7 +41,9 @@ def needed(setting: Setting, layers: tuple[Layer, ...], frame: Frame, architectu
     if not setting.fused:
         products += layers[1:-1]
     products = [plain(layer) for layer in products]
-    found += [product_kernel(precision, layer, product_tile(generation, architecture, layer)) for layer in products]
+    stored = storage(generation, precision)
+    tiles = (product_tile(generation, precision, architecture, layer) for layer in products)
+    found += [product_kernel(generation, stored, layer, at) for layer, at in zip(products, tiles, strict=True)]
     if not (setting.fused and setting.table and setting.channels_last and setting.text):
         found += kernels(precision).values()
     return {(kernel.file, kernel.expression, target(generation, architecture)) for kernel in found}
@@ -56,8 +59,9 @@ class LadderNetwork(Network):
     def __init__(
         self, setting: Setting, weights: Weights, alphabet: Alphabet, length: int, device: cp.cuda.Device
     ) -> None:
-        super().__init__(weights, alphabet, length, setting.generation, setting.precision, device)
+        super().__init__(weights, None, alphabet, length, setting.generation, setting.precision, device)
         self._setting = setting
+        self._element = DTYPES[self.ops.stored.rest]
         self.whole = self.frame == "dense" or not setting.reached
         self._slow = SlowOperations(self.ops)
         self._symbols = len(alphabet)
@@ -101,10 +105,10 @@ class LadderNetwork(Network):
             self._slow.columns_to_ids(there, ids)
         self._finish_start(slot, ids, len(columns) * self._most, top_k)
 
-    def forward(self, ids: cp.ndarray, units: int, out: Scored) -> None:
+    def forward(self, ids: cp.ndarray, units: int, out: Scored, saturated: cp.ndarray) -> None:
         setting, weights = self._setting, self._weights
         if setting.fused and setting.table and setting.channels_last:
-            super().forward(ids, units, out)
+            super().forward(ids, units, out, saturated)
             return
         first, count = self.layers[0], len(ids)
         self._packing = Packing(self._first_unit[: count + 1], self._counts, None, count * self._most)

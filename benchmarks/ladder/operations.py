@@ -9,12 +9,11 @@ import numpy as np
 
 from pipeline.kernels.catalog import WARP, WARPS, Kernel
 from pipeline.kernels.ops import Operations
-from pipeline.kernels.tiles import SLAB
 from pipeline.kernels.weights import DeviceNorm
 from pipeline.model.charcnn import NORM_EPSILON
 
 FOLDER = Path(__file__).resolve().parent
-DENSE_CHANNELS = 2 * SLAB
+DENSE_CHANNELS = 128
 """Of the one-hot input of a dense block 1: the products take whole slabs of channels."""
 
 _ELEMENT = {"fp32": "float", "fp16": "Half"}

@@ -12,7 +12,7 @@ from typing import cast
 
 import typer
 
-from pipeline.cli import classify, convert, doctor, evaluate, inspect, profile, submit, train, verify
+from pipeline.cli import classify, convert, doctor, evaluate, inspect, profile, quantise, submit, train, verify
 from pipeline.errors import BroadsheetError
 from pipeline.report.console import say
 from pipeline.visible import visible
@@ -35,6 +35,7 @@ app.command("submit", context_settings=submit.CONTEXT)(submit.command)
 app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
 app.command("train")(train.command)
+app.command("quantise")(quantise.command)
 app.command("evaluate")(evaluate.command)
 app.command("inspect")(inspect.command)
 app.command("profile")(profile.command)

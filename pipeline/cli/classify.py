@@ -96,8 +96,10 @@ def command(
         typer.Option(metavar="ROWS", min=1, help=_CHUNK_SIZE),
     ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16")] = "auto",
-    kernels: Annotated[str, typer.Option(metavar="auto|simt|sm80|sm90", help="CUDA kernels, by generation.")] = "auto",
+    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16|int8")] = "auto",
+    kernels: Annotated[
+        str, typer.Option(metavar="auto|simt|sm75|sm80|sm90", help="CUDA kernels, by generation.")
+    ] = "auto",
     workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Processes on this machine; with slurm, at most N nodes.")
     ] = None,

@@ -29,8 +29,10 @@ def command(
     columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="Column names of a headerless CSV.")] = None,
     mistakes: Annotated[int, typer.Option(metavar="N", min=0, help="Most confident mistakes to show.")] = 10,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16")] = "auto",
-    kernels: Annotated[str, typer.Option(metavar="auto|simt|sm80|sm90", help="CUDA kernels, by generation.")] = "auto",
+    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16|int8")] = "auto",
+    kernels: Annotated[
+        str, typer.Option(metavar="auto|simt|sm75|sm80|sm90", help="CUDA kernels, by generation.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the confusion matrix.")] = None,
 ) -> None:

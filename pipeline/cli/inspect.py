@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from pipeline.errors import UsageError
@@ -22,22 +23,26 @@ _FRAMES = {
     "dense": "dense: every row is computed, also after the end of a text",
 }
 
+_NO_SCALES = "no activation scales: broadsheet quantise finds them"
+
 
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print all of this as JSON.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show how much GPU memory the model takes.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Articles in a batch, for --memory.")] = 4096,
-    precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16", help="For --memory.")] = "fp16",
+    precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16|int8", help="For --memory.")] = "fp16",
 ) -> None:
     """Show a model's layers, alphabet, frame, classes and card; of a damaged file, name the first wrong tensor."""
     from pipeline.kernels.memory_plan import page_locked, plan
+    from pipeline.kernels.storage import storage
     from pipeline.model.charcnn import load_model
 
     loaded = load_model(model)
-    if precision not in ("fp32", "fp16", "bf16"):
-        raise UsageError(f"precision {precision!r}: choose fp32, fp16 or bf16")
-    buffers = plan(loaded.layers, batch, precision, loaded.frame) if memory else []
+    if precision not in ("fp32", "fp16", "bf16", "int8"):
+        raise UsageError(f"precision {precision!r}: choose fp32, fp16, bf16 or int8")
+    stored = storage("simt" if precision == "fp32" else "sm80", precision)
+    buffers = plan(loaded.layers, batch, stored, loaded.frame) if memory else []
     on_host = page_locked(loaded.layers, batch, loaded.frame) if memory else []
     if as_json:
         about = about_model(loaded)
@@ -77,6 +82,7 @@ def about_model(model: Model) -> dict[str, object]:
         "dtype": model.dtype,
         "length": model.length,
         "frame": model.frame,
+        "scales": None if model.scales is None else msgspec.to_builtins(model.scales),
         "alphabet": model.alphabet.symbols,
         "classes": list(model.classes),
         "layers": [
@@ -102,7 +108,11 @@ def print_model(model: Model, console: PlainConsole) -> None:
         "alphabet": f"{len(model.alphabet)} symbols: {model.alphabet.symbols!r}",
         "length": f"{model.length} characters",
         "frame": _FRAMES[model.frame],
+        "int8": _NO_SCALES,
     }
+    if model.scales is not None:
+        scales = ", ".join(f"{name} {step:.3g}" for name, step in model.scales.steps.items())
+        facts["int8"] = f"steps of 8-bit inputs: {scales}; calibration {model.scales.calibration[:16]}"
     console.print(facts_table(facts.items()))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, justify in (("block", "left"), ("operation", "left"), ("output", "right"), ("MFLOP", "right")):

@@ -23,8 +23,10 @@ def command(
         int | None, typer.Option(metavar="N", min=1, help="Articles in the batch.  [default: CPU 128, GPU 4096]")
     ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16")] = "auto",
-    kernels: Annotated[str, typer.Option(metavar="auto|simt|sm80|sm90", help="CUDA kernels, by generation.")] = "auto",
+    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16|int8")] = "auto",
+    kernels: Annotated[
+        str, typer.Option(metavar="auto|simt|sm75|sm80|sm90", help="CUDA kernels, by generation.")
+    ] = "auto",
     sweep: Annotated[
         str | None, typer.Option(metavar="batch|precision", help="Measure rate and latency over this instead.")
     ] = None,

@@ -13,8 +13,8 @@ from pipeline.model.charcnn import Model
 from pipeline.telemetry.spans import Span
 
 DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = ("auto", "fp32", "fp16", "bf16")
-KERNELS = ("auto", "simt", "sm80", "sm90")
+PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
+KERNELS = ("auto", "simt", "sm75", "sm80", "sm90")
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class Predictions:
         Whether the text is longer than the model reads.
     unknown_chars : int64 [N]
         Characters outside the alphabet, in the part that the model reads.
+    saturated : int
+        In int8, how many 8-bit activations of all articles have the greatest value, since what was above is there too.
 
     """
 
@@ -82,6 +84,7 @@ class Predictions:
     n_chars: NDArray[np.int64]
     truncated: NDArray[np.bool_]
     unknown_chars: NDArray[np.int64]
+    saturated: int = 0
 
     @property
     def overflowed(self) -> NDArray[np.bool_]:
@@ -92,7 +95,7 @@ class Predictions:
         """The same of the articles where `rows`, [N], is true."""
         every = None if self.all_scores is None else self.all_scores[rows]
         counts = (self.n_chars[rows], self.truncated[rows], self.unknown_chars[rows])
-        return Predictions(self.labels[rows], self.scores[rows], every, *counts)
+        return Predictions(self.labels[rows], self.scores[rows], every, *counts, self.saturated)
 
     def of_whole_texts(self, texts: Texts, length: int) -> Predictions:
         """The same with the counts of the whole texts, where `texts` were cut. length: what the model reads."""
@@ -114,11 +117,11 @@ class Backend:
     device : str
         "cpu" or "cuda".
     kernels : str
-        "numpy" on a CPU; on a GPU the generation of CUDA kernels: "simt", "sm80" or "sm90".
+        "numpy" on a CPU; on a GPU the generation of CUDA kernels: "simt", "sm75", "sm80" or "sm90".
     architecture : str
         The code that runs: NumPy, BLAS and SIMD versions, or compute capability and compiler.
     precision : str
-        "fp32", "fp16" or "bf16".
+        "fp32", "fp16", "bf16" or "int8".
 
     """
 

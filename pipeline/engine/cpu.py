@@ -1,6 +1,7 @@
 """The CPU engine: the network on NumPy's BLAS, groups of articles on its own threads.
 
-The dense frame is `reference` itself; of the text frame, `text_rows` computes what the texts reach.
+The dense frame is `reference` itself; of the text frame, `text_rows` computes what the texts reach. In int8,
+`quantised` computes all rows of either frame.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from threadpoolctl import ThreadpoolController
 
 from pipeline.engine import text_rows
 from pipeline.engine.base import Backend, Predictions, Texts
-from pipeline.model import reference
+from pipeline.model import quantised, reference
 from pipeline.model.alphabet import encode, of_ids
 from pipeline.model.charcnn import Model
 from pipeline.telemetry.spans import Span, span
@@ -33,15 +34,20 @@ class CpuEngine:
 
     batch = None
 
-    def __init__(self, model: Model, threads: int) -> None:
+    def __init__(self, model: Model, threads: int, precision: str = "fp32") -> None:
         self.model = model
         self.device_name = "cpu"
         self._blas = ThreadpoolController()
-        self.backend = Backend("cpu", "numpy", _architecture(self._blas), "fp32")
+        self.backend = Backend("cpu", "numpy", _architecture(self._blas), precision)
+        self._saturated: list[int] = []
         weights = reference.prepare(model)
         with self._blas.limit(limits=1, user_api="blas"):
             weights = replace(weights, linear_batches=reference.even_batches(weights))
-            self.blocks = text_rows.blocks(weights) if model.frame == "text" else reference.blocks(weights)
+            if precision == "int8":
+                integers = quantised.prepare(weights, quantised.scales_of(model))
+                self.blocks = quantised.blocks(weights, integers, self._saturated.append)
+            else:
+                self.blocks = text_rows.blocks(weights) if model.frame == "text" else reference.blocks(weights)
         self._most = weights.linear_batches[-1].room
         self.memory_ready = time.time()
         self.threads = threads
@@ -56,6 +62,7 @@ class CpuEngine:
         each_kernel: bool = False,
     ) -> Predictions:
         kernels = spans if each_kernel else None
+        self._saturated.clear()
         with span("kernels", spans, "compute", self.device_name):
             with span("encode", kernels, "compute", self.device_name):
                 if texts.ids is None:
@@ -67,7 +74,8 @@ class CpuEngine:
             with span("head", kernels, "compute", self.device_name):
                 scores = reference.softmax(logits)
                 labels, best = reference.top_k(scores, top_k)
-        found = Predictions(labels, best, scores if all_scores else None, n_chars, truncated, unknown)
+        every, saturated = scores if all_scores else None, sum(self._saturated)
+        found = Predictions(labels, best, every, n_chars, truncated, unknown, saturated)
         return found.of_whole_texts(texts, self.model.length)
 
     def _logits(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:

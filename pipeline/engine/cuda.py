@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import cupy as cp
@@ -24,7 +25,7 @@ from pipeline.kernels.catalog import choose_generation, largest_batch
 from pipeline.kernels.compile import compiler_name
 from pipeline.kernels.network import Network, NotPageLocked, Slot
 from pipeline.kernels.packing import articles_for_a_full_one, units_by_length
-from pipeline.model import reference
+from pipeline.model import quantised, reference
 from pipeline.model.alphabet import Encoded, encode, of_ids
 from pipeline.model.charcnn import CLASSES, Model
 from pipeline.telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
@@ -78,12 +79,15 @@ class CudaEngine:
             generation, precision = choose_generation(kernels, precision, capability)
             self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
             weights = reference.prepare(model)
+            integers = quantised.prepare(weights, quantised.scales_of(model)) if precision == "int8" else None
             self._units = units_by_length(model.layers, model.frame)
-            most = largest_batch(generation, f"sm_{digits}", model.layers, model.frame)
+            most = largest_batch(generation, precision, f"sm_{digits}", model.layers, model.frame)
             if batch is not None and batch > most:
                 raise UsageError(f"{generation} kernels take batches of at most {most:,} articles of this model")
             try:
-                self.network = Network(weights, model.alphabet, model.length, generation, precision, self.device)
+                self.network = Network(
+                    weights, integers, model.alphabet, model.length, generation, precision, self.device
+                )
             except cp.cuda.memory.OutOfMemoryError as error:
                 raise BroadsheetError(self._no_room("the model's weights", error)) from error
             except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
@@ -154,6 +158,7 @@ class CudaEngine:
             truncated=np.empty(count, np.bool_),
             unknown_chars=np.empty(count, np.int64),
         )
+        self._saturated = 0
         running: list[tuple[Slot, Batch]] = []
         batch = Batch(0, 0, 0)
         try:
@@ -179,7 +184,7 @@ class CudaEngine:
             if running:  # something failed: no slot may be refilled while its last batch is in flight
                 with suppress(cp.cuda.runtime.CUDARuntimeError):
                     self.network.settle()
-        return found.of_whole_texts(texts, self.model.length)
+        return replace(found, saturated=self._saturated).of_whole_texts(texts, self.model.length)
 
     def batches(self, texts: Texts) -> Iterator[Batch]:
         """Runs of articles that fit a slot; an article longer than a whole slot is encoded here."""
@@ -254,6 +259,7 @@ class CudaEngine:
         found.n_chars[rows] = counts.n_chars
         found.truncated[rows] = counts.truncated
         found.unknown_chars[rows] = counts.unknown_chars
+        self._saturated += result.saturated
         at, event = anchor
         done = device_spans(at, slot.stages(event), self.device_name)
         for step in done:

@@ -29,11 +29,11 @@ def open_engine(
     device : str
         "cpu", "cuda", or "auto": a GPU where one works, else the CPU; `why_no_gpu` returns the reason.
     precision : str
-        "auto", "fp32", "fp16" or "bf16".
+        "auto", "fp32", "fp16", "bf16", or "int8", which is never chosen, and needs a model with activation scales.
     threads : int, optional
         Compute threads of the CPU engine. Default: the cores that this process may use.
     kernels : str
-        A generation of CUDA kernels: "simt", "sm80", "sm90", or "auto", the best for the GPU.
+        A generation of CUDA kernels: "simt", "sm75", "sm80", "sm90", or "auto", the best for the GPU.
 
     Returns
     -------
@@ -67,13 +67,13 @@ def open_engine(
         return CudaEngine(model, precision, kernels)
     if device == "cuda":
         raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or fix that")
-    for name, value in (("precision", precision), ("kernels", kernels)):
-        if value not in ("auto", "fp32"):
+    for name, value, offered in (("precision", precision, ("auto", "fp32", "int8")), ("kernels", kernels, ("auto",))):
+        if value not in offered:
             raise UsageError(
-                f"the CPU backend computes in fp32 with NumPy: leave out --{name} {value}"
+                f"the CPU backend computes in fp32 or int8 with NumPy: leave out --{name} {value}"
                 + (f", or fix this: {missing}" if missing else "")
             )
-    return CpuEngine(model, threads or available_cores())
+    return CpuEngine(model, threads or available_cores(), "int8" if precision == "int8" else "fp32")
 
 
 def _missing_package() -> str | None:

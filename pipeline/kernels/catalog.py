@@ -7,13 +7,20 @@ from dataclasses import dataclass
 
 from pipeline.errors import UsageError
 from pipeline.kernels.packing import CLOSING, articles_for_a_full_one, most_units
-from pipeline.kernels.tiles import Launch, Tile, product_tile, shared_limit, tile
+from pipeline.kernels.storage import BYTES, Storage, storage
+from pipeline.kernels.tiles import Launch, LookupTile, ProductTile, SimtTile, Tile, product_tile, shared_limit, tile
 from pipeline.model.charcnn import Layer
 from pipeline.model.frame import Frame
 
-GENERATIONS = ("simt", "sm80", "sm90")
-PRECISIONS = {"simt": ("fp32",), "sm80": ("fp16", "bf16"), "sm90": ("fp16", "bf16")}
-_ELEMENT = {"fp32": "float", "fp16": "Half", "bf16": "BFloat"}
+PRECISIONS = {
+    "simt": ("fp32",),
+    "sm75": ("int8",),
+    "sm80": ("fp16", "bf16", "int8"),
+    "sm90": ("fp16", "bf16", "int8"),
+}
+"""Of each kernel generation, the first by default."""
+
+_ELEMENT = {"fp32": "float", "fp16": "Half", "bf16": "BFloat", "int8": "Int8"}
 
 WARP = 32
 WARPS = 8
@@ -73,39 +80,45 @@ def closing_units_kernel() -> Kernel:
     return Kernel("closing units", "common/packing.cu", f"closing_units<{WARPS}>")
 
 
-def lookup_kernel(precision: str, layer: Layer, following: Layer, frame: Frame, at: Tile) -> Kernel:
+def lookup_kernel(stored: Storage, layer: Layer, following: Layer, frame: Frame, at: Tile) -> Kernel:
     """Block 1 whole."""
     text = "true" if frame == "text" else "false"
     shape = (layer.kernel, layer.outputs, layer.pool, following.product_pool, text)
-    return _tiled("lookup_norm_pool", precision, layer, shape, at)
+    computed = (_ELEMENT[stored.rest],) if isinstance(at, LookupTile) else ()
+    return _tiled("lookup_norm_pool", (*computed, _ELEMENT[stored.rows]), layer, shape, at)
 
 
-def product_kernel(precision: str, layer: Layer, at: Tile) -> Kernel:
+def product_kernel(generation: str, stored: Storage, layer: Layer, at: ProductTile) -> Kernel:
     """The product of a convolution or linear layer; with ReLU and pool where no norm comes before them."""
     relu = "true" if layer.product_relu else "false"
-    return _tiled("conv1d", precision, layer, (layer.kernel, layer.product_pool, relu), at)
+    is_convolution = layer.kind == "conv1d"
+    element = _ELEMENT[stored.rows if is_convolution else stored.rest]
+    out = _ELEMENT[stored.rows if is_convolution and not layer.norm else stored.rest]
+    if generation == "sm75" and element == "Int8":
+        element = "TuringInt8"
+    elements = () if isinstance(at, SimtTile) else (element, out)
+    return _tiled("conv1d", elements, layer, (layer.kernel, layer.product_pool, relu), at)
 
 
-def _tiled(operation: str, precision: str, layer: Layer, shape: tuple[object, ...], at: Tile) -> Kernel:
-    element = () if precision == "fp32" else (_ELEMENT[precision],)
+def _tiled(operation: str, elements: tuple[str, ...], layer: Layer, shape: tuple[object, ...], at: Tile) -> Kernel:
     launch = at.launch(layer)
-    arguments = ", ".join(map(str, (*element, *shape, *at.arguments(layer), launch)))
+    arguments = ", ".join(map(str, (*elements, *shape, *at.arguments(layer), launch)))
     return Kernel(layer.name, f"{at.folder}/{operation}.cu", f"{operation}<{arguments}>", *launch)
 
 
-def norm_kernel(precision: str, architecture: str, layer: Layer) -> Kernel:
+def norm_kernel(stored: Storage, architecture: str, layer: Layer) -> Kernel:
     """Block 6's norm, ReLU and pool; γ and β in shared memory where an SM has room for two thread blocks' worth."""
-    launch = Launch(WARPS * WARP, 2 * layer.rows_out * layer.outputs * (4 if precision == "fp32" else 2))
+    launch = Launch(WARPS * WARP, 2 * layer.rows_out * layer.outputs * BYTES[stored.rest])
     if launch.shared_bytes > shared_limit(architecture) // 2 - 1024:
         launch = Launch(WARPS * WARP)
     shape = f"{layer.outputs}, {layer.pool}, {layer.rows_out}, {WARPS}"
-    instance = f"norm_relu_pool<{_ELEMENT[precision]}, {shape}, {launch}>"
+    instance = f"norm_relu_pool<{_ELEMENT[stored.rest]}, {shape}, {launch}>"
     return Kernel(f"{layer.name} norm", "common/norm_relu_pool.cu", instance, *launch)
 
 
-def head_kernel(precision: str, layer: Layer) -> Kernel:
+def head_kernel(stored: Storage, layer: Layer) -> Kernel:
     bytes_a_class = HEAD_WARPS * HEAD_ARTICLES * 4
-    instance = f"head<{_ELEMENT[precision]}, {layer.inputs}, {HEAD_WARPS}, {HEAD_ARTICLES}, {bytes_a_class}>"
+    instance = f"head<{_ELEMENT[stored.rest]}, {layer.inputs}, {HEAD_WARPS}, {HEAD_ARTICLES}, {bytes_a_class}>"
     return Kernel(layer.name, "common/head.cu", instance, HEAD_WARPS * WARP, bytes_a_class * layer.outputs)
 
 
@@ -114,17 +127,19 @@ def network_kernels(
 ) -> list[Kernel]:
     """Every kernel that a model launches, in order; the second only for batches with a long article."""
     first, second, *_ = layers
+    stored = storage(generation, precision)
     kernels = [encode_kernel(), count_kernel(), statistics_kernel(first)]
     kernels += [first_units_kernel(first, second), closing_units_kernel()]
-    kernels.append(lookup_kernel(precision, first, second, frame, tile(generation, architecture, first)))
+    kernels.append(lookup_kernel(stored, first, second, frame, tile(generation, precision, architecture, first)))
     for layer in layers[1:-1]:
-        kernels.append(product_kernel(precision, layer, tile(generation, architecture, layer)))
+        at = product_tile(generation, precision, architecture, layer)
+        kernels.append(product_kernel(generation, stored, layer, at))
         if layer.norm:
-            kernels.append(norm_kernel(precision, architecture, layer))
-    return [*kernels, head_kernel(precision, layers[-1])]
+            kernels.append(norm_kernel(stored, architecture, layer))
+    return [*kernels, head_kernel(stored, layers[-1])]
 
 
-def largest_batch(generation: str, architecture: str, layers: Sequence[Layer], frame: Frame) -> int:
+def largest_batch(generation: str, precision: str, architecture: str, layers: Sequence[Layer], frame: Frame) -> int:
     """The most articles that a batch can hold, however much memory there is.
 
     Block 1 of 16 bits counts its output in vectors of eight channels, and in 32 bits. The products of `simt` and `sm80`
@@ -134,7 +149,7 @@ def largest_batch(generation: str, architecture: str, layers: Sequence[Layer], f
     rows = most_units(layers) * second.product_pool
     most = _INT32_MAX // (rows * first.outputs // 8) - 1
     if generation != "sm90":
-        most = min(most, _MOST_BLOCKS * product_tile(generation, architecture, second).rows // rows)
+        most = min(most, _MOST_BLOCKS * product_tile(generation, precision, architecture, second).rows // rows)
     return most * articles_for_a_full_one(frame)
 
 
@@ -146,13 +161,19 @@ def choose_generation(kernels: str, precision: str, capability: tuple[int, int])
     best = "sm90" if capability[0] == 9 else "sm80" if capability >= (8, 0) else "simt"
     if kernels == "auto":
         kernels = "simt" if precision == "fp32" else best
+        if precision == "int8" and best == "simt":
+            kernels = "sm75"
         if precision in ("fp16", "bf16") and best == "simt":
             raise UsageError(f"{precision} needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}")
-    needs = {"simt": (0, 0), "sm80": (8, 0), "sm90": (9, 0)}[kernels]
-    if capability < needs or (kernels == "sm90" and capability[0] != 9):
+    needs = {"simt": (0, 0), "sm75": (7, 5), "sm80": (8, 0), "sm90": (9, 0)}[kernels]
+    # Beyond Hopper the products of sm75 are emulated, and spill.
+    newest = {"sm75": 9, "sm90": 9}.get(kernels, capability[0])
+    if capability < needs or capability[0] > newest:
         raise UsageError(f"{kernels} kernels do not run on compute capability {capability[0]}.{capability[1]}")
     if precision == "auto":
         precision = PRECISIONS[kernels][0]
+        if precision == "int8":
+            raise UsageError(f"{kernels} kernels compute in int8 only, which is never chosen: give --precision int8")
     if precision not in PRECISIONS[kernels]:
         raise UsageError(f"{kernels} kernels compute in {' or '.join(PRECISIONS[kernels])}, not in {precision}")
     return kernels, precision

@@ -11,13 +11,13 @@ from itertools import pairwise
 import numpy as np
 
 from pipeline.kernels.packing import Capacity, capacity, most_units
+from pipeline.kernels.storage import BYTES, Storage
 from pipeline.model.charcnn import Layer
 from pipeline.model.frame import Frame
 
 SLOTS = 3
 """Batches in flight: one copied in, one computed, one copied out."""
 
-_ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _ALIGNMENT = 512
 
 
@@ -42,16 +42,22 @@ def id_pitch(length: int) -> int:
 @dataclass(frozen=True)
 class Activation:
     """A batch between two layers, in one of two buffers: packed [units, rows, channels] up to block 6, then [articles,
-    rows, channels].
+    rows, channels]. is_input: of a convolution, which `Storage.rows` is the type of.
     """
 
     buffer: int
     packed: bool
     rows: int
     channels: int
+    is_input: bool
 
-    def elements(self, room: Capacity) -> int:
-        return (room.units if self.packed else room.articles) * self.rows * self.channels
+    def kind(self, stored: Storage) -> str:
+        """The name of its type."""
+        return stored.rows if self.is_input else stored.rest
+
+    def bytes(self, room: Capacity, stored: Storage) -> int:
+        count = room.units if self.packed else room.articles
+        return count * self.rows * self.channels * BYTES[self.kind(stored)]
 
 
 @dataclass(frozen=True)
@@ -74,11 +80,11 @@ def schedule(layers: Sequence[Layer]) -> tuple[Step, ...]:
         raw = None
         if layer.norm and not layer.is_lookup:
             buffer ^= 1
-            raw = Activation(buffer, True, 1, layer.outputs)
+            raw = Activation(buffer, True, 1, layer.outputs, False)
         buffer ^= 1
         packed = following.kind == "conv1d"
         rows = following.product_pool if packed else layer.rows_pooled
-        steps.append(Step(layer, raw, Activation(buffer, packed, rows, layer.outputs)))
+        steps.append(Step(layer, raw, Activation(buffer, packed, rows, layer.outputs, packed)))
     return tuple(steps)
 
 
@@ -95,6 +101,7 @@ def slot_arrays(layers: Sequence[Layer], room: Capacity) -> dict[str, tuple[int,
         "n_chars": (batch, np.int64),
         "truncated": (batch, np.uint8),
         "unknown_chars": (batch, np.int64),
+        "saturated": (1, np.uint64),
     }
 
 
@@ -109,38 +116,39 @@ def text_bytes(layers: Sequence[Layer], room: Capacity) -> int:
     return 2 * layers[0].rows_in * (room.units // most_units(layers))
 
 
-def activation_bytes(layers: Sequence[Layer], room: Capacity, precision: str) -> tuple[int, int]:
+def activation_bytes(layers: Sequence[Layer], room: Capacity, stored: Storage) -> tuple[int, int]:
     """Sizes of the two buffers of the schedule."""
     sizes = [0, 0]
     for step in schedule(layers):
         for written in (step.raw, step.out):
             if written is not None:
-                sizes[written.buffer] = max(sizes[written.buffer], written.elements(room))
-    element = _ELEMENT_BYTES[precision]
-    return sizes[0] * element, sizes[1] * element
+                sizes[written.buffer] = max(sizes[written.buffer], written.bytes(room, stored))
+    return sizes[0], sizes[1]
 
 
-def weight_bytes(layers: Sequence[Layer], precision: str) -> int:
+def weight_bytes(layers: Sequence[Layer], stored: Storage) -> int:
     """Weights, norms and the tables of block 1's statistics."""
-    element = _ELEMENT_BYTES[precision]
+    rest = BYTES[stored.rest]
     total = 256
     for layer in layers:
         inputs = layer.ids if layer.is_lookup else layer.inputs
-        of_head = 4 if layer is layers[-1] else element
-        total += layer.kernel * inputs * layer.outputs * of_head + 4 * layer.outputs
+        element = 4 if layer is layers[-1] else rest
+        if layer.kind == "conv1d" and not layer.is_lookup:
+            element = BYTES[stored.rows]
+        total += layer.kernel * inputs * layer.outputs * element + 8 * layer.outputs
         if layer.norm:
-            total += 2 * layer.rows_out * layer.outputs * element
+            total += 2 * layer.rows_out * layer.outputs * rest
     kernel, ids = layers[0].kernel, layers[0].ids
     return total + 4 * (2 * kernel * ids + kernel * (kernel - 1) * ids * ids)
 
 
-def plan(layers: Sequence[Layer], batch: int, precision: str, frame: Frame) -> list[Buffer]:
+def plan(layers: Sequence[Layer], batch: int, stored: Storage, frame: Frame) -> list[Buffer]:
     """Every buffer that an engine keeps on the GPU for batches of up to `batch` articles."""
     room = capacity(layers, batch, frame)
-    wide, narrow = activation_bytes(layers, room, precision)
+    wide, narrow = activation_bytes(layers, room, stored)
     length, classes = layers[0].rows_in, layers[-1].outputs
     return [
-        Buffer("weights and tables", weight_bytes(layers, precision)),
+        Buffer("weights and tables", weight_bytes(layers, stored)),
         Buffer("text", text_bytes(layers, room), SLOTS),
         Buffer("offsets", 8 * (batch + 1), SLOTS),
         Buffer("ids", id_pitch(length) * batch),
@@ -151,6 +159,7 @@ def plan(layers: Sequence[Layer], batch: int, precision: str, frame: Frame) -> l
         Buffer("scores and logits", 2 * 4 * classes * batch, SLOTS),
         Buffer("labels and best scores", 2 * 4 * classes * batch, SLOTS),
         Buffer("counts of characters", (8 + 8 + 1) * batch, SLOTS),
+        Buffer("count of saturated values", 8, SLOTS),
     ]
 
 

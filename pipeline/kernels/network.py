@@ -17,9 +17,11 @@ from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import Kernel, network_kernels, target
 from pipeline.kernels.ops import Encoded, Launched, Packing, Scored, load, operations
 from pipeline.kernels.packing import CLOSING, Capacity, capacity
+from pipeline.kernels.storage import DTYPES
 from pipeline.kernels.weights import upload
 from pipeline.model.alphabet import Alphabet, head_bytes
 from pipeline.model.charcnn import Layer
+from pipeline.model.quantised import Integers
 from pipeline.model.reference import Weights
 from pipeline.threads import available_cores
 
@@ -36,6 +38,7 @@ class Result(NamedTuple):
     n_chars: NDArray[np.int64]
     truncated: NDArray[np.uint8]
     unknown_chars: NDArray[np.int64]
+    saturated: int
 
 
 class NotPageLocked(Exception):
@@ -105,12 +108,13 @@ class Slot:
 class Network:
     """Weights on a GPU, buffers for batches once `allocate` is called, and the launches from text to labels.
 
-    whole: every article takes all rows of the frame, those beyond its text too.
+    integers: blocks 2 to 6, for int8. whole: every article takes all rows of the frame, those beyond its text too.
     """
 
     def __init__(
-        self, weights: Weights, alphabet: Alphabet, length: int, generation: str, precision: str, device: cp.cuda.Device
-    ) -> None:
+        self, weights: Weights, integers: Integers | None, alphabet: Alphabet, length: int, generation: str,
+        precision: str, device: cp.cuda.Device,
+    ) -> None:  # fmt: skip
         self.layers, self.frame = weights.layers, weights.frame
         self.whole = self.frame == "dense"
         self._length = length
@@ -119,10 +123,10 @@ class Network:
         self._marked: Slot | None = None
         self.watcher: Launched | None = None
         self.ops = operations(generation, precision, device, self._mark)
-        self._element = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[precision]
+        self._is_int8 = integers is not None
         for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers, self.frame):
             load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
-        self._weights = upload(weights, alphabet, generation, precision, self.ops.architecture)
+        self._weights = upload(weights, integers, alphabet, generation, self.ops.stored, self.ops.architecture)
         self._constants = self._after_text()
         cp.cuda.get_current_stream().synchronize()  # the streams below do not wait for it
         self._in, self.compute, self._out = (cp.cuda.Stream(non_blocking=True) for _ in range(3))
@@ -134,18 +138,19 @@ class Network:
         units = CLOSING + 1
         packing = Packing(cp.empty(0, np.int32), cp.asarray([units, 0], np.int32), None, units)
         constants = {}
-        row = cp.zeros(self.layers[0].outputs, self._element)
+        stored, saturated = self.ops.stored, cp.zeros(1, np.uint64)
+        row = cp.zeros(self.layers[0].outputs, DTYPES[stored.rows])
         for layer in self.layers[1:]:
             if layer.kind == "conv1d":
                 rows = cp.tile(row, (units * layer.product_pool, 1))
-                out = cp.empty((units, layer.outputs), self._element)
-                name = layer.name
-                self.ops.conv1d(rows, layer, self._weights.products[name], self._weights.bias[name], packing, None, out)
-                row = constants[name] = out[0].copy()
+                out = cp.empty((units, layer.outputs), DTYPES[stored.rest if layer.norm else stored.rows])
+                weight, bias = self._weights.products[layer.name], self._weights.bias[layer.name]
+                self.ops.conv1d(rows, layer, weight, bias, packing, None, out, saturated)
+                row = constants[layer.name] = out[0].copy()
         return constants
 
     def plan(self, batch: int) -> list[memory_plan.Buffer]:
-        return memory_plan.plan(self.layers, batch, self.ops.precision, self.frame)
+        return memory_plan.plan(self.layers, batch, self.ops.stored, self.frame)
 
     def allocate(self, batch: int) -> None:
         """Allocate every buffer of the plan.
@@ -153,8 +158,8 @@ class Network:
         Raises CuPy's OutOfMemoryError, or NotPageLocked; `release` then frees those allocated.
         """
         self.room = capacity(self.layers, batch, "dense" if self.whole else self.frame)
-        sizes = memory_plan.activation_bytes(self.layers, self.room, self.ops.precision)
-        self._activations = [cp.empty(size // np.dtype(self._element).itemsize, self._element) for size in sizes]
+        sizes = memory_plan.activation_bytes(self.layers, self.room, self.ops.stored)
+        self._activations = [cp.empty(size, np.uint8) for size in sizes]
         self._ids = cp.empty((batch, memory_plan.id_pitch(self._length)), np.uint8)
         self._statistics = cp.empty((batch, 2), np.float32)
         self._text_end = cp.empty(batch, np.int32)
@@ -227,7 +232,8 @@ class Network:
     def _finish_start(self, slot: Slot, ids: cp.ndarray, units: int, top_k: int) -> None:
         slot.articles, slot.top_k = len(ids), top_k
         with self.compute:
-            self.forward(ids, units, slot.scored(len(ids), self.layers[-1].outputs, top_k))
+            scored = slot.scored(len(ids), self.layers[-1].outputs, top_k)
+            self.forward(ids, units, scored, slot.device["saturated"])
         slot.computed.record(self.compute)
         self._marked = None
         self._out.wait_event(slot.computed)
@@ -236,6 +242,8 @@ class Network:
         sizes = {"labels": top_k, "best": top_k, "scores": classes, "n_chars": 1, "truncated": 1, "unknown_chars": 1}
         for name, columns in sizes.items():
             slot.copy_out(name, len(ids) * columns, self._out)
+        if self._is_int8:
+            slot.copy_out("saturated", 1, self._out)
         slot.copied_out.record(self._out)
 
     def settle(self) -> None:
@@ -255,24 +263,30 @@ class Network:
             host["n_chars"][:count],
             host["truncated"][:count],
             host["unknown_chars"][:count],
+            int(host["saturated"][0]) if self._is_int8 else 0,
         )
 
     def encode(self, data: cp.ndarray, offsets: cp.ndarray, out: Encoded) -> None:
         """Text on the GPU to ids, on the current stream. The characters of long articles are not counted."""
         self.ops.encode(data, offsets, self._weights.alphabet, self._length, out)
 
-    def forward(self, ids: cp.ndarray, units: int, out: Scored) -> None:
-        """Ids on the GPU, uint8 [N, pitch], to scores, on the current stream. units: that they take at most."""
+    def forward(self, ids: cp.ndarray, units: int, out: Scored, saturated: cp.ndarray) -> None:
+        """Ids on the GPU, uint8 [N, pitch], to scores, on the current stream. units: that they take at most. saturated:
+        uint64 [1], the count of saturated values in int8.
+        """
         count, weights = len(ids), self._weights
         statistics, text_end = self._statistics[:count], self._text_end[:count]
         packing = Packing(self._first_unit[: count + 1], self._counts, self._closing, units)
+        if self._is_int8:
+            saturated.data.memset_async(0, saturated.nbytes, cp.cuda.get_current_stream())
         first, *rest = memory_plan.schedule(self.layers)
         self.ops.norm_statistics(ids, self._length, first.layer, weights.statistics, statistics, text_end)
         self.ops.pack(text_end, self.layers, self.whole, packing)
         norm, rows = weights.norm[first.layer.name], self._activation(first.out)
         self.ops.lookup_norm_pool(
-            ids, self.layers, self.frame, weights.table, norm, statistics, text_end, packing, rows
-        )
+            ids, self.layers, self.frame, weights.table, norm, statistics, text_end, packing, rows,
+            weights.steps_in_one, saturated,
+        )  # fmt: skip
         for step in rest:
             name, written = step.layer.name, self._activation(step.out)
             weight, bias = weights.products[name], weights.bias[name]
@@ -281,17 +295,19 @@ class Network:
             else:
                 constant = self._constants[name]
                 product = written if step.raw is None else self._activation(step.raw)
-                self.ops.conv1d(rows, step.layer, weight, bias, packing, constant, product)
+                self.ops.conv1d(rows, step.layer, weight, bias, packing, constant, product, saturated)
                 if step.raw is not None:
                     self.ops.norm_relu_pool(product, step.layer, weights.norm[name], packing, constant, written)
             rows = written
         last = self.layers[-1]
         x = rows[: count * last.inputs].reshape(count, last.inputs)
-        self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out)
+        of_block_1 = statistics if self._is_int8 else None
+        self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out, of_block_1)
 
     def _activation(self, at: memory_plan.Activation) -> cp.ndarray:
         """All the room for it, so that tensor maps are the same for every batch."""
-        return self._activations[at.buffer][: at.elements(self.room)]
+        stored = self.ops.stored
+        return self._activations[at.buffer][: at.bytes(self.room, stored)].view(DTYPES[at.kind(stored)])
 
     def _mark(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         stream = cp.cuda.get_current_stream()

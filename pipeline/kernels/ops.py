@@ -19,9 +19,18 @@ from pipeline.kernels import catalog, tiles
 from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel
 from pipeline.kernels.packing import most_units
+from pipeline.kernels.storage import BYTES, Storage, storage
 from pipeline.kernels.tables import StatisticsTables
 from pipeline.kernels.tensor_map import tensor_map
-from pipeline.kernels.tiles import SLAB, LookupTile, ProductTile, SimtLookupTile, Sm90Tile, product_tile
+from pipeline.kernels.tiles import (
+    SLAB_BYTES,
+    LookupTile,
+    ProductTile,
+    SimtLookupTile,
+    SimtTile,
+    Sm90Tile,
+    product_tile,
+)
 from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, DeviceTable
 from pipeline.model.alphabet import head_bytes
 from pipeline.model.charcnn import NORM_EPSILON, Layer
@@ -65,12 +74,13 @@ Launched = Callable[[Kernel, tuple[int, ...], tuple[Any, ...]], None]
 class Operations:
     """The operations in one kernel generation and precision, for one architecture ("sm_90").
 
-    sms: the number of SMs. tiles: of products by layer name, in place of those of the table. launched: called before
-    each launch.
+    stored: the types in memory. sms: the number of SMs. tiles: of products by layer name, in place of those of the
+    table. launched: called before each launch.
     """
 
     generation: str
     precision: str
+    stored: Storage
     architecture: str
     sms: int
     tiles: dict[str, ProductTile]
@@ -133,13 +143,17 @@ class Operations:
     def lookup_norm_pool(
         self, ids: cp.ndarray, layers: Sequence[Layer], frame: Frame, table: DeviceTable, norm: DeviceNorm,
         statistics: cp.ndarray, text_end: cp.ndarray, packing: Packing, out: cp.ndarray,
+        steps_in_one: float = 1.0, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """Block 1 from ids, uint8 [N, pitch], and their statistics."""
+        """Block 1 from ids, uint8 [N, pitch], and their statistics.
+
+        steps_in_one, saturated: for an output in 8 bits, and where its saturated values are counted, uint64 [1].
+        """
         first, second, *_ = layers
         count, pitch = ids.shape
         rows = most_units(layers) * second.product_pool
-        at = tiles.tile(self.generation, self.architecture, first)
-        kernel = catalog.lookup_kernel(self.precision, first, second, frame, at)
+        at = tiles.tile(self.generation, self.precision, self.architecture, first)
+        kernel = catalog.lookup_kernel(self.stored, first, second, frame, at)
         size = []
         if isinstance(at, LookupTile):
             grid: tuple[int, ...] = (self.sms * max(1, _blocks_an_sm(self.architecture, kernel)),)
@@ -151,19 +165,20 @@ class Operations:
             kernel,
             grid,
             (ids, _int(pitch), _int(count), *size, text_end, statistics, packing.first, table.entries, table.affine,
-             norm.gamma, norm.beta, out, _int(rows)),
+             norm.gamma, norm.beta, out, _int(rows), np.float32(steps_in_one), _or_null(saturated)),
         )  # fmt: skip
 
     def conv1d(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing,
-        constant: cp.ndarray | None, out: cp.ndarray,
+        constant: cp.ndarray | None, out: cp.ndarray, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
         """A convolution of packed rows, then ReLU and pool where no norm comes before them.
 
         rows: [units, inputs], before a pool [units, pool, inputs], out: [units, outputs], all with room for more.
-        constant: [outputs], what closing units get.
+        constant: [outputs], what closing units get. saturated: as for `lookup_norm_pool`.
         """
-        self._product(rows, layer, weight, bias, packing.counts[:1], packing.closing, constant, out, packing.most)
+        count, closing = packing.counts[:1], packing.closing
+        self._product(rows, layer, weight, bias, count, closing, constant, out, packing.most, saturated)
 
     def norm_relu_pool(
         self, rows: cp.ndarray, layer: Layer, norm: DeviceNorm, packing: Packing, constant: cp.ndarray, out: cp.ndarray
@@ -171,7 +186,7 @@ class Operations:
         """Layer norm over an article's packed rows and as many rows `constant` as the frame has more; ReLU, pool."""
         count = len(packing.first) - 1
         self._launch(
-            catalog.norm_kernel(self.precision, self.architecture, layer),
+            catalog.norm_kernel(self.stored, self.architecture, layer),
             (min(count, 2 * self.sms),),
             (rows, packing.first, constant, norm.gamma, norm.beta, out, _int(count), np.float32(NORM_EPSILON)),
         )
@@ -180,30 +195,39 @@ class Operations:
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
     ) -> None:
         """x weight + bias with ReLU: a convolution with one tap, whose units are articles. x has room for more."""
-        self._product(x, layer, weight, bias, packing.counts[1:], None, None, out, len(packing.first) - 1)
+        self._product(x, layer, weight, bias, packing.counts[1:], None, None, out, len(packing.first) - 1, None)
 
-    def head(self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored) -> None:
-        """The last layer, softmax, and the k best classes."""
-        kernel = catalog.head_kernel(self.precision, layer)
+    def head(
+        self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored,
+        statistics: cp.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """The last layer, softmax, and the k best classes.
+
+        statistics: block 1's, by which its overflow takes the scores where 8-bit rows have not shown it.
+        """
+        kernel = catalog.head_kernel(self.stored, layer)
         articles = catalog.HEAD_WARPS * catalog.HEAD_ARTICLES
         self._launch(
             kernel,
             (-(-len(x) // articles),),
-            (x, weight, bias, _int(len(x)), _int(layer.outputs), _int(out.labels.shape[1]), *out),
+            (x, weight, bias, _or_null(statistics), _int(len(x)), _int(layer.outputs), _int(out.labels.shape[1]), *out),
         )
 
     def _product(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, count: cp.ndarray,
         closing: cp.ndarray | None, constant: cp.ndarray | None, out: cp.ndarray, most: int,
+        saturated: cp.ndarray | None,
     ) -> None:  # fmt: skip
         """count: int32 [1], the units on the GPU, of which the host knows that there are `most` at most."""
-        at = self.tiles.get(layer.name) or product_tile(self.generation, self.architecture, layer)
-        kernel = catalog.product_kernel(self.precision, layer, at)
+        at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
+        kernel = catalog.product_kernel(self.generation, self.stored, layer, at)
         m_tiles, n_tiles = -(-most * layer.product_pool // at.rows), layer.outputs // at.outputs
-        packing = (count, _or_null(closing), _or_null(constant))
+        packing: tuple[Any, ...] = (count, _or_null(closing), _or_null(constant))
+        if not isinstance(at, SimtTile):
+            packing = (*packing, _or_null(saturated))
         if isinstance(at, Sm90Tile):
             clusters = min(self.sms // at.cluster, -(-m_tiles // at.cluster) * n_tiles)
-            slabs = (_int(layer.inputs // SLAB), _int(n_tiles))
+            slabs = (_int(layer.inputs * BYTES[self._input_of(layer)] // SLAB_BYTES), _int(n_tiles))
             self._launch(
                 kernel,
                 (clusters * at.cluster,),
@@ -218,12 +242,18 @@ class Operations:
         pool = layer.product_pool
         phases = () if pool == 1 else (pool,)
         shape = (rows.size // (pool * layer.inputs), *phases, layer.inputs)
-        box = (at.box_rows(layer), *(1 for _ in phases), SLAB)
-        weight_shape, weight_box = (layer.kernel * layer.outputs, layer.inputs), (at.outputs // at.cluster, SLAB)
+        kind = self._input_of(layer)
+        slab = SLAB_BYTES // BYTES[kind]
+        box = (at.box_rows(layer), *(1 for _ in phases), slab)
+        weight_shape, weight_box = (layer.kernel * layer.outputs, layer.inputs), (at.outputs // at.cluster, slab)
         return (
-            tensor_map(rows.data.ptr, self.precision, shape, box),
-            tensor_map(weight.data.ptr, self.precision, weight_shape, weight_box),
+            tensor_map(rows.data.ptr, kind, shape, box),
+            tensor_map(weight.data.ptr, kind, weight_shape, weight_box),
         )
+
+    def _input_of(self, layer: Layer) -> str:
+        """The type of a product's rows and weights."""
+        return self.stored.rows if layer.kind == "conv1d" else self.stored.rest
 
     def _launch(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         function = load(kernel.file, kernel.expression, catalog.target(self.generation, self.architecture))
@@ -241,14 +271,15 @@ def operations(
 ) -> Operations:
     """The operations for a GPU, with the tiles of the table."""
     sms = device.attributes["MultiProcessorCount"]
-    return Operations(generation, precision, f"sm_{device.compute_capability}", sms, {}, launched)
+    stored = storage(generation, precision)
+    return Operations(generation, precision, stored, f"sm_{device.compute_capability}", sms, {}, launched)
 
 
 def tile_shape(ops: Operations, layer: Layer) -> tuple[int, int] | None:
     """Input rows and outputs that one tile of a product covers; None for a layer that is not a tiled product."""
     if layer.is_lookup or not layer.relu:
         return None
-    at = product_tile(ops.generation, ops.architecture, layer)
+    at = product_tile(ops.generation, ops.precision, ops.architecture, layer)
     return at.rows, at.outputs
 
 

@@ -39,6 +39,23 @@ def fixed_point(table: Floats, bias: Floats) -> tuple[NDArray[np.uint16], Floats
     return entries, affine.astype(np.float32)
 
 
+def eight_bit_order(outputs: int) -> NDArray[np.intp]:
+    """The order in which `sm90` reads the weights of outputs in 8 bits.
+
+    A thread holds columns 2t, 2t + 1, 8 + 2t and 9 + 2t of each 16 columns of a product. These take the outputs 4t to
+    4t + 3, so that the thread has four neighbouring bytes.
+    """
+    thread, half, column = np.meshgrid(np.arange(4), np.arange(2), np.arange(2), indexing="ij")
+    of_sixteen = np.empty(16, np.intp)
+    of_sixteen[8 * half + 2 * thread + column] = 4 * thread + 2 * half + column
+    return (np.arange(0, outputs, 16)[:, None] + of_sixteen).ravel()
+
+
+def rescale_table(bias: NDArray[np.int32], scale: Floats) -> NDArray[np.int32]:
+    """The epilogue of a product in 8 bits, int32 [outputs, 2]: its bias, and the bits of its scale."""
+    return np.stack([bias, scale.view(np.int32)], axis=1)
+
+
 def statistics_tables(weights: Weights) -> StatisticsTables:
     """Prefix sums over the taps, in float64, by the formulas in common/statistics.cu."""
     table = weights.table.astype(np.float64)

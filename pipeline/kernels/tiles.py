@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 
 from pipeline.model.charcnn import Layer
 
-SLAB = 64
-"""Input channels of a stage of 16-bit products: 128 bytes, the widest that shared memory is swizzled by."""
+SLAB_BYTES = 128
+"""Of a row in a stage of tensor-core products: the widest that shared memory is swizzled by."""
 
 SHARED_LIMIT = {
     "sm_75": 64 << 10,
@@ -103,7 +103,7 @@ class Sm80Tile:
 
     a_stages: int
     b_stages: int
-    rows: ClassVar[int] = 192
+    rows: int = 192
     outputs: ClassVar[int] = 128
     folder: ClassVar[str] = "sm80"
 
@@ -111,8 +111,9 @@ class Sm80Tile:
         return self.rows, self.outputs, self.a_stages, self.b_stages
 
     def launch(self, layer: Layer) -> Launch:
+        """A warp for 48 rows of 64 outputs."""
         rows = self.a_stages * (self.rows + _rows_below(layer)) + self.b_stages * self.outputs
-        return Launch(256, rows * 2 * SLAB)
+        return Launch(self.rows // 48 * (self.outputs // 64) * 32, rows * SLAB_BYTES)
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,9 @@ class Sm90Tile:
         return self.rows // layer.product_pool + _rows_below(layer)
 
     def launch(self, layer: Layer) -> Launch:
-        """Three warpgroups; the stages with two barriers each, and 16 rows of 128 outputs for each of eight warps."""
+        """Three warpgroups; the stages with two barriers each, and 16 rows of 128 16-bit outputs a warp, of 8."""
         rows = self.a_stages * layer.product_pool * self.box_rows(layer) + self.b_stages * self.outputs
-        return Launch(384, rows * 2 * SLAB + 8 * 16 * 128 * 2 + 16 * (self.a_stages + self.b_stages))
+        return Launch(384, rows * SLAB_BYTES + 8 * 16 * 128 * 2 + 16 * (self.a_stages + self.b_stages))
 
 
 def _rows_below(layer: Layer) -> int:
@@ -149,12 +150,17 @@ def _rows_below(layer: Layer) -> int:
 ProductTile = SimtTile | Sm80Tile | Sm90Tile
 Tile = SimtLookupTile | LookupTile | ProductTile
 
-# By layer name or kind. "" is any architecture: within 99 KB, the least of all since sm_80. The others were found on an
-# H200 by benchmarks/tune.py.
+# By layer name or kind, for one precision with its name before that. "" is any architecture: within 99 KB, the least of
+# all since sm_80, or for sm75 within 64 KB. The others were found on an H200, by benchmarks/tune.py or by hand.
 _TILES: dict[tuple[str, str], dict[str, Tile]] = {
     ("simt", ""): {
         "lookup": SimtLookupTile(4, 16),
         "conv1d": SimtTile(),
+        "linear": SimtTile(),
+    },
+    ("sm75", ""): {
+        "lookup": SimtLookupTile(4, 16),
+        "conv1d": Sm80Tile(2, 2, rows=96),
         "linear": SimtTile(),
     },
     ("sm80", ""): {
@@ -173,19 +179,23 @@ _TILES: dict[tuple[str, str], dict[str, Tile]] = {
         "conv2": Sm90Tile(192, 2, 4, 2),
         "conv1d": Sm90Tile(128, 2, 3, 2),
         "linear": Sm90Tile(128, 4, 4, 2),
+        "int8 conv2": Sm90Tile(192, 2, 4, 2),
+        "int8 conv1d": Sm90Tile(128, 2, 5, 2),
     },
 }
 
 
-def tile(generation: str, architecture: str, layer: Layer) -> Tile:
-    """The configuration of a layer: its own, or its kind's; the architecture's, or the generation's.
+def tile(generation: str, precision: str, architecture: str, layer: Layer) -> Tile:
+    """The configuration of a layer: the architecture's, or the generation's; the precision's, or any precision's; its
+    own, or its kind's.
 
     A look-up's slices are halved until one fits into a block's shared memory: alphabets differ in size.
     Raises KeyError where the generation has none.
     """
     for target in (architecture, ""):
         found = _TILES.get((generation, target), {})
-        for name in (layer.name, "lookup" if layer.is_lookup else layer.kind):
+        names = (layer.name, "lookup" if layer.is_lookup else layer.kind)
+        for name in (*(f"{precision} {name}" for name in names), *names):
             if name in found:
                 return _fitting(found[name], layer, shared_limit(architecture))
     raise KeyError(f"no tile of {layer.name} for {generation} kernels on {architecture}")
@@ -198,8 +208,8 @@ def _fitting(at: Tile, layer: Layer, limit: int) -> Tile:
     return at
 
 
-def product_tile(generation: str, architecture: str, layer: Layer) -> ProductTile:
+def product_tile(generation: str, precision: str, architecture: str, layer: Layer) -> ProductTile:
     """`tile` of a layer that is no look-up."""
-    found = tile(generation, architecture, layer)
+    found = tile(generation, precision, architecture, layer)
     assert not isinstance(found, SimtLookupTile | LookupTile)
     return found

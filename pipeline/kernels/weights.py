@@ -10,9 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
-from pipeline.kernels.tables import StatisticsTables, fixed_point, statistics_tables
+from pipeline.kernels.storage import Storage
+from pipeline.kernels.tables import (
+    StatisticsTables,
+    eight_bit_order,
+    fixed_point,
+    rescale_table,
+    statistics_tables,
+)
 from pipeline.kernels.tiles import LookupTile, tile
 from pipeline.model.alphabet import Alphabet
+from pipeline.model.quantised import Integers
 from pipeline.model.reference import Weights
 
 _LARGEST = {"fp16": 65_504.0, "bf16": 255 * 2.0**120}
@@ -51,8 +59,9 @@ class DeviceNorm:
 class DeviceWeights:
     """`reference.Weights` on the GPU.
 
-    table: block 1's. products: by layer name [kernel,
-    inputs, outputs] fp32, or [kernel, outputs, inputs] in 16 bits; fc3 stays fp32 [outputs, inputs] always. bias: fp32.
+    table: block 1's. products: by layer name [kernel, inputs, outputs] fp32, or [kernel, outputs, inputs] in 16 or 8
+    bits; fc3 stays fp32 [outputs, inputs] always. bias: fp32, or of products in 8 bits as in `rescale_table`.
+    steps_in_one: of the 8-bit output of block 1.
     """
 
     alphabet: DeviceAlphabet
@@ -61,23 +70,41 @@ class DeviceWeights:
     products: dict[str, cp.ndarray]
     bias: dict[str, cp.ndarray]
     norm: dict[str, DeviceNorm]
+    steps_in_one: float
 
 
-def upload(weights: Weights, alphabet: Alphabet, generation: str, precision: str, architecture: str) -> DeviceWeights:
-    """Rearrange and copy a model's tensors to the GPU; takes about 30 ms for the shipped model."""
+def upload(
+    weights: Weights, integers: Integers | None, alphabet: Alphabet, generation: str, stored: Storage, architecture: str
+) -> DeviceWeights:
+    """Rearrange and copy a model's tensors to the GPU; takes about 30 ms for the shipped model.
+
+    integers: the convolutions after block 1, for products in 8 bits.
+    """
     first, *rest = weights.layers
-    at = tile(generation, architecture, first)
+    precision = stored.rest
+    at = tile(generation, "int8" if integers else precision, architecture, first)
     bias = weights.bias[first.name]
     table = DeviceTable(cp.asarray(weights.table), cp.asarray(bias))
     if isinstance(at, LookupTile):
         entries, affine = fixed_point(weights.table, bias)
+        if integers and not np.isfinite(affine).all():
+            raise UsageError("the weights of block 1 are too large for 8-bit activations: use --precision fp32")
         kernel, ids, channels = entries.shape
         slices = entries.reshape(kernel, ids, channels // at.channels, at.channels).transpose(2, 0, 1, 3)
         table = DeviceTable(cp.asarray(np.ascontiguousarray(slices)), cp.asarray(affine))
     byte_ids, points, point_ids = alphabet.tables
     sums = statistics_tables(weights)
     products = {}
+    biases = {name: cp.asarray(bias) for name, bias in weights.bias.items()}
     for layer in rest:
+        if integers and layer.kind == "conv1d":
+            found = integers.convolutions[layer.name]
+            by_output = found.weight.transpose(0, 2, 1)
+            if generation == "sm90" and not layer.norm:
+                by_output = by_output[:, eight_bit_order(layer.outputs)]
+            products[layer.name] = cp.asarray(np.ascontiguousarray(by_output))
+            biases[layer.name] = cp.asarray(rescale_table(found.bias, found.scale))
+            continue
         weight = weights.conv[layer.name] if layer.kind == "conv1d" else weights.linear[layer.name][None]
         if layer is rest[-1]:
             products[layer.name] = cp.asarray(np.ascontiguousarray(weight[0].T))
@@ -88,11 +115,12 @@ def upload(weights: Weights, alphabet: Alphabet, generation: str, precision: str
         sums._replace(first=cp.asarray(sums.first), pairs=cp.asarray(sums.pairs)),
         table,
         products,
-        {name: cp.asarray(bias) for name, bias in weights.bias.items()},
+        biases,
         {
             name: DeviceNorm(_to_device(norm.gamma, precision), _to_device(norm.beta, precision))
             for name, norm in weights.norm.items()
         },
+        1 / integers.first_step if integers else 1.0,
     )
 
 

@@ -18,6 +18,7 @@ from pipeline.errors import ModelError
 from pipeline.model import model_file, sidecar
 from pipeline.model.alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
 from pipeline.model.frame import FRAMES, Frame
+from pipeline.model.scales import ActivationScales
 
 CHANNELS = 256
 HIDDEN = 1024
@@ -171,12 +172,14 @@ class Model:
         Name in reports and messages.
     frame : str
         "text" if block 1's output is zero after the end of an article's text, "dense" if it is not.
+    scales : ActivationScales, optional
+        What `quantise` found, by which the model computes in int8.
 
     Raises
     ------
     ModelError
-        For a tensor that is missing, unknown, misshapen or not finite, a class without a name, two of one name, or an
-        unknown frame.
+        For a tensor that is missing, unknown, misshapen or not finite, a class without a name, two of one name, an
+        unknown frame, or scales that do not fit.
 
     Examples
     --------
@@ -195,6 +198,7 @@ class Model:
     card: Mapping[str, Any] = field(default_factory=dict, repr=False)
     name: str = "model"
     frame: Frame = "dense"
+    scales: ActivationScales | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_classes()
@@ -217,6 +221,9 @@ class Model:
         extra = sorted(set(self.tensors) - set(expected))
         if extra:
             raise ModelError(f"{self.name}: tensor {extra[0]:.100} does not belong to this network")
+        if self.scales is not None:
+            convolutions = [layer.name for layer in self.layers if layer.kind == "conv1d" and not layer.is_lookup]
+            self.scales.check(convolutions, self.name)
 
     def _check_classes(self) -> None:
         """Names go into Parquet, CSV and JSON, where a label must be a text that is told from a missing one."""
@@ -261,10 +268,12 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of everything that decides a score: alphabet, classes, length, frame and tensors."""
+        """sha256 of everything that decides a score: alphabet, classes, length, frame, scales and tensors."""
         about = [self.alphabet.symbols, self.classes, self.length]
         if self.frame != "dense":  # digests of dense models are older than the choice
             about.append({"frame": self.frame})
+        if self.scales is not None:
+            about.append({"steps": self.scales.steps})
         digest = hashlib.sha256(json.dumps(about).encode())
         for name in sorted(self.tensors):
             tensor = np.ascontiguousarray(self.tensors[name])
@@ -295,7 +304,9 @@ class Model:
         for name, tensor in tensors.items():
             if not np.isfinite(tensor).all():
                 raise ModelError(f"tensor {name} does not fit {dtype}")
-        about = model_file.About(self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame)
+        about = model_file.About(
+            self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales
+        )
         digest = replace(self, tensors=tensors).digest
         return model_file.encode(tensors, about, [_describe(layer) for layer in self.layers], digest)
 
@@ -339,7 +350,7 @@ class Model:
         shipped = next((known for known in SHIPPED.values() if known.header == record.header), None)
         if shipped:
             card = {MEANT_FOR: shipped.meant_for, **card}
-        model = cls(alphabet, tuple(about.classes), about.length, tensors, card, name, about.frame)
+        model = cls(alphabet, tuple(about.classes), about.length, tensors, card, name, about.frame, about.scales)
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
         return model

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ModelError
 from pipeline.model.frame import Frame
+from pipeline.model.scales import ActivationScales
 
 FORMAT = "broadsheet-charcnn/2"
-FEATURES = ("frame",)
+FEATURES = ("frame", "scales")
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
 _CHECKSUM = "checksum"
@@ -42,6 +43,7 @@ class About(Struct):
     length: Annotated[int, Meta(ge=0, le=1 << 31)]
     card: dict[str, Any] = {}
     frame: Frame = "dense"
+    scales: ActivationScales | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]
@@ -86,7 +88,11 @@ def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[
 
     Raises ModelError for a card that is too large, or that JSON cannot hold.
     """
-    values = {"format": FORMAT, "features": FEATURES, "layers": layers, **msgspec.structs.asdict(about)}
+    of_model = {name: value for name, value in msgspec.structs.asdict(about).items() if value is not None}
+    if about.scales is not None:
+        of_model["scales"] = msgspec.structs.asdict(about.scales)
+    features = [name for name in FEATURES if name in of_model]
+    values = {"format": FORMAT, "features": features, "layers": layers, **of_model}
     metadata = {name: _json(value) for name, value in values.items()}
     metadata[_CHECKSUM] = _json(_checksum(metadata, digest))
     file = safetensors.numpy.save(dict(tensors), metadata)

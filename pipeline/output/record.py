@@ -36,7 +36,10 @@ from pipeline.output.layout import (
 _MOST = 1 << 53
 """The most of anything that is counted: every JSON reader and NumPy have such an integer."""
 
-SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "chars", "truncated", "unknown_chars")
+SUMS = (
+    *("rows_read", "rows_written", "rows_filtered", "rows_quarantined"),
+    *("chars", "truncated", "unknown_chars", "saturated"),
+)
 """The figures of an entry whose sums are those of the totals."""
 
 Count = Annotated[int, Meta(ge=0, le=_MOST)]
@@ -62,10 +65,11 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
 
     sources: (file, first row, rows) of each piece it was read from. rows_read = rows_written + rows_filtered +
     rows_quarantined. labels: written rows by label. chars, truncated, unknown_chars: sums of those columns over written
-    rows. lengths: written rows by class of `accuracy.LENGTHS`. doubtful: labelled rows that the model could hardly
-    judge, by reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair that occurs, where
-    there is a truth, over the filtered rows too. problems: messages about whole files. files: one part, or one for each
-    label, sorted; then the quarantined rows, where there are any.
+    rows. saturated: 8-bit activations at their greatest, over all rows that were labelled. lengths: written rows by
+    class of `accuracy.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by reason, filtered ones
+    too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is a truth, over the
+    filtered rows too. problems: messages about whole files. files: one part, or one for each label, sorted; then the
+    quarantined rows, where there are any.
     """
 
     version: Version = VERSION
@@ -80,6 +84,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     chars: Count
     truncated: Count
     unknown_chars: Count
+    saturated: Count = 0
     lengths: tuple[Count, ...]
     doubtful: dict[str, Count]
     confusion: tuple[tuple[int, int, Count], ...] | None
@@ -243,6 +248,8 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Rows; those read are the sum of the other three.
     chars, truncated, unknown_chars : int
         Over written rows: characters, truncated rows, characters outside the alphabet.
+    saturated : int
+        In int8, activations at the greatest number of 8 bits, where all that was above is too.
     labels : dict of str to int
         Written rows by label.
     doubtful : dict of str to int
@@ -266,6 +273,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chars: Count
     truncated: Count
     unknown_chars: Count
+    saturated: Count = 0
     labels: dict[str, Count]
     doubtful: dict[str, Count]
     lengths: tuple[Count, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cupy as cp
@@ -19,6 +19,7 @@ from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel, resources
 from pipeline.kernels.ops import Operations, load, tile_shape
 from pipeline.kernels.packing import units_by_length
+from pipeline.kernels.storage import BYTES, Storage
 from pipeline.model.charcnn import Layer, Model
 from pipeline.profiling.kernel_work import (
     ELEMENT_WISE,
@@ -35,7 +36,6 @@ from pipeline.telemetry.spans import Span
 _REPEATS = 9
 _COPIED_BYTES = 1 << 30
 _PRODUCT_SIDE = 8192
-_ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
     with engine.device:
         alone = {launch.kernel.name: _seconds(lambda at=launch: _launch(ops, at)) for launch in launches}  # type: ignore[misc]
     stream = _in_the_network(engine, texts)
-    works = _works(model, texts, ops.precision)
+    works = _works(model, texts, ops.stored)
     rows = computed_rows(model, texts)
     units = int(units_by_length(model.layers, model.frame)[np.minimum(np.diff(texts.offsets), model.length)].sum())
     layers = {layer.name: layer for layer in model.layers}
@@ -77,7 +77,7 @@ def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
             computed = units * layer.product_pool if layer.kind == "conv1d" else count
             kept = rows.get(name, count)
             tiles, waste, shared = _tiles(layer, shape, computed, kept)
-            moved += shared * _ELEMENT_BYTES[ops.precision]
+            moved += shared * BYTES[ops.stored.rows if layer.kind == "conv1d" else ops.stored.rest]
         waves = tiles / (resident * ops.sms)
         found.append(
             KernelProfile(
@@ -102,7 +102,11 @@ def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
 def ceilings(engine: CudaEngine) -> Ceilings:
     """A large copy within the GPU's memory and a square product by cuBLAS, on random data (zeros would run faster)."""
     with engine.device:
-        return _ceilings("fp32" if engine.backend.precision == "fp32" else "fp16")
+        found = _ceilings("fp32" if engine.backend.precision == "fp32" else "fp16")
+    if engine.backend.precision != "int8":
+        return found
+    # By design tensor cores take 8-bit operands at twice the rate; cuBLAS's own int8 is far from that.
+    return replace(found, flop_per_second=2 * found.flop_per_second, how=f"twice {found.how}")
 
 
 def _ceilings(number: str) -> Ceilings:
@@ -158,13 +162,13 @@ def _in_the_network(engine: CudaEngine, texts: Texts) -> dict[str, float]:
     return {name: statistics.median(found[1:]) for name, found in times.items()}
 
 
-def _works(model: Model, texts: Texts, precision: str) -> dict[str, KernelWork]:
+def _works(model: Model, texts: Texts, stored: Storage) -> dict[str, KernelWork]:
     """The work of each kernel. Kernels differ from blocks in four places: block 1's statistics and block 6's norm are
     separate kernels, two find where the rows lie, and one kernel computes the last layer and the head.
     """
-    count, text_bytes, element = len(texts), len(texts.data), _ELEMENT_BYTES[precision]
+    count, text_bytes, rest = len(texts), len(texts.data), BYTES[stored.rest]
     rows, second = computed_rows(model, texts), model.layers[1]
-    works = {work.name: work for work in kernels_of(model, texts, element)}
+    works = {work.name: work for work in kernels_of(model, texts, stored)}
     works["first units"] = KernelWork("first units", ELEMENT_WISE, 0, 8 * count)
     works["closing units"] = KernelWork(
         "closing units", ELEMENT_WISE, 0, 4 * count + rows[second.name] // second.product_pool
@@ -176,10 +180,10 @@ def _works(model: Model, texts: Texts, precision: str) -> dict[str, KernelWork]:
             name, tables = f"{layer.name} statistics", 4 * (layer.kernel * layer.ids) ** 2
             works[name] = KernelWork(name, REDUCTION, 14 * text_bytes, count * model.length + tables)
         elif layer.norm:
-            whole, out = works[layer.name], count * layer.rows_pooled * layer.outputs * element
+            whole, out = works[layer.name], count * layer.rows_pooled * layer.outputs * rest
             product = rows[layer.name] * layer.flop // layer.rows_out
-            raw = rows[layer.name] * layer.outputs * element
-            affine = 2 * elements * element
+            raw = rows[layer.name] * layer.outputs * rest
+            affine = 2 * elements * rest
             name = f"{layer.name} norm"
             works[name] = KernelWork(name, REDUCTION, whole.flop - product, raw + out + affine)
             works[layer.name] = KernelWork(layer.name, PRODUCT, product, whole.least_bytes - out - affine + raw)

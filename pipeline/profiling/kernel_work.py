@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.engine.base import Texts
+from pipeline.kernels.storage import BYTES, Storage
 from pipeline.model.charcnn import Model
 
 ELEMENT_WISE, REDUCTION, PRODUCT = "element-wise", "reduction", "product"
@@ -81,8 +82,8 @@ def computed_rows(model: Model, texts: Texts) -> dict[str, int]:
     return found
 
 
-def kernels_of(model: Model, texts: Texts, element: int) -> list[KernelWork]:
-    """Every kernel of the network over ASCII texts, from its layer table. element: bytes of a weight or activation.
+def kernels_of(model: Model, texts: Texts, stored: Storage) -> list[KernelWork]:
+    """Every kernel of the network over ASCII texts, from its layer table. stored: the types of weights and activations.
 
     Block 1 counts as a look-up: seven additions an element, and the norm.
     """
@@ -93,15 +94,19 @@ def kernels_of(model: Model, texts: Texts, element: int) -> list[KernelWork]:
         elements = layer.rows_out * layer.outputs
         share = rows.get(layer.name, articles) / layer.rows_out  # articles' worth of rows
         norm = _NORM_FLOP * elements if layer.norm else 0
-        weights = layer.kernel * layer.inputs * layer.outputs + layer.outputs + (2 * elements if layer.norm else 0)
-        written = layer.rows_pooled * layer.outputs * element
+        is_convolution = layer.kind == "conv1d" and not layer.is_lookup
+        element, rest = BYTES[stored.rows if is_convolution else stored.rest], BYTES[stored.rest]
+        weights = (layer.kernel * layer.inputs * layer.outputs + layer.outputs) * element
+        weights += 2 * elements * rest if layer.norm else 0
+        is_read_by_one = layer.kind == "conv1d" and (layer.is_lookup or not layer.norm)
+        written = layer.rows_pooled * layer.outputs * (BYTES[stored.rows] if is_read_by_one else rest)
         if layer.is_lookup:
             category, flop, read = REDUCTION, layer.kernel * elements + norm, length
         else:
             category, flop, read = PRODUCT, layer.flop + norm, layer.rows_in * layer.inputs * element
         # After block 6 every article has all rows.
         moved = share * read + (articles if layer.norm and not layer.is_lookup else share) * written
-        works.append(KernelWork(layer.name, category, round(share * flop), round(moved) + weights * element))
+        works.append(KernelWork(layer.name, category, round(share * flop), round(moved) + weights))
     # softmax: subtract, exponential, sum, divide; the outputs are a label and a score
     works.append(KernelWork("head", REDUCTION, articles * 4 * classes, articles * (classes * 4 + 8)))
     return works

@@ -52,7 +52,7 @@ class JobFacts:
     backend : str
         Device, precision and kernels of the workers.
     precision : str
-        "fp32", "fp16" or "bf16".
+        "fp32", "fp16", "bf16" or "int8".
     chunk_rows : int
         Rows in a chunk at most.
     answers : str, optional

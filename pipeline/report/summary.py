@@ -39,6 +39,9 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
         text = f"{tally.chars / tally.rows_written:,.0f} characters on average"
         text += f", {tally.unknown_chars / max(tally.chars, 1):.2%} outside the alphabet"
         found.append(("text", text + (f", {tally.truncated:,} rows cut" if tally.truncated else "")))
+        if " int8," in report.backend:
+            each = tally.saturated / tally.rows_written
+            found.append(("int8", f"{tally.saturated:,} saturated activations, {each:,.2f} a row"))
     return found
 
 

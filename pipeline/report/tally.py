@@ -37,6 +37,8 @@ class Tally:
         Rows; those read are the sum of the other three.
     chars, truncated, unknown_chars : int
         Over written rows: characters, truncated rows, characters outside the alphabet.
+    saturated : int
+        In int8, activations at the greatest number of 8 bits, where all that was above is too.
     labels : Counter of str
         Written rows by label.
     doubtful : Counter of str
@@ -61,6 +63,7 @@ class Tally:
     chars: int = 0
     truncated: int = 0
     unknown_chars: int = 0
+    saturated: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     doubtful: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=lambda: [0] * len(LENGTHS))

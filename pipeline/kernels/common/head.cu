@@ -11,12 +11,13 @@
 constexpr float TAKEN = -1;  // below every probability
 constexpr int NO_LABEL = -1;
 
-// x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. logits and scores fp32 [articles, classes];
+// x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. statistics [articles] (common/statistics.cu):
+// where blocks 2 to 5 are in 8 bits, which cannot tell that block 1 overflows, else null. logits and scores fp32 [articles, classes];
 // labels int32 and best fp32 [articles, k]. Dynamic shared memory: BYTES_A_CLASS * classes.
 template <typename T, int INPUTS, int WARPS, int ARTICLES, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
-    head(const T* x, const float* weight, const float* bias, int articles, int classes, int k, float* logits,
-         float* scores, int* labels, float* best) {
+    head(const T* x, const float* weight, const float* bias, const float2* statistics, int articles, int classes, int k,
+         float* logits, float* scores, int* labels, float* best) {
     constexpr int PARTS = INPUTS / (8 * WARP);
     static_assert(INPUTS % (8 * WARP) == 0, "a lane takes eight inputs at a time");
     static_assert(BYTES_A_CLASS == WARPS * ARTICLES * sizeof(float), "the shared memory that the host asks for");
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
             highest = fmaxf(highest, value[c]);
         }
         highest = warp_max(highest);
-        float total = 0;
+        float total = statistics ? unless_overflow(0, statistics[first + a].y) : 0;
         for (int c = lane; c < classes; c += WARP) {
             total = unless_overflow(total, value[c]);  // then every probability is NaN
             total += value[c] = expf(value[c] - highest);

@@ -3,18 +3,19 @@
 // The statistics come from common/statistics.cu, so the [windows, CHANNELS] values before the norm are never stored. A
 // thread keeps gamma and beta of its four channels at one pooled position, and loops over ARTICLES articles with them.
 #include "common/launch.cuh"
-#include "common/overflow.cuh"
+#include "common/outputs.cuh"
 #include "common/packing.cuh"
 #include "common/types.cuh"
 
 // ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
 // (common/packing.cuh); table [KERNEL][id_count][CHANNELS]; bias [CHANNELS]; gamma, beta [windows, CHANNELS]; output
-// [units, UNIT_ROWS, CHANNELS]. TEXT: windows from the text's end on are zero after ReLU. rows: of an article, at most.
-template <int KERNEL, int CHANNELS, int POOL, int UNIT_ROWS, bool TEXT, int POSITIONS, int ARTICLES, typename Launch>
+// [units, UNIT_ROWS, CHANNELS]. TEXT: windows from the text's end on are zero after ReLU. rows: of an article, at most. by,
+// saturated: as in sm80/lookup_norm_pool.cu.
+template <typename Out, int KERNEL, int CHANNELS, int POOL, int UNIT_ROWS, bool TEXT, int POSITIONS, int ARTICLES, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS)
     lookup_norm_pool(const uint8* ids, int pitch, int articles, int id_count, const int* text_end,
                      const float2* statistics, const int* first, const float* table, const float* bias,
-                     const float* gamma, const float* beta, float* output, int rows) {
+                     const float* gamma, const float* beta, Out* output, int rows, float by, uint64* saturated) {
     constexpr int LANES = CHANNELS / 4;  // threads across the channels, four channels each
     static_assert(Launch::THREADS == LANES * POSITIONS && Launch::SHARED_BYTES == 0, "the tile's threads");
     const Packing packing{first};
@@ -29,6 +30,7 @@ __global__ void __launch_bounds__(Launch::THREADS)
         shift[w] = *reinterpret_cast<const float4*>(beta + at);
     }
     const int last = min((int)(blockIdx.y + 1) * ARTICLES, articles);
+    int count = 0;  // of saturated values
     for (int article = blockIdx.y * ARTICLES; article < last; article++) {
         if (row >= packing.units(article) * UNIT_ROWS) continue;
         const uint8* text = ids + (int64)article * pitch + row * POOL;
@@ -56,7 +58,14 @@ __global__ void __launch_bounds__(Launch::THREADS)
             best.x = unless_overflow(best.x, scale), best.y = unless_overflow(best.y, scale);
             best.z = unless_overflow(best.z, scale), best.w = unless_overflow(best.w, scale);
         }
-        const int64 at = (int64)packing.first[article] * UNIT_ROWS + row;
-        *reinterpret_cast<float4*>(output + at * CHANNELS + channel) = best;
+        Out* to = output + ((int64)packing.first[article] * UNIT_ROWS + row) * CHANNELS + channel;
+        if constexpr (IS_INT8<Out>) {
+            const uint32 bytes = to_bytes(best.x * by, best.y * by, best.z * by, best.w * by);
+            *reinterpret_cast<uint32*>(to) = bytes;
+            count += saturated_count(bytes);
+        } else {
+            *reinterpret_cast<float4*>(to) = best;
+        }
     }
+    if (IS_INT8<Out>) __syncwarp(), add_count(saturated, count);
 }

@@ -1,51 +1,61 @@
-// A valid convolution on the tensor cores of Ampere and Ada: mma.sync fed by cp.async and ldmatrix.
+// A valid convolution on the tensor cores of Ampere and Ada, and in 8 bits of Turing: mma.sync fed by cp.async and ldmatrix.
 //
 // The product is that of simt/conv1d.cu: rows by (tap, channel) by outputs. What differs is how operands are loaded. For
-// each slab of 64 input channels the block fetches its rows once, with KERNEL - 1 more below them, and tap t reads them
+// each slab of 128 bytes, 64 or 128 input channels, the block fetches its rows once, with KERNEL - 1 more below them, and tap t reads them
 // t rows further down; ldmatrix takes a row address a lane, so a shift costs nothing. Only the weights are fetched for
 // every tap. A row is 128 bytes in shared memory, its 16-byte pieces permuted by the row number (an XOR), so that the
 // eight rows of a matrix lie in different banks.
 //
-// A block computes TILE_M rows by TILE_N outputs, a warp 48 by 64. Before a pool the warp's three m-blocks take rows 3i, 3i + 1
+// A block computes TILE_M rows by TILE_N outputs, a warp 48 by 64. The bytes of 8-bit operands lie as those of 16-bit ones, so
+// that all but the sums, and what becomes of them (common/outputs.cuh), is the same. Before a pool the warp's three m-blocks take rows 3i, 3i + 1
 // and 3i + 2 of its 16 windows, so that the maximum is taken in registers, before bias and ReLU, which commute with it.
 #include "common/launch.cuh"
-#include "common/overflow.cuh"
+#include "common/outputs.cuh"
 #include "common/packing.cuh"
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
 #include "sm80/mma.cuh"
 
-constexpr int SLAB = 64;
 constexpr int WARP_M = 48, WARP_N = 64, M_BLOCKS = WARP_M / 16, N_BLOCKS = WARP_N / 8;
-constexpr int ROW_BYTES = SLAB * 2, PIECES = ROW_BYTES / 16;
+constexpr int ROW_BYTES = 128, PIECES = ROW_BYTES / 16;
 
 // Byte offset of a 16-byte piece of a row of shared memory.
 __device__ __forceinline__ uint32 swizzled(int row, int piece) { return row * ROW_BYTES + ((piece ^ (row & 7)) << 4); }
 
-// input [units * POOL, channels_in]; weight [KERNEL][channels_out][channels_in]; bias fp32 [channels_out]; output [units,
+// Two neighbouring values of the output to shared memory.
+template <typename Out, bool RELU>
+__device__ __forceinline__ void store_pair(Out* to, float low, float high) {
+    if constexpr (sizeof(Out) == 1) *reinterpret_cast<uint16*>(to) = (uint16)to_bytes(low, high, 0, 0);
+    else if constexpr (sizeof(Out) == 2) *reinterpret_cast<uint32*>(to) = round_pair<Out, RELU>(low, high);
+    else *reinterpret_cast<float2*>(to) = make_float2(low, high);
+}
+
+// input [units * POOL, channels_in]; weight [KERNEL][channels_out][channels_in]; bias [channels_out]; output [units,
 // channels_out]. unit_count: in device memory; the grid has room for more. closing [units], constant [channels_out]: as
-// in common/packing.cuh.
-template <typename T, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES,
+// in common/packing.cuh. saturated: the count of bytes of 255, for an output of Int8.
+template <typename T, typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES,
           typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
-    conv1d(const T* input, const T* weight, const float* bias, T* output, int channels_in, int channels_out,
-           const int* unit_count, const uint8* closing, const T* constant) {
-    constexpr int THREADS = Launch::THREADS;
-    constexpr int C_PITCH = TILE_N + 8;  // of the staged output: rows start four banks apart
+    conv1d(const T* input, const T* weight, const typename Arithmetic<T>::Bias* bias, Out* output, int channels_in,
+           int channels_out, const int* unit_count, const uint8* closing, const Out* constant, uint64* saturated) {
+    constexpr int THREADS = Launch::THREADS, WARPS_M = TILE_M / WARP_M;
+    constexpr int SLAB = ROW_BYTES / sizeof(T), IN_PIECE = 16 / sizeof(T), OUT_PIECE = 16 / sizeof(Out);
+    constexpr int C_PITCH = TILE_N + OUT_PIECE;  // of the staged output: rows start four banks apart
     constexpr int A_ROWS = TILE_M + (KERNEL > 1 ? 8 : 0);
     constexpr int A_BYTES = A_ROWS * ROW_BYTES, B_BYTES = TILE_N * ROW_BYTES;
     constexpr int AHEAD = B_STAGES - 1;  // steps fetched before they are needed
     constexpr int UNITS = TILE_M / POOL, WARP_UNITS = WARP_M / POOL;
-    static_assert(TILE_M == 4 * WARP_M && TILE_N == 2 * WARP_N && THREADS == 8 * 32, "a warp's share of a tile");
+    static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "whole shares of warps");
+    static_assert(THREADS == WARPS_M * (TILE_N / WARP_N) * 32, "a warp's share of a tile");
     static_assert(Launch::SHARED_BYTES == A_STAGES * A_BYTES + B_STAGES * B_BYTES, "the stages");
     static_assert(POOL == 1 || POOL == M_BLOCKS, "an m-block holds one row of each pool window");
     static_assert(KERNEL <= 9, "the rows below a slab");
     static_assert((A_STAGES - 1) * KERNEL >= AHEAD, "a slab is fetched while an older one computes");
-    static_assert(UNITS * C_PITCH * 2 <= Launch::SHARED_BYTES, "the output is staged in their place");
+    static_assert(UNITS * C_PITCH * (int)sizeof(Out) <= Launch::SHARED_BYTES, "the output is staged in their place");
     extern __shared__ __align__(128) char shared[];
     const uint32 a_base = shared_address(shared), b_base = a_base + A_STAGES * A_BYTES;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_m = warp % 4, warp_n = warp / 4;
-    const Units<T> units{*unit_count, closing, constant};
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
+    const Units<Out> units{*unit_count, closing, constant};
     const int first_unit = blockIdx.y * UNITS, first_row = first_unit * POOL, rows = units.count * POOL;
     if (!units.exist(first_unit)) return;
     const int first_column = blockIdx.x * TILE_N;
@@ -58,21 +68,21 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                 for (int i = threadIdx.x; i < A_ROWS * PIECES; i += THREADS) {
                     const int row = i / PIECES, piece = i % PIECES;
                     const bool valid = first_row + row < rows;
-                    const T* from = input + (int64)(valid ? first_row + row : 0) * channels_in + slab * SLAB + piece * 8;
+                    const T* from = input + (int64)(valid ? first_row + row : 0) * channels_in + slab * SLAB + piece * IN_PIECE;
                     copy_async16(a_base + slab % A_STAGES * A_BYTES + swizzled(row, piece), from, valid);
                 }
 #pragma unroll
             for (int i = threadIdx.x; i < TILE_N * PIECES; i += THREADS) {
                 const int row = i / PIECES, piece = i % PIECES;
                 const T* from =
-                    weight + ((int64)tap * channels_out + first_column + row) * channels_in + slab * SLAB + piece * 8;
+                    weight + ((int64)tap * channels_out + first_column + row) * channels_in + slab * SLAB + piece * IN_PIECE;
                 copy_async16(b_base + step % B_STAGES * B_BYTES + swizzled(row, piece), from, true);
             }
         }
         commit_copies();
     };
 
-    float sum[M_BLOCKS][N_BLOCKS][4] = {};
+    typename Arithmetic<T>::Sum sum[M_BLOCKS][N_BLOCKS][4] = {};
     const int a_lane = lane % 16, a_half = lane / 16;
     const int b_row = warp_n * WARP_N + lane / 16 * 8 + lane % 8, b_half = lane / 8 % 2;
 #pragma unroll
@@ -85,7 +95,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
         const uint32 a_stage = a_base + step / KERNEL % A_STAGES * A_BYTES;
         const uint32 b_stage = b_base + step % B_STAGES * B_BYTES;
 #pragma unroll
-        for (int k = 0; k < SLAB / 16; k++) {
+        for (int k = 0; k < ROW_BYTES / 32; k++) {
             uint32 a[M_BLOCKS][4], b[N_BLOCKS / 2][4];
 #pragma unroll
             for (int m = 0; m < M_BLOCKS; m++) {
@@ -104,37 +114,37 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     wait_for_copies<0>();
     __syncthreads();  // the stages are free for the output
 
-    auto round = [](float low, float high) { return RELU ? pack_relu<T>(low, high) : pack<T>(low, high); };
-    T* staged = reinterpret_cast<T*>(shared);
+    Out* staged = reinterpret_cast<Out*>(shared);
 #pragma unroll
     for (int n = 0; n < N_BLOCKS; n++) {
         const int column = warp_n * WARP_N + n * 8 + lane % 4 * 2;
-        const float2 b = *reinterpret_cast<const float2*>(bias + first_column + column);
+        const typename Arithmetic<T>::Bias b[2] = {bias[first_column + column], bias[first_column + column + 1]};
 #pragma unroll
         for (int m = 0; m < M_BLOCKS / POOL; m++) {
             float value[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                value[i] = sum[m][n][i];
-                float shift = i % 2 ? b.y : b.x;
+                typename Arithmetic<T>::Sum window[POOL];
 #pragma unroll
-                for (int w = 0; w < POOL; w++) {
-                    value[i] = fmaxf(value[i], sum[m + w][n][i]);
-                    if (RELU) shift = unless_overflow(shift, sum[m + w][n][i]);
-                }
-                value[i] += shift;
+                for (int w = 0; w < POOL; w++) window[w] = sum[m + w][n][i];
+                value[i] = output_of<RELU>(window, b[i % 2]);
             }
             const int row = warp_m * WARP_UNITS + m * 16 + lane / 4;
-            *reinterpret_cast<uint32*>(staged + row * C_PITCH + column) = round(value[0], value[1]);
-            *reinterpret_cast<uint32*>(staged + (row + 8) * C_PITCH + column) = round(value[2], value[3]);
+            store_pair<Out, RELU>(staged + row * C_PITCH + column, value[0], value[1]);
+            store_pair<Out, RELU>(staged + (row + 8) * C_PITCH + column, value[2], value[3]);
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < UNITS * TILE_N / 8; i += THREADS) {
-        const int row = i / (TILE_N / 8), piece = i % (TILE_N / 8);
-        const int unit = first_unit + row, at = first_column + piece * 8;
+    int count = 0;  // of saturated values
+    for (int i = threadIdx.x; i < UNITS * TILE_N / OUT_PIECE; i += THREADS) {
+        const int row = i / (TILE_N / OUT_PIECE), piece = i % (TILE_N / OUT_PIECE);
+        const int unit = first_unit + row, at = first_column + piece * OUT_PIECE;
         if (!units.exist(unit)) break;
-        const T* from = units.is_closing(unit) ? units.constant + at : staged + row * C_PITCH + piece * 8;
-        *reinterpret_cast<uint4*>(output + (int64)unit * channels_out + at) = *reinterpret_cast<const uint4*>(from);
+        const bool is_closing = units.is_closing(unit);
+        const Out* from = is_closing ? units.constant + at : staged + row * C_PITCH + piece * OUT_PIECE;
+        const uint4 values = *reinterpret_cast<const uint4*>(from);
+        *reinterpret_cast<uint4*>(output + (int64)unit * channels_out + at) = values;
+        if (IS_INT8<Out> && !is_closing) count += saturated_bytes(values);
     }
+    if (IS_INT8<Out>) __syncwarp(), add_count(saturated, count);
 }

@@ -13,7 +13,11 @@
 // Most of an article of usual length is padding. A window wholly after the text is exactly the bias, so it needs no
 // look-ups: its normalised bias is computed once an article and channel, and one packed multiply-add remains. In the text
 // frame it is zero, and only rows that text reaches are written, with the zeros that block 2's taps read below them.
+//
+// All is computed in T; an output in 8 bits is T's, in steps. Bytes cannot tell that block 1 overflows on an article: its
+// statistics do, which the head reads then.
 #include "common/launch.cuh"
+#include "common/outputs.cuh"
 #include "common/packing.cuh"
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
@@ -29,16 +33,32 @@ __device__ __forceinline__ float2 integers_to_floats(uint32 pair) {
                        __uint_as_float(__byte_perm(pair, bits, 0x7632)));
 }
 
+// Eight values, as pairs, to the output; `by`: steps of 8 bits in one. Returns how many of them are saturated.
+template <typename T, typename Out>
+__device__ __forceinline__ int store_values(Out* output, int target, const uint32 (&pair)[4], float by) {
+    if constexpr (IS_INT8<Out>) {
+        const float2 a = unpack<T>(pair[0]), b = unpack<T>(pair[1]), c = unpack<T>(pair[2]), d = unpack<T>(pair[3]);
+        const uint2 bytes = make_uint2(to_bytes(a.x * by, a.y * by, b.x * by, b.y * by),
+                                       to_bytes(c.x * by, c.y * by, d.x * by, d.y * by));
+        reinterpret_cast<uint2*>(output)[target] = bytes;
+        return saturated_bytes(bytes);
+    } else {
+        reinterpret_cast<uint4*>(output)[target] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+        return 0;
+    }
+}
+
 // ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
 // (common/packing.cuh); table [slices][KERNEL][IDS][CHANNELS] of uint16; affine fp32 [3][WIDTH]: a channel's unit, its sum
 // of zero, and its bias; gamma, beta [windows, WIDTH]; output [units, UNIT_ROWS, WIDTH]. TEXT: windows from the text's end
-// on are zero after ReLU. rows: of an article, at most. Dynamic shared memory: `Shared`, below.
-template <typename T, int KERNEL, int WIDTH, int POOL, int UNIT_ROWS, bool TEXT, int IDS, int CHANNELS, int POSITIONS,
+// on are zero after ReLU. rows: of an article, at most. by, saturated: for an output of Int8, its steps in one, and the
+// count of bytes of 255. Dynamic shared memory: `Shared`, below.
+template <typename T, typename Out, int KERNEL, int WIDTH, int POOL, int UNIT_ROWS, bool TEXT, int IDS, int CHANNELS, int POSITIONS,
           int ARTICLES, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
     lookup_norm_pool(const uint8* ids, int pitch, int articles, const int* text_end, const float2* statistics,
                      const int* first_unit, const uint16* table, const float* affine, const T* gamma, const T* beta,
-                     T* output, int rows) {
+                     Out* output, int rows, float by, uint64* saturated) {
     constexpr int LANES = CHANNELS / 8, THREADS = Launch::THREADS, SLICES = WIDTH / CHANNELS;
     constexpr int WORDS = (POSITIONS * POOL + KERNEL + POOL + 2) / 4;  // of ids that a slab reads
     constexpr int READ = KERNEL + POOL - 1;                             // ids that a thread reads
@@ -63,6 +83,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
 
     const int lane = threadIdx.x % LANES, slot = threadIdx.x / LANES;
     const int slabs = (rows + POSITIONS - 1) / POSITIONS, chunks = (articles + ARTICLES - 1) / ARTICLES;
+    int count_saturated = 0;
     int loaded = -1;  // the slice whose table is in shared memory
 #pragma unroll 1
     for (int task = blockIdx.x; task < SLICES * slabs * chunks; task += gridDim.x) {
@@ -180,8 +201,9 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                         }
                     }
                 }
-                reinterpret_cast<uint4*>(output)[target] = *reinterpret_cast<uint4*>(best);
+                count_saturated += store_values<T>(output, target, best, by);
             }
         }
     }
+    if (IS_INT8<Out>) __syncwarp(), add_count(saturated, count_saturated);
 }

@@ -1,5 +1,6 @@
-// Tensor cores as of compute capability 8.0: ldmatrix and mma.sync, a warp at a time.
+// Tensor cores, a warp at a time: ldmatrix and mma.sync as of compute capability 8.0, and for 8 bits also as of 7.5.
 #pragma once
+#include "common/outputs.cuh"
 #include "common/types.cuh"
 
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
@@ -10,9 +11,9 @@ __device__ __forceinline__ void load_matrices(uint32 (&matrix)[4], uint32 addres
                  : "memory");
 }
 
-// d [16, 8] += a [16, 16] · b [16, 8]. Of d, lane l holds row l / 4 (and that plus 8), columns l % 4 * 2 and one further.
+// d [16, 8] += a [16, 16] · b [16, 8], or of 8-bit elements a [16, 32] · b [32, 8]: always 32 bytes along K. Of d, lane l holds row l / 4 (and that plus 8), columns l % 4 * 2 and one further.
 template <typename T>
-__device__ __forceinline__ void multiply(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1);
+__device__ __forceinline__ void multiply(typename Arithmetic<T>::Sum (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1);
 
 template <>
 __device__ __forceinline__ void multiply<Half>(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
@@ -28,4 +29,26 @@ __device__ __forceinline__ void multiply<BFloat>(float (&d)[4], const uint32 (&a
                  "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void multiply<Int8>(int32 (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// d [8, 8] += a [8, 16] · b [16, 8], the quarter of the above that the registers a and b hold.
+__device__ __forceinline__ void multiply_quarter(int32& d0, int32& d1, uint32 a, uint32 b) {
+    asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                 : "+r"(d0), "+r"(d1)
+                 : "r"(a), "r"(b));
+}
+template <>
+__device__ __forceinline__ void multiply<TuringInt8>(int32 (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+    multiply_quarter(d[0], d[1], a[0], b0);
+    multiply_quarter(d[2], d[3], a[1], b0);
+    multiply_quarter(d[0], d[1], a[2], b1);
+    multiply_quarter(d[2], d[3], a[3], b1);
 }

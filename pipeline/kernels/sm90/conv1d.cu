@@ -6,33 +6,39 @@
 //   outputs: M_BLOCKS products of 64 x 128 share every fetched weight. Before a pool the three m-blocks are rows 3i,
 //   3i + 1 and 3i + 2 of 64 windows: the input is seen as [windows, 3, channels] and fetched by phase, so tap t of block
 //   m reads phase (m + t) % 3 from window (m + t) / 3 on, and the maximum is taken in registers, before bias and ReLU.
-// Load. One thread of the third warpgroup drives the copy engine. For each slab of 64 channels it fetches the rows once
+// Load. One thread of the third warpgroup drives the copy engine. For each slab of 128 bytes, 64 channels of 16 bits or 128 of 8, it fetches the rows once
 //   (with a few more below, for the taps) and the weights tap by tap. The blocks of a cluster compute different rows with
 //   the same weights, so each fetches its share of them and multicasts it to all.
 // Compute. wgmma reads tap t at t rows further down: 128-byte rows under the 128-byte swizzle may start at any row.
 // Finish. Bias, ReLU and rounding in registers; then each warp rearranges its 16 rows in its own shared memory
-//   (stmatrix, no barrier) and stores them 16 bytes a lane, whole 256-byte pieces of a row; closing units get the
-//   layer's constant. The loads of the next tile go on throughout.
+//   (stmatrix, no barrier) and stores them 16 bytes a lane, whole pieces of a row of 128 outputs; closing units get the
+//   layer's constant. The loads of the next tile go on throughout. For an output in 8 bits the host has permuted the
+//   weights within groups of 16 outputs, so that a thread holds four neighbours (weights.py).
 #include "common/launch.cuh"
-#include "common/overflow.cuh"
+#include "common/outputs.cuh"
 #include "common/packing.cuh"
 #include "common/types.cuh"
 #include "sm90/barrier.cuh"
 #include "sm90/tma.cuh"
 #include "sm90/wgmma.cuh"
 
-constexpr int SLAB = 64, ROW_BYTES = SLAB * 2, GROUP = 128, COMPUTE_GROUPS = 2;
+constexpr int ROW_BYTES = 128, GROUP = 128, COMPUTE_GROUPS = 2;
 constexpr int LOAD_REGISTERS = 40, COMPUTE_REGISTERS = 232;
 
-template <typename T, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES, int CLUSTER>
+template <typename T, typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES,
+          int CLUSTER>
 struct Product {
+    using Sum = typename Arithmetic<T>::Sum;
+    using Bias = typename Arithmetic<T>::Bias;
+
     // Layout.
+    static constexpr int SLAB = ROW_BYTES / sizeof(T), OUT_PIECE = 16 / sizeof(Out);
     static constexpr int M_BLOCKS = TILE_M / 64, GROUP_N = TILE_N / COMPUTE_GROUPS;
     static constexpr int UNITS = TILE_M / POOL;  // rows of the output
     static constexpr int PHASE_ROWS = UNITS + (KERNEL > 1 ? 8 : 0);
     static constexpr int PHASE_BYTES = PHASE_ROWS * ROW_BYTES, A_BYTES = POOL * PHASE_BYTES;
     static constexpr int B_BYTES = TILE_N * ROW_BYTES;
-    static constexpr int C_BYTES = 16 * GROUP_N * 2;  // what a warp stores at a time: 16 rows of its warpgroup's outputs
+    static constexpr int C_BYTES = 16 * GROUP_N * 2;  // what a warp stores at a time: 16 rows of its warpgroup's outputs, or half of it
     static constexpr int A = 0, B = A + A_STAGES * A_BYTES, C = B + B_STAGES * B_BYTES;
     static constexpr int A_FULL = C + COMPUTE_GROUPS * 4 * C_BYTES, A_EMPTY = A_FULL + 8 * A_STAGES;
     static constexpr int B_FULL = A_EMPTY + 8 * A_STAGES, B_EMPTY = B_FULL + 8 * B_STAGES;
@@ -88,7 +94,7 @@ struct Product {
     }
 
     // Compute: by a warpgroup, all rows of a tile and its half of the outputs; stages are released once they are read.
-    __device__ __forceinline__ void multiply(float (&sum)[M_BLOCKS][GROUP_N / 2], int group, int thread) {
+    __device__ __forceinline__ void multiply(Sum (&sum)[M_BLOCKS][GROUP_N / 2], int group, int thread) {
         int a_used = -1, b_used = -1;  // stages that the wgmma group before the last has read
         for (int slab = 0; slab < slabs; slab++) {
             wait_barrier(a_full(a.stage), a.parity);
@@ -99,7 +105,7 @@ struct Product {
                 const uint32 b_tile = base + B + b.stage * B_BYTES + group * (B_BYTES / COMPUTE_GROUPS);
                 warpgroup_arrive();
 #pragma unroll
-                for (int k = 0; k < SLAB / 16; k++)
+                for (int k = 0; k < ROW_BYTES / 32; k++)
 #pragma unroll
                     for (int m = 0; m < M_BLOCKS; m++) {
                         const int row = POOL == 1 ? m * 64 + tap : (m + tap) % POOL * PHASE_ROWS + (m + tap) / POOL;
@@ -129,73 +135,106 @@ struct Product {
         if (thread == 0) arrive_at(a_empty(stage), rank);
     }
 
-    // Finish: by each warp, its 16 rows of every m-block.
-    __device__ __forceinline__ void finish(float (&sum)[M_BLOCKS][GROUP_N / 2], int tile, int group, int thread,
-                                           const float* bias, T* output, const Units<T>& units) const {
+    // Finish: by each warp, its 16 rows of every m-block. Returns how many saturated values this thread has stored.
+    __device__ __forceinline__ int finish(Sum (&sum)[M_BLOCKS][GROUP_N / 2], int tile, int group, int thread,
+                                          const Bias* bias, Out* output, const Units<Out>& units) const {
+        constexpr int OUT_BYTES = GROUP_N * sizeof(Out), LANES = GROUP_N / OUT_PIECE;  // of a row, to store it
+        static_assert(16 * OUT_BYTES <= C_BYTES, "what is staged");
         const int lane = thread % 32, warp = thread / 32;
         char* staged = shared + C + (threadIdx.x / 32) * C_BYTES;
-        const uint32 staged_row = base + C + (threadIdx.x / 32) * C_BYTES + lane % 16 * (GROUP_N * 2);
+        const uint32 staged_row = base + C + (threadIdx.x / 32) * C_BYTES + lane % 16 * OUT_BYTES;
         const int column = first_output(tile) + group * GROUP_N;
+        int saturated = 0;
 #pragma unroll
         for (int m = 0; m < M_BLOCKS / POOL; m++) {
             const int unit = first_unit(tile) + m * 64 + warp * 16;
             const uint32 closing = __ballot_sync(0xffffffffu, units.is_closing(unit + lane % 16));
-#pragma unroll
-            for (int j = 0; j < GROUP_N / 8; j += 2) {
-                uint32 piece[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int at = (j + i / 2) * 4 + i % 2 * 2;
-                    float2 shift =
-                        __ldg(reinterpret_cast<const float2*>(bias + column + (j + i / 2) * 8 + lane % 4 * 2));
-                    float low = sum[m][at], high = sum[m][at + 1];
-#pragma unroll
-                    for (int w = 0; w < POOL; w++) {
-                        low = fmaxf(low, sum[m + w][at]), high = fmaxf(high, sum[m + w][at + 1]);
-                        if (RELU) {
-                            shift.x = unless_overflow(shift.x, sum[m + w][at]);
-                            shift.y = unless_overflow(shift.y, sum[m + w][at + 1]);
-                        }
-                    }
-                    low += shift.x, high += shift.y;
-                    piece[i] = RELU ? pack_relu<T>(low, high) : pack<T>(low, high);
-                }
-                // Of a 16 x 16 piece, lanes 0 to 15 name the rows of its left half, the others those of its right.
-                store_matrices(staged_row + (((j + lane / 16) ^ (lane & 7)) << 4), piece[0], piece[1], piece[2],
-                               piece[3]);
-            }
+            if constexpr (IS_INT8<Out>) stage_bytes(sum, m, staged_row, bias + column, lane);
+            else stage_pairs(sum, m, staged_row, bias + column, lane);
             __syncwarp();
-            const int at = column + lane % 16 * 8;
-            T* to = output + (int64)(unit + lane / 16) * (n_tiles * TILE_N) + at;
+            constexpr int STEP = 32 / LANES;
+            const int at = column + lane % LANES * OUT_PIECE;
+            Out* to = output + (int64)(unit + lane / LANES) * (n_tiles * TILE_N) + at;
 #pragma unroll
-            for (int i = 0; i < 16; i += 2, to += 2 * n_tiles * TILE_N) {
-                const int row = i + lane / 16, from = row * (GROUP_N * 2) + ((lane % 16 ^ (row & 7)) << 4);
+            for (int i = 0; i < 16; i += STEP, to += STEP * n_tiles * TILE_N) {
+                const int row = i + lane / LANES, from = row * OUT_BYTES + ((lane % LANES ^ (row & 7)) << 4);
                 if (!units.exist(unit + row)) break;
                 const bool is_closing = closing >> row & 1;
-                *reinterpret_cast<uint4*>(to) = is_closing ? *reinterpret_cast<const uint4*>(units.constant + at)
-                                                           : *reinterpret_cast<const uint4*>(staged + from);
+                const uint4 values = is_closing ? *reinterpret_cast<const uint4*>(units.constant + at)
+                                                : *reinterpret_cast<const uint4*>(staged + from);
+                *reinterpret_cast<uint4*>(to) = values;
+                if (IS_INT8<Out> && !is_closing) saturated += saturated_bytes(values);
             }
             __syncwarp();
+        }
+        return saturated;
+    }
+
+    // The values of one pool window, by the place of its sums.
+    __device__ __forceinline__ float value(const Sum (&sum)[M_BLOCKS][GROUP_N / 2], int m, int at, Bias bias) const {
+        Sum window[POOL];
+#pragma unroll
+        for (int w = 0; w < POOL; w++) window[w] = sum[m + w][at];
+        return output_of<RELU>(window, bias);
+    }
+
+    // 16-bit outputs of m-block m. Of a 16 x 16 piece, lanes 0 to 15 name the rows of its left half, the others those of
+    // its right.
+    __device__ __forceinline__ void stage_pairs(const Sum (&sum)[M_BLOCKS][GROUP_N / 2], int m, uint32 staged_row,
+                                                const Bias* bias, int lane) const {
+        using Two = typename Arithmetic<T>::TwoBiases;
+#pragma unroll
+        for (int j = 0; j < GROUP_N / 8; j += 2) {
+            uint32 piece[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = (j + i / 2) * 4 + i % 2 * 2;
+                const Two by = __ldg(reinterpret_cast<const Two*>(bias + (j + i / 2) * 8 + lane % 4 * 2));
+                piece[i] = round_pair<Out, RELU>(value(sum, m, at, low_of(by)), value(sum, m, at + 1, high_of(by)));
+            }
+            store_matrices(staged_row + (((j + lane / 16) ^ (lane & 7)) << 4), piece[0], piece[1], piece[2], piece[3]);
+        }
+    }
+
+    // 8-bit outputs of m-block m, 32 at a time: lanes 0 to 15 name the rows of the first 16, the others of the next.
+    __device__ __forceinline__ void stage_bytes(const Sum (&sum)[M_BLOCKS][GROUP_N / 2], int m, uint32 staged_row,
+                                                const Bias* bias, int lane) const {
+#pragma unroll
+        for (int j = 0; j < GROUP_N / 8; j += 4) {
+            uint32 piece[4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int4* four = reinterpret_cast<const int4*>(bias + (j + 2 * i) * 8 + lane % 4 * 4);
+                const int4 low = __ldg(four), high = __ldg(four + 1);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int at = (j + 2 * i) * 4 + half * 2;
+                    piece[2 * i + half] = to_bytes(value(sum, m, at, low_of(low)), value(sum, m, at + 1, high_of(low)),
+                                                   value(sum, m, at + 4, low_of(high)), value(sum, m, at + 5, high_of(high)));
+                }
+            }
+            store_matrices(staged_row + (((j / 2 + lane / 16) ^ (lane & 7)) << 4), piece[0], piece[1], piece[2], piece[3]);
         }
     }
 };
 
 // input: rank 2 [units, channels_in], or before a pool rank 3 [units, POOL, channels_in], with room for more units than
-// there are. weight: rank 2 [KERNEL * channels_out, channels_in]. bias fp32 [channels_out]. output [units, channels_out].
+// there are. weight: rank 2 [KERNEL * channels_out, channels_in]. bias [channels_out]. output [units, channels_out].
 // unit_count: in device memory, where the running sum over the articles left it. closing [units], constant
-// [channels_out]: as in common/packing.cuh. n_tiles: of outputs.
-template <typename T, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES, int CLUSTER,
-          typename Launch>
+// [channels_out]: as in common/packing.cuh. n_tiles: of outputs. saturated: the count of bytes of 255, for an output of
+// Int8.
+template <typename T, typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES,
+          int CLUSTER, typename Launch>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREADS, 1)
     conv1d(const __grid_constant__ TensorMap input, const __grid_constant__ TensorMap weight,
-           const float* bias, T* output, int slabs, int n_tiles, const int* unit_count, const uint8* closing,
-           const T* constant) {
-    using P = Product<T, KERNEL, POOL, RELU, TILE_M, TILE_N, A_STAGES, B_STAGES, CLUSTER>;
+           const typename Arithmetic<T>::Bias* bias, Out* output, int slabs, int n_tiles, const int* unit_count,
+           const uint8* closing, const Out* constant, uint64* saturated) {
+    using P = Product<T, Out, KERNEL, POOL, RELU, TILE_M, TILE_N, A_STAGES, B_STAGES, CLUSTER>;
     static_assert(Launch::THREADS == GROUP * (COMPUTE_GROUPS + 1), "two warpgroups compute, one loads");
     static_assert(Launch::SHARED_BYTES == P::BYTES, "the shared memory that the tile asks for");
     extern __shared__ __align__(1024) char shared[];
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
-    const Units<T> units{*unit_count, closing, constant};
+    const Units<Out> units{*unit_count, closing, constant};
     const int clusters = gridDim.x / CLUSTER;
     const int tiles = (units.count + P::UNITS * CLUSTER - 1) / (P::UNITS * CLUSTER) * n_tiles;  // of a whole cluster
     P product{shared, (uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles};
@@ -208,11 +247,13 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
             for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += clusters) product.produce(input, weight, tile);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
-        float sum[P::M_BLOCKS][P::GROUP_N / 2];
+        typename P::Sum sum[P::M_BLOCKS][P::GROUP_N / 2];
+        int count = 0;
         for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += clusters) {
             product.multiply(sum, group, thread);
-            product.finish(sum, tile, group, thread, bias, output, units);
+            count += product.finish(sum, tile, group, thread, bias, output, units);
         }
+        if (IS_INT8<Out>) add_count(saturated, count);
     }
     __syncwarp();
     sync_cluster();  // a block's shared memory stays while its neighbour may write or arrive there

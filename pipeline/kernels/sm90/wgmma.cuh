@@ -1,10 +1,11 @@
 // wgmma: the tensor cores of Hopper, four warps at a time, operands read straight from shared memory.
 #pragma once
+#include "common/outputs.cuh"
 #include "common/types.cuh"
 
-// The descriptor of an operand whose rows are 64 elements (128 bytes) under TMA's 128-byte swizzle, 1,024 bytes from one group of
-// eight rows to the next. `address`: of its first row, at any multiple of 128 bytes of a tile aligned to 1,024, since the
-// swizzle is a function of the address; further along K, at 32 bytes for each 16 elements.
+// The descriptor of an operand whose rows are 128 bytes under TMA's 128-byte swizzle, 1,024 bytes from one group of eight
+// rows to the next. `address`: of its first row, at any multiple of 128 bytes of a tile aligned to 1,024, since the
+// swizzle is a function of the address; further along K, at 32 bytes for each product.
 __device__ __forceinline__ uint64 descriptor(uint32 address) {
     constexpr uint64 swizzle_128 = 1ull << 62, eight_rows = (uint64)(1024 >> 4) << 32, unused = 1ull << 16;
     return (uint64)((address & 0x3ffff) >> 4) | unused | eight_rows | swizzle_128;
@@ -27,33 +28,42 @@ __device__ __forceinline__ void store_matrices(uint32 address, uint32 m0, uint32
                  : "memory");
 }
 
-// d [64, 128] = a [64, 16] · b [128, 16]ᵀ, plus d if `add`. Thread t of the warpgroup holds rows t / 32 * 16 + t % 32 / 4
+// d [64, 128] = a [64, 16] · b [128, 16]ᵀ, plus d if `add`; of 8-bit elements 32 in place of 16. Thread t of the warpgroup holds rows t / 32 * 16 + t % 32 / 4
 // (d[4j], d[4j + 1]) and that plus 8 (d[4j + 2], d[4j + 3]), at columns 8j + t % 4 * 2 and one further.
 template <typename T>
-__device__ __forceinline__ void multiply_async(float (&d)[64], uint64 a, uint64 b, bool add);
+__device__ __forceinline__ void multiply_async(typename Arithmetic<T>::Sum (&d)[64], uint64 a, uint64 b, bool add);
 
-// Its instances, which differ in the name of the type alone.
-#define BROADSHEET_MULTIPLY_ASYNC(T, NAME)                                                                            \
-    template <>                                                                                                       \
-    __device__ __forceinline__ void multiply_async<T>(float (&d)[64], uint64 a, uint64 b, bool add) {                 \
-        asm volatile(                                                                                                 \
-            "{.reg .pred p; setp.ne.b32 p, %66, 0;"                                                                   \
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME " {"                                         \
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                  \
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                        \
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                        \
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"                          \
-            "}, %64, %65, p, 1, 1, 0, 0;}"                                                                            \
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),         \
-              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),   \
-              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
-              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
-              "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
-              "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
-              "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])  \
-            : "l"(a), "l"(b), "r"((int)add));                                                                         \
+// Its instances. NAME: of the instruction's shape and types. REGISTER: the kind that holds a sum. MORE: further operands.
+#define BROADSHEET_MULTIPLY_ASYNC(T, NAME, REGISTER, MORE)                                                         \
+    template <>                                                                                                    \
+    __device__ __forceinline__ void multiply_async<T>(Arithmetic<T>::Sum (&d)[64], uint64 a, uint64 b, bool add) { \
+        asm volatile(                                                                                              \
+            "{.reg .pred p; setp.ne.b32 p, %66, 0;"                                                                \
+            "wgmma.mma_async.sync.aligned.m64n128" NAME " {"                                                       \
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                               \
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                     \
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                     \
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"                       \
+            "}, %64, %65, p" MORE ";}"                                                                             \
+            : "+" REGISTER(d[0]), "+" REGISTER(d[1]), "+" REGISTER(d[2]), "+" REGISTER(d[3]),                      \
+              "+" REGISTER(d[4]), "+" REGISTER(d[5]), "+" REGISTER(d[6]), "+" REGISTER(d[7]),                      \
+              "+" REGISTER(d[8]), "+" REGISTER(d[9]), "+" REGISTER(d[10]), "+" REGISTER(d[11]),                    \
+              "+" REGISTER(d[12]), "+" REGISTER(d[13]), "+" REGISTER(d[14]), "+" REGISTER(d[15]),                  \
+              "+" REGISTER(d[16]), "+" REGISTER(d[17]), "+" REGISTER(d[18]), "+" REGISTER(d[19]),                  \
+              "+" REGISTER(d[20]), "+" REGISTER(d[21]), "+" REGISTER(d[22]), "+" REGISTER(d[23]),                  \
+              "+" REGISTER(d[24]), "+" REGISTER(d[25]), "+" REGISTER(d[26]), "+" REGISTER(d[27]),                  \
+              "+" REGISTER(d[28]), "+" REGISTER(d[29]), "+" REGISTER(d[30]), "+" REGISTER(d[31]),                  \
+              "+" REGISTER(d[32]), "+" REGISTER(d[33]), "+" REGISTER(d[34]), "+" REGISTER(d[35]),                  \
+              "+" REGISTER(d[36]), "+" REGISTER(d[37]), "+" REGISTER(d[38]), "+" REGISTER(d[39]),                  \
+              "+" REGISTER(d[40]), "+" REGISTER(d[41]), "+" REGISTER(d[42]), "+" REGISTER(d[43]),                  \
+              "+" REGISTER(d[44]), "+" REGISTER(d[45]), "+" REGISTER(d[46]), "+" REGISTER(d[47]),                  \
+              "+" REGISTER(d[48]), "+" REGISTER(d[49]), "+" REGISTER(d[50]), "+" REGISTER(d[51]),                  \
+              "+" REGISTER(d[52]), "+" REGISTER(d[53]), "+" REGISTER(d[54]), "+" REGISTER(d[55]),                  \
+              "+" REGISTER(d[56]), "+" REGISTER(d[57]), "+" REGISTER(d[58]), "+" REGISTER(d[59]),                  \
+              "+" REGISTER(d[60]), "+" REGISTER(d[61]), "+" REGISTER(d[62]), "+" REGISTER(d[63])                   \
+            : "l"(a), "l"(b), "r"((int)add));                                                                      \
     }
-BROADSHEET_MULTIPLY_ASYNC(Half, "f16")
-BROADSHEET_MULTIPLY_ASYNC(BFloat, "bf16")
+BROADSHEET_MULTIPLY_ASYNC(Half, "k16.f32.f16.f16", "f", ", 1, 1, 0, 0")
+BROADSHEET_MULTIPLY_ASYNC(BFloat, "k16.f32.bf16.bf16", "f", ", 1, 1, 0, 0")
+BROADSHEET_MULTIPLY_ASYNC(Int8, "k32.s32.u8.s8", "r", "")
 #undef BROADSHEET_MULTIPLY_ASYNC

@@ -1,0 +1,105 @@
+// From the sums of a product to the values that are stored: the types of both, bias or scale, pool and rounding.
+//
+// Of 16-bit and 32-bit elements, sums are fp32 and take a bias. Of 8-bit ones (Int8: activations unsigned, weights signed)
+// they are exact in int32; pipeline/model/quantised.py specifies what becomes of them, operation by operation, so that
+// every generation gives the same bits.
+#pragma once
+#include "common/overflow.cuh"
+#include "common/types.cuh"
+
+struct Int8 {
+    uint8 bits;
+};
+struct TuringInt8 {  // the same by the tensor cores' instructions of compute capability 7.5
+    uint8 bits;
+};
+
+// Of an output in 8 bits.
+struct __align__(8) Rescale {
+    int32 bias;
+    float scale;
+};
+
+template <typename T>
+struct Arithmetic {
+    using Sum = float;
+    using Bias = float;
+    using TwoBiases = float2;  // of neighbouring outputs, as one load
+};
+template <>
+struct Arithmetic<Int8> {
+    using Sum = int32;
+    using Bias = Rescale;
+    using TwoBiases = int4;
+};
+template <>
+struct Arithmetic<TuringInt8> : Arithmetic<Int8> {};
+
+__device__ __forceinline__ float low_of(float2 two) { return two.x; }
+__device__ __forceinline__ float high_of(float2 two) { return two.y; }
+__device__ __forceinline__ Rescale low_of(int4 two) { return {two.x, __int_as_float(two.y)}; }
+__device__ __forceinline__ Rescale high_of(int4 two) { return {two.z, __int_as_float(two.w)}; }
+
+template <typename T>
+constexpr bool IS_INT8 = false;
+template <>
+constexpr bool IS_INT8<Int8> = true;
+
+// The value of an output, before ReLU, from the sums of a pool window.
+template <bool RELU, int POOL>
+__device__ __forceinline__ float output_of(const float (&sums)[POOL], float bias) {
+    float best = sums[0];
+#pragma unroll
+    for (int w = 0; w < POOL; w++) {
+        best = fmaxf(best, sums[w]);
+        if (RELU) bias = unless_overflow(bias, sums[w]);
+    }
+    return best + bias;
+}
+template <bool RELU, int POOL>
+__device__ __forceinline__ float output_of(const int32 (&sums)[POOL], Rescale by) {
+    int32 best = sums[0];
+#pragma unroll
+    for (int w = 1; w < POOL; w++) best = max(best, sums[w]);
+    return __fmul_rn(__int2float_rn(best + by.bias), by.scale);
+}
+
+// Two values in 16 bits; with ReLU, which keeps NaN.
+template <typename T, bool RELU>
+__device__ __forceinline__ uint32 round_pair(float low, float high) {
+    if constexpr (RELU) return pack_relu<T>(low, high);
+    else return pack<T>(low, high);
+}
+
+// Four values as bytes, the first lowest: rounded to nearest even, then 0 to 255, which is the ReLU. NaN becomes 0.
+__device__ __forceinline__ uint32 to_bytes(float a, float b, float c, float d) {
+    uint32 high, all;
+    asm("{.reg .s32 c, d; cvt.rni.s32.f32 c, %1; cvt.rni.s32.f32 d, %2; cvt.pack.sat.u8.s32.b32 %0, d, c, 0;}"
+        : "=r"(high) : "f"(c), "f"(d));
+    asm("{.reg .s32 a, b; cvt.rni.s32.f32 a, %1; cvt.rni.s32.f32 b, %2; cvt.pack.sat.u8.s32.b32 %0, b, a, %3;}"
+        : "=r"(all) : "f"(a), "f"(b), "r"(high));
+    return all;
+}
+
+// The highest bit of each byte that is 255; other bits mean nothing.
+__device__ __forceinline__ uint32 saturated_bits(uint32 bytes) { return ((bytes & 0x7f7f7f7fu) + 0x01010101u) & bytes; }
+__device__ __forceinline__ int saturated_count(uint32 bytes) { return __popc(saturated_bits(bytes) & 0x80808080u); }
+
+// How many of the bytes are 255. There is hardly ever one, and counting bits takes four times as long as a logical operation.
+__device__ __forceinline__ int saturated_bytes(uint2 bytes) {
+    const uint32 any = saturated_bits(bytes.x) | saturated_bits(bytes.y);
+    return any & 0x80808080u ? saturated_count(bytes.x) + saturated_count(bytes.y) : 0;
+}
+__device__ __forceinline__ int saturated_bytes(uint4 bytes) {
+    const uint32 any = (saturated_bits(bytes.x) | saturated_bits(bytes.y)) |
+                       (saturated_bits(bytes.z) | saturated_bits(bytes.w));
+    if (!(any & 0x80808080u)) return 0;
+    return saturated_bytes(make_uint2(bytes.x, bytes.y)) + saturated_bytes(make_uint2(bytes.z, bytes.w));
+}
+
+// Adds the counts of a warp's threads, which all take part, to `total`.
+__device__ __forceinline__ void add_count(uint64* total, int count) {
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) count += __shfl_xor_sync(0xffffffffu, count, distance);
+    if (threadIdx.x % 32 == 0 && count) atomicAdd(total, (uint64)count);
+}
