@@ -101,7 +101,7 @@ class Trial:
 
 
 def fits(ops: Operations, layer: Layer, at: ProductTile) -> bool:
-    kernel = catalog.product_kernel(ops.generation, ops.stored, layer, at)
+    kernel = catalog.product_kernel(ops.stored, layer, at)
     try:
         target = catalog.target(ops.generation, ops.architecture)
         report = resources(compile_kernel(kernel.file, kernel.expression, target).log)

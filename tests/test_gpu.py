@@ -31,8 +31,10 @@ from pipeline.model.frame import FRAMES, Frame
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
 LIMITS = {"fp32": 2e-6, "fp16": 3e-3, "bf16": 2e-2, "int8": 0.1}
+WHOLE_STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16")]
+SPLIT_STACKS = [("sm80", "fp32"), ("sm90", "fp32")]  # whose numbers have two parts
 INT8_STACKS = [("sm75", "int8"), ("sm80", "int8"), ("sm90", "int8")]
-STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16"), *INT8_STACKS]
+STACKS = WHOLE_STACKS + SPLIT_STACKS + INT8_STACKS
 STACKS_AND_FRAMES = [(*stack, frame) for stack in STACKS for frame in FRAMES]
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz      0123456789,.-ABCÄ中\n"))
 
@@ -169,7 +171,9 @@ def test_encoded_input_scores_like_its_text(engine: Engine, model: Model) -> Non
         ("abcdefghijklmnopqrstuvwxyz ", 4096, 3),
     ],
 )
-@pytest.mark.parametrize(("kernels", "precision"), [("simt", "fp32"), ("sm80", "fp16"), ("auto", "auto")])
+@pytest.mark.parametrize(
+    ("kernels", "precision"), [("simt", "fp32"), ("sm80", "fp16"), ("auto", "auto"), ("sm80", "fp32"), ("auto", "fp32")]
+)
 @pytest.mark.parametrize("frame", FRAMES)
 def test_other_lengths(symbols: str, length: int, classes: int, kernels: str, precision: str, frame: Frame) -> None:
     model = replace(random_model(4, symbols, length, classes), frame=frame)
@@ -206,7 +210,12 @@ def test_the_shipped_model_flips_hardly_a_label(ag_news: Path) -> None:
     true = exact.logits(model, ids, "cuda")
     scores = np.sort(reference.softmax(true), axis=1)
     margin = scores[:, -1] - scores[:, -2]
-    for kernels, precision, most in (("simt", "fp32", 0), ("sm80", "fp16", 4), ("auto", "fp16", 4)):
+    for kernels, precision, most in (
+        ("simt", "fp32", 0),
+        ("auto", "fp32", 0),
+        ("sm80", "fp16", 4),
+        ("auto", "fp16", 4),
+    ):
         opened = open_engine(model, "cuda", precision, kernels=kernels)
         flipped = np.flatnonzero(opened.classify(texts).labels[:, 0] != true.argmax(axis=1))
         opened.close()

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.kernels.catalog import PRECISIONS, largest_batch
+from pipeline.kernels.catalog import largest_batch
 from pipeline.kernels.memory_plan import activation_bytes, page_locked, plan, planned_bytes, schedule
 from pipeline.kernels.packing import CLOSING, capacity, most_units, units_by_length
-from pipeline.kernels.storage import storage
+from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tables import eight_bit_order, fixed_point, statistics_tables
 from pipeline.kernels.tiles import SimtTile
 from pipeline.model import reference
@@ -99,14 +99,14 @@ def test_a_thread_of_sm90_holds_four_neighbouring_outputs_in_8_bits() -> None:
 def test_the_memory_plan_covers_every_layer() -> None:
     for length in (123, 1000, 1014, 4096):
         layers = layer_table(70, length, 4)
-        first, second = activation_bytes(layers, capacity(layers, 10, "dense"), storage("sm80", "fp16"))
+        first, second = activation_bytes(layers, capacity(layers, 10, "dense"), STORAGE["sm80"]["fp16"])
         assert first >= 10 * (layers[1].rows_pooled * 3 + 6) * 256 * 2
         assert second >= 10 * layers[5].rows_out * 256 * 2  # block 6 before its norm
-        assert planned_bytes(plan(layers, 10, storage("sm80", "fp16"), "dense")) > first + second
-        eight = activation_bytes(layers, capacity(layers, 10, "dense"), storage("sm80", "int8"))
+        assert planned_bytes(plan(layers, 10, STORAGE["sm80"]["fp16"], "dense")) > first + second
+        eight = activation_bytes(layers, capacity(layers, 10, "dense"), STORAGE["sm80"]["int8"])
         assert eight[1] >= 10 * layers[5].rows_out * 256 * 2  # still 16 bits
         assert first / 2 <= eight[0] < first
-        of_text = activation_bytes(layers, capacity(layers, 40, "text"), storage("sm80", "fp16"))
+        of_text = activation_bytes(layers, capacity(layers, 40, "text"), STORAGE["sm80"]["fp16"])
         assert of_text[0] >= first
         assert of_text[0] >= 40 * layers[6].inputs * 2  # of each article, however short, what fc1 reads
         assert of_text[1] >= second
@@ -161,7 +161,7 @@ def test_page_locked_memory_is_planned_too() -> None:
 def test_the_largest_batch_is_what_32_bits_and_a_grid_can_count(length: int) -> None:
     layers = layer_table(70, length, 4)
     pitch = 3 * most_units(layers)
-    for generation, precision in ((g, p) for g, names in PRECISIONS.items() for p in names):
+    for generation, precision in ((name, each) for name, known in STORAGE.items() for each in known):
         most = largest_batch(generation, precision, "sm_90", layers, "dense")
         assert largest_batch(generation, precision, "sm_90", layers, "text") == 4 * most
         vectors = pitch * 256 // 8
@@ -174,7 +174,7 @@ def test_the_largest_batch_is_what_32_bits_and_a_grid_can_count(length: int) -> 
 
 def test_no_layer_writes_the_buffer_that_it_reads() -> None:
     source = None
-    for step in schedule(layer_table(70, 1014, 4)):
+    for step in schedule(layer_table(70, 1014, 4), STORAGE["sm90"]["fp16"]):
         for written in filter(None, (step.raw, step.out)):
             assert written.buffer != source
             source = written.buffer

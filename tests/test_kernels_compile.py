@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.kernels.catalog import PRECISIONS, Kernel, choose_generation, network_kernels, target
+from pipeline.kernels.catalog import Kernel, choose_generation, network_kernels, target
 from pipeline.kernels.compile import Cubin, compile_kernel, compiler_name, resources
+from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tiles import SHARED_LIMIT
 from pipeline.model.charcnn import layer_table
 
@@ -37,7 +38,7 @@ def kernels_for(architecture: str) -> set[tuple[Kernel, str]]:
     """Of the published frame, and of the largest alphabet and most classes."""
     found = set()
     for generation in GENERATIONS[architecture]:
-        for precision in PRECISIONS[generation]:
+        for precision in STORAGE[generation]:
             for symbols, classes, frame in ((70, 4, "text"), (70, 4, "dense"), (254, 1000, "text")):
                 layers = layer_table(symbols, 1014, classes)
                 for kernel in network_kernels(generation, precision, architecture, layers, frame):
@@ -199,7 +200,10 @@ def test_kernels_are_chosen_by_compute_capability() -> None:
     assert choose_generation("auto", "auto", (8, 6)) == ("sm80", "fp16")
     assert choose_generation("auto", "bf16", (10, 0)) == ("sm80", "bf16")
     assert choose_generation("auto", "auto", (7, 5)) == ("simt", "fp32")
-    assert choose_generation("auto", "fp32", (9, 0)) == ("simt", "fp32")
+    assert choose_generation("auto", "fp32", (9, 0)) == ("sm90", "fp32")
+    assert choose_generation("auto", "fp32", (12, 0)) == ("sm80", "fp32")
+    assert choose_generation("auto", "fp32", (7, 5)) == ("simt", "fp32")
+    assert choose_generation("simt", "auto", (9, 0)) == ("simt", "fp32")
     assert choose_generation("sm80", "auto", (9, 0)) == ("sm80", "fp16")
     assert choose_generation("auto", "int8", (9, 0)) == ("sm90", "int8")
     assert choose_generation("auto", "int8", (12, 0)) == ("sm80", "int8")
@@ -207,7 +211,6 @@ def test_kernels_are_chosen_by_compute_capability() -> None:
     for kernels, precision, capability in (
         ("sm90", "auto", (8, 0)),
         ("sm90", "auto", (10, 0)),
-        ("sm80", "fp32", (9, 0)),
         ("simt", "fp16", (9, 0)),
         ("auto", "fp16", (7, 5)),
         ("auto", "int8", (7, 0)),

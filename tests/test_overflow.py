@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from distributed import Client
-from test_gpu import INT8_STACKS, LIMITS, random_texts
-from test_gpu import STACKS as EVERY_STACK
+from test_gpu import LIMITS, WHOLE_STACKS, random_texts
 
 from pipeline import classify, verify
 from pipeline.cli.evaluate import command
@@ -30,7 +29,6 @@ from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
-STACKS = [stack for stack in EVERY_STACK if stack not in INT8_STACKS]  # bytes saturate: tests/test_int8_gpu.py
 LARGEST = {"fp32": 3e38, "bf16": 3e38, "fp16": 6e4}
 LARGEST_VALUE = {"fp32": 3.403e38, "bf16": 3.396e38, "fp16": 65_520}  # what is rounded to infinity, and more
 
@@ -57,7 +55,7 @@ on_each_backend = pytest.mark.parametrize(
     ("opened", "precision"),
     [
         pytest.param(on_cpu, "fp32", id="cpu"),
-        *(pytest.param(on_gpu(*stack), stack[1], id="-".join(stack), marks=GPU) for stack in STACKS),
+        *(pytest.param(on_gpu(*stack), stack[1], id="-".join(stack), marks=GPU) for stack in WHOLE_STACKS),
     ],
 )
 
@@ -163,7 +161,7 @@ def test_the_same_function_loses_what_overflows_and_nothing_else(
         plain.close()
 
 
-@pytest.mark.parametrize("stack", [pytest.param(s, id="-".join(s), marks=GPU) for s in STACKS if s[1] == "fp16"])
+@pytest.mark.parametrize("stack", [pytest.param(s, id="-".join(s), marks=GPU) for s in WHOLE_STACKS if s[1] == "fp16"])
 def test_a_block_that_fits_bf16_only_has_no_labels_in_fp16(stack: tuple[str, str], model: Model) -> None:
     """conv2 x 1e5 and conv3 / 1e5 used to end in finite scores for all articles, some of them wrong."""
     factor = np.float32(1e5)

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, Command
 
 from pipeline.engine.base import Texts
-from pipeline.kernels.storage import storage
+from pipeline.kernels.storage import STORAGE
 from pipeline.model.charcnn import Model
 from pipeline.profiling.kernel_work import Ceilings, KernelProfile, kernels_of
 from pipeline.report.roofline import judge
@@ -24,7 +24,7 @@ NAMES = ["encode", "conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", 
 def test_the_work_of_the_published_network(model: Model) -> None:
     """Figures that can be worked out by hand from the layer table."""
     text = b"x" * 236
-    works = {w.name: w for w in kernels_of(model, Texts.of([text]), storage("simt", "fp32"))}
+    works = {w.name: w for w in kernels_of(model, Texts.of([text]), STORAGE["simt"]["fp32"])}
     assert list(works) == NAMES
     assert works["conv1"].flop == 1008 * 256 * (7 + 7)  # seven table rows, and the norm
     assert works["conv2"].flop == 2 * 330 * 256 * 256 * 7
@@ -32,14 +32,14 @@ def test_the_work_of_the_published_network(model: Model) -> None:
     assert works["conv6"].flop == 2 * 102 * 256 * 256 * 3 + 7 * 102 * 256
     assert works["fc1"].least_bytes == 4 * (8704 + 8704 * 1024 + 1024 + 1024)
     assert sum(w.flop for w in works.values()) == pytest.approx(492e6, rel=0.01)
-    many = {w.name: w for w in kernels_of(model, Texts.of([text] * 1000), storage("sm80", "fp16"))}
+    many = {w.name: w for w in kernels_of(model, Texts.of([text] * 1000), STORAGE["sm80"]["fp16"])}
     assert many["conv2"].flop == 1000 * works["conv2"].flop
     assert many["fc1"].least_bytes < 1000 * works["fc1"].least_bytes / 2  # weights are read once a batch
-    eight = {w.name: w for w in kernels_of(model, Texts.of([text]), storage("sm80", "int8"))}
+    eight = {w.name: w for w in kernels_of(model, Texts.of([text]), STORAGE["sm80"]["int8"])}
     assert eight["conv2"].least_bytes == works["conv2"].least_bytes // 4
     assert eight["fc1"].least_bytes == works["fc1"].least_bytes // 2
     texts = Texts.of([text, b"", b"x" * 2000])
-    of_text = {w.name: w for w in kernels_of(replace(model, frame="text"), texts, storage("simt", "fp32"))}
+    of_text = {w.name: w for w in kernels_of(replace(model, frame="text"), texts, STORAGE["simt"]["fp32"])}
     assert of_text["conv2"].flop == 2 * 256 * 256 * 7 * (81 + 0 + 330)  # 236 characters reach 79 rows, and 27 windows
     assert of_text["conv3"].flop == 2 * 256 * 256 * 3 * (27 + 0 + 108)
     assert of_text["fc1"].flop == 3 * works["fc1"].flop

@@ -44,7 +44,7 @@ def blocks_of(engine: Engine, texts: Texts) -> tuple[dict[str, NDArray[np.generi
     import cupy
 
     network, found = engine.network, {}
-    steps = memory_plan.schedule(network.layers)
+    steps = memory_plan.schedule(network.layers, network.ops.stored)
     written = {after.layer.name: (step.layer.name, step.out) for step, after in pairwise(steps) if step.out.packed}
     last = next(step for step in steps if step.raw is not None)
     written[f"{last.layer.name} norm"] = last.layer.name, last.raw

@@ -14,7 +14,7 @@ from pipeline.kernels.catalog import Kernel, network_kernels, product_kernel, ta
 from pipeline.kernels.network import Network, Slot
 from pipeline.kernels.ops import Packing, Scored
 from pipeline.kernels.packing import most_units
-from pipeline.kernels.storage import DTYPES, storage
+from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tiles import product_tile
 from pipeline.kernels.weights import DeviceNorm
 from pipeline.model.alphabet import Alphabet
@@ -41,9 +41,9 @@ def needed(setting: Setting, layers: tuple[Layer, ...], frame: Frame, architectu
     if not setting.fused:
         products += layers[1:-1]
     products = [plain(layer) for layer in products]
-    stored = storage(generation, precision)
+    stored = STORAGE[generation][precision]
     tiles = (product_tile(generation, precision, architecture, layer) for layer in products)
-    found += [product_kernel(generation, stored, layer, at) for layer, at in zip(products, tiles, strict=True)]
+    found += [product_kernel(stored, layer, at) for layer, at in zip(products, tiles, strict=True)]
     if not (setting.fused and setting.table and setting.channels_last and setting.text):
         found += kernels(precision).values()
     return {(kernel.file, kernel.expression, target(generation, architecture)) for kernel in found}
@@ -61,7 +61,7 @@ class LadderNetwork(Network):
     ) -> None:
         super().__init__(weights, None, alphabet, length, setting.generation, setting.precision, device)
         self._setting = setting
-        self._element = DTYPES[self.ops.stored.rest]
+        self._element = self.ops.stored.rows.dtype
         self.whole = self.frame == "dense" or not setting.reached
         self._slow = SlowOperations(self.ops)
         self._symbols = len(alphabet)

@@ -35,14 +35,13 @@ def command(
 ) -> None:
     """Show a model's layers, alphabet, frame, classes and card; of a damaged file, name the first wrong tensor."""
     from pipeline.kernels.memory_plan import page_locked, plan
-    from pipeline.kernels.storage import storage
+    from pipeline.kernels.storage import STORAGE
     from pipeline.model.charcnn import load_model
 
     loaded = load_model(model)
-    if precision not in ("fp32", "fp16", "bf16", "int8"):
+    if precision not in STORAGE["sm80"]:
         raise UsageError(f"precision {precision!r}: choose fp32, fp16, bf16 or int8")
-    stored = storage("simt" if precision == "fp32" else "sm80", precision)
-    buffers = plan(loaded.layers, batch, stored, loaded.frame) if memory else []
+    buffers = plan(loaded.layers, batch, STORAGE["sm80"][precision], loaded.frame) if memory else []
     on_host = page_locked(loaded.layers, batch, loaded.frame) if memory else []
     if as_json:
         about = about_model(loaded)

@@ -51,6 +51,12 @@ class Texts:
         offsets = np.cumsum([0, *map(len, articles)]).astype(np.int64)
         return cls(np.frombuffer(b"".join(articles), np.uint8), offsets)
 
+    def take(self, rows: NDArray[np.bool_]) -> Texts:
+        """The articles where `rows`, [N], is true."""
+        if self.ids is not None:
+            return Texts(self.data, self.offsets, self.ids[rows])
+        return Texts.of([self.data[self.offsets[i] : self.offsets[i + 1]].tobytes() for i in np.flatnonzero(rows)])
+
     def __len__(self) -> int:
         return len(self.offsets) - 1 if self.ids is None else len(self.ids)
 

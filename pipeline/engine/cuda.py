@@ -38,6 +38,9 @@ _FIRST_SHARE = 4
 """Of several batches, the first one is this part of a full one."""
 
 _LEAST_BATCH = 64
+_BATCH_OF_REFERENCE = 512
+"""Articles a batch of the engine that takes over where tensor cores cannot hold a value of fp32."""
+
 _FREE_SHARE = 0.8
 """The share of the free memory that an engine plans to allocate at most."""
 
@@ -73,6 +76,7 @@ class CudaEngine:
         self.model = model
         self.device = cp.cuda.Device(device)
         self._failed: str | None = None
+        self._reference: CudaEngine | None = None
         with self.device:
             digits = self.device.compute_capability
             capability = (int(digits[:-1]), int(digits[-1]))
@@ -184,7 +188,19 @@ class CudaEngine:
             if running:  # something failed: no slot may be refilled while its last batch is in flight
                 with suppress(cp.cuda.runtime.CUDARuntimeError):
                     self.network.settle()
+        if self.network.ops.stored.is_split and found.overflowed.any():
+            self._classify_by_reference(texts, found, top_k)
         return replace(found, saturated=self._saturated).of_whole_texts(texts, self.model.length)
+
+    def _classify_by_reference(self, texts: Texts, found: Predictions, top_k: int) -> None:
+        """Label what has no scores with the `simt` kernels: a value of two fp16 parts overflows before one of fp32."""
+        if self._reference is None:
+            self._reference = CudaEngine(self.model, "fp32", "simt", _BATCH_OF_REFERENCE, self.device.id)
+        rows = found.overflowed
+        again = self._reference.classify(texts.take(rows), top_k, found.all_scores is not None)
+        found.labels[rows], found.scores[rows] = again.labels, again.scores
+        if found.all_scores is not None:
+            found.all_scores[rows] = again.all_scores
 
     def batches(self, texts: Texts) -> Iterator[Batch]:
         """Runs of articles that fit a slot; an article longer than a whole slot is encoded here."""
@@ -270,6 +286,8 @@ class CudaEngine:
 
     def close(self) -> None:
         """Release the GPU's memory."""
+        if self._reference is not None:
+            self._reference.close()
         with self.device:
             self.network.close()
             cp.get_default_memory_pool().free_all_blocks()

@@ -7,20 +7,10 @@ from dataclasses import dataclass
 
 from pipeline.errors import UsageError
 from pipeline.kernels.packing import CLOSING, articles_for_a_full_one, most_units
-from pipeline.kernels.storage import BYTES, Storage, storage
-from pipeline.kernels.tiles import Launch, LookupTile, ProductTile, SimtTile, Tile, product_tile, shared_limit, tile
+from pipeline.kernels.storage import STORAGE, Element, Storage
+from pipeline.kernels.tiles import Launch, LookupTile, ProductTile, Tile, lookup_tile, product_tile, shared_limit
 from pipeline.model.charcnn import Layer
 from pipeline.model.frame import Frame
-
-PRECISIONS = {
-    "simt": ("fp32",),
-    "sm75": ("int8",),
-    "sm80": ("fp16", "bf16", "int8"),
-    "sm90": ("fp16", "bf16", "int8"),
-}
-"""Of each kernel generation, the first by default."""
-
-_ELEMENT = {"fp32": "float", "fp16": "Half", "bf16": "BFloat", "int8": "Int8"}
 
 WARP = 32
 WARPS = 8
@@ -80,45 +70,41 @@ def closing_units_kernel() -> Kernel:
     return Kernel("closing units", "common/packing.cu", f"closing_units<{WARPS}>")
 
 
-def lookup_kernel(stored: Storage, layer: Layer, following: Layer, frame: Frame, at: Tile) -> Kernel:
+def lookup_kernel(stored: Storage, layer: Layer, following: Layer, frame: Frame, at: LookupTile) -> Kernel:
     """Block 1 whole."""
     text = "true" if frame == "text" else "false"
     shape = (layer.kernel, layer.outputs, layer.pool, following.product_pool, text)
-    computed = (_ELEMENT[stored.rest],) if isinstance(at, LookupTile) else ()
-    return _tiled("lookup_norm_pool", (*computed, _ELEMENT[stored.rows]), layer, shape, at)
+    return _tiled(layer, (stored.norms, stored.rows), shape, at)
 
 
-def product_kernel(generation: str, stored: Storage, layer: Layer, at: ProductTile) -> Kernel:
+def product_kernel(stored: Storage, layer: Layer, at: ProductTile) -> Kernel:
     """The product of a convolution or linear layer; with ReLU and pool where no norm comes before them."""
     relu = "true" if layer.product_relu else "false"
-    is_convolution = layer.kind == "conv1d"
-    element = _ELEMENT[stored.rows if is_convolution else stored.rest]
-    out = _ELEMENT[stored.rows if is_convolution and not layer.norm else stored.rest]
-    if generation == "sm75" and element == "Int8":
-        element = "TuringInt8"
-    elements = () if isinstance(at, SimtTile) else (element, out)
-    return _tiled("conv1d", elements, layer, (layer.kernel, layer.product_pool, relu), at)
+    elements = (stored.read_by(layer), stored.written_by(layer))
+    return _tiled(layer, elements, (layer.kernel, layer.product_pool, relu), at)
 
 
-def _tiled(operation: str, elements: tuple[str, ...], layer: Layer, shape: tuple[object, ...], at: Tile) -> Kernel:
+def _tiled(layer: Layer, elements: tuple[Element, Element], shape: tuple[object, ...], at: Tile) -> Kernel:
+    """elements: in which a kernel computes or reads, and in which it writes."""
     launch = at.launch(layer)
-    arguments = ", ".join(map(str, (*elements, *shape, *at.arguments(layer), launch)))
-    return Kernel(layer.name, f"{at.folder}/{operation}.cu", f"{operation}<{arguments}>", *launch)
+    names = (element.name for element in at.elements(*elements))
+    arguments = ", ".join(map(str, (*names, *shape, *at.arguments(layer), launch)))
+    return Kernel(layer.name, f"{at.folder}/{at.operation}.cu", f"{at.operation}<{arguments}>", *launch)
 
 
 def norm_kernel(stored: Storage, architecture: str, layer: Layer) -> Kernel:
     """Block 6's norm, ReLU and pool; γ and β in shared memory where an SM has room for two thread blocks' worth."""
-    launch = Launch(WARPS * WARP, 2 * layer.rows_out * layer.outputs * BYTES[stored.rest])
+    launch = Launch(WARPS * WARP, 2 * layer.rows_out * layer.outputs * stored.norms.bytes)
     if launch.shared_bytes > shared_limit(architecture) // 2 - 1024:
         launch = Launch(WARPS * WARP)
     shape = f"{layer.outputs}, {layer.pool}, {layer.rows_out}, {WARPS}"
-    instance = f"norm_relu_pool<{_ELEMENT[stored.rest]}, {shape}, {launch}>"
+    instance = f"norm_relu_pool<{stored.norms.name}, {stored.features.name}, {shape}, {launch}>"
     return Kernel(f"{layer.name} norm", "common/norm_relu_pool.cu", instance, *launch)
 
 
 def head_kernel(stored: Storage, layer: Layer) -> Kernel:
     bytes_a_class = HEAD_WARPS * HEAD_ARTICLES * 4
-    instance = f"head<{_ELEMENT[stored.rest]}, {layer.inputs}, {HEAD_WARPS}, {HEAD_ARTICLES}, {bytes_a_class}>"
+    instance = f"head<{stored.features.name}, {layer.inputs}, {HEAD_WARPS}, {HEAD_ARTICLES}, {bytes_a_class}>"
     return Kernel(layer.name, "common/head.cu", instance, HEAD_WARPS * WARP, bytes_a_class * layer.outputs)
 
 
@@ -127,13 +113,13 @@ def network_kernels(
 ) -> list[Kernel]:
     """Every kernel that a model launches, in order; the second only for batches with a long article."""
     first, second, *_ = layers
-    stored = storage(generation, precision)
+    stored = STORAGE[generation][precision]
     kernels = [encode_kernel(), count_kernel(), statistics_kernel(first)]
     kernels += [first_units_kernel(first, second), closing_units_kernel()]
-    kernels.append(lookup_kernel(stored, first, second, frame, tile(generation, precision, architecture, first)))
+    kernels.append(lookup_kernel(stored, first, second, frame, lookup_tile(generation, precision, architecture, first)))
     for layer in layers[1:-1]:
         at = product_tile(generation, precision, architecture, layer)
-        kernels.append(product_kernel(generation, stored, layer, at))
+        kernels.append(product_kernel(stored, layer, at))
         if layer.norm:
             kernels.append(norm_kernel(stored, architecture, layer))
     return [*kernels, head_kernel(stored, layers[-1])]
@@ -160,20 +146,21 @@ def choose_generation(kernels: str, precision: str, capability: tuple[int, int])
     """
     best = "sm90" if capability[0] == 9 else "sm80" if capability >= (8, 0) else "simt"
     if kernels == "auto":
-        kernels = "simt" if precision == "fp32" else best
-        if precision == "int8" and best == "simt":
+        kernels = best
+        if best == "simt" and precision == "int8":
             kernels = "sm75"
-        if precision in ("fp16", "bf16") and best == "simt":
+        if best == "simt" and precision in ("fp16", "bf16"):
             raise UsageError(f"{precision} needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}")
     needs = {"simt": (0, 0), "sm75": (7, 5), "sm80": (8, 0), "sm90": (9, 0)}[kernels]
     # Beyond Hopper the products of sm75 are emulated, and spill.
     newest = {"sm75": 9, "sm90": 9}.get(kernels, capability[0])
     if capability < needs or capability[0] > newest:
         raise UsageError(f"{kernels} kernels do not run on compute capability {capability[0]}.{capability[1]}")
+    known = tuple(STORAGE[kernels])
     if precision == "auto":
-        precision = PRECISIONS[kernels][0]
+        precision = known[0]
         if precision == "int8":
             raise UsageError(f"{kernels} kernels compute in int8 only, which is never chosen: give --precision int8")
-    if precision not in PRECISIONS[kernels]:
-        raise UsageError(f"{kernels} kernels compute in {' or '.join(PRECISIONS[kernels])}, not in {precision}")
+    if precision not in known:
+        raise UsageError(f"{kernels} kernels compute in {' or '.join(known)}, not in {precision}")
     return kernels, precision

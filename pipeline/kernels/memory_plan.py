@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from pipeline.kernels.packing import Capacity, capacity, most_units
-from pipeline.kernels.storage import BYTES, Storage
+from pipeline.kernels.storage import Element, Storage
 from pipeline.model.charcnn import Layer
 from pipeline.model.frame import Frame
 
@@ -42,22 +42,17 @@ def id_pitch(length: int) -> int:
 @dataclass(frozen=True)
 class Activation:
     """A batch between two layers, in one of two buffers: packed [units, rows, channels] up to block 6, then [articles,
-    rows, channels]. is_input: of a convolution, which `Storage.rows` is the type of.
+    rows, channels].
     """
 
     buffer: int
     packed: bool
     rows: int
     channels: int
-    is_input: bool
+    element: Element
 
-    def kind(self, stored: Storage) -> str:
-        """The name of its type."""
-        return stored.rows if self.is_input else stored.rest
-
-    def bytes(self, room: Capacity, stored: Storage) -> int:
-        count = room.units if self.packed else room.articles
-        return count * self.rows * self.channels * BYTES[self.kind(stored)]
+    def bytes(self, room: Capacity) -> int:
+        return (room.units if self.packed else room.articles) * self.rows * self.channels * self.element.bytes
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class Step:
     out: Activation
 
 
-def schedule(layers: Sequence[Layer]) -> tuple[Step, ...]:
+def schedule(layers: Sequence[Layer], stored: Storage) -> tuple[Step, ...]:
     """The layers but the last, in order, each writing the buffer that it does not read; block 1 writes the first.
 
     A norm after a product is a kernel of its own, so such a layer writes both. (The head writes a slot's outputs.)
@@ -80,11 +75,11 @@ def schedule(layers: Sequence[Layer]) -> tuple[Step, ...]:
         raw = None
         if layer.norm and not layer.is_lookup:
             buffer ^= 1
-            raw = Activation(buffer, True, 1, layer.outputs, False)
+            raw = Activation(buffer, True, 1, layer.outputs, stored.written_by(layer))
         buffer ^= 1
         packed = following.kind == "conv1d"
         rows = following.product_pool if packed else layer.rows_pooled
-        steps.append(Step(layer, raw, Activation(buffer, packed, rows, layer.outputs, packed)))
+        steps.append(Step(layer, raw, Activation(buffer, packed, rows, layer.outputs, stored.read_by(following))))
     return tuple(steps)
 
 
@@ -119,25 +114,25 @@ def text_bytes(layers: Sequence[Layer], room: Capacity) -> int:
 def activation_bytes(layers: Sequence[Layer], room: Capacity, stored: Storage) -> tuple[int, int]:
     """Sizes of the two buffers of the schedule."""
     sizes = [0, 0]
-    for step in schedule(layers):
+    for step in schedule(layers, stored):
         for written in (step.raw, step.out):
             if written is not None:
-                sizes[written.buffer] = max(sizes[written.buffer], written.bytes(room, stored))
+                sizes[written.buffer] = max(sizes[written.buffer], written.bytes(room))
     return sizes[0], sizes[1]
 
 
 def weight_bytes(layers: Sequence[Layer], stored: Storage) -> int:
     """Weights, norms and the tables of block 1's statistics."""
-    rest = BYTES[stored.rest]
     total = 256
     for layer in layers:
-        inputs = layer.ids if layer.is_lookup else layer.inputs
-        element = 4 if layer is layers[-1] else rest
-        if layer.kind == "conv1d" and not layer.is_lookup:
-            element = BYTES[stored.rows]
+        inputs, element = layer.inputs, stored.read_by(layer).bytes
+        if layer.is_lookup:
+            inputs, element = layer.ids, stored.norms.bytes
+        if layer is layers[-1]:
+            element = 4
         total += layer.kernel * inputs * layer.outputs * element + 8 * layer.outputs
         if layer.norm:
-            total += 2 * layer.rows_out * layer.outputs * rest
+            total += 2 * layer.rows_out * layer.outputs * stored.norms.bytes
     kernel, ids = layers[0].kernel, layers[0].ids
     return total + 4 * (2 * kernel * ids + kernel * (kernel - 1) * ids * ids)
 

@@ -17,7 +17,6 @@ from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import Kernel, network_kernels, target
 from pipeline.kernels.ops import Encoded, Launched, Packing, Scored, load, operations
 from pipeline.kernels.packing import CLOSING, Capacity, capacity
-from pipeline.kernels.storage import DTYPES
 from pipeline.kernels.weights import upload
 from pipeline.model.alphabet import Alphabet, head_bytes
 from pipeline.model.charcnn import Layer
@@ -123,10 +122,9 @@ class Network:
         self._marked: Slot | None = None
         self.watcher: Launched | None = None
         self.ops = operations(generation, precision, device, self._mark)
-        self._is_int8 = integers is not None
         for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers, self.frame):
             load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
-        self._weights = upload(weights, integers, alphabet, generation, self.ops.stored, self.ops.architecture)
+        self._weights = upload(weights, integers, alphabet, generation, precision, self.ops.architecture)
         self._constants = self._after_text()
         cp.cuda.get_current_stream().synchronize()  # the streams below do not wait for it
         self._in, self.compute, self._out = (cp.cuda.Stream(non_blocking=True) for _ in range(3))
@@ -139,11 +137,11 @@ class Network:
         packing = Packing(cp.empty(0, np.int32), cp.asarray([units, 0], np.int32), None, units)
         constants = {}
         stored, saturated = self.ops.stored, cp.zeros(1, np.uint64)
-        row = cp.zeros(self.layers[0].outputs, DTYPES[stored.rows])
+        row = cp.zeros(self.layers[0].outputs, stored.rows.dtype)
         for layer in self.layers[1:]:
             if layer.kind == "conv1d":
                 rows = cp.tile(row, (units * layer.product_pool, 1))
-                out = cp.empty((units, layer.outputs), DTYPES[stored.rest if layer.norm else stored.rows])
+                out = cp.empty((units, layer.outputs), stored.written_by(layer).dtype)
                 weight, bias = self._weights.products[layer.name], self._weights.bias[layer.name]
                 self.ops.conv1d(rows, layer, weight, bias, packing, None, out, saturated)
                 row = constants[layer.name] = out[0].copy()
@@ -242,7 +240,7 @@ class Network:
         sizes = {"labels": top_k, "best": top_k, "scores": classes, "n_chars": 1, "truncated": 1, "unknown_chars": 1}
         for name, columns in sizes.items():
             slot.copy_out(name, len(ids) * columns, self._out)
-        if self._is_int8:
+        if self.ops.stored.is_int8:
             slot.copy_out("saturated", 1, self._out)
         slot.copied_out.record(self._out)
 
@@ -263,7 +261,7 @@ class Network:
             host["n_chars"][:count],
             host["truncated"][:count],
             host["unknown_chars"][:count],
-            int(host["saturated"][0]) if self._is_int8 else 0,
+            int(host["saturated"][0]) if self.ops.stored.is_int8 else 0,
         )
 
     def encode(self, data: cp.ndarray, offsets: cp.ndarray, out: Encoded) -> None:
@@ -277,9 +275,9 @@ class Network:
         count, weights = len(ids), self._weights
         statistics, text_end = self._statistics[:count], self._text_end[:count]
         packing = Packing(self._first_unit[: count + 1], self._counts, self._closing, units)
-        if self._is_int8:
+        if self.ops.stored.is_int8:
             saturated.data.memset_async(0, saturated.nbytes, cp.cuda.get_current_stream())
-        first, *rest = memory_plan.schedule(self.layers)
+        first, *rest = memory_plan.schedule(self.layers, self.ops.stored)
         self.ops.norm_statistics(ids, self._length, first.layer, weights.statistics, statistics, text_end)
         self.ops.pack(text_end, self.layers, self.whole, packing)
         norm, rows = weights.norm[first.layer.name], self._activation(first.out)
@@ -301,13 +299,12 @@ class Network:
             rows = written
         last = self.layers[-1]
         x = rows[: count * last.inputs].reshape(count, last.inputs)
-        of_block_1 = statistics if self._is_int8 else None
+        of_block_1 = statistics if self.ops.stored.is_int8 else None
         self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out, of_block_1)
 
     def _activation(self, at: memory_plan.Activation) -> cp.ndarray:
         """All the room for it, so that tensor maps are the same for every batch."""
-        stored = self.ops.stored
-        return self._activations[at.buffer][: at.bytes(self.room, stored)].view(DTYPES[at.kind(stored)])
+        return self._activations[at.buffer][: at.bytes(self.room)].view(at.element.dtype)
 
     def _mark(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         stream = cp.cuda.get_current_stream()

@@ -15,21 +15,21 @@ import cupy as cp
 import numpy as np
 
 from pipeline.errors import BroadsheetError
-from pipeline.kernels import catalog, tiles
+from pipeline.kernels import catalog
 from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel
 from pipeline.kernels.packing import most_units
-from pipeline.kernels.storage import BYTES, Storage, storage
+from pipeline.kernels.storage import STORAGE, Storage
 from pipeline.kernels.tables import StatisticsTables
 from pipeline.kernels.tensor_map import tensor_map
 from pipeline.kernels.tiles import (
     SLAB_BYTES,
-    LookupTile,
     ProductTile,
     SimtLookupTile,
-    SimtTile,
     Sm90Tile,
+    lookup_tile,
     product_tile,
+    shared_limit,
 )
 from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, DeviceTable
 from pipeline.model.alphabet import head_bytes
@@ -152,20 +152,20 @@ class Operations:
         first, second, *_ = layers
         count, pitch = ids.shape
         rows = most_units(layers) * second.product_pool
-        at = tiles.tile(self.generation, self.precision, self.architecture, first)
+        at = lookup_tile(self.generation, self.precision, self.architecture, first)
         kernel = catalog.lookup_kernel(self.stored, first, second, frame, at)
-        size = []
-        if isinstance(at, LookupTile):
-            grid: tuple[int, ...] = (self.sms * max(1, _blocks_an_sm(self.architecture, kernel)),)
+        grid: tuple[int, ...]
+        size: tuple[np.int32, ...]
+        if isinstance(at, SimtLookupTile):
+            grid, size = (-(-rows // at.positions), -(-count // at.articles)), (_int(first.ids),)
         else:
-            assert isinstance(at, SimtLookupTile)
-            grid = (-(-rows // at.positions), -(-count // at.articles))
-            size = [_int(first.ids)]
+            grid, size = (self.sms * max(1, _blocks_an_sm(self.architecture, kernel)),), ()
+        of_bytes = (np.float32(steps_in_one), _or_null(saturated)) if at.writes_bytes else ()
         self._launch(
             kernel,
             grid,
             (ids, _int(pitch), _int(count), *size, text_end, statistics, packing.first, table.entries, table.affine,
-             norm.gamma, norm.beta, out, _int(rows), np.float32(steps_in_one), _or_null(saturated)),
+             norm.gamma, norm.beta, out, _int(rows), *of_bytes),
         )  # fmt: skip
 
     def conv1d(
@@ -188,8 +188,9 @@ class Operations:
         self._launch(
             catalog.norm_kernel(self.stored, self.architecture, layer),
             (min(count, 2 * self.sms),),
-            (rows, packing.first, constant, norm.gamma, norm.beta, out, _int(count), np.float32(NORM_EPSILON)),
-        )
+            (rows, packing.first, constant, norm.gamma, norm.beta, out, _int(count), np.float32(NORM_EPSILON),
+             np.float32(norm.least_variance)),
+        )  # fmt: skip
 
     def linear(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
@@ -220,14 +221,14 @@ class Operations:
     ) -> None:  # fmt: skip
         """count: int32 [1], the units on the GPU, of which the host knows that there are `most` at most."""
         at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
-        kernel = catalog.product_kernel(self.generation, self.stored, layer, at)
+        kernel = catalog.product_kernel(self.stored, layer, at)
         m_tiles, n_tiles = -(-most * layer.product_pool // at.rows), layer.outputs // at.outputs
         packing: tuple[Any, ...] = (count, _or_null(closing), _or_null(constant))
-        if not isinstance(at, SimtTile):
+        if at.writes_bytes:
             packing = (*packing, _or_null(saturated))
         if isinstance(at, Sm90Tile):
             clusters = min(self.sms // at.cluster, -(-m_tiles // at.cluster) * n_tiles)
-            slabs = (_int(layer.inputs * BYTES[self._input_of(layer)] // SLAB_BYTES), _int(n_tiles))
+            slabs = (_int(layer.inputs * self.stored.read_by(layer).bytes // SLAB_BYTES), _int(n_tiles))
             self._launch(
                 kernel,
                 (clusters * at.cluster,),
@@ -239,21 +240,12 @@ class Operations:
 
     def _tensor_maps(self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, at: Sm90Tile) -> tuple[Any, Any]:
         """Tensor maps of the room for rows (by phases before a pool) and of the weights (a block's share at a time)."""
-        pool = layer.product_pool
+        pool, row_bytes = layer.product_pool, layer.inputs * self.stored.read_by(layer).bytes
         phases = () if pool == 1 else (pool,)
-        shape = (rows.size // (pool * layer.inputs), *phases, layer.inputs)
-        kind = self._input_of(layer)
-        slab = SLAB_BYTES // BYTES[kind]
-        box = (at.box_rows(layer), *(1 for _ in phases), slab)
-        weight_shape, weight_box = (layer.kernel * layer.outputs, layer.inputs), (at.outputs // at.cluster, slab)
-        return (
-            tensor_map(rows.data.ptr, kind, shape, box),
-            tensor_map(weight.data.ptr, kind, weight_shape, weight_box),
-        )
-
-    def _input_of(self, layer: Layer) -> str:
-        """The type of a product's rows and weights."""
-        return self.stored.rows if layer.kind == "conv1d" else self.stored.rest
+        shape = (rows.nbytes // (pool * row_bytes), *phases, row_bytes)
+        box = (at.box_rows(layer), *(1 for _ in phases), SLAB_BYTES)
+        weight_shape, weight_box = (layer.kernel * layer.outputs, row_bytes), (at.outputs // at.cluster, SLAB_BYTES)
+        return tensor_map(rows.data.ptr, shape, box), tensor_map(weight.data.ptr, weight_shape, weight_box)
 
     def _launch(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         function = load(kernel.file, kernel.expression, catalog.target(self.generation, self.architecture))
@@ -271,7 +263,7 @@ def operations(
 ) -> Operations:
     """The operations for a GPU, with the tiles of the table."""
     sms = device.attributes["MultiProcessorCount"]
-    stored = storage(generation, precision)
+    stored = STORAGE[generation][precision]
     return Operations(generation, precision, stored, f"sm_{device.compute_capability}", sms, {}, launched)
 
 
@@ -308,7 +300,7 @@ def _load(file: str, expression: str, target: str, device: int) -> Any:
 @cache
 def _blocks_an_sm(architecture: str, kernel: Kernel) -> int:
     """How many thread blocks of block 1's kernel an SM holds, by shared memory: the grid is one wave of them."""
-    return tiles.shared_limit(architecture) // (kernel.shared_bytes + 1024)
+    return shared_limit(architecture) // (kernel.shared_bytes + 1024)
 
 
 def _int(value: int) -> np.int32:

@@ -1,4 +1,4 @@
-"""In which types the GPU stores weights and activations."""
+"""The types in which the GPU stores weights and activations, of each kernel generation in each precision."""
 
 from __future__ import annotations
 
@@ -6,24 +6,72 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipeline.model.charcnn import Layer
+
+
+class Element(NamedTuple):
+    """A type of stored numbers. name: in C++. dtype: NumPy's of as many bytes, which arrays of it are allocated in."""
+
+    name: str
+    dtype: type[np.generic]
+
+    @property
+    def bytes(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+
+FLOAT = Element("float", np.float32)
+HALF = Element("Half", np.float16)
+BFLOAT = Element("BFloat", np.uint16)
+INT8 = Element("Int8", np.uint8)
+"""Activations are unsigned, weights signed."""
+
+TURING_INT8 = Element("TuringInt8", np.uint8)
+"""The same, multiplied by the instructions of compute capability 7.5."""
+
+SPLIT = Element("Split", np.uint32)
+"""Numbers of fp32 as two fp16 parts (kernels/split.py)."""
+
 
 class Storage(NamedTuple):
-    """rows: the type of what blocks 1 to 5 write, and of the weights that read it. rest: of all else, that is of norms,
-    of what block 6's product writes, and of the linear layers. Both by name: fp32, fp16, bf16 or int8.
+    """Where each type is used. rows: what blocks 1 to 5 write, and the convolutions' weights. norms: what block 6's
+    product writes, and γ and β of every norm. features: what the linear layers read, and their weights but the last's.
     """
 
-    rows: str
-    rest: str
+    rows: Element
+    norms: Element
+    features: Element
+
+    def read_by(self, layer: Layer) -> Element:
+        """Of a product's input and weights."""
+        return self.rows if layer.kind == "conv1d" else self.features
+
+    def written_by(self, layer: Layer) -> Element:
+        """Of a product's output, or block 1's."""
+        if layer.kind == "linear":
+            return self.features
+        return self.norms if layer.norm and not layer.is_lookup else self.rows
+
+    @property
+    def is_int8(self) -> bool:
+        return self.rows in (INT8, TURING_INT8)
+
+    @property
+    def is_split(self) -> bool:
+        return self.rows is SPLIT
 
 
-BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+_TENSOR_CORES = {
+    "fp16": Storage(HALF, HALF, HALF),
+    "bf16": Storage(BFLOAT, BFLOAT, BFLOAT),
+    "fp32": Storage(SPLIT, FLOAT, SPLIT),
+    "int8": Storage(INT8, HALF, HALF),
+}
 
-DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "int8": np.uint8}
-"""Of bf16, which NumPy does not have, the bits. Activations in int8 are unsigned."""
-
-
-def storage(generation: str, precision: str) -> Storage:
-    """The types of a kernel generation in a precision."""
-    if precision == "int8":
-        return Storage("int8", "fp32" if generation == "sm75" else "fp16")
-    return Storage(precision, precision)
+STORAGE = {
+    "simt": {"fp32": Storage(FLOAT, FLOAT, FLOAT)},
+    "sm75": {"int8": Storage(TURING_INT8, FLOAT, FLOAT)},
+    "sm80": _TENSOR_CORES,
+    "sm90": _TENSOR_CORES,
+}
+"""By kernel generation, and then by precision, of which the first is the default."""

@@ -9,26 +9,19 @@ from cuda.bindings import driver
 from numpy.typing import NDArray
 
 from pipeline.errors import BroadsheetError
-from pipeline.kernels.storage import BYTES
-
-_FORMAT = {
-    "int8": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-    "fp16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-    "bf16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-}
 
 
 @lru_cache(maxsize=512)
-def tensor_map(pointer: int, kind: str, shape: tuple[int, ...], box: tuple[int, ...]) -> NDArray[np.void]:
-    """A 128-byte map, [1] of void128, of a C-contiguous array, with the 128-byte swizzle.
+def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> NDArray[np.void]:
+    """A 128-byte map, [1] of void128, of the bytes of a C-contiguous array, with the 128-byte swizzle.
 
-    kind: of its elements, as in kernels/storage.py. shape, box: outermost dimension first, as in NumPy; the copy
-    engine's order is the reverse. A row of a box has 128 bytes. Raises BroadsheetError where the driver rejects it.
+    The type of its numbers does not matter to a copy. shape, box: in bytes, outermost dimension first, as in NumPy; the
+    copy engine's order is the reverse. A row of a box has 128. Raises BroadsheetError where the driver rejects it.
     """
     rank = len(shape)
-    strides = [BYTES[kind] * int(np.prod(shape[axis:])) for axis in range(rank - 1, 0, -1)]
+    strides = [int(np.prod(shape[axis:])) for axis in range(rank - 1, 0, -1)]
     error, found = driver.cuTensorMapEncodeTiled(
-        _FORMAT[kind],
+        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         rank,
         pointer,
         [driver.cuuint64_t(size) for size in reversed(shape)],

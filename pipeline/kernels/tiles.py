@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
+from pipeline.kernels.storage import Element
 from pipeline.model.charcnn import Layer
 
 SLAB_BYTES = 128
@@ -53,6 +54,11 @@ class SimtLookupTile:
     positions: int
     articles: int
     folder: ClassVar[str] = "simt"
+    operation: ClassVar[str] = "lookup_norm_pool"
+    writes_bytes: ClassVar[bool] = True
+
+    def elements(self, computed: Element, written: Element) -> tuple[Element, ...]:
+        return (written,)
 
     def arguments(self, layer: Layer) -> tuple[int, ...]:
         return self.positions, self.articles
@@ -62,13 +68,18 @@ class SimtLookupTile:
 
 
 @dataclass(frozen=True)
-class LookupTile:
+class SlicedLookupTile:
     """Block 1 of `sm80/`. channels: of a slice of the table. positions: pooled rows of a slab. articles: of a task."""
 
     channels: int
     positions: int
     articles: int
     folder: ClassVar[str] = "sm80"
+    operation: ClassVar[str] = "lookup_norm_pool"
+    writes_bytes: ClassVar[bool] = True
+
+    def elements(self, computed: Element, written: Element) -> tuple[Element, ...]:
+        return computed, written
 
     def arguments(self, layer: Layer) -> tuple[int, ...]:
         return layer.ids, self.channels, self.positions, self.articles
@@ -82,12 +93,34 @@ class LookupTile:
 
 
 @dataclass(frozen=True)
+class SplitLookupTile(SlicedLookupTile):
+    """The same in fp32, its output in two fp16 parts."""
+
+    operation: ClassVar[str] = "split_lookup_norm_pool"
+    writes_bytes: ClassVar[bool] = False
+
+    def elements(self, computed: Element, written: Element) -> tuple[Element, ...]:
+        return ()
+
+    def launch(self, layer: Layer) -> Launch:
+        """A thread for four channels of a position."""
+        words = (self.positions * layer.pool + layer.kernel + layer.pool + 2) // 4
+        table = layer.kernel * layer.ids * self.channels * 4
+        return Launch(self.channels // 4 * self.positions, table + 2 * 32 * (12 + 4 * words) + 2 * 33 * 4)
+
+
+@dataclass(frozen=True)
 class SimtTile:
     """A product of `simt/`."""
 
     rows: ClassVar[int] = 144
     outputs: ClassVar[int] = 128
     folder: ClassVar[str] = "simt"
+    operation: ClassVar[str] = "conv1d"
+    writes_bytes: ClassVar[bool] = False
+
+    def elements(self, read: Element, written: Element) -> tuple[Element, ...]:
+        return ()
 
     def arguments(self, layer: Layer) -> tuple[int, ...]:
         return self.rows, self.outputs
@@ -106,6 +139,11 @@ class Sm80Tile:
     rows: int = 192
     outputs: ClassVar[int] = 128
     folder: ClassVar[str] = "sm80"
+    operation: ClassVar[str] = "conv1d"
+    writes_bytes: ClassVar[bool] = True
+
+    def elements(self, read: Element, written: Element) -> tuple[Element, ...]:
+        return read, written
 
     def arguments(self, layer: Layer) -> tuple[int, ...]:
         return self.rows, self.outputs, self.a_stages, self.b_stages
@@ -114,6 +152,17 @@ class Sm80Tile:
         """A warp for 48 rows of 64 outputs."""
         rows = self.a_stages * (self.rows + _rows_below(layer)) + self.b_stages * self.outputs
         return Launch(self.rows // 48 * (self.outputs // 64) * 32, rows * SLAB_BYTES)
+
+
+@dataclass(frozen=True)
+class Sm80SplitTile(Sm80Tile):
+    """The same over numbers of two fp16 parts."""
+
+    operation: ClassVar[str] = "split_conv1d"
+    writes_bytes: ClassVar[bool] = False
+
+    def elements(self, read: Element, written: Element) -> tuple[Element, ...]:
+        return (written,)
 
 
 @dataclass(frozen=True)
@@ -128,6 +177,11 @@ class Sm90Tile:
     cluster: int
     outputs: ClassVar[int] = 256
     folder: ClassVar[str] = "sm90"
+    operation: ClassVar[str] = "conv1d"
+    writes_bytes: ClassVar[bool] = True
+
+    def elements(self, read: Element, written: Element) -> tuple[Element, ...]:
+        return read, written
 
     def arguments(self, layer: Layer) -> tuple[int, ...]:
         return self.rows, self.outputs, self.a_stages, self.b_stages, self.cluster
@@ -142,16 +196,36 @@ class Sm90Tile:
         return Launch(384, rows * SLAB_BYTES + 8 * 16 * 128 * 2 + 16 * (self.a_stages + self.b_stages))
 
 
+@dataclass(frozen=True)
+class Sm90SplitTile(Sm90Tile):
+    """The same over numbers of two fp16 parts. A weight stage has two taps or slabs."""
+
+    outputs: ClassVar[int] = 128
+    operation: ClassVar[str] = "split_conv1d"
+    writes_bytes: ClassVar[bool] = False
+
+    def elements(self, read: Element, written: Element) -> tuple[Element, ...]:
+        return (written,)
+
+    def launch(self, layer: Layer) -> Launch:
+        """Four warpgroups; the stages with two barriers each, and before a pool 16 sums of each of 256 threads."""
+        rows = self.a_stages * layer.product_pool * self.box_rows(layer) + self.b_stages * 2 * self.outputs
+        exchanged = 16 * 256 * 4 if layer.product_pool > 1 else 0
+        return Launch(512, rows * SLAB_BYTES + exchanged + 16 * (self.a_stages + self.b_stages))
+
+
 def _rows_below(layer: Layer) -> int:
     """Rows that are fetched below those of a tile, for the taps: whole groups of eight, the unit of the swizzle."""
     return 8 if layer.kernel > 1 else 0
 
 
+LookupTile = SimtLookupTile | SlicedLookupTile
 ProductTile = SimtTile | Sm80Tile | Sm90Tile
-Tile = SimtLookupTile | LookupTile | ProductTile
+Tile = LookupTile | ProductTile
 
-# By layer name or kind, for one precision with its name before that. "" is any architecture: within 99 KB, the least of
-# all since sm_80, or for sm75 within 64 KB. The others were found on an H200, by benchmarks/tune.py or by hand.
+# By layer name or kind, those of one precision with its name before that. "" is any architecture: within 99 KB, the
+# least of all since sm_80, or for sm75 within 64 KB. The others were found on an H200 by benchmarks/tune.py or by hand;
+# but those of fp32 are reckoned.
 _TILES: dict[tuple[str, str], dict[str, Tile]] = {
     ("simt", ""): {
         "lookup": SimtLookupTile(4, 16),
@@ -164,52 +238,64 @@ _TILES: dict[tuple[str, str], dict[str, Tile]] = {
         "linear": SimtTile(),
     },
     ("sm80", ""): {
-        "lookup": LookupTile(64, 28, 64),
+        "lookup": SlicedLookupTile(64, 28, 64),
         "conv1d": Sm80Tile(2, 3),
         "linear": Sm80Tile(2, 2),
+        "fp32 lookup": SplitLookupTile(32, 28, 64),
+        "fp32 conv1d": Sm80SplitTile(2, 3),
+        "fp32 linear": Sm80SplitTile(2, 2),
     },
     ("sm80", "sm_90"): {
-        "lookup": LookupTile(64, 28, 64),
+        "lookup": SlicedLookupTile(64, 28, 64),
         "conv2": Sm80Tile(2, 4),
         "conv1d": Sm80Tile(3, 3),
         "linear": Sm80Tile(2, 2),
+        "fp32 lookup": SplitLookupTile(64, 32, 64),
+        "fp32 conv1d": Sm80SplitTile(2, 3),
+        "fp32 linear": Sm80SplitTile(2, 2),
     },
     ("sm90", "sm_90"): {
-        "lookup": LookupTile(128, 32, 64),
+        "lookup": SlicedLookupTile(128, 32, 64),
         "conv2": Sm90Tile(192, 2, 4, 2),
         "conv1d": Sm90Tile(128, 2, 3, 2),
         "linear": Sm90Tile(128, 4, 4, 2),
         "int8 conv2": Sm90Tile(192, 2, 4, 2),
         "int8 conv1d": Sm90Tile(128, 2, 5, 2),
+        "fp32 lookup": SplitLookupTile(64, 32, 64),
+        "fp32 conv2": Sm90SplitTile(192, 3, 3, 2),
+        "fp32 conv1d": Sm90SplitTile(192, 4, 3, 2),
+        "fp32 linear": Sm90SplitTile(192, 4, 3, 2),
     },
 }
 
 
-def tile(generation: str, precision: str, architecture: str, layer: Layer) -> Tile:
-    """The configuration of a layer: the architecture's, or the generation's; the precision's, or any precision's; its
-    own, or its kind's.
-
-    A look-up's slices are halved until one fits into a block's shared memory: alphabets differ in size.
-    Raises KeyError where the generation has none.
+def lookup_tile(generation: str, precision: str, architecture: str, layer: Layer) -> LookupTile:
+    """The configuration of block 1. Its slices are halved until one fits into a block's shared memory: alphabets differ
+    in size.
     """
-    for target in (architecture, ""):
-        found = _TILES.get((generation, target), {})
-        names = (layer.name, "lookup" if layer.is_lookup else layer.kind)
-        for name in (*(f"{precision} {name}" for name in names), *names):
-            if name in found:
-                return _fitting(found[name], layer, shared_limit(architecture))
-    raise KeyError(f"no tile of {layer.name} for {generation} kernels on {architecture}")
-
-
-def _fitting(at: Tile, layer: Layer, limit: int) -> Tile:
-    while isinstance(at, LookupTile) and at.launch(layer).shared_bytes > limit:
+    at = _tile(generation, precision, architecture, layer.name, "lookup")
+    while isinstance(at, SlicedLookupTile) and at.launch(layer).shared_bytes > shared_limit(architecture):
         # The number of threads stays the same: fewer channels, more positions.
         at = replace(at, channels=at.channels // 2, positions=at.positions * 2)
+    assert isinstance(at, LookupTile)
     return at
 
 
 def product_tile(generation: str, precision: str, architecture: str, layer: Layer) -> ProductTile:
-    """`tile` of a layer that is no look-up."""
-    found = tile(generation, precision, architecture, layer)
-    assert not isinstance(found, SimtLookupTile | LookupTile)
-    return found
+    """The configuration of a layer that is no look-up."""
+    at = _tile(generation, precision, architecture, layer.name, layer.kind)
+    assert isinstance(at, ProductTile)
+    return at
+
+
+def _tile(generation: str, precision: str, architecture: str, *names: str) -> Tile:
+    """The architecture's, or the generation's; the precision's, or any precision's; the layer's own, or its kind's.
+
+    Raises KeyError where the generation has none.
+    """
+    for target in (architecture, ""):
+        found = _TILES.get((generation, target), {})
+        for name in (*(f"{precision} {name}" for name in names), *names):
+            if name in found:
+                return found[name]
+    raise KeyError(f"no tile of {names[0]} for {generation} kernels on {architecture}")

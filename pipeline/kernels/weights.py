@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
-from pipeline.kernels.storage import Storage
+from pipeline.kernels import split
+from pipeline.kernels.storage import BFLOAT, FLOAT, HALF, STORAGE, Element, Storage
 from pipeline.kernels.tables import (
     StatisticsTables,
     eight_bit_order,
@@ -18,13 +20,14 @@ from pipeline.kernels.tables import (
     rescale_table,
     statistics_tables,
 )
-from pipeline.kernels.tiles import LookupTile, tile
+from pipeline.kernels.tiles import SimtLookupTile, SplitLookupTile, lookup_tile
 from pipeline.model.alphabet import Alphabet
+from pipeline.model.charcnn import Layer
 from pipeline.model.quantised import Integers
-from pipeline.model.reference import Weights
+from pipeline.model.reference import Floats, Weights
 
-_LARGEST = {"fp16": 65_504.0, "bf16": 255 * 2.0**120}
-"""The largest numbers of both types."""
+_LARGEST = {HALF: (65_504.0, "--precision bf16 or --precision fp32"), BFLOAT: (255 * 2.0**120, "--precision fp32")}
+"""The largest numbers of both types, and what to use for larger ones."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,9 @@ class DeviceAlphabet:
 
 @dataclass(frozen=True)
 class DeviceTable:
-    """Block 1's table. entries: fp32 [kernel, ids, channels] with affine the bias, fp32 [channels]; or for 16 bits
-    uint16 [slices, kernel, ids, channels of a slice] with affine fp32 [3, channels], as in sm80/lookup_norm_pool.cu.
+    """Block 1's table. entries: fp32 [kernel, ids, channels] with affine the bias, fp32 [channels]; or [slices, kernel,
+    ids, channels of a slice], fp32 for sm80/split_lookup_norm_pool.cu, and uint16 with affine fp32 [3, channels] for
+    sm80/lookup_norm_pool.cu.
     """
 
     entries: cp.ndarray
@@ -49,10 +53,11 @@ class DeviceTable:
 
 @dataclass(frozen=True)
 class DeviceNorm:
-    """gamma and beta, [rows, channels]."""
+    """gamma and beta, [rows, channels]. least_variance: below it an article gets no score, where it is in two parts."""
 
     gamma: cp.ndarray
     beta: cp.ndarray
+    least_variance: float = 0
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,9 @@ class DeviceWeights:
     """`reference.Weights` on the GPU.
 
     table: block 1's. products: by layer name [kernel, inputs, outputs] fp32, or [kernel, outputs, inputs] in 16 or 8
-    bits; fc3 stays fp32 [outputs, inputs] always. bias: fp32, or of products in 8 bits as in `rescale_table`.
-    steps_in_one: of the 8-bit output of block 1.
+    bits, or [kernel, outputs, 2 * inputs] in two fp16 parts; fc3 is fp32 [outputs, inputs] always. bias: fp32; of
+    products in 8 bits as in `rescale_table`, of those in two parts [2, outputs], scale and bias. steps_in_one: of the
+    8-bit output of block 1.
     """
 
     alphabet: DeviceAlphabet
@@ -74,65 +80,102 @@ class DeviceWeights:
 
 
 def upload(
-    weights: Weights, integers: Integers | None, alphabet: Alphabet, generation: str, stored: Storage, architecture: str
+    weights: Weights, integers: Integers | None, alphabet: Alphabet, generation: str, precision: str, architecture: str
 ) -> DeviceWeights:
     """Rearrange and copy a model's tensors to the GPU; takes about 30 ms for the shipped model.
 
     integers: the convolutions after block 1, for products in 8 bits.
     """
-    first, *rest = weights.layers
-    precision = stored.rest
-    at = tile(generation, "int8" if integers else precision, architecture, first)
-    bias = weights.bias[first.name]
-    table = DeviceTable(cp.asarray(weights.table), cp.asarray(bias))
-    if isinstance(at, LookupTile):
-        entries, affine = fixed_point(weights.table, bias)
-        if integers and not np.isfinite(affine).all():
-            raise UsageError("the weights of block 1 are too large for 8-bit activations: use --precision fp32")
-        kernel, ids, channels = entries.shape
-        slices = entries.reshape(kernel, ids, channels // at.channels, at.channels).transpose(2, 0, 1, 3)
-        table = DeviceTable(cp.asarray(np.ascontiguousarray(slices)), cp.asarray(affine))
+    stored = STORAGE[generation][precision]
+    parts = split.prepare(weights) if stored.is_split else None
     byte_ids, points, point_ids = alphabet.tables
     sums = statistics_tables(weights)
-    products = {}
-    biases = {name: cp.asarray(bias) for name, bias in weights.bias.items()}
-    for layer in rest:
-        if integers and layer.kind == "conv1d":
-            found = integers.convolutions[layer.name]
-            by_output = found.weight.transpose(0, 2, 1)
-            if generation == "sm90" and not layer.norm:
-                by_output = by_output[:, eight_bit_order(layer.outputs)]
-            products[layer.name] = cp.asarray(np.ascontiguousarray(by_output))
-            biases[layer.name] = cp.asarray(rescale_table(found.bias, found.scale))
-            continue
-        weight = weights.conv[layer.name] if layer.kind == "conv1d" else weights.linear[layer.name][None]
-        if layer is rest[-1]:
-            products[layer.name] = cp.asarray(np.ascontiguousarray(weight[0].T))
-        else:
-            products[layer.name] = _to_device(weight if precision == "fp32" else weight.transpose(0, 2, 1), precision)
+    products, bias = _upload_parts(weights, parts) if parts else _upload_products(weights, stored)
+    if integers:
+        by_block = _upload_integers(weights.layers, integers, generation)
+        products, bias = {**products, **by_block[0]}, {**bias, **by_block[1]}
     return DeviceWeights(
         DeviceAlphabet(cp.asarray(byte_ids), cp.asarray(points), cp.asarray(point_ids), alphabet.unknown),
         sums._replace(first=cp.asarray(sums.first), pairs=cp.asarray(sums.pairs)),
-        table,
+        _upload_table(weights, generation, precision, architecture),
         products,
-        biases,
-        {
-            name: DeviceNorm(_to_device(norm.gamma, precision), _to_device(norm.beta, precision))
-            for name, norm in weights.norm.items()
-        },
+        bias,
+        _upload_norms(weights, parts, stored),
         1 / integers.first_step if integers else 1.0,
     )
 
 
-def _to_device(values: NDArray[Any], precision: str) -> cp.ndarray:
-    """fp16 as float16; bf16, which NumPy does not have, as the uint16 of its bits, rounded to nearest even."""
+def _upload_table(weights: Weights, generation: str, precision: str, architecture: str) -> DeviceTable:
+    first = weights.layers[0]
+    at = lookup_tile(generation, precision, architecture, first)
+    entries: NDArray[Any] = weights.table
+    affine = weights.bias[first.name]
+    if isinstance(at, SimtLookupTile):
+        return DeviceTable(cp.asarray(entries), cp.asarray(affine))
+    if not isinstance(at, SplitLookupTile):
+        entries, affine = fixed_point(weights.table, affine)
+        if precision == "int8" and not np.isfinite(affine).all():
+            raise UsageError("the weights of block 1 are too large for 8-bit activations: use --precision fp32")
+    kernel, ids, channels = entries.shape
+    slices = entries.reshape(kernel, ids, channels // at.channels, at.channels).transpose(2, 0, 1, 3)
+    return DeviceTable(cp.asarray(np.ascontiguousarray(slices)), cp.asarray(affine))
+
+
+Arrays = dict[str, cp.ndarray]
+"""By layer name."""
+
+
+def _upload_products(weights: Weights, stored: Storage) -> tuple[Arrays, Arrays]:
+    """Products and biases in fp32 or 16 bits; those of blocks in 8 bits are left out."""
+    _, *rest, last = weights.layers
+    products = {last.name: cp.asarray(np.ascontiguousarray(weights.linear[last.name].T))}
+    for layer in rest:
+        element = stored.read_by(layer)
+        if layer.kind == "conv1d" and stored.is_int8:
+            continue
+        weight = weights.conv[layer.name] if layer.kind == "conv1d" else weights.linear[layer.name][None]
+        products[layer.name] = _to_device(weight if element is FLOAT else weight.transpose(0, 2, 1), element)
+    return products, {name: cp.asarray(bias) for name, bias in weights.bias.items()}
+
+
+def _upload_integers(layers: Sequence[Layer], integers: Integers, generation: str) -> tuple[Arrays, Arrays]:
+    products, bias = {}, {}
+    for layer in layers:
+        found = integers.convolutions.get(layer.name)
+        if found is None:
+            continue
+        by_output = found.weight.transpose(0, 2, 1)
+        if generation == "sm90" and not layer.norm:
+            by_output = by_output[:, eight_bit_order(layer.outputs)]
+        products[layer.name] = cp.asarray(np.ascontiguousarray(by_output))
+        bias[layer.name] = cp.asarray(rescale_table(found.bias, found.scale))
+    return products, bias
+
+
+def _upload_parts(weights: Weights, parts: split.SplitWeights) -> tuple[Arrays, Arrays]:
+    last = weights.layers[-1].name
+    products = {name: cp.asarray(values) for name, values in parts.products.items()}
+    affine = {name: cp.asarray(values) for name, values in parts.affine.items()}
+    return {**products, last: cp.asarray(parts.last)}, {**affine, last: cp.asarray(weights.bias[last])}
+
+
+def _upload_norms(weights: Weights, parts: split.SplitWeights | None, stored: Storage) -> dict[str, DeviceNorm]:
+    first, found = weights.layers[0].name, {}
+    for name, (gamma, beta) in (parts.norm if parts else weights.norm).items():
+        least = parts.least_variance if parts and name != first else 0
+        found[name] = DeviceNorm(_to_device(gamma, stored.norms), _to_device(beta, stored.norms), least)
+    return found
+
+
+def _to_device(values: Floats, element: Element) -> cp.ndarray:
+    """Half as float16; BFloat, which NumPy does not have, as the uint16 of its bits, rounded to nearest even."""
     values = np.ascontiguousarray(values, np.float32)
-    if precision == "fp32":
-        return cp.asarray(values)
-    if np.abs(values).max(initial=0) > _LARGEST[precision]:
-        others = "--precision bf16 or --precision fp32" if precision == "fp16" else "--precision fp32"
-        raise UsageError(f"a weight of this model does not fit {precision}: use {others}")
-    if precision == "fp16":
-        return cp.asarray(values.astype(np.float16))
+    if element in _LARGEST:
+        largest, others = _LARGEST[element]
+        if np.abs(values).max(initial=0) > largest:
+            name = "fp16" if element is HALF else "bf16"
+            raise UsageError(f"a weight of this model does not fit {name}: use {others}")
+    if element is not BFLOAT:
+        return cp.asarray(values.astype(element.dtype))
     bits = values.view(np.uint32)
     return cp.asarray(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))

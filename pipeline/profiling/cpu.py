@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.engine.base import Texts
 from pipeline.engine.cpu import CpuEngine
-from pipeline.kernels.storage import storage
+from pipeline.kernels.storage import STORAGE
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Layer, Model
@@ -43,7 +43,7 @@ def profile(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
     moved = _modelled_bytes(model, ids, len(texts.data), len(engine.groups(ids)))
     return [
         KernelProfile(w.name, w.category, alone[w.name], stream[w.name], w.flop, w.least_bytes, moved[w.name])
-        for w in kernels_of(model, texts, storage("simt", "fp32"))
+        for w in kernels_of(model, texts, STORAGE["simt"]["fp32"])
     ]
 
 

@@ -19,7 +19,7 @@ from pipeline.kernels.catalog import Kernel
 from pipeline.kernels.compile import compile_kernel, resources
 from pipeline.kernels.ops import Operations, load, tile_shape
 from pipeline.kernels.packing import units_by_length
-from pipeline.kernels.storage import BYTES, Storage
+from pipeline.kernels.storage import FLOAT, Storage
 from pipeline.model.charcnn import Layer, Model
 from pipeline.profiling.kernel_work import (
     ELEMENT_WISE,
@@ -77,7 +77,7 @@ def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
             computed = units * layer.product_pool if layer.kind == "conv1d" else count
             kept = rows.get(name, count)
             tiles, waste, shared = _tiles(layer, shape, computed, kept)
-            moved += shared * BYTES[ops.stored.rows if layer.kind == "conv1d" else ops.stored.rest]
+            moved += shared * ops.stored.read_by(layer).bytes
         waves = tiles / (resident * ops.sms)
         found.append(
             KernelProfile(
@@ -102,11 +102,15 @@ def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
 def ceilings(engine: CudaEngine) -> Ceilings:
     """A large copy within the GPU's memory and a square product by cuBLAS, on random data (zeros would run faster)."""
     with engine.device:
-        found = _ceilings("fp32" if engine.backend.precision == "fp32" else "fp16")
-    if engine.backend.precision != "int8":
-        return found
-    # By design tensor cores take 8-bit operands at twice the rate; cuBLAS's own int8 is far from that.
-    return replace(found, flop_per_second=2 * found.flop_per_second, how=f"twice {found.how}")
+        stored = engine.network.ops.stored
+        found = _ceilings("fp32" if stored.rows is FLOAT else "fp16")
+    if stored.is_int8:
+        # By design tensor cores take 8-bit operands at twice the rate; cuBLAS's own int8 is far from that.
+        return replace(found, flop_per_second=2 * found.flop_per_second, how=f"twice {found.how}")
+    if stored.is_split:
+        three = f"{found.how}, three products for each one of fp32"
+        return replace(found, flop_per_second=found.flop_per_second / 3, how=three)
+    return found
 
 
 def _ceilings(number: str) -> Ceilings:
@@ -166,7 +170,7 @@ def _works(model: Model, texts: Texts, stored: Storage) -> dict[str, KernelWork]
     """The work of each kernel. Kernels differ from blocks in four places: block 1's statistics and block 6's norm are
     separate kernels, two find where the rows lie, and one kernel computes the last layer and the head.
     """
-    count, text_bytes, rest = len(texts), len(texts.data), BYTES[stored.rest]
+    count, text_bytes = len(texts), len(texts.data)
     rows, second = computed_rows(model, texts), model.layers[1]
     works = {work.name: work for work in kernels_of(model, texts, stored)}
     works["first units"] = KernelWork("first units", ELEMENT_WISE, 0, 8 * count)
@@ -180,10 +184,10 @@ def _works(model: Model, texts: Texts, stored: Storage) -> dict[str, KernelWork]
             name, tables = f"{layer.name} statistics", 4 * (layer.kernel * layer.ids) ** 2
             works[name] = KernelWork(name, REDUCTION, 14 * text_bytes, count * model.length + tables)
         elif layer.norm:
-            whole, out = works[layer.name], count * layer.rows_pooled * layer.outputs * rest
+            whole, out = works[layer.name], count * layer.rows_pooled * layer.outputs * stored.features.bytes
             product = rows[layer.name] * layer.flop // layer.rows_out
-            raw = rows[layer.name] * layer.outputs * rest
-            affine = 2 * elements * rest
+            raw = rows[layer.name] * layer.outputs * stored.norms.bytes
+            affine = 2 * elements * stored.norms.bytes
             name = f"{layer.name} norm"
             works[name] = KernelWork(name, REDUCTION, whole.flop - product, raw + out + affine)
             works[layer.name] = KernelWork(layer.name, PRODUCT, product, whole.least_bytes - out - affine + raw)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.engine.base import Texts
-from pipeline.kernels.storage import BYTES, Storage
+from pipeline.kernels.storage import Storage
 from pipeline.model.charcnn import Model
 
 ELEMENT_WISE, REDUCTION, PRODUCT = "element-wise", "reduction", "product"
@@ -90,16 +90,14 @@ def kernels_of(model: Model, texts: Texts, stored: Storage) -> list[KernelWork]:
     articles, length, classes = len(texts), model.length, len(model.classes)
     works = [KernelWork("encode", ELEMENT_WISE, 0, len(texts.data) + 8 * (articles + 1) + articles * length)]
     rows = computed_rows(model, texts)
-    for layer in model.layers:
+    for layer, following in zip(model.layers, [*model.layers[1:], model.layers[-1]], strict=True):
         elements = layer.rows_out * layer.outputs
         share = rows.get(layer.name, articles) / layer.rows_out  # articles' worth of rows
         norm = _NORM_FLOP * elements if layer.norm else 0
-        is_convolution = layer.kind == "conv1d" and not layer.is_lookup
-        element, rest = BYTES[stored.rows if is_convolution else stored.rest], BYTES[stored.rest]
+        element = (stored.norms if layer.is_lookup else stored.read_by(layer)).bytes
         weights = (layer.kernel * layer.inputs * layer.outputs + layer.outputs) * element
-        weights += 2 * elements * rest if layer.norm else 0
-        is_read_by_one = layer.kind == "conv1d" and (layer.is_lookup or not layer.norm)
-        written = layer.rows_pooled * layer.outputs * (BYTES[stored.rows] if is_read_by_one else rest)
+        weights += 2 * elements * stored.norms.bytes if layer.norm else 0
+        written = layer.rows_pooled * layer.outputs * stored.read_by(following).bytes
         if layer.is_lookup:
             category, flop, read = REDUCTION, layer.kernel * elements + norm, length
         else:

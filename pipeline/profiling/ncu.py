@@ -20,7 +20,10 @@ from pipeline.model.charcnn import Model, load_model
 from pipeline.profiling.sample import sample
 
 _METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
-_OURS = "regex:^(encode|norm_statistics|first_units|closing_units|lookup_norm_pool|conv1d|norm_relu_pool|head)"
+_OURS = (
+    "regex:^(encode|norm_statistics|first_units|closing_units|(split_)?lookup_norm_pool|(split_)?conv1d|"
+    "norm_relu_pool|head)"
+)
 _UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 _SECONDS = 300
 

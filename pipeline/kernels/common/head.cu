@@ -6,6 +6,7 @@
 // article: its scores are NaN and its labels -1.
 #include "common/overflow.cuh"
 #include "common/reduce.cuh"
+#include "common/split.cuh"
 #include "common/types.cuh"
 
 constexpr float TAKEN = -1;  // below every probability

@@ -8,6 +8,7 @@
 #include "common/overflow.cuh"
 #include "common/packing.cuh"
 #include "common/reduce.cuh"
+#include "common/split.cuh"
 #include "common/types.cuh"
 
 template <typename T>
@@ -16,11 +17,11 @@ struct __align__(16) Eight {
 };
 
 // input [units, CHANNELS]; first [articles + 1]; constant [CHANNELS]; gamma, beta [ROWS, CHANNELS]; output [articles,
-// ROWS / POOL, CHANNELS]. Dynamic shared memory: gamma and beta, or none.
-template <typename T, int CHANNELS, int POOL, int ROWS, int WARPS, typename Launch>
+// ROWS / POOL, CHANNELS]. least_variance: below it an article gets NaN. Dynamic shared memory: gamma and beta, or none.
+template <typename T, typename Out, int CHANNELS, int POOL, int ROWS, int WARPS, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 2)
-    norm_relu_pool(const T* input, const int* first, const T* constant, const T* gamma, const T* beta, T* output,
-                   int articles, float epsilon) {
+    norm_relu_pool(const T* input, const int* first, const T* constant, const T* gamma, const T* beta, Out* output,
+                   int articles, float epsilon, float least_variance) {
     constexpr int WINDOWS = ROWS / POOL, ALL_WINDOWS = (ROWS + POOL - 1) / POOL;  // the pool leaves out a partial one
     constexpr int TURNS = (ALL_WINDOWS + WARPS - 1) / WARPS;                      // windows of a warp
     constexpr bool KEPT = TURNS * POOL * sizeof(Eight<T>) <= 240;                 // in 60 registers
@@ -93,13 +94,14 @@ __global__ void __launch_bounds__(Launch::THREADS, 2)
                 }
         if (warp == 0 && reach < ROWS) add_squares(after, ROWS - reach);
         const float variance = block_sum<WARPS>(squares, scratch) / count;
-        const float scale = unless_overflow(1 / sqrtf(variance + epsilon), variance);
+        float scale = unless_overflow(1 / sqrtf(variance + epsilon), variance);
+        if (variance < least_variance) scale = __int_as_float(0x7fffffff);  // NaN
 
         const float shift = -mean * scale;  // a normalised value is scale * value + shift
         float normal_after[8];
 #pragma unroll
         for (int c = 0; c < 8; c++) normal_after[c] = fmaf(scale, after[c], shift);
-        T* result = output + (int64)article * WINDOWS * CHANNELS + column;
+        Out* result = output + (int64)article * WINDOWS * CHANNELS + column;
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
             const int window = turn * WARPS + warp;

@@ -44,6 +44,8 @@ template <typename T>
 constexpr bool IS_INT8 = false;
 template <>
 constexpr bool IS_INT8<Int8> = true;
+template <>
+constexpr bool IS_INT8<TuringInt8> = true;
 
 // The value of an output, before ReLU, from the sums of a pool window.
 template <bool RELU, int POOL>

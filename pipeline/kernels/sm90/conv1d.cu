@@ -32,7 +32,7 @@ struct Product {
     using Bias = typename Arithmetic<T>::Bias;
 
     // Layout.
-    static constexpr int SLAB = ROW_BYTES / sizeof(T), OUT_PIECE = 16 / sizeof(Out);
+    static constexpr int OUT_PIECE = 16 / sizeof(Out);
     static constexpr int M_BLOCKS = TILE_M / 64, GROUP_N = TILE_N / COMPUTE_GROUPS;
     static constexpr int UNITS = TILE_M / POOL;  // rows of the output
     static constexpr int PHASE_ROWS = UNITS + (KERNEL > 1 ? 8 : 0);
@@ -76,18 +76,18 @@ struct Product {
             wait_barrier(a_empty(a.stage), a.parity ^ 1);
             arrive_expecting(a_full(a.stage), A_BYTES);
             const uint32 to = base + A + a.stage * A_BYTES;
-            if (POOL == 1) load_box(to, input, a_full(a.stage), slab * SLAB, unit);
+            if (POOL == 1) load_box(to, input, a_full(a.stage), slab * ROW_BYTES, unit);
             else
                 for (int phase = 0; phase < POOL; phase++)
-                    load_box(to + phase * PHASE_BYTES, input, a_full(a.stage), slab * SLAB, phase, unit);
+                    load_box(to + phase * PHASE_BYTES, input, a_full(a.stage), slab * ROW_BYTES, phase, unit);
             a.advance();
             for (int tap = 0; tap < KERNEL; tap++) {
                 wait_barrier(b_empty(b.stage), b.parity ^ 1);
                 arrive_expecting(b_full(b.stage), B_BYTES);
                 const uint32 share = base + B + b.stage * B_BYTES + rank * (B_BYTES / CLUSTER);
                 const int row = tap * n_tiles * TILE_N + output;
-                if (CLUSTER == 1) load_box(share, weight, b_full(b.stage), slab * SLAB, row);
-                else load_box_to_all(share, weight, b_full(b.stage), (1 << CLUSTER) - 1, slab * SLAB, row);
+                if (CLUSTER == 1) load_box(share, weight, b_full(b.stage), slab * ROW_BYTES, row);
+                else load_box_to_all(share, weight, b_full(b.stage), (1 << CLUSTER) - 1, slab * ROW_BYTES, row);
                 b.advance();
             }
         }

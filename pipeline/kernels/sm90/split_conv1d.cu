@@ -1,0 +1,256 @@
+// A valid convolution of fp32 accuracy on Hopper: wgmma over numbers of two fp16 parts (common/split.cuh).
+//
+// A product x w is high·high + high·low + low·high; low·low is below fp32's rounding. As wgmma drops what does not fit its
+// sums instead of rounding it, a sum runs over 64 products only (STEPS_IN_SUM times 32) and is then added to the total
+// in fp32 registers. The plan is that of sm90/conv1d.cu, from which it differs thus:
+//
+// Layout. Three warpgroups compute 64 rows each of 128 outputs: 64 totals and 64 sums a thread. While one adds up, the
+//   tensor cores work for the two others. Before a pool the warpgroups take the rows 3i, 3i + 1 and 3i + 2 of 64 windows.
+// Load. The same boxes of 128 bytes a row, which are 32 channels here.
+// Compute. The two small products come first, so that little is dropped.
+// Finish. Before a pool, a warpgroup gets the totals of the two others for 32 outputs at a time through shared memory; the
+//   warpgroups take turns. Then scale, bias, ReLU and parts in registers, and stores of whole 128 bytes.
+#include "common/launch.cuh"
+#include "common/overflow.cuh"
+#include "common/packing.cuh"
+#include "common/split.cuh"
+#include "common/types.cuh"
+#include "sm90/barrier.cuh"
+#include "sm90/tma.cuh"
+#include "sm90/wgmma.cuh"
+
+constexpr int ROW_BYTES = 128, PART_BYTES = ROW_BYTES / 2;
+constexpr int GROUP = 128, COMPUTE_GROUPS = 3, GROUP_M = 64;
+constexpr int LOAD_REGISTERS = 32, COMPUTE_REGISTERS = 160;
+constexpr int STEPS_IN_SUM = 2;
+
+// The compiler may not use a sum before this point.
+__device__ __forceinline__ void settle(float (&sum)[64]) {
+#pragma unroll
+    for (int i = 0; i < 64; i++) asm volatile("" : "+f"(sum[i])::"memory");
+}
+
+// Among the threads that compute.
+__device__ __forceinline__ void sync_compute_groups() {
+    asm volatile("bar.sync 1, %0;" ::"n"(COMPUTE_GROUPS * GROUP) : "memory");
+}
+
+template <typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES, int CLUSTER>
+struct SplitProduct {
+    // Layout.
+    static constexpr int UNITS = TILE_M / POOL;  // rows of the output
+    static constexpr int PHASE_ROWS = UNITS + (KERNEL > 1 ? 8 : 0);
+    static constexpr int PHASE_BYTES = PHASE_ROWS * ROW_BYTES, A_BYTES = POOL * PHASE_BYTES;
+    static constexpr int STEP_BYTES = TILE_N * ROW_BYTES, B_BYTES = STEPS_IN_SUM * STEP_BYTES;
+    static constexpr int EXCHANGED = SPLIT_GROUP / 2;  // totals of a thread for 32 outputs
+    static constexpr int C_BYTES = POOL > 1 ? (COMPUTE_GROUPS - 1) * GROUP * EXCHANGED * 4 : 0;
+    static constexpr int A = 0, B = A + A_STAGES * A_BYTES, C = B + B_STAGES * B_BYTES;
+    static constexpr int A_FULL = C + C_BYTES, A_EMPTY = A_FULL + 8 * A_STAGES;
+    static constexpr int B_FULL = A_EMPTY + 8 * A_STAGES, B_EMPTY = B_FULL + 8 * B_STAGES;
+    static constexpr int BYTES = B_EMPTY + 8 * B_STAGES;
+    static_assert(TILE_M == COMPUTE_GROUPS * GROUP_M && TILE_N == 128, "a warpgroup's product is 64 x 128");
+    static_assert(POOL == 1 || POOL == COMPUTE_GROUPS, "a warpgroup holds one row of each pool window");
+    static_assert((POOL - 1 + KERNEL - 1) / POOL <= 8, "the rows below a slab");
+    static_assert(PHASE_ROWS <= 256, "a box of the copy engine has at most 256 rows");
+    static_assert(A_BYTES % 1024 == 0 && PHASE_BYTES % 1024 == 0 && STEP_BYTES % (1024 * CLUSTER) == 0,
+                  "swizzled tiles begin at 1,024 bytes");
+    static_assert(A_STAGES >= (KERNEL == 1 ? STEPS_IN_SUM : 2), "a sum reads as many at once");
+
+    char* shared;
+    uint32 base;  // of `shared`
+    int rank, slabs, n_tiles;
+    Ring<A_STAGES> a;
+    Ring<B_STAGES> b;
+
+    __device__ __forceinline__ uint32 a_full(int i) const { return base + A_FULL + 8 * i; }
+    __device__ __forceinline__ uint32 a_empty(int i) const { return base + A_EMPTY + 8 * i; }
+    __device__ __forceinline__ uint32 b_full(int i) const { return base + B_FULL + 8 * i; }
+    __device__ __forceinline__ uint32 b_empty(int i) const { return base + B_EMPTY + 8 * i; }
+    // The first unit and the first output of this block's part of a cluster's tile.
+    __device__ __forceinline__ int first_unit(int tile) const { return (tile / n_tiles * CLUSTER + rank) * UNITS; }
+    __device__ __forceinline__ int first_output(int tile) const { return tile % n_tiles * TILE_N; }
+
+    __device__ __forceinline__ void init_barriers() const {
+        for (int i = 0; i < A_STAGES; i++) init_barrier(a_full(i), 1), init_barrier(a_empty(i), COMPUTE_GROUPS);
+        for (int i = 0; i < B_STAGES; i++) init_barrier(b_full(i), 1), init_barrier(b_empty(i), COMPUTE_GROUPS * CLUSTER);
+        publish_barriers();
+    }
+
+    // Load: by one thread, the rows of a tile and this block's share of the weights, those of a sum at a time. The boxes
+    // count fp16 parts.
+    __device__ __forceinline__ void produce(const TensorMap& input, const TensorMap& weight, int tile) {
+        const int unit = first_unit(tile), output = first_output(tile) + rank * (TILE_N / CLUSTER);
+        int part = 0;  // of the steps of a sum
+#pragma unroll 1
+        for (int slab = 0; slab < slabs; slab++) {
+            wait_barrier(a_empty(a.stage), a.parity ^ 1);
+            arrive_expecting(a_full(a.stage), A_BYTES);
+            const uint32 to = base + A + a.stage * A_BYTES;
+            if (POOL == 1) load_box(to, input, a_full(a.stage), slab * ROW_BYTES, unit);
+            else
+                for (int phase = 0; phase < POOL; phase++)
+                    load_box(to + phase * PHASE_BYTES, input, a_full(a.stage), slab * ROW_BYTES, phase, unit);
+            a.advance();
+#pragma unroll 1
+            for (int tap = 0; tap < KERNEL; tap++) {
+                if (part == 0) {
+                    wait_barrier(b_empty(b.stage), b.parity ^ 1);
+                    arrive_expecting(b_full(b.stage), B_BYTES);
+                }
+                const uint32 share =
+                    base + B + b.stage * B_BYTES + part * STEP_BYTES + rank * (STEP_BYTES / CLUSTER);
+                const int row = tap * n_tiles * TILE_N + output;
+                if (CLUSTER == 1) load_box(share, weight, b_full(b.stage), slab * ROW_BYTES, row);
+                else load_box_to_all(share, weight, b_full(b.stage), (1 << CLUSTER) - 1, slab * ROW_BYTES, row);
+                if (++part == STEPS_IN_SUM) {
+                    part = 0;
+                    b.advance();
+                }
+            }
+        }
+    }
+
+    // Compute: by a warpgroup, its rows of a tile, one sum after another; stages are released once they are read.
+    __device__ __forceinline__ void multiply(float (&total)[64], int group, int thread) {
+        constexpr uint64 low = PART_BYTES >> 4;
+        constexpr int READ_AT_ONCE = KERNEL == 1 ? STEPS_IN_SUM : 1;
+        float sum[64];
+#pragma unroll
+        for (int i = 0; i < 64; i++) total[i] = 0;
+        // Before a pool, tap t of row 3i + g is in phase (g + t) % 3, of window i + (g + t) / 3.
+        int tap = 0;
+#pragma unroll 1
+        for (int sums = slabs * KERNEL / STEPS_IN_SUM; sums > 0; sums--) {
+            uint64 rows[STEPS_IN_SUM];
+            int a_read[READ_AT_ONCE];  // stages that are read to the last tap
+#pragma unroll
+            for (int i = 0; i < READ_AT_ONCE; i++) a_read[i] = -1;
+#pragma unroll
+            for (int i = 0; i < STEPS_IN_SUM; i++) {
+                if (tap == 0) wait_barrier(a_full(a.stage), a.parity);
+                const int row = POOL == 1 ? group * GROUP_M + tap
+                                          : (group + tap) % POOL * PHASE_ROWS + (group + tap) / POOL;
+                rows[i] = descriptor(base + A + a.stage * A_BYTES + row * ROW_BYTES);
+                if (++tap == KERNEL) {
+                    tap = 0, a_read[i % READ_AT_ONCE] = a.stage;
+                    a.advance();
+                }
+            }
+            wait_barrier(b_full(b.stage), b.parity);
+            const uint64 weights = descriptor(base + B + b.stage * B_BYTES);
+            warpgroup_arrive();
+#pragma unroll
+            for (int i = 0; i < STEPS_IN_SUM; i++)
+#pragma unroll
+                for (int k = 0; k < SPLIT_GROUP / 16; k++) {
+                    const uint64 of_step = weights + i * (STEP_BYTES >> 4) + 2 * k;
+                    multiply_async<Half>(sum, rows[i] + low + 2 * k, of_step, i + k > 0);
+                    multiply_async<Half>(sum, rows[i] + 2 * k, of_step + low, true);
+                }
+#pragma unroll
+            for (int i = 0; i < STEPS_IN_SUM; i++)
+#pragma unroll
+                for (int k = 0; k < SPLIT_GROUP / 16; k++)
+                    multiply_async<Half>(sum, rows[i] + 2 * k, weights + i * (STEP_BYTES >> 4) + 2 * k, true);
+            warpgroup_commit();
+            warpgroup_wait<0>();
+            settle(sum);
+            if (thread == 0) {
+#pragma unroll
+                for (int other = 0; other < CLUSTER; other++) arrive_at(b_empty(b.stage), other);
+#pragma unroll
+                for (int i = 0; i < READ_AT_ONCE; i++)
+                    if (a_read[i] >= 0) arrive_at(a_empty(a_read[i]), rank);
+            }
+            __syncwarp();
+            b.advance();
+#pragma unroll
+            for (int i = 0; i < 64; i++) total[i] += sum[i];
+        }
+    }
+
+    // Finish: by a warpgroup, all outputs of its rows, or some outputs of all pool windows.
+    __device__ __forceinline__ void finish(const float (&total)[64], int tile, int group, int thread, const float* affine,
+                                           Out* output, const Units<Out>& units) const {
+        asm volatile("" : "+r"(thread), "+r"(group));  // else addresses made from it are kept in registers while the sums need them
+        const int channels = n_tiles * TILE_N, lane = thread % 32;
+        const int unit = first_unit(tile) + (POOL == 1 ? group * GROUP_M : 0) + thread / 32 * 16 + lane / 4;
+        float4* exchange = reinterpret_cast<float4*>(shared + C);
+#pragma unroll
+        for (int chunk = 0; chunk < TILE_N / SPLIT_GROUP; chunk++) {
+            const int owner = chunk % COMPUTE_GROUPS, column = first_output(tile) + chunk * SPLIT_GROUP;
+            if (POOL > 1) {
+                if (group != owner)
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        exchange[((group - (group > owner)) * 4 + j) * GROUP + thread] =
+                            make_float4(total[chunk * 16 + j * 4], total[chunk * 16 + j * 4 + 1],
+                                        total[chunk * 16 + j * 4 + 2], total[chunk * 16 + j * 4 + 3]);
+                sync_compute_groups();
+            }
+            float value[4][4];
+            if (POOL == 1 || group == owner)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const int at = column + j * 8 + lane % 4 * 2;
+                    const float2 factor = *reinterpret_cast<const float2*>(affine + at);
+                    const float2 bias = *reinterpret_cast<const float2*>(affine + channels + at);
+                    float4 other[POOL];
+#pragma unroll
+                    for (int w = 0; w < POOL - 1; w++) other[w] = exchange[(w * 4 + j) * GROUP + thread];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        float best = total[chunk * 16 + j * 4 + i], shift = i % 2 ? bias.y : bias.x;
+                        if (RELU) shift = unless_overflow(shift, best);
+#pragma unroll
+                        for (int w = 0; w < POOL - 1; w++) {
+                            const float value = i == 0 ? other[w].x : i == 1 ? other[w].y : i == 2 ? other[w].z : other[w].w;
+                            best = fmaxf(best, value);
+                            if (RELU) shift = unless_overflow(shift, value);
+                        }
+                        value[j][i] = finished<RELU>(best, i % 2 ? factor.y : factor.x, shift);
+                    }
+                }
+            if (POOL > 1) sync_compute_groups();  // what was exchanged has been read
+            if (POOL == 1 || group == owner) store_outputs<Out>(value, output, channels, unit, column, units);
+        }
+    }
+};
+
+// input: rank 2 [units, 2 * channels_in] of fp16 parts, or before a pool rank 3 [units, POOL, 2 * channels_in], with room
+// for more units than there are. weight: rank 2 [KERNEL * channels_out, 2 * channels_in]. affine fp32 [2, channels_out]:
+// scales and biases. output [units, channels_out], of parts or fp32. unit_count: in device memory, where the running sum
+// over the articles left it. closing [units], constant [channels_out]: as in common/packing.cuh. n_tiles: of outputs.
+template <typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES, int CLUSTER,
+          typename Launch>
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREADS, 1)
+    split_conv1d(const __grid_constant__ TensorMap input, const __grid_constant__ TensorMap weight, const float* affine,
+                 Out* output, int slabs, int n_tiles, const int* unit_count, const uint8* closing, const Out* constant) {
+    using P = SplitProduct<Out, KERNEL, POOL, RELU, TILE_M, TILE_N, A_STAGES, B_STAGES, CLUSTER>;
+    static_assert(Launch::THREADS == GROUP * (COMPUTE_GROUPS + 1), "three warpgroups compute, one loads");
+    static_assert(Launch::SHARED_BYTES == P::BYTES, "the shared memory that the tile asks for");
+    extern __shared__ __align__(1024) char shared[];
+    const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
+    const int clusters = gridDim.x / CLUSTER;
+    const int tiles = (*unit_count + P::UNITS * CLUSTER - 1) / (P::UNITS * CLUSTER) * n_tiles;  // of a whole cluster
+    P product{shared, (uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles};
+    if (threadIdx.x == 0) product.init_barriers();
+    sync_cluster();
+
+    if (group == COMPUTE_GROUPS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOAD_REGISTERS));
+        if (thread == 0)
+#pragma unroll 1
+            for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += clusters) product.produce(input, weight, tile);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
+        float total[64];
+#pragma unroll 1
+        for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += gridDim.x / CLUSTER) {
+            product.multiply(total, group, thread);
+            product.finish(total, tile, group, thread, affine, output, Units<Out>{__ldg(unit_count), closing, constant});
+        }
+    }
+    __syncwarp();
+    sync_cluster();  // a block's shared memory stays while its neighbour may write or arrive there
+}
