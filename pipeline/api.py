@@ -13,6 +13,7 @@ from distributed import Client
 from pipeline.errors import UsageError
 from pipeline.job import OnDemand, Request, Running, run_job
 from pipeline.model.charcnn import Model, load_model
+from pipeline.model.quantised import scales_of
 from pipeline.options import OPTIONS, Options
 from pipeline.output.folder import OutputFolder
 from pipeline.output.place import place_of
@@ -191,7 +192,10 @@ def classify(
     if not (client is None or isinstance(client, Client) or callable(client)):
         raise UsageError(f"client is a {type(client).__name__}: give a distributed.Client, e.g. of cluster.connect()")
     cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))
-    request = Request(source, folder, load_model(model), cluster, settings, progress or Progress(), stop)
+    loaded = load_model(model)
+    if settings.precision == "int8":
+        scales_of(loaded)  # each worker needs them: without them none is started
+    request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop)
     result = run_job(request)
     remark = doubt(result)
     if progress is None and remark:  # a progress of its own shows the report at the end

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import AG_NEWS, Command
+from conftest import Command
 
 import pipeline
 from pipeline import ModelError, UsageError, load_model, quantise
@@ -144,6 +144,7 @@ def test_quantise_then_classify(
     classify = ("classify", "news.csv", "--device", "cpu", "--precision", "int8")
     told = broadsheet_in_process(*classify, "-o", "out", "--model", small_model_file)
     assert told.returncode == 2
+    assert small_model_file.name in told.stderr
     assert "broadsheet quantise MODEL DATA -o OUT" in " ".join(told.stderr.split())
     made = broadsheet_in_process("quantise", small_model_file, "news.csv", "-o", "small8.safetensors")
     assert made.returncode == 0, made.stderr
@@ -183,29 +184,15 @@ def test_labels_in_memory_by_a_model_quantised_here(small_model: Model) -> None:
 
 
 def test_the_shipped_model_in_int8_labels_as_in_fp32(ag_news: Path) -> None:
-    """The last 160 test articles, calibrated on training rows."""
-    if not (ag_news / "train.csv").exists():
-        pytest.skip("AG News's training rows are not here")
-    header, columns = AG_NEWS[1].split(","), ("title", "description")
+    """On the last 160 test articles, with the scales in its file."""
     with open(ag_news / "test.csv", newline="", encoding="utf-8") as file:
         texts = Texts.of([f"{title} {text}".strip().encode() for _, title, text in list(csv.reader(file))[-160:]])
-    model = load_model()
-    if model.scales is None:
-        ids = quantise_rows(ag_news / "train.csv", model, 64)
-        model = calibrated(model, ids)
-    assert header[1:] == list(columns)
     found = []
     for precision in ("fp32", "int8"):
-        engine = open_engine(model, "cpu", precision)
+        engine = open_engine(load_model(), "cpu", precision)
         found.append(engine.classify(texts, all_scores=True))
         engine.close()
     want, got = found
     assert (want.labels != got.labels).sum() <= 1
     assert np.abs(want.all_scores - got.all_scores).max() < 0.05
-
-
-def quantise_rows(path: Path, model: Model, count: int) -> np.ndarray:
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = [row for row, _ in zip(csv.reader(file), range(count), strict=False)]
-    texts = Texts.of([f"{title} {text}".strip().encode() for _, title, text in rows])
-    return encode(texts.data, texts.offsets, model.alphabet, model.length).ids
+    assert got.saturated < 16

@@ -22,6 +22,8 @@ def test_frame_and_card() -> None:
     assert model.classes == ("World", "Sports", "Business", "Sci/Tech")
     assert (ROOT / "pipeline" / "weights" / "ag_news.safetensors").stat().st_size <= 25_000_000
     card = model.card
+    assert model.scales is not None
+    assert card["calibrated on"] == {"rows": 2048, "files": ["train.csv"]}
     assert card["data"]["files"] == [{"name": "train.csv", "sha256": TRAIN_SHA256}]
     assert card["data"]["rows"] == 48_800
     assert card["recipe"] == Recipe().to_dict()

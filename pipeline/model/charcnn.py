@@ -44,8 +44,8 @@ class Shipped(NamedTuple):
 SHIPPED = {
     "ag-news": Shipped(
         "ag_news.safetensors",
-        "80df1175cae3f73c1f0dcf89070b775efcda5fe8602d784b8050aeb280a2dc8c",
-        "ba0bd8486253bc83a576bf3cc1effa8f1e2dbfdb329d4c6bc00cf7ec0e936fdc",
+        "c651c13b3a9e3ea1bd467b08d3ee3c5d51d28452d0126c203aff3b196c1cf252",
+        "a87615a7617ef205b7447e46e8fc630e4e8ea62c8666b9f7f1aaf3e887851e0a",
         "English news",
     )
 }
