@@ -201,9 +201,10 @@ def test_recording_changes_no_bit_of_a_score(small_model: Model) -> None:
     plain = engine.classify(texts, all_scores=True)
     spans: list[Span] = []
     recorded = engine.classify(texts, 1, True, spans, True)
+    groups = len(engine.groups(np.empty((70, small_model.length), np.uint8)))
     engine.close()
     assert np.array_equal(plain.all_scores, recorded.all_scores)
-    assert [s.name for s in spans].count("conv2") == 3  # 70 articles are three groups
+    assert [s.name for s in spans].count("conv2") == groups > 1
     kernels = next(s for s in spans if s.name == "kernels")
     assert all(kernels.start <= s.start + 1e-3 and s.end <= kernels.end + 1e-3 for s in spans)
 
