@@ -53,7 +53,6 @@ class LadderEngine(CudaEngine):
         self.model = model
         self.setting = setting
         self.device = cp.cuda.Device(device)
-        self._failed = None
         with self.device:
             architecture = f"sm_{self.device.compute_capability}"
             self.backend = Backend("cuda", setting.generation, architecture, setting.precision)

@@ -70,13 +70,17 @@ class CudaEngine:
     `network` is public for profiling.
     """
 
+    _failed: str | None = None
+    """Why nothing can be computed any more: after a failure of the GPU every call fails."""
+
+    _reference: CudaEngine | None = None
+    """For articles that tensor cores cannot compute in fp32; opened at the first of them."""
+
     def __init__(
         self, model: Model, precision: str = "auto", kernels: str = "auto", batch: int | None = None, device: int = 0
     ) -> None:
         self.model = model
         self.device = cp.cuda.Device(device)
-        self._failed: str | None = None
-        self._reference: CudaEngine | None = None
         with self.device:
             digits = self.device.compute_capability
             capability = (int(digits[:-1]), int(digits[-1]))
@@ -162,7 +166,7 @@ class CudaEngine:
             truncated=np.empty(count, np.bool_),
             unknown_chars=np.empty(count, np.int64),
         )
-        self._saturated = 0
+        saturated = 0
         running: list[tuple[Slot, Batch]] = []
         batch = Batch(0, 0, 0)
         try:
@@ -171,13 +175,13 @@ class CudaEngine:
                 for number, batch in enumerate(self.batches(texts)):
                     slot = self.network.slots[number % memory_plan.SLOTS]
                     if len(running) == memory_plan.SLOTS:
-                        self._collect(*running[0], found, anchor, spans)
+                        saturated += self._collect(*running[0], found, anchor, spans)
                         running.pop(0)
                     slot.each_kernel = each_kernel and spans is not None
                     self._start(slot, texts, batch, top_k)
                     running.append((slot, batch))
                 while running:
-                    self._collect(*running[0], found, anchor, spans)
+                    saturated += self._collect(*running[0], found, anchor, spans)
                     running.pop(0)
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             batch = running[0][1] if running else batch
@@ -190,7 +194,7 @@ class CudaEngine:
                     self.network.settle()
         if self.network.ops.stored.is_split and found.overflowed.any():
             self._classify_by_reference(texts, found, top_k)
-        return replace(found, saturated=self._saturated).of_whole_texts(texts, self.model.length)
+        return replace(found, saturated=saturated).of_whole_texts(texts, self.model.length)
 
     def _classify_by_reference(self, texts: Texts, found: Predictions, top_k: int) -> None:
         """Label what has no scores with the `simt` kernels: a value of two fp16 parts overflows before one of fp32."""
@@ -263,8 +267,8 @@ class CudaEngine:
         found: Predictions,
         anchor: tuple[float, cp.cuda.Event],
         spans: list[Span] | None,
-    ) -> None:
-        """Wait for a batch, copy its rows to their places, and append its spans."""
+    ) -> int:
+        """Wait for a batch, copy its rows to their places, and append its spans. Returns its saturated activations."""
         rows = slice(batch.first, batch.last)
         result = self.network.finish(slot)
         found.labels[rows] = result.labels
@@ -275,7 +279,6 @@ class CudaEngine:
         found.n_chars[rows] = counts.n_chars
         found.truncated[rows] = counts.truncated
         found.unknown_chars[rows] = counts.unknown_chars
-        self._saturated += result.saturated
         at, event = anchor
         done = device_spans(at, slot.stages(event), self.device_name)
         for step in done:
@@ -283,6 +286,7 @@ class CudaEngine:
                 ACTIVITY.add(step.name, step.start, step.end)
         if spans is not None:
             spans += done
+        return result.saturated
 
     def close(self) -> None:
         """Release the GPU's memory."""

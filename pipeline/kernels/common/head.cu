@@ -13,8 +13,8 @@ constexpr float TAKEN = -1;  // below every probability
 constexpr int NO_LABEL = -1;
 
 // x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. statistics [articles] (common/statistics.cu):
-// where blocks 2 to 5 are in 8 bits, which cannot tell that block 1 overflows, else null. logits and scores fp32 [articles, classes];
-// labels int32 and best fp32 [articles, k]. Dynamic shared memory: BYTES_A_CLASS * classes.
+// where blocks 2 to 5 are in 8 bits, which cannot tell that block 1 overflows, else null. logits and scores fp32
+// [articles, classes]; labels int32 and best fp32 [articles, k]. Dynamic shared memory: BYTES_A_CLASS * classes.
 template <typename T, int INPUTS, int WARPS, int ARTICLES, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
     head(const T* x, const float* weight, const float* bias, const float2* statistics, int articles, int classes, int k,

@@ -87,7 +87,8 @@ __device__ __forceinline__ uint32 to_bytes(float a, float b, float c, float d) {
 __device__ __forceinline__ uint32 saturated_bits(uint32 bytes) { return ((bytes & 0x7f7f7f7fu) + 0x01010101u) & bytes; }
 __device__ __forceinline__ int saturated_count(uint32 bytes) { return __popc(saturated_bits(bytes) & 0x80808080u); }
 
-// How many of the bytes are 255. There is hardly ever one, and counting bits takes four times as long as a logical operation.
+// How many of the bytes are 255. There is hardly ever one, and counting bits takes four times as long as a logical
+// operation.
 __device__ __forceinline__ int saturated_bytes(uint2 bytes) {
     const uint32 any = saturated_bits(bytes.x) | saturated_bits(bytes.y);
     return any & 0x80808080u ? saturated_count(bytes.x) + saturated_count(bytes.y) : 0;
@@ -101,6 +102,7 @@ __device__ __forceinline__ int saturated_bytes(uint4 bytes) {
 
 // Adds the counts of a warp's threads, which all take part, to `total`.
 __device__ __forceinline__ void add_count(uint64* total, int count) {
+    __syncwarp();  // shuffles converge a warp too, but in more instructions
 #pragma unroll
     for (int distance = 16; distance; distance /= 2) count += __shfl_xor_sync(0xffffffffu, count, distance);
     if (threadIdx.x % 32 == 0 && count) atomicAdd(total, (uint64)count);

@@ -11,7 +11,8 @@
 // (common/packing.cuh); table [KERNEL][id_count][CHANNELS]; bias [CHANNELS]; gamma, beta [windows, CHANNELS]; output
 // [units, UNIT_ROWS, CHANNELS]. TEXT: windows from the text's end on are zero after ReLU. rows: of an article, at most. by,
 // saturated: as in sm80/lookup_norm_pool.cu.
-template <typename Out, int KERNEL, int CHANNELS, int POOL, int UNIT_ROWS, bool TEXT, int POSITIONS, int ARTICLES, typename Launch>
+template <typename Out, int KERNEL, int CHANNELS, int POOL, int UNIT_ROWS, bool TEXT, int POSITIONS, int ARTICLES,
+          typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS)
     lookup_norm_pool(const uint8* ids, int pitch, int articles, int id_count, const int* text_end,
                      const float2* statistics, const int* first, const float* table, const float* bias,
@@ -67,5 +68,5 @@ __global__ void __launch_bounds__(Launch::THREADS)
             *reinterpret_cast<float4*>(to) = best;
         }
     }
-    if (IS_INT8<Out>) __syncwarp(), add_count(saturated, count);
+    if (IS_INT8<Out>) add_count(saturated, count);
 }

@@ -1,26 +1,23 @@
-// A valid convolution on the tensor cores of Ampere and Ada, and in 8 bits of Turing: mma.sync fed by cp.async and ldmatrix.
+// A valid convolution on the tensor cores of Ampere and Ada, and in 8 bits of Turing: mma.sync, cp.async and ldmatrix.
 //
 // The product is that of simt/conv1d.cu: rows by (tap, channel) by outputs. What differs is how operands are loaded. For
-// each slab of 128 bytes, 64 or 128 input channels, the block fetches its rows once, with KERNEL - 1 more below them, and tap t reads them
-// t rows further down; ldmatrix takes a row address a lane, so a shift costs nothing. Only the weights are fetched for
-// every tap. A row is 128 bytes in shared memory, its 16-byte pieces permuted by the row number (an XOR), so that the
-// eight rows of a matrix lie in different banks.
+// each slab of 128 bytes, 64 or 128 input channels, the block fetches its rows once, with KERNEL - 1 more below them, and
+// tap t reads them t rows further down; ldmatrix takes a row address a lane, so a shift costs nothing, and no row's
+// matrices share a bank (swizzle.cuh). Only the weights are fetched for every tap.
 //
-// A block computes TILE_M rows by TILE_N outputs, a warp 48 by 64. The bytes of 8-bit operands lie as those of 16-bit ones, so
-// that all but the sums, and what becomes of them (common/outputs.cuh), is the same. Before a pool the warp's three m-blocks take rows 3i, 3i + 1
-// and 3i + 2 of its 16 windows, so that the maximum is taken in registers, before bias and ReLU, which commute with it.
+// A block computes TILE_M rows by TILE_N outputs, a warp 48 by 64. The bytes of 8-bit operands lie as those of 16-bit
+// ones, so that all but the sums, and what becomes of them (common/outputs.cuh), is the same. Before a pool the warp's
+// three m-blocks take rows 3i, 3i + 1 and 3i + 2 of its 16 windows, so that the maximum is taken in registers, before bias
+// and ReLU, which commute with it.
 #include "common/launch.cuh"
 #include "common/outputs.cuh"
 #include "common/packing.cuh"
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
 #include "sm80/mma.cuh"
+#include "sm80/swizzle.cuh"
 
 constexpr int WARP_M = 48, WARP_N = 64, M_BLOCKS = WARP_M / 16, N_BLOCKS = WARP_N / 8;
-constexpr int ROW_BYTES = 128, PIECES = ROW_BYTES / 16;
-
-// Byte offset of a 16-byte piece of a row of shared memory.
-__device__ __forceinline__ uint32 swizzled(int row, int piece) { return row * ROW_BYTES + ((piece ^ (row & 7)) << 4); }
 
 // Two neighbouring values of the output to shared memory.
 template <typename Out, bool RELU>
@@ -68,14 +65,15 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                 for (int i = threadIdx.x; i < A_ROWS * PIECES; i += THREADS) {
                     const int row = i / PIECES, piece = i % PIECES;
                     const bool valid = first_row + row < rows;
-                    const T* from = input + (int64)(valid ? first_row + row : 0) * channels_in + slab * SLAB + piece * IN_PIECE;
+                    const T* from =
+                        input + (int64)(valid ? first_row + row : 0) * channels_in + slab * SLAB + piece * IN_PIECE;
                     copy_async16(a_base + slab % A_STAGES * A_BYTES + swizzled(row, piece), from, valid);
                 }
 #pragma unroll
             for (int i = threadIdx.x; i < TILE_N * PIECES; i += THREADS) {
                 const int row = i / PIECES, piece = i % PIECES;
-                const T* from =
-                    weight + ((int64)tap * channels_out + first_column + row) * channels_in + slab * SLAB + piece * IN_PIECE;
+                const T* from = weight + ((int64)tap * channels_out + first_column + row) * channels_in + slab * SLAB +
+                                piece * IN_PIECE;
                 copy_async16(b_base + step % B_STAGES * B_BYTES + swizzled(row, piece), from, true);
             }
         }
@@ -146,5 +144,5 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
         *reinterpret_cast<uint4*>(output + (int64)unit * channels_out + at) = values;
         if (IS_INT8<Out> && !is_closing) count += saturated_bytes(values);
     }
-    if (IS_INT8<Out>) __syncwarp(), add_count(saturated, count);
+    if (IS_INT8<Out>) add_count(saturated, count);
 }

@@ -20,9 +20,7 @@
 #include "common/outputs.cuh"
 #include "common/packing.cuh"
 #include "common/types.cuh"
-#include "sm80/async_copy.cuh"
-
-constexpr int GROUP = 32;  // articles whose ids are fetched at a time, the next group while one computes
+#include "sm80/article_group.cuh"
 
 constexpr float TWO_TO_23 = 8388608;
 
@@ -53,8 +51,8 @@ __device__ __forceinline__ int store_values(Out* output, int target, const uint3
 // of zero, and its bias; gamma, beta [windows, WIDTH]; output [units, UNIT_ROWS, WIDTH]. TEXT: windows from the text's end
 // on are zero after ReLU. rows: of an article, at most. by, saturated: for an output of Int8, its steps in one, and the
 // count of bytes of 255. Dynamic shared memory: `Shared`, below.
-template <typename T, typename Out, int KERNEL, int WIDTH, int POOL, int UNIT_ROWS, bool TEXT, int IDS, int CHANNELS, int POSITIONS,
-          int ARTICLES, typename Launch>
+template <typename T, typename Out, int KERNEL, int WIDTH, int POOL, int UNIT_ROWS, bool TEXT, int IDS, int CHANNELS,
+          int POSITIONS, int ARTICLES, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
     lookup_norm_pool(const uint8* ids, int pitch, int articles, const int* text_end, const float2* statistics,
                      const int* first_unit, const uint16* table, const float* affine, const T* gamma, const T* beta,
@@ -71,10 +69,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
         uint16 table[KERNEL][IDS][CHANNELS];
         float bias[CHANNELS];
         uint32 after_text[GROUP][LANES][4];  // the normalised bias of each article, in T
-        float2 statistics[2][GROUP];
-        int text_end[2][GROUP];
-        int first_unit[2][GROUP + 1];
-        uint32 words[2][GROUP][WORDS];
+        ArticleGroup<WORDS> group;
     };
     static_assert(sizeof(Shared) == Launch::SHARED_BYTES, "the shared memory that the tile asks for");
     extern __shared__ __align__(16) char shared[];
@@ -118,19 +113,9 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
             }
         }
         auto fetch = [&](int begin, int buffer) {
-#pragma unroll 1
-            for (int i = threadIdx.x; i < GROUP * WORDS; i += THREADS) {
-                const int article = begin + i / WORDS, word = slab * (POSITIONS * POOL / 4) + i % WORDS;
-                if (article < last && word * 4 < pitch)
-                    copy_async<4>(&local.words[buffer][0][i], ids + (int64)article * pitch + word * 4);
-            }
-            if (threadIdx.x < GROUP && begin + threadIdx.x < last) {
-                copy_async<8>(&local.statistics[buffer][threadIdx.x], statistics + begin + threadIdx.x);
-                copy_async<4>(&local.text_end[buffer][threadIdx.x], text_end + begin + threadIdx.x);
-            }
-            if (threadIdx.x <= GROUP && begin + threadIdx.x <= last)
-                copy_async<4>(&local.first_unit[buffer][threadIdx.x], first_unit + begin + threadIdx.x);
-            commit_copies();
+            const int first_word = slab * (POSITIONS * POOL / 4);
+            local.group.template fetch<THREADS>(buffer, begin, last, ids, pitch, first_word, statistics, text_end,
+                                                first_unit);
         };
         fetch(first, 0);
 #pragma unroll 1
@@ -140,7 +125,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
             fetch(begin + GROUP, buffer ^ 1);
 #pragma unroll 1
             for (int i = threadIdx.x; i < GROUP * LANES && !TEXT; i += THREADS) {
-                const float2 norm = local.statistics[buffer][i / LANES];
+                const float2 norm = local.group.statistics[buffer][i / LANES];
                 const float* bias = &local.bias[i % LANES * 8];
 #pragma unroll
                 for (int j = 0; j < 4; j++)
@@ -148,13 +133,13 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                         pack<T>((bias[2 * j] - norm.x) * norm.y, (bias[2 * j + 1] - norm.x) * norm.y);
             }
             if (!TEXT) __syncthreads();
-            const Packing packing{local.first_unit[buffer]};
+            const Packing packing{local.group.first_unit[buffer]};
             const int count = min(GROUP, last - begin);
 #pragma unroll 1
             for (int a = 0; a < count; a++) {
                 if (row >= packing.units(a) * UNIT_ROWS) continue;
                 const int target = (packing.first[a] * UNIT_ROWS + row) * (WIDTH / 8) + channel / 8;  // eight channels each
-                const int in_text = local.text_end[buffer][a] - row * POOL;  // windows from there on need no look-up
+                const int in_text = local.group.text_end[buffer][a] - row * POOL;  // windows from there on need no look-up
                 uint32 best[4] = {};  // ReLU: nothing below zero
                 if (TEXT && in_text <= 0) {
                     // zeros
@@ -168,14 +153,11 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                         best[3] = max_pair<T>(best[3], fma_pair<T>(value.w, g[w][3], shift[w][3]));
                     }
                 } else {
-                    const uint32* text = local.words[buffer][a] + slot * POOL / 4;
-                    const float2 norm = local.statistics[buffer][a];
+                    const float2 norm = local.group.statistics[buffer][a];
                     int entry[READ];
 #pragma unroll
-                    for (int t = 0; t < READ; t++) {  // words, since a byte would take as long to load
-                        const uint32 word = __funnelshift_r(text[t / 4], text[t / 4 + 1], slot * POOL % 4 * 8);
-                        entry[t] = (word >> t % 4 * 8 & 0xff) * CHANNELS + lane * 8;
-                    }
+                    for (int t = 0; t < READ; t++)
+                        entry[t] = local.group.id(buffer, a, slot * POOL, t) * CHANNELS + lane * 8;
                     uint32 sum[POOL][4];
 #pragma unroll
                     for (int w = 0; w < POOL; w++) {
@@ -205,5 +187,5 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
             }
         }
     }
-    if (IS_INT8<Out>) __syncwarp(), add_count(saturated, count_saturated);
+    if (IS_INT8<Out>) add_count(saturated, count_saturated);
 }

@@ -11,7 +11,8 @@ __device__ __forceinline__ void load_matrices(uint32 (&matrix)[4], uint32 addres
                  : "memory");
 }
 
-// d [16, 8] += a [16, 16] · b [16, 8], or of 8-bit elements a [16, 32] · b [32, 8]: always 32 bytes along K. Of d, lane l holds row l / 4 (and that plus 8), columns l % 4 * 2 and one further.
+// d [16, 8] += a [16, 16] · b [16, 8], or of 8-bit elements a [16, 32] · b [32, 8]: always 32 bytes along K. Of d, lane l
+// holds row l / 4 (and that plus 8), columns l % 4 * 2 and one further.
 template <typename T>
 __device__ __forceinline__ void multiply(typename Arithmetic<T>::Sum (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1);
 

@@ -11,13 +11,11 @@
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
 #include "sm80/mma.cuh"
+#include "sm80/swizzle.cuh"
 
 constexpr int WARP_M = 48, WARP_N = 64, M_BLOCKS = WARP_M / 16;
 constexpr int CHUNKS = WARP_N / SPLIT_GROUP, N_BLOCKS = SPLIT_GROUP / 8;  // of 32 outputs
-constexpr int ROW_BYTES = 128, PIECES = ROW_BYTES / 16, PART_PIECES = PIECES / 2, PARTS = ROW_BYTES / 2;
-
-// Byte offset of a 16-byte piece of a row of shared memory.
-__device__ __forceinline__ uint32 swizzled(int row, int piece) { return row * ROW_BYTES + ((piece ^ (row & 7)) << 4); }
+constexpr int PART_PIECES = PIECES / 2, PARTS = ROW_BYTES / 2;
 
 // input [units * POOL, 2 * channels_in] of fp16 parts; weight [KERNEL][channels_out][2 * channels_in]; affine fp32 [2,
 // channels_out]: scales and biases; output [units, channels_out], of parts or fp32. unit_count: in device memory; the

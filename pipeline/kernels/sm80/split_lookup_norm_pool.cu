@@ -8,9 +8,7 @@
 #include "common/packing.cuh"
 #include "common/split.cuh"
 #include "common/types.cuh"
-#include "sm80/async_copy.cuh"
-
-constexpr int GROUP = 32;  // articles whose ids are fetched at a time, the next group while one computes
+#include "sm80/article_group.cuh"
 
 // ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
 // (common/packing.cuh); table fp32 [slices][KERNEL][IDS][CHANNELS]; bias [WIDTH]; gamma, beta [windows, WIDTH]; output
@@ -32,10 +30,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                   "whole warps, and a thread for each article's statistics and units");
     struct Shared {
         float table[KERNEL][IDS][CHANNELS];
-        float2 statistics[2][GROUP];
-        int text_end[2][GROUP];
-        int first_unit[2][GROUP + 1];
-        uint32 words[2][GROUP][WORDS];
+        ArticleGroup<WORDS> group;
     };
     static_assert(sizeof(Shared) == Launch::SHARED_BYTES, "the shared memory that the tile asks for");
     extern __shared__ __align__(16) char shared[];
@@ -75,19 +70,9 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
             }
         }
         auto fetch = [&](int begin, int buffer) {
-#pragma unroll 1
-            for (int i = threadIdx.x; i < GROUP * WORDS; i += THREADS) {
-                const int article = begin + i / WORDS, word = slab * (POSITIONS * POOL / 4) + i % WORDS;
-                if (article < last && word * 4 < pitch)
-                    copy_async<4>(&local.words[buffer][0][i], ids + (int64)article * pitch + word * 4);
-            }
-            if (threadIdx.x < GROUP && begin + threadIdx.x < last) {
-                copy_async<8>(&local.statistics[buffer][threadIdx.x], statistics + begin + threadIdx.x);
-                copy_async<4>(&local.text_end[buffer][threadIdx.x], text_end + begin + threadIdx.x);
-            }
-            if (threadIdx.x <= GROUP && begin + threadIdx.x <= last)
-                copy_async<4>(&local.first_unit[buffer][threadIdx.x], first_unit + begin + threadIdx.x);
-            commit_copies();
+            const int first_word = slab * (POSITIONS * POOL / 4);
+            local.group.template fetch<THREADS>(buffer, begin, last, ids, pitch, first_word, statistics, text_end,
+                                                first_unit);
         };
         fetch(first, 0);
 #pragma unroll 1
@@ -95,24 +80,22 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
             wait_for_copies<0>();
             __syncthreads();  // this group has arrived, and the previous one has been read
             fetch(begin + GROUP, buffer ^ 1);
-            const Packing packing{local.first_unit[buffer]};
+            const Packing packing{local.group.first_unit[buffer]};
             const int count = min(GROUP, last - begin);
 #pragma unroll 1
             for (int a = 0; a < count; a++) {
                 if (row >= packing.units(a) * UNIT_ROWS) continue;
-                const int in_text = local.text_end[buffer][a] - row * POOL;  // windows from there on need no look-up
-                const float2 norm = local.statistics[buffer][a];
+                const int in_text = local.group.text_end[buffer][a] - row * POOL;  // windows from there on need no look-up
+                const float2 norm = local.group.statistics[buffer][a];
                 float4 best = make_float4(0, 0, 0, 0);  // ReLU: nothing below zero
                 if (!TEXT || in_text > 0) {
                     float4 sum[POOL];
 #pragma unroll
                     for (int w = 0; w < POOL; w++) sum[w] = b;
                     if (in_text > 0) {
-                        const uint32* text = local.words[buffer][a] + slot * POOL / 4;
 #pragma unroll
-                        for (int t = 0; t < READ; t++) {  // words, since a byte would take as long to load
-                            const uint32 word = __funnelshift_r(text[t / 4], text[t / 4 + 1], slot * POOL % 4 * 8);
-                            const float* entry = entries + (word >> t % 4 * 8 & 0xff) * CHANNELS + lane * 4;
+                        for (int t = 0; t < READ; t++) {
+                            const float* entry = entries + local.group.id(buffer, a, slot * POOL, t) * CHANNELS + lane * 4;
 #pragma unroll
                             for (int w = 0; w < POOL; w++)
                                 if (t - w >= 0 && t - w < KERNEL) {

@@ -4,11 +4,10 @@
 //
 // Layout. A block computes TILE_M rows by TILE_N outputs. Two warpgroups compute, each all of the rows and half of the
 //   outputs: M_BLOCKS products of 64 x 128 share every fetched weight. Before a pool the three m-blocks are rows 3i,
-//   3i + 1 and 3i + 2 of 64 windows: the input is seen as [windows, 3, channels] and fetched by phase, so tap t of block
-//   m reads phase (m + t) % 3 from window (m + t) / 3 on, and the maximum is taken in registers, before bias and ReLU.
-// Load. One thread of the third warpgroup drives the copy engine. For each slab of 128 bytes, 64 channels of 16 bits or 128 of 8, it fetches the rows once
-//   (with a few more below, for the taps) and the weights tap by tap. The blocks of a cluster compute different rows with
-//   the same weights, so each fetches its share of them and multicasts it to all.
+//   3i + 1 and 3i + 2 of 64 windows: tap t of block m reads phase (m + t) % 3 from window (m + t) / 3 on, and the maximum
+//   is taken in registers, before bias and ReLU.
+// Load. One thread of the third warpgroup drives the copy engine (feed.cuh). A slab of 128 bytes is 64 channels of 16
+//   bits, or 128 of 8.
 // Compute. wgmma reads tap t at t rows further down: 128-byte rows under the 128-byte swizzle may start at any row.
 // Finish. Bias, ReLU and rounding in registers; then each warp rearranges its 16 rows in its own shared memory
 //   (stmatrix, no barrier) and stores them 16 bytes a lane, whole pieces of a row of 128 outputs; closing units get the
@@ -18,11 +17,10 @@
 #include "common/outputs.cuh"
 #include "common/packing.cuh"
 #include "common/types.cuh"
-#include "sm90/barrier.cuh"
-#include "sm90/tma.cuh"
+#include "sm90/feed.cuh"
 #include "sm90/wgmma.cuh"
 
-constexpr int ROW_BYTES = 128, GROUP = 128, COMPUTE_GROUPS = 2;
+constexpr int GROUP = 128, COMPUTE_GROUPS = 2;
 constexpr int LOAD_REGISTERS = 40, COMPUTE_REGISTERS = 232;
 
 template <typename T, typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES,
@@ -31,84 +29,34 @@ struct Product {
     using Sum = typename Arithmetic<T>::Sum;
     using Bias = typename Arithmetic<T>::Bias;
 
-    // Layout.
     static constexpr int OUT_PIECE = 16 / sizeof(Out);
     static constexpr int M_BLOCKS = TILE_M / 64, GROUP_N = TILE_N / COMPUTE_GROUPS;
-    static constexpr int UNITS = TILE_M / POOL;  // rows of the output
-    static constexpr int PHASE_ROWS = UNITS + (KERNEL > 1 ? 8 : 0);
-    static constexpr int PHASE_BYTES = PHASE_ROWS * ROW_BYTES, A_BYTES = POOL * PHASE_BYTES;
-    static constexpr int B_BYTES = TILE_N * ROW_BYTES;
-    static constexpr int C_BYTES = 16 * GROUP_N * 2;  // what a warp stores at a time: 16 rows of its warpgroup's outputs, or half of it
-    static constexpr int A = 0, B = A + A_STAGES * A_BYTES, C = B + B_STAGES * B_BYTES;
-    static constexpr int A_FULL = C + COMPUTE_GROUPS * 4 * C_BYTES, A_EMPTY = A_FULL + 8 * A_STAGES;
-    static constexpr int B_FULL = A_EMPTY + 8 * A_STAGES, B_EMPTY = B_FULL + 8 * B_STAGES;
-    static constexpr int BYTES = B_EMPTY + 8 * B_STAGES;
+    static constexpr int STAGED_BYTES = 16 * GROUP_N * 2;  // of a warp: 16 rows of its warpgroup's outputs
+    using F = Feed<KERNEL, POOL, TILE_M, TILE_N, A_STAGES, B_STAGES, 1, CLUSTER, COMPUTE_GROUPS,
+                   COMPUTE_GROUPS * 4 * STAGED_BYTES>;
     static_assert(TILE_M % 64 == 0 && GROUP_N == 128, "products of 64 x 128");
     static_assert(POOL == 1 || POOL == M_BLOCKS, "an m-block holds one row of each pool window");
-    static_assert((POOL - 1 + KERNEL - 1) / POOL <= 8, "the rows below a slab");
-    static_assert(PHASE_ROWS <= 256 && TILE_N / CLUSTER <= 256, "a box of the copy engine has at most 256 rows");
-    static_assert(A_BYTES % 1024 == 0 && B_BYTES % (1024 * CLUSTER) == 0, "swizzled tiles begin at 1,024 bytes");
 
     char* shared;
-    uint32 base;  // of `shared`
-    int rank, slabs, n_tiles;
-    Ring<A_STAGES> a;
-    Ring<B_STAGES> b;
-
-    __device__ __forceinline__ uint32 a_full(int i) const { return base + A_FULL + 8 * i; }
-    __device__ __forceinline__ uint32 a_empty(int i) const { return base + A_EMPTY + 8 * i; }
-    __device__ __forceinline__ uint32 b_full(int i) const { return base + B_FULL + 8 * i; }
-    __device__ __forceinline__ uint32 b_empty(int i) const { return base + B_EMPTY + 8 * i; }
-    // The first unit and the first output of this block's part of a cluster's tile.
-    __device__ __forceinline__ int first_unit(int tile) const { return (tile / n_tiles * CLUSTER + rank) * UNITS; }
-    __device__ __forceinline__ int first_output(int tile) const { return tile % n_tiles * TILE_N; }
-
-    __device__ __forceinline__ void init_barriers() const {
-        for (int i = 0; i < A_STAGES; i++) init_barrier(a_full(i), 1), init_barrier(a_empty(i), COMPUTE_GROUPS);
-        for (int i = 0; i < B_STAGES; i++) init_barrier(b_full(i), 1), init_barrier(b_empty(i), COMPUTE_GROUPS * CLUSTER);
-        publish_barriers();
-    }
-
-    // Load: by one thread, the rows of a tile and this block's share of the weights.
-    __device__ __forceinline__ void produce(const TensorMap& input, const TensorMap& weight, int tile) {
-        const int unit = first_unit(tile), output = first_output(tile) + rank * (TILE_N / CLUSTER);
-        for (int slab = 0; slab < slabs; slab++) {
-            wait_barrier(a_empty(a.stage), a.parity ^ 1);
-            arrive_expecting(a_full(a.stage), A_BYTES);
-            const uint32 to = base + A + a.stage * A_BYTES;
-            if (POOL == 1) load_box(to, input, a_full(a.stage), slab * ROW_BYTES, unit);
-            else
-                for (int phase = 0; phase < POOL; phase++)
-                    load_box(to + phase * PHASE_BYTES, input, a_full(a.stage), slab * ROW_BYTES, phase, unit);
-            a.advance();
-            for (int tap = 0; tap < KERNEL; tap++) {
-                wait_barrier(b_empty(b.stage), b.parity ^ 1);
-                arrive_expecting(b_full(b.stage), B_BYTES);
-                const uint32 share = base + B + b.stage * B_BYTES + rank * (B_BYTES / CLUSTER);
-                const int row = tap * n_tiles * TILE_N + output;
-                if (CLUSTER == 1) load_box(share, weight, b_full(b.stage), slab * ROW_BYTES, row);
-                else load_box_to_all(share, weight, b_full(b.stage), (1 << CLUSTER) - 1, slab * ROW_BYTES, row);
-                b.advance();
-            }
-        }
-    }
+    F feed;
 
     // Compute: by a warpgroup, all rows of a tile and its half of the outputs; stages are released once they are read.
     __device__ __forceinline__ void multiply(Sum (&sum)[M_BLOCKS][GROUP_N / 2], int group, int thread) {
         int a_used = -1, b_used = -1;  // stages that the wgmma group before the last has read
-        for (int slab = 0; slab < slabs; slab++) {
-            wait_barrier(a_full(a.stage), a.parity);
+        Ring<A_STAGES>& a = feed.a;
+        Ring<B_STAGES>& b = feed.b;
+        for (int slab = 0; slab < feed.slabs; slab++) {
+            wait_barrier(feed.a_full(a.stage), a.parity);
 #pragma unroll 1
             for (int tap = 0; tap < KERNEL; tap++) {
-                wait_barrier(b_full(b.stage), b.parity);
-                const uint32 a_tile = base + A + a.stage * A_BYTES;
-                const uint32 b_tile = base + B + b.stage * B_BYTES + group * (B_BYTES / COMPUTE_GROUPS);
+                wait_barrier(feed.b_full(b.stage), b.parity);
+                const uint32 a_tile = feed.a_tile(), b_tile = feed.b_tile() + group * (F::B_BYTES / COMPUTE_GROUPS);
                 warpgroup_arrive();
 #pragma unroll
                 for (int k = 0; k < ROW_BYTES / 32; k++)
 #pragma unroll
                     for (int m = 0; m < M_BLOCKS; m++) {
-                        const int row = POOL == 1 ? m * 64 + tap : (m + tap) % POOL * PHASE_ROWS + (m + tap) / POOL;
+                        const int row = POOL == 1 ? m * 64 + tap : (m + tap) % POOL * F::PHASE_ROWS + (m + tap) / POOL;
                         multiply_async<T>(sum[m], descriptor(a_tile + row * ROW_BYTES + k * 32),
                                           descriptor(b_tile + k * 32), slab + tap + k > 0);
                     }
@@ -129,34 +77,34 @@ struct Product {
         __syncwarp();
     }
     __device__ __forceinline__ void release_weights(int stage, int thread) const {
-        if (thread < CLUSTER) arrive_at(b_empty(stage), thread);
+        if (thread < CLUSTER) arrive_at(feed.b_empty(stage), thread);
     }
     __device__ __forceinline__ void release_rows(int stage, int thread) const {
-        if (thread == 0) arrive_at(a_empty(stage), rank);
+        if (thread == 0) arrive_at(feed.a_empty(stage), feed.rank);
     }
 
     // Finish: by each warp, its 16 rows of every m-block. Returns how many saturated values this thread has stored.
     __device__ __forceinline__ int finish(Sum (&sum)[M_BLOCKS][GROUP_N / 2], int tile, int group, int thread,
                                           const Bias* bias, Out* output, const Units<Out>& units) const {
         constexpr int OUT_BYTES = GROUP_N * sizeof(Out), LANES = GROUP_N / OUT_PIECE;  // of a row, to store it
-        static_assert(16 * OUT_BYTES <= C_BYTES, "what is staged");
+        static_assert(16 * OUT_BYTES <= STAGED_BYTES, "what is staged");
         const int lane = thread % 32, warp = thread / 32;
-        char* staged = shared + C + (threadIdx.x / 32) * C_BYTES;
-        const uint32 staged_row = base + C + (threadIdx.x / 32) * C_BYTES + lane % 16 * OUT_BYTES;
-        const int column = first_output(tile) + group * GROUP_N;
+        char* staged = shared + F::OWN + (threadIdx.x / 32) * STAGED_BYTES;
+        const uint32 staged_row = feed.base + F::OWN + (threadIdx.x / 32) * STAGED_BYTES + lane % 16 * OUT_BYTES;
+        const int column = feed.first_output(tile) + group * GROUP_N;
         int saturated = 0;
 #pragma unroll
         for (int m = 0; m < M_BLOCKS / POOL; m++) {
-            const int unit = first_unit(tile) + m * 64 + warp * 16;
+            const int unit = feed.first_unit(tile) + m * 64 + warp * 16;
             const uint32 closing = __ballot_sync(0xffffffffu, units.is_closing(unit + lane % 16));
             if constexpr (IS_INT8<Out>) stage_bytes(sum, m, staged_row, bias + column, lane);
             else stage_pairs(sum, m, staged_row, bias + column, lane);
             __syncwarp();
             constexpr int STEP = 32 / LANES;
             const int at = column + lane % LANES * OUT_PIECE;
-            Out* to = output + (int64)(unit + lane / LANES) * (n_tiles * TILE_N) + at;
+            Out* to = output + (int64)(unit + lane / LANES) * (feed.n_tiles * TILE_N) + at;
 #pragma unroll
-            for (int i = 0; i < 16; i += STEP, to += STEP * n_tiles * TILE_N) {
+            for (int i = 0; i < 16; i += STEP, to += STEP * feed.n_tiles * TILE_N) {
                 const int row = i + lane / LANES, from = row * OUT_BYTES + ((lane % LANES ^ (row & 7)) << 4);
                 if (!units.exist(unit + row)) break;
                 const bool is_closing = closing >> row & 1;
@@ -231,20 +179,20 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
            const uint8* closing, const Out* constant, uint64* saturated) {
     using P = Product<T, Out, KERNEL, POOL, RELU, TILE_M, TILE_N, A_STAGES, B_STAGES, CLUSTER>;
     static_assert(Launch::THREADS == GROUP * (COMPUTE_GROUPS + 1), "two warpgroups compute, one loads");
-    static_assert(Launch::SHARED_BYTES == P::BYTES, "the shared memory that the tile asks for");
+    static_assert(Launch::SHARED_BYTES == P::F::BYTES, "the shared memory that the tile asks for");
     extern __shared__ __align__(1024) char shared[];
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
     const Units<Out> units{*unit_count, closing, constant};
     const int clusters = gridDim.x / CLUSTER;
-    const int tiles = (units.count + P::UNITS * CLUSTER - 1) / (P::UNITS * CLUSTER) * n_tiles;  // of a whole cluster
-    P product{shared, (uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles};
-    if (threadIdx.x == 0) product.init_barriers();
+    const int tiles = (units.count + P::F::UNITS * CLUSTER - 1) / (P::F::UNITS * CLUSTER) * n_tiles;  // of a whole cluster
+    P product{shared, {(uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles}};
+    if (threadIdx.x == 0) product.feed.init_barriers();
     sync_cluster();
 
     if (group == COMPUTE_GROUPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOAD_REGISTERS));
         if (thread == 0)
-            for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += clusters) product.produce(input, weight, tile);
+            for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += clusters) product.feed.produce(input, weight, tile);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
         typename P::Sum sum[P::M_BLOCKS][P::GROUP_N / 2];

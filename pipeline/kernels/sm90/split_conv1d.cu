@@ -1,12 +1,12 @@
 // A valid convolution of fp32 accuracy on Hopper: wgmma over numbers of two fp16 parts (common/split.cuh).
 //
-// A product x w is high·high + high·low + low·high; low·low is below fp32's rounding. As wgmma drops what does not fit its
-// sums instead of rounding it, a sum runs over 64 products only (STEPS_IN_SUM times 32) and is then added to the total
-// in fp32 registers. The plan is that of sm90/conv1d.cu, from which it differs thus:
+// A product x w is high·high + high·low + low·high; low·low is below fp32's rounding. As wgmma drops what does not fit
+// its sums instead of rounding it, a sum runs over 64 products only (STEPS_IN_SUM times 32) and is then added to the
+// total in fp32 registers. The plan is that of sm90/conv1d.cu, from which it differs thus:
 //
 // Layout. Three warpgroups compute 64 rows each of 128 outputs: 64 totals and 64 sums a thread. While one adds up, the
 //   tensor cores work for the two others. Before a pool the warpgroups take the rows 3i, 3i + 1 and 3i + 2 of 64 windows.
-// Load. The same boxes of 128 bytes a row, which are 32 channels here.
+// Load. A slab of 128 bytes is 32 channels here, and a stage of weights has those of a whole sum.
 // Compute. The two small products come first, so that little is dropped.
 // Finish. Before a pool, a warpgroup gets the totals of the two others for 32 outputs at a time through shared memory; the
 //   warpgroups take turns. Then scale, bias, ReLU and parts in registers, and stores of whole 128 bytes.
@@ -15,11 +15,10 @@
 #include "common/packing.cuh"
 #include "common/split.cuh"
 #include "common/types.cuh"
-#include "sm90/barrier.cuh"
-#include "sm90/tma.cuh"
+#include "sm90/feed.cuh"
 #include "sm90/wgmma.cuh"
 
-constexpr int ROW_BYTES = 128, PART_BYTES = ROW_BYTES / 2;
+constexpr int PART_BYTES = ROW_BYTES / 2;
 constexpr int GROUP = 128, COMPUTE_GROUPS = 3, GROUP_M = 64;
 constexpr int LOAD_REGISTERS = 32, COMPUTE_REGISTERS = 160;
 constexpr int STEPS_IN_SUM = 2;
@@ -37,78 +36,15 @@ __device__ __forceinline__ void sync_compute_groups() {
 
 template <typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES, int CLUSTER>
 struct SplitProduct {
-    // Layout.
-    static constexpr int UNITS = TILE_M / POOL;  // rows of the output
-    static constexpr int PHASE_ROWS = UNITS + (KERNEL > 1 ? 8 : 0);
-    static constexpr int PHASE_BYTES = PHASE_ROWS * ROW_BYTES, A_BYTES = POOL * PHASE_BYTES;
-    static constexpr int STEP_BYTES = TILE_N * ROW_BYTES, B_BYTES = STEPS_IN_SUM * STEP_BYTES;
     static constexpr int EXCHANGED = SPLIT_GROUP / 2;  // totals of a thread for 32 outputs
-    static constexpr int C_BYTES = POOL > 1 ? (COMPUTE_GROUPS - 1) * GROUP * EXCHANGED * 4 : 0;
-    static constexpr int A = 0, B = A + A_STAGES * A_BYTES, C = B + B_STAGES * B_BYTES;
-    static constexpr int A_FULL = C + C_BYTES, A_EMPTY = A_FULL + 8 * A_STAGES;
-    static constexpr int B_FULL = A_EMPTY + 8 * A_STAGES, B_EMPTY = B_FULL + 8 * B_STAGES;
-    static constexpr int BYTES = B_EMPTY + 8 * B_STAGES;
+    using F = Feed<KERNEL, POOL, TILE_M, TILE_N, A_STAGES, B_STAGES, STEPS_IN_SUM, CLUSTER, COMPUTE_GROUPS,
+                   POOL == 1 ? 0 : (COMPUTE_GROUPS - 1) * GROUP * EXCHANGED * 4>;
     static_assert(TILE_M == COMPUTE_GROUPS * GROUP_M && TILE_N == 128, "a warpgroup's product is 64 x 128");
     static_assert(POOL == 1 || POOL == COMPUTE_GROUPS, "a warpgroup holds one row of each pool window");
-    static_assert((POOL - 1 + KERNEL - 1) / POOL <= 8, "the rows below a slab");
-    static_assert(PHASE_ROWS <= 256, "a box of the copy engine has at most 256 rows");
-    static_assert(A_BYTES % 1024 == 0 && PHASE_BYTES % 1024 == 0 && STEP_BYTES % (1024 * CLUSTER) == 0,
-                  "swizzled tiles begin at 1,024 bytes");
     static_assert(A_STAGES >= (KERNEL == 1 ? STEPS_IN_SUM : 2), "a sum reads as many at once");
 
     char* shared;
-    uint32 base;  // of `shared`
-    int rank, slabs, n_tiles;
-    Ring<A_STAGES> a;
-    Ring<B_STAGES> b;
-
-    __device__ __forceinline__ uint32 a_full(int i) const { return base + A_FULL + 8 * i; }
-    __device__ __forceinline__ uint32 a_empty(int i) const { return base + A_EMPTY + 8 * i; }
-    __device__ __forceinline__ uint32 b_full(int i) const { return base + B_FULL + 8 * i; }
-    __device__ __forceinline__ uint32 b_empty(int i) const { return base + B_EMPTY + 8 * i; }
-    // The first unit and the first output of this block's part of a cluster's tile.
-    __device__ __forceinline__ int first_unit(int tile) const { return (tile / n_tiles * CLUSTER + rank) * UNITS; }
-    __device__ __forceinline__ int first_output(int tile) const { return tile % n_tiles * TILE_N; }
-
-    __device__ __forceinline__ void init_barriers() const {
-        for (int i = 0; i < A_STAGES; i++) init_barrier(a_full(i), 1), init_barrier(a_empty(i), COMPUTE_GROUPS);
-        for (int i = 0; i < B_STAGES; i++) init_barrier(b_full(i), 1), init_barrier(b_empty(i), COMPUTE_GROUPS * CLUSTER);
-        publish_barriers();
-    }
-
-    // Load: by one thread, the rows of a tile and this block's share of the weights, those of a sum at a time. The boxes
-    // count fp16 parts.
-    __device__ __forceinline__ void produce(const TensorMap& input, const TensorMap& weight, int tile) {
-        const int unit = first_unit(tile), output = first_output(tile) + rank * (TILE_N / CLUSTER);
-        int part = 0;  // of the steps of a sum
-#pragma unroll 1
-        for (int slab = 0; slab < slabs; slab++) {
-            wait_barrier(a_empty(a.stage), a.parity ^ 1);
-            arrive_expecting(a_full(a.stage), A_BYTES);
-            const uint32 to = base + A + a.stage * A_BYTES;
-            if (POOL == 1) load_box(to, input, a_full(a.stage), slab * ROW_BYTES, unit);
-            else
-                for (int phase = 0; phase < POOL; phase++)
-                    load_box(to + phase * PHASE_BYTES, input, a_full(a.stage), slab * ROW_BYTES, phase, unit);
-            a.advance();
-#pragma unroll 1
-            for (int tap = 0; tap < KERNEL; tap++) {
-                if (part == 0) {
-                    wait_barrier(b_empty(b.stage), b.parity ^ 1);
-                    arrive_expecting(b_full(b.stage), B_BYTES);
-                }
-                const uint32 share =
-                    base + B + b.stage * B_BYTES + part * STEP_BYTES + rank * (STEP_BYTES / CLUSTER);
-                const int row = tap * n_tiles * TILE_N + output;
-                if (CLUSTER == 1) load_box(share, weight, b_full(b.stage), slab * ROW_BYTES, row);
-                else load_box_to_all(share, weight, b_full(b.stage), (1 << CLUSTER) - 1, slab * ROW_BYTES, row);
-                if (++part == STEPS_IN_SUM) {
-                    part = 0;
-                    b.advance();
-                }
-            }
-        }
-    }
+    F feed;
 
     // Compute: by a warpgroup, its rows of a tile, one sum after another; stages are released once they are read.
     __device__ __forceinline__ void multiply(float (&total)[64], int group, int thread) {
@@ -117,33 +53,35 @@ struct SplitProduct {
         float sum[64];
 #pragma unroll
         for (int i = 0; i < 64; i++) total[i] = 0;
+        Ring<A_STAGES>& a = feed.a;
+        Ring<B_STAGES>& b = feed.b;
         // Before a pool, tap t of row 3i + g is in phase (g + t) % 3, of window i + (g + t) / 3.
         int tap = 0;
 #pragma unroll 1
-        for (int sums = slabs * KERNEL / STEPS_IN_SUM; sums > 0; sums--) {
+        for (int sums = feed.slabs * KERNEL / STEPS_IN_SUM; sums > 0; sums--) {
             uint64 rows[STEPS_IN_SUM];
             int a_read[READ_AT_ONCE];  // stages that are read to the last tap
 #pragma unroll
             for (int i = 0; i < READ_AT_ONCE; i++) a_read[i] = -1;
 #pragma unroll
             for (int i = 0; i < STEPS_IN_SUM; i++) {
-                if (tap == 0) wait_barrier(a_full(a.stage), a.parity);
+                if (tap == 0) wait_barrier(feed.a_full(a.stage), a.parity);
                 const int row = POOL == 1 ? group * GROUP_M + tap
-                                          : (group + tap) % POOL * PHASE_ROWS + (group + tap) / POOL;
-                rows[i] = descriptor(base + A + a.stage * A_BYTES + row * ROW_BYTES);
+                                          : (group + tap) % POOL * F::PHASE_ROWS + (group + tap) / POOL;
+                rows[i] = descriptor(feed.a_tile() + row * ROW_BYTES);
                 if (++tap == KERNEL) {
                     tap = 0, a_read[i % READ_AT_ONCE] = a.stage;
                     a.advance();
                 }
             }
-            wait_barrier(b_full(b.stage), b.parity);
-            const uint64 weights = descriptor(base + B + b.stage * B_BYTES);
+            wait_barrier(feed.b_full(b.stage), b.parity);
+            const uint64 weights = descriptor(feed.b_tile());
             warpgroup_arrive();
 #pragma unroll
             for (int i = 0; i < STEPS_IN_SUM; i++)
 #pragma unroll
                 for (int k = 0; k < SPLIT_GROUP / 16; k++) {
-                    const uint64 of_step = weights + i * (STEP_BYTES >> 4) + 2 * k;
+                    const uint64 of_step = weights + i * (F::STEP_BYTES >> 4) + 2 * k;
                     multiply_async<Half>(sum, rows[i] + low + 2 * k, of_step, i + k > 0);
                     multiply_async<Half>(sum, rows[i] + 2 * k, of_step + low, true);
                 }
@@ -151,16 +89,16 @@ struct SplitProduct {
             for (int i = 0; i < STEPS_IN_SUM; i++)
 #pragma unroll
                 for (int k = 0; k < SPLIT_GROUP / 16; k++)
-                    multiply_async<Half>(sum, rows[i] + 2 * k, weights + i * (STEP_BYTES >> 4) + 2 * k, true);
+                    multiply_async<Half>(sum, rows[i] + 2 * k, weights + i * (F::STEP_BYTES >> 4) + 2 * k, true);
             warpgroup_commit();
             warpgroup_wait<0>();
             settle(sum);
             if (thread == 0) {
 #pragma unroll
-                for (int other = 0; other < CLUSTER; other++) arrive_at(b_empty(b.stage), other);
+                for (int other = 0; other < CLUSTER; other++) arrive_at(feed.b_empty(b.stage), other);
 #pragma unroll
                 for (int i = 0; i < READ_AT_ONCE; i++)
-                    if (a_read[i] >= 0) arrive_at(a_empty(a_read[i]), rank);
+                    if (a_read[i] >= 0) arrive_at(feed.a_empty(a_read[i]), feed.rank);
             }
             __syncwarp();
             b.advance();
@@ -172,13 +110,14 @@ struct SplitProduct {
     // Finish: by a warpgroup, all outputs of its rows, or some outputs of all pool windows.
     __device__ __forceinline__ void finish(const float (&total)[64], int tile, int group, int thread, const float* affine,
                                            Out* output, const Units<Out>& units) const {
-        asm volatile("" : "+r"(thread), "+r"(group));  // else addresses made from it are kept in registers while the sums need them
-        const int channels = n_tiles * TILE_N, lane = thread % 32;
-        const int unit = first_unit(tile) + (POOL == 1 ? group * GROUP_M : 0) + thread / 32 * 16 + lane / 4;
-        float4* exchange = reinterpret_cast<float4*>(shared + C);
+        // Else addresses made from these would be kept in registers while the sums need them.
+        asm volatile("" : "+r"(thread), "+r"(group));
+        const int channels = feed.n_tiles * TILE_N, lane = thread % 32;
+        const int unit = feed.first_unit(tile) + (POOL == 1 ? group * GROUP_M : 0) + thread / 32 * 16 + lane / 4;
+        float4* exchange = reinterpret_cast<float4*>(shared + F::OWN);
 #pragma unroll
         for (int chunk = 0; chunk < TILE_N / SPLIT_GROUP; chunk++) {
-            const int owner = chunk % COMPUTE_GROUPS, column = first_output(tile) + chunk * SPLIT_GROUP;
+            const int owner = chunk % COMPUTE_GROUPS, column = feed.first_output(tile) + chunk * SPLIT_GROUP;
             if (POOL > 1) {
                 if (group != owner)
 #pragma unroll
@@ -228,20 +167,20 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
                  Out* output, int slabs, int n_tiles, const int* unit_count, const uint8* closing, const Out* constant) {
     using P = SplitProduct<Out, KERNEL, POOL, RELU, TILE_M, TILE_N, A_STAGES, B_STAGES, CLUSTER>;
     static_assert(Launch::THREADS == GROUP * (COMPUTE_GROUPS + 1), "three warpgroups compute, one loads");
-    static_assert(Launch::SHARED_BYTES == P::BYTES, "the shared memory that the tile asks for");
+    static_assert(Launch::SHARED_BYTES == P::F::BYTES, "the shared memory that the tile asks for");
     extern __shared__ __align__(1024) char shared[];
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
     const int clusters = gridDim.x / CLUSTER;
-    const int tiles = (*unit_count + P::UNITS * CLUSTER - 1) / (P::UNITS * CLUSTER) * n_tiles;  // of a whole cluster
-    P product{shared, (uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles};
-    if (threadIdx.x == 0) product.init_barriers();
+    const int tiles = (*unit_count + P::F::UNITS * CLUSTER - 1) / (P::F::UNITS * CLUSTER) * n_tiles;  // of a whole cluster
+    P product{shared, {(uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles}};
+    if (threadIdx.x == 0) product.feed.init_barriers();
     sync_cluster();
 
     if (group == COMPUTE_GROUPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOAD_REGISTERS));
         if (thread == 0)
 #pragma unroll 1
-            for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += clusters) product.produce(input, weight, tile);
+            for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += clusters) product.feed.produce(input, weight, tile);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
         float total[64];

@@ -28,8 +28,9 @@ __device__ __forceinline__ void store_matrices(uint32 address, uint32 m0, uint32
                  : "memory");
 }
 
-// d [64, 128] = a [64, 16] · b [128, 16]ᵀ, plus d if `add`; of 8-bit elements 32 in place of 16. Thread t of the warpgroup holds rows t / 32 * 16 + t % 32 / 4
-// (d[4j], d[4j + 1]) and that plus 8 (d[4j + 2], d[4j + 3]), at columns 8j + t % 4 * 2 and one further.
+// d [64, 128] = a [64, 16] · b [128, 16]ᵀ, plus d if `add`; of 8-bit elements 32 in place of 16. Thread t of the warpgroup
+// holds rows t / 32 * 16 + t % 32 / 4 (d[4j], d[4j + 1]) and that plus 8 (d[4j + 2], d[4j + 3]), at columns
+// 8j + t % 4 * 2 and one further.
 template <typename T>
 __device__ __forceinline__ void multiply_async(typename Arithmetic<T>::Sum (&d)[64], uint64 a, uint64 b, bool add);
 
