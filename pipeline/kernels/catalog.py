@@ -1,9 +1,13 @@
-"""The kernel of each operation: file, template instance, threads and dynamic shared memory. Needs no GPU."""
+"""The kernel of each operation: file, template instance, threads and dynamic shared memory. Needs no GPU.
+
+Each is worked out once: every batch asks for all of them, and to word their names takes longer than to launch them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from pipeline.errors import UsageError
 from pipeline.kernels.packing import CLOSING, articles_for_a_full_one, most_units
@@ -48,28 +52,34 @@ def target(generation: str, architecture: str) -> str:
     return f"{architecture}a" if generation == "sm90" else architecture
 
 
+@cache
 def encode_kernel() -> Kernel:
     return Kernel("encode", "common/encode.cu", f"encode<{WARPS}>")
 
 
+@cache
 def count_kernel() -> Kernel:
     return Kernel("count", "common/encode.cu", f"count_characters<{WARPS}, {COUNTED_BYTES}>")
 
 
+@cache
 def statistics_kernel(layer: Layer) -> Kernel:
     instance = f"norm_statistics<{layer.kernel}, {layer.outputs}, {WARPS}>"
     return Kernel(f"{layer.name} statistics", "common/statistics.cu", instance)
 
 
+@cache
 def first_units_kernel(first: Layer, second: Layer) -> Kernel:
     instance = f"first_units<{first.pool}, {second.pool}, {CLOSING}, {MOST_WARPS}>"
     return Kernel("first units", "common/packing.cu", instance, MOST_WARPS * WARP)
 
 
+@cache
 def closing_units_kernel() -> Kernel:
     return Kernel("closing units", "common/packing.cu", f"closing_units<{WARPS}>")
 
 
+@cache
 def lookup_kernel(stored: Storage, layer: Layer, following: Layer, frame: Frame, at: LookupTile) -> Kernel:
     """Block 1 whole."""
     text = "true" if frame == "text" else "false"
@@ -77,6 +87,7 @@ def lookup_kernel(stored: Storage, layer: Layer, following: Layer, frame: Frame,
     return _tiled(layer, (stored.norms, stored.rows), shape, at)
 
 
+@cache
 def product_kernel(stored: Storage, layer: Layer, at: ProductTile) -> Kernel:
     """The product of a convolution or linear layer; with ReLU and pool where no norm comes before them."""
     relu = "true" if layer.product_relu else "false"
@@ -92,6 +103,7 @@ def _tiled(layer: Layer, elements: tuple[Element, Element], shape: tuple[object,
     return Kernel(layer.name, f"{at.folder}/{at.operation}.cu", f"{at.operation}<{arguments}>", *launch)
 
 
+@cache
 def norm_kernel(stored: Storage, architecture: str, layer: Layer) -> Kernel:
     """Block 6's norm, ReLU and pool; γ and β in shared memory where an SM has room for two thread blocks' worth."""
     launch = Launch(WARPS * WARP, 2 * layer.rows_out * layer.outputs * stored.norms.bytes)
@@ -102,6 +114,7 @@ def norm_kernel(stored: Storage, architecture: str, layer: Layer) -> Kernel:
     return Kernel(f"{layer.name} norm", "common/norm_relu_pool.cu", instance, *launch)
 
 
+@cache
 def head_kernel(stored: Storage, layer: Layer) -> Kernel:
     bytes_a_class = HEAD_WARPS * HEAD_ARTICLES * 4
     instance = f"head<{stored.features.name}, {layer.inputs}, {HEAD_WARPS}, {HEAD_ARTICLES}, {bytes_a_class}>"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -64,7 +65,8 @@ class Step:
     out: Activation
 
 
-def schedule(layers: Sequence[Layer], stored: Storage) -> tuple[Step, ...]:
+@cache
+def schedule(layers: tuple[Layer, ...], stored: Storage) -> tuple[Step, ...]:
     """The layers but the last, in order, each writing the buffer that it does not read; block 1 writes the first.
 
     A norm after a product is a kernel of its own, so such a layer writes both. (The head writes a slot's outputs.)
@@ -111,7 +113,7 @@ def text_bytes(layers: Sequence[Layer], room: Capacity) -> int:
     return 2 * layers[0].rows_in * (room.units // most_units(layers))
 
 
-def activation_bytes(layers: Sequence[Layer], room: Capacity, stored: Storage) -> tuple[int, int]:
+def activation_bytes(layers: tuple[Layer, ...], room: Capacity, stored: Storage) -> tuple[int, int]:
     """Sizes of the two buffers of the schedule."""
     sizes = [0, 0]
     for step in schedule(layers, stored):
@@ -137,7 +139,7 @@ def weight_bytes(layers: Sequence[Layer], stored: Storage) -> int:
     return total + 4 * (2 * kernel * ids + kernel * (kernel - 1) * ids * ids)
 
 
-def plan(layers: Sequence[Layer], batch: int, stored: Storage, frame: Frame) -> list[Buffer]:
+def plan(layers: tuple[Layer, ...], batch: int, stored: Storage, frame: Frame) -> list[Buffer]:
     """Every buffer that an engine keeps on the GPU for batches of up to `batch` articles."""
     room = capacity(layers, batch, frame)
     wide, narrow = activation_bytes(layers, room, stored)

@@ -9,6 +9,7 @@ so never a bit of a score.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar, NamedTuple
 
 from pipeline.kernels.storage import Element
@@ -269,6 +270,7 @@ _TILES: dict[tuple[str, str], dict[str, Tile]] = {
 }
 
 
+@cache
 def lookup_tile(generation: str, precision: str, architecture: str, layer: Layer) -> LookupTile:
     """The configuration of block 1. Its slices are halved until one fits into a block's shared memory: alphabets differ
     in size.
@@ -281,6 +283,7 @@ def lookup_tile(generation: str, precision: str, architecture: str, layer: Layer
     return at
 
 
+@cache
 def product_tile(generation: str, precision: str, architecture: str, layer: Layer) -> ProductTile:
     """The configuration of a layer that is no look-up."""
     at = _tile(generation, precision, architecture, layer.name, layer.kind)
