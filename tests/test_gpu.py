@@ -75,11 +75,14 @@ def poison(engine: Engine) -> None:
     for slot in network.slots:
         for name in ("logits", "scores", "best", "labels", "n_chars", "saturated"):
             slot.device[name].view(np.uint8)[:] = 0xFF
+    engine.small._found.device[:] = 0xFF
     engine.device.synchronize()  # the engine's streams do not wait for this one
 
 
-def logits_of(engine: Engine, count: int) -> NDArray[np.float32]:
-    classes = len(engine.model.classes)
+def logits_of(engine: Engine, texts: Texts) -> NDArray[np.float32]:
+    """By kernels that are launched one by one, of texts that fit a batch."""
+    engine.classify(texts, spans=[], each_kernel=True)
+    count, classes = len(texts), len(engine.model.classes)
     return engine.network.slots[0].device["logits"][: count * classes].reshape(count, classes).get()
 
 
@@ -109,7 +112,7 @@ def test_logits_against_float64(engine: Engine, count: int) -> None:
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids
     poison(engine)
     found = engine.classify(texts, all_scores=True)
-    logits = logits_of(engine, count)
+    logits = logits_of(engine, texts)
     true = exact.logits(model, ids, "cuda")
     assert error(logits, true) <= LIMITS[engine.backend.precision]
     assert np.array_equal(found.labels[:, 0], logits.argmax(axis=1))
@@ -186,7 +189,7 @@ def test_other_lengths(symbols: str, length: int, classes: int, kernels: str, pr
     try:
         poison(opened)
         found = opened.classify(texts, top_k=classes)
-        logits = logits_of(opened, len(sizes))
+        logits = logits_of(opened, texts)
     finally:
         opened.close()
     true = exact.logits(model, ids, "cuda")

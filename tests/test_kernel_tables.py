@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from pipeline.kernels.catalog import largest_batch
 from pipeline.kernels.memory_plan import activation_bytes, page_locked, plan, planned_bytes, schedule
 from pipeline.kernels.packing import CLOSING, capacity, most_units, units_by_length
+from pipeline.kernels.small_layout import places, small_batch, small_bytes, small_input, small_output
 from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tables import eight_bit_order, fixed_point, statistics_tables
 from pipeline.kernels.tiles import SimtTile
@@ -170,6 +172,19 @@ def test_the_largest_batch_is_what_32_bits_and_a_grid_can_count(length: int) -> 
             assert most * pitch <= 65_535 * SimtTile.rows < (most + 1) * pitch
         if generation == "sm90":
             assert (most + 2) * vectors >= 1 << 31
+
+
+def test_arrays_of_a_small_batch_lie_beside_each_other() -> None:
+    layers = layer_table(70, 1014, 1000)
+    for count in (1, 3, 32):
+        for arrays in (small_input(layers, count), small_output(layers, count, 1000)):
+            found, size = places(arrays)
+            at = sorted(found.values(), key=lambda place: place.start)
+            assert all(one.stop <= other.start for one, other in pairwise(at))
+            assert at[-1].stop <= size <= max(small_bytes(layers, 32))
+            assert all(place.start % 256 == 0 for place in at)
+    assert small_batch(layers, capacity(layers, 4, "text")) == 1
+    assert small_batch(layers, capacity(layers, 10_000, "dense")) == 32
 
 
 def test_no_layer_writes_the_buffer_that_it_reads() -> None:

@@ -108,7 +108,7 @@ def test_every_length_among_any_neighbours(engine: Engine) -> None:
     poison(engine)
     found = engine.classify(texts, all_scores=True).all_scores
     true = exact.logits(model, ids, "cuda")
-    logits = logits_of(engine, len(articles))
+    logits = logits_of(engine, texts)
     assert error(logits, true) <= LIMITS[engine.backend.precision]
     short = np.array([len(text) <= 20 for text in articles])
     assert error(logits[short], true[short]) <= LIMITS[engine.backend.precision]

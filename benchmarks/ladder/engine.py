@@ -63,6 +63,10 @@ class LadderEngine(CudaEngine):
         self.device_name = f"cuda:{device}"
         self.memory_ready = time.time()
 
+    def _is_small(self, texts: Texts) -> bool:
+        """No graphs, here: what is turned off is launched one by one."""
+        return False
+
     def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
         if isinstance(texts, Columns):
             self.network.start_columns(slot, texts.columns[batch.first : batch.last], top_k)

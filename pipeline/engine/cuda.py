@@ -23,8 +23,9 @@ from pipeline.errors import BroadsheetError, UsageError
 from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import choose_generation, largest_batch
 from pipeline.kernels.compile import compiler_name
-from pipeline.kernels.network import Network, NotPageLocked, Slot
+from pipeline.kernels.network import Network, NotPageLocked, Result, Slot
 from pipeline.kernels.packing import articles_for_a_full_one, units_by_length
+from pipeline.kernels.small_batches import SmallBatches
 from pipeline.model import quantised, reference
 from pipeline.model.alphabet import Encoded, encode, of_ids
 from pipeline.model.charcnn import CLASSES, Model
@@ -67,7 +68,7 @@ def _number_on_host(device: int) -> int:
 class CudaEngine:
     """The network on one GPU; not thread-safe. batch: articles at most, by default what free memory allows.
 
-    `network` is public for profiling.
+    `network` is public for profiling, `small` for tests.
     """
 
     _failed: str | None = None
@@ -121,6 +122,7 @@ class CudaEngine:
         while True:
             try:
                 self.network.allocate(batch)
+                self.small = SmallBatches(self.network)
                 break
             except (cp.cuda.memory.OutOfMemoryError, NotPageLocked) as error:
                 self.network.release()
@@ -166,6 +168,36 @@ class CudaEngine:
             truncated=np.empty(count, np.bool_),
             unknown_chars=np.empty(count, np.int64),
         )
+        if self._is_small(texts) and not each_kernel:
+            saturated = self._in_a_graph(texts, top_k, found, spans)
+        else:
+            saturated = self._in_batches(texts, top_k, found, spans, each_kernel)
+        if self.network.ops.stored.is_split and found.overflowed.any():
+            self._classify_by_reference(texts, found, top_k)
+        return replace(found, saturated=saturated).of_whole_texts(texts, self.model.length)
+
+    def _is_small(self, texts: Texts) -> bool:
+        """Whether one graph labels these texts. A profile watches each launch, which a graph does not show."""
+        watched = self.network.watcher is not None
+        return texts.ids is None and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
+
+    def _in_a_graph(self, texts: Texts, top_k: int, found: Predictions, spans: list[Span] | None) -> int:
+        """Label a small batch at once. Returns its saturated activations."""
+        try:
+            with self.device:
+                begun, began = time.time(), time.perf_counter()
+                result = self.small.run(texts.data, texts.offsets, top_k)
+                seconds = time.perf_counter() - began
+        except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
+            raise self._failure(error, Batch(0, len(texts), 0)) from error
+        _fill(found, slice(None), result, result)
+        _note(device_spans(begun, [("kernels", "compute", 0.0, seconds * 1e3)], self.device_name), spans)
+        return result.saturated
+
+    def _in_batches(
+        self, texts: Texts, top_k: int, found: Predictions, spans: list[Span] | None, each_kernel: bool
+    ) -> int:
+        """Label texts in batches that overlap. Returns their saturated activations."""
         saturated = 0
         running: list[tuple[Slot, Batch]] = []
         batch = Batch(0, 0, 0)
@@ -184,17 +216,17 @@ class CudaEngine:
                     saturated += self._collect(*running[0], found, anchor, spans)
                     running.pop(0)
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
-            batch = running[0][1] if running else batch
-            where = f"kernel {self.network.last_kernel()!r}, articles {batch.first} to {batch.last} of the chunk"
-            self._failed = f"{error} in {where}"
-            raise BroadsheetError(f"GPU {self.device.id}: {self._failed}") from error
+            raise self._failure(error, running[0][1] if running else batch) from error
         finally:
             if running:  # something failed: no slot may be refilled while its last batch is in flight
                 with suppress(cp.cuda.runtime.CUDARuntimeError):
                     self.network.settle()
-        if self.network.ops.stored.is_split and found.overflowed.any():
-            self._classify_by_reference(texts, found, top_k)
-        return replace(found, saturated=saturated).of_whole_texts(texts, self.model.length)
+        return saturated
+
+    def _failure(self, error: Exception, batch: Batch) -> BroadsheetError:
+        where = f"kernel {self.network.last_kernel()!r}, articles {batch.first} to {batch.last} of the chunk"
+        self._failed = f"{error} in {where}"
+        return BroadsheetError(f"GPU {self.device.id}: {self._failed}")
 
     def _classify_by_reference(self, texts: Texts, found: Predictions, top_k: int) -> None:
         """Label what has no scores with the `simt` kernels: a value of two fp16 parts overflows before one of fp32."""
@@ -269,23 +301,10 @@ class CudaEngine:
         spans: list[Span] | None,
     ) -> int:
         """Wait for a batch, copy its rows to their places, and append its spans. Returns its saturated activations."""
-        rows = slice(batch.first, batch.last)
         result = self.network.finish(slot)
-        found.labels[rows] = result.labels
-        found.scores[rows] = result.best
-        if found.all_scores is not None:
-            found.all_scores[rows] = result.scores
-        counts = batch.given or result
-        found.n_chars[rows] = counts.n_chars
-        found.truncated[rows] = counts.truncated
-        found.unknown_chars[rows] = counts.unknown_chars
+        _fill(found, slice(batch.first, batch.last), result, batch.given or result)
         at, event = anchor
-        done = device_spans(at, slot.stages(event), self.device_name)
-        for step in done:
-            if step.name in DEVICE_ACTIVITIES:
-                ACTIVITY.add(step.name, step.start, step.end)
-        if spans is not None:
-            spans += done
+        _note(device_spans(at, slot.stages(event), self.device_name), spans)
         return result.saturated
 
     def close(self) -> None:
@@ -293,6 +312,27 @@ class CudaEngine:
         if self._reference is not None:
             self._reference.close()
         with self.device:
+            self.small.close()
             self.network.close()
             cp.get_default_memory_pool().free_all_blocks()
             cp.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def _note(done: list[Span], spans: list[Span] | None) -> None:
+    """Record what the GPU has done: for the worker's heartbeat, and in `spans`."""
+    for step in done:
+        if step.name in DEVICE_ACTIVITIES:
+            ACTIVITY.add(step.name, step.start, step.end)
+    if spans is not None:
+        spans += done
+
+
+def _fill(found: Predictions, rows: slice, result: Result, counts: Result | Encoded) -> None:
+    """Copy a batch's results to their rows. counts: of characters, by the GPU or the host."""
+    found.labels[rows] = result.labels
+    found.scores[rows] = result.best
+    if found.all_scores is not None:
+        found.all_scores[rows] = result.scores
+    found.n_chars[rows] = counts.n_chars
+    found.truncated[rows] = counts.truncated
+    found.unknown_chars[rows] = counts.unknown_chars

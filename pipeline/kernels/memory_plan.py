@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from pipeline.kernels.packing import Capacity, capacity, most_units
+from pipeline.kernels.small_layout import small_batch, small_bytes
 from pipeline.kernels.storage import Element, Storage
 from pipeline.model.charcnn import Layer
 from pipeline.model.frame import Frame
@@ -157,14 +158,24 @@ def plan(layers: tuple[Layer, ...], batch: int, stored: Storage, frame: Frame) -
         Buffer("labels and best scores", 2 * 4 * classes * batch, SLOTS),
         Buffer("counts of characters", (8 + 8 + 1) * batch, SLOTS),
         Buffer("count of saturated values", 8, SLOTS),
+        Buffer("small batches", sum(small_bytes(layers, small_batch(layers, room)))),
     ]
 
 
 def page_locked(layers: Sequence[Layer], batch: int, frame: Frame) -> list[Buffer]:
     """What an engine keeps page-locked on the host: a twin of each slot's arrays. CuPy allocates powers of two."""
-    arrays = slot_arrays(layers, capacity(layers, batch, frame))
-    sizes = {name: count * np.dtype(dtype).itemsize for name, (count, dtype) in arrays.items()}
-    return [Buffer(name, 1 << (size - 1).bit_length(), SLOTS) for name, size in sizes.items() if name != ON_GPU_ONLY]
+    room = capacity(layers, batch, frame)
+    sizes = {name: count * np.dtype(dtype).itemsize for name, (count, dtype) in slot_arrays(layers, room).items()}
+    text, found = small_bytes(layers, small_batch(layers, room))
+    return [
+        *(Buffer(name, _power_of_two(size), SLOTS) for name, size in sizes.items() if name != ON_GPU_ONLY),
+        Buffer("text of small batches", _power_of_two(text)),
+        Buffer("results of small batches", _power_of_two(found)),
+    ]
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
 
 
 def planned_bytes(buffers: Sequence[Buffer]) -> int:

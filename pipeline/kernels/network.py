@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -120,6 +120,7 @@ class Network:
         self._padding = alphabet.padding
         self._trail = _Trail()
         self._marked: Slot | None = None
+        self._capturing = False
         self.watcher: Launched | None = None
         self.ops = operations(generation, precision, device, self._mark)
         for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers, self.frame):
@@ -189,7 +190,7 @@ class Network:
         slot.copy_in("text", size, self._in)
         slot.copy_in("offsets", count + 1, self._in)
         slot.copied_in.record(self._in)
-        ids = self._ids[:count]
+        ids = self.ids(count)
         self._begin(slot)
         text, bounds, encoded = slot.device["text"], slot.device["offsets"][: count + 1], slot.encoded(ids)
         with self.compute:
@@ -264,6 +265,28 @@ class Network:
             int(host["saturated"][0]) if self.ops.stored.is_int8 else 0,
         )
 
+    def ids(self, count: int) -> cp.ndarray:
+        """Where the ids of a batch are, uint8 [N, pitch]."""
+        return self._ids[:count]
+
+    def captured(self, work: Callable[[], None]) -> Any:
+        """A graph of what `work` puts on the stream `compute`, which is not done yet."""
+        self._capturing = True
+        self.compute.begin_capture()
+        try:
+            with self.compute:
+                work()
+        finally:
+            self._capturing = False
+            graph = self.compute.end_capture()
+        return graph
+
+    def run(self, graph: Any) -> None:
+        """Launch a graph, and wait for it."""
+        self._trail.mark("any, of a batch launched as one graph", self.compute.ptr)
+        graph.launch(self.compute)
+        self.compute.synchronize()
+
     def encode(self, data: cp.ndarray, offsets: cp.ndarray, out: Encoded) -> None:
         """Text on the GPU to ids, on the current stream. The characters of long articles are not counted."""
         self.ops.encode(data, offsets, self._weights.alphabet, self._length, out)
@@ -307,6 +330,8 @@ class Network:
         return self._activations[at.buffer][: at.bytes(self.room)].view(at.element.dtype)
 
     def _mark(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        if self._capturing:
+            return
         stream = cp.cuda.get_current_stream()
         self._trail.mark(kernel.name, stream.ptr)
         if self.watcher is not None:

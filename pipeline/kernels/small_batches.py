@@ -1,0 +1,101 @@
+"""Batches of a few articles as CUDA graphs: to launch their kernels one by one takes longer than to run them.
+
+A graph repeats copies and kernels with the arguments that they were captured with, so there is one for each number of
+articles and of labels, made when it is first needed. What differs from batch to batch lies at fixed places: the text
+and its offsets on the host, and on the GPU the number of units, which products read there anyway. Kernels and bits are
+those of a batch that is launched one by one.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import cupy as cp
+import cupyx
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.kernels.network import Network, NotPageLocked, Result
+from pipeline.kernels.ops import Encoded, Scored
+from pipeline.kernels.packing import most_units
+from pipeline.kernels.small_layout import Place, places, small_batch, small_bytes, small_input, small_output
+from pipeline.model.alphabet import head_bytes
+
+_KEPT = 64
+"""Graphs, of those used last."""
+
+
+class _Twins:
+    """Bytes on the GPU and as many page-locked ones on the host, in which arrays lie at the same places."""
+
+    def __init__(self, size: int) -> None:
+        self.device = cp.empty(size, np.uint8)
+        try:
+            self.host = cupyx.empty_pinned(size, np.uint8)
+        except cp.cuda.runtime.CUDARuntimeError as error:
+            raise NotPageLocked(error) from error
+
+    def copy_in(self, size: int, stream: cp.cuda.Stream) -> None:
+        self.device.data.copy_from_host_async(self.host.ctypes.data, size, stream)
+
+    def copy_out(self, size: int, stream: cp.cuda.Stream) -> None:
+        self.device.data.copy_to_host_async(self.host.ctypes.data, size, stream)
+
+
+class _Captured(NamedTuple):
+    """A graph, and the arrays on the host where it finds a batch and leaves its results."""
+
+    graph: Any
+    given: dict[str, NDArray[Any]]
+    found: dict[str, NDArray[Any]]
+
+
+class SmallBatches:
+    """Graphs over the buffers of a network. most: articles of a batch."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._longest = head_bytes(network.layers[0].rows_in)
+        self.most = small_batch(network.layers, network.room)
+        self._given, self._found = (_Twins(size) for size in small_bytes(network.layers, self.most))
+        self._captured = lru_cache(maxsize=_KEPT)(self._capture)
+
+    def take(self, offsets: NDArray[np.int64]) -> bool:
+        """Whether these articles are few enough, and none so long that its characters are counted by many warps."""
+        return 0 < len(offsets) - 1 <= self.most and int(np.diff(offsets).max()) <= self._longest
+
+    def run(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], top_k: int) -> Result:
+        """Label data[offsets[0]:offsets[-1]], UTF-8, and wait for it. The result is valid until the next call."""
+        graph, given, found = self._captured(len(offsets) - 1, top_k)
+        given["text"][: offsets[-1] - offsets[0]] = data[offsets[0] : offsets[-1]]
+        given["offsets"][:] = offsets
+        self._network.run(graph)
+        saturated = int(found["saturated"][0]) if self._network.ops.stored.is_int8 else 0
+        return Result(**{name: found[name] for name in Result._fields if name != "saturated"}, saturated=saturated)
+
+    def close(self) -> None:
+        """Release the graphs, and the memory that they copy from and to."""
+        self._captured.cache_clear()
+        del self._captured, self._given, self._found
+
+    def _capture(self, count: int, top_k: int) -> _Captured:
+        network, layers = self._network, self._network.layers
+        given, given_bytes = places(small_input(layers, count))
+        found, found_bytes = places(small_output(layers, count, top_k))
+        text, out = _views(self._given.device, given), _views(self._found.device, found)
+        encoded = Encoded(network.ids(count), out["n_chars"], out["truncated"], out["unknown_chars"])
+        scored = Scored(out["logits"], out["scores"], out["labels"], out["best"])
+
+        def work() -> None:
+            self._given.copy_in(given_bytes, network.compute)
+            network.encode(text["text"], text["offsets"], encoded)
+            network.forward(encoded.ids, count * most_units(layers), scored, out["saturated"])
+            self._found.copy_out(found_bytes, network.compute)
+
+        return _Captured(network.captured(work), _views(self._given.host, given), _views(self._found.host, found))
+
+
+def _views(of: Any, arrays: dict[str, Place]) -> dict[str, Any]:
+    """Arrays within bytes of the GPU or the host."""
+    return {name: of[at.start : at.stop].view(at.dtype).reshape(at.shape) for name, at in arrays.items()}
