@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from pipeline.model import reference
+from pipeline.model.calibration import calibrated
 from pipeline.model.charcnn import Model
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.peers import measure, torch_peer  # noqa: E402
+from benchmarks.peers import measure, torch_int8, torch_peer, torch_text  # noqa: E402
 from benchmarks.peers.peer import channels_last  # noqa: E402
 
 ARTICLES = 6
@@ -50,6 +53,27 @@ def test_torch_networks_agree_with_the_reference(
     with torch.no_grad():
         logits = built.eval()(torch.from_numpy(ids)).numpy()
     assert relative_error(logits, truth) < TOLERANCE
+
+
+def test_int8_with_pytorch_is_near(small_model: Model, ids: NDArray[np.uint8], truth: NDArray[np.float32]) -> None:
+    built = torch_int8.Int8(calibrated(small_model, ids), torch.float32)
+    with torch.no_grad():
+        assert relative_error(built.eval()(torch.from_numpy(ids)).numpy(), truth) < 0.1
+
+
+def test_frames_for_short_text_give_the_text_frame(small_model: Model, ids: NDArray[np.uint8]) -> None:
+    """Every article in the least frame that holds it; a pass puts each where it belongs."""
+    model = replace(small_model, frame="text")
+    truth = reference.forward(ids, reference.prepare(model))
+    frames = {size or model.length: torch_text.TextFrame(model, size, torch.float32) for size in (9, 27, None)}
+    peer = torch_text.peer("", frames, model, torch.from_numpy(ids), 2)
+    peer.run()
+    assert relative_error(peer.logits(), truth) < TOLERANCE
+    short = torch.from_numpy(ids).clone()
+    short[:, 25:] = model.alphabet.padding
+    truth = reference.forward(short.numpy(), reference.prepare(model))
+    with torch.no_grad():
+        assert relative_error(frames[27](short).numpy(), truth) < TOLERANCE
 
 
 @pytest.mark.parametrize("block1", ["dense", "table"])

@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from benchmarks.peers.peer import Peer
 from pipeline.model.charcnn import Model
+from pipeline.model.frame import Frame
 
 
 class Kind(NamedTuple):
-    """A peer that `build` knows: what it is in words, and its best batch on an H200."""
+    """A peer that `build` knows: what it is in words, its best batch on an H200, and the frame that it computes."""
 
     name: str
     batch: int
+    frame: Frame = "dense"
 
 
 KINDS = {
@@ -32,6 +34,10 @@ KINDS = {
     "eager-fp16": Kind("PyTorch eager, fp16", 4096),
     "compiled-dense": Kind("torch.compile max-autotune, channels-last fp16, block 1 dense", 8192),
     "compiled-table": Kind("torch.compile max-autotune, channels-last fp16, block 1 as seven table rows", 8192),
+    "compiled-int8": Kind("torch.compile max-autotune, the same with blocks 2 to 6 in int8 by _int_mm", 4096),
+    "compiled-text": Kind(
+        "torch.compile max-autotune, the same of the text, sorted by length, in four frames", 8192, "text"
+    ),
     "jax-dense": Kind("JAX jit, channels-last fp16, block 1 dense", 8192),
     "jax-table": Kind("JAX jit, channels-last fp16, block 1 as seven table rows", 8192),
 }
@@ -42,7 +48,7 @@ def build(kind: str, model: Model, ids: torch.Tensor, batch: int | None = None) 
 
     Nothing is compiled before its first pass. Raises ValueError where the batch does not divide N.
     """
-    name, usual = KINDS[kind]
+    name, usual, _ = KINDS[kind]
     batch = min(batch or usual, len(ids))
     if len(ids) % batch:
         raise ValueError(f"a batch of {batch:,} does not divide {len(ids):,} articles")
@@ -53,6 +59,10 @@ def build(kind: str, model: Model, ids: torch.Tensor, batch: int | None = None) 
         return jax_peer.peer(name, model, ids, batch, variant)
     from benchmarks.peers import torch_peer
 
+    if kind == "compiled-text":
+        from benchmarks.peers import torch_text
+
+        return torch_text.peer(name, torch_text.compiled(model, ids.device), model, ids, batch)
     forward = torch_peer.network(kind, model, ids.device)
     return torch_peer.peer(name, forward, ids, batch, len(model.classes))
 
@@ -75,8 +85,8 @@ def measure(
 ) -> Iterator[tuple[dict[str, Any], NDArray[np.float32] | None]]:
     """A record of each peer, and its logits, float32 [N, classes]; with its error, and None, where it fails."""
     for kind in kinds:
-        name, usual = KINDS[kind]
-        record: dict[str, Any] = {"name": name, "kind": kind, "batch": batch or usual}
+        name, usual, frame = KINDS[kind]
+        record: dict[str, Any] = {"name": name, "kind": kind, "frame": frame, "batch": batch or usual}
         logits = peer = None
         try:
             began = time.perf_counter()

@@ -1,0 +1,117 @@
+"""The text frame as a user of PyTorch could write it: articles sorted by length, each batch in the least of a few
+frames that holds it.
+
+Of the rows that no text reaches, each layer's are one constant vector. So a network for short text computes fewer rows,
+and fills up with that constant what convolutions and norms read beyond them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.torch_peer import ChannelsLast, Network, TableBlock1, pool
+from pipeline.model.charcnn import NORM_EPSILON, Model
+
+CHARACTERS = (225, 288, 387)
+"""Of the frames; longer text takes the whole length. Multiples of nine, so that both pools end where they do, and so
+few that block 6 has as many rows.
+"""
+
+
+class TextFrame(nn.Module):
+    """The network of the text frame for articles that end after `characters` characters at most.
+
+    ids, uint8 [N, length], to logits [N, classes]. characters: none for the whole length.
+    """
+
+    def __init__(self, model: Model, characters: int | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        first, *_ = model.layers
+        self.net = ChannelsLast(model, TableBlock1, dtype)
+        self.padding = model.alphabet.padding
+        self.rows = characters or first.rows_out
+        self.is_whole = characters is None
+        row = torch.zeros(first.outputs)
+        for layer in model.layers[1:]:
+            if layer.kind == "conv1d":
+                conv = self.net.get_submodule(layer.name)
+                row = conv.weight.float().sum(3)[:, :, 0] @ row + conv.bias.float()
+                row = F.relu(row) if layer.relu and not layer.norm else row
+                self.register_buffer(f"after_{layer.name}", row.to(dtype))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first, *rest = self.net.layers
+        x = self._first_block(ids[:, : self.rows + first.kernel - 1])
+        before = None  # what follows the rows of x
+        for layer in rest:
+            if layer.kind == "conv1d" and not self.is_whole:
+                more = layer.kernel - 1
+                x = F.pad(x, (0, 0, 0, more)) if before is None else torch.cat([x, before.expand(len(x), more, -1)], 1)
+                before = self.get_buffer(f"after_{layer.name}")
+            if layer.name == "fc1":
+                x = x.flatten(1)
+            x = self.net.get_submodule(layer.name)(x)
+            if layer.norm:
+                left = layer.rows_out - x.shape[1]
+                x = x if self.is_whole else torch.cat([x, before.expand(len(x), left, -1)], 1)
+                x = self.net.get_submodule(layer.norm)(x)
+            if layer.relu:
+                x = F.relu(x)
+            if layer.pool > 1:
+                x = pool(x, layer.pool)
+        return x.float()
+
+    def _first_block(self, ids: Tensor) -> Tensor:
+        """Block 1, zero after the text. The norm's statistics include rows that are not computed: they are the bias."""
+        layer = self.net.layers[0]
+        block, norm = self.net.get_submodule(layer.name), self.net.get_submodule(layer.norm)
+        x, bias = block(ids).float(), block.bias.float()
+        left, size = layer.rows_out - self.rows, layer.rows_out * layer.outputs
+        mean = ((x.sum((1, 2)) + left * bias.sum()) / size)[:, None, None]
+        variance = ((x - mean).square().sum((1, 2)) + left * (bias - mean[:, 0]).square().sum(1)) / size
+        x = (x - mean) * torch.rsqrt(variance + NORM_EPSILON)[:, None, None]
+        x = F.relu(x * norm.weight[: self.rows] + norm.bias[: self.rows])
+        positions = torch.arange(self.rows, device=ids.device)
+        x = torch.where(positions[:, None] < text_ends(ids, self.padding)[:, None, None], x, 0)
+        return pool(x.to(block.bias.dtype), layer.pool)
+
+
+def text_ends(ids: Tensor, padding: int) -> Tensor:
+    """The index after each article's last character that is not padding, [N]."""
+    after = torch.arange(1, ids.shape[1] + 1, device=ids.device, dtype=torch.int16)
+    return torch.where(ids != padding, after, 0).amax(1)
+
+
+def peer(name: str, frames: dict[int, Network], model: Model, ids: Tensor, batch: int) -> Peer:
+    """A pass over ids, uint8 [N, length]: sorted by length, then each batch in the least frame that holds its last."""
+    logits = torch.zeros(len(ids), len(model.classes), device=ids.device)
+
+    def run() -> None:
+        with torch.no_grad():
+            ends, order = text_ends(ids, model.alphabet.padding).sort()
+            longest = ends.view(-1, batch)[:, -1].tolist()
+            for part, most in zip(order.split(batch), longest, strict=True):
+                frame = min(characters for characters in frames if characters >= most)
+                logits[part] = frames[frame](ids[part])
+            logits.softmax(1).max(1)
+        if ids.is_cuda:
+            torch.cuda.synchronize(ids.device)
+
+    def answer() -> NDArray[np.float32]:
+        return logits.cpu().numpy()
+
+    return Peer(name, batch, run, answer)
+
+
+def compiled(model: Model, device: torch.device) -> dict[int, Network]:
+    """The network in each frame, by the longest text that it holds."""
+    found: dict[int, Network] = {}
+    for characters in (*(size for size in CHARACTERS if size < model.length), None):
+        module = TextFrame(model, characters, torch.float16).to(device).eval().requires_grad_(False)
+        found[characters or model.length] = torch.compile(module, mode="max-autotune", fullgraph=True, dynamic=False)
+    return found
