@@ -17,7 +17,7 @@ from pipeline.engine.base import Backend, Texts
 from pipeline.engine.cuda import Batch, CudaEngine
 from pipeline.kernels.network import Slot
 from pipeline.kernels.packing import units_by_length
-from pipeline.model import reference
+from pipeline.model import quantised, reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
 
@@ -57,7 +57,8 @@ class LadderEngine(CudaEngine):
             architecture = f"sm_{self.device.compute_capability}"
             self.backend = Backend("cuda", setting.generation, architecture, setting.precision)
             weights = reference.prepare(model)
-            self.network = LadderNetwork(setting, weights, model.alphabet, model.length, self.device)
+            integers = quantised.prepare(weights, quantised.scales_of(model)) if setting.eight_bits else None
+            self.network = LadderNetwork(setting, weights, integers, model.alphabet, model.length, self.device)
             self._units = units_by_length(model.layers, "dense" if self.network.whole else model.frame)
             self._allocate(batch)
         self.device_name = f"cuda:{device}"

@@ -20,6 +20,7 @@ from pipeline.kernels.weights import DeviceNorm
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Layer
 from pipeline.model.frame import Frame
+from pipeline.model.quantised import Integers
 from pipeline.model.reference import Weights
 
 
@@ -45,7 +46,7 @@ def needed(setting: Setting, layers: tuple[Layer, ...], frame: Frame, architectu
     tiles = (product_tile(generation, precision, architecture, layer) for layer in products)
     found += [product_kernel(stored, layer, at) for layer, at in zip(products, tiles, strict=True)]
     if not (setting.fused and setting.table and setting.channels_last and setting.text):
-        found += kernels(precision).values()
+        found += kernels(stored).values()
     return {(kernel.file, kernel.expression, target(generation, architecture)) for kernel in found}
 
 
@@ -57,9 +58,10 @@ class LadderNetwork(Network):
     """
 
     def __init__(
-        self, setting: Setting, weights: Weights, alphabet: Alphabet, length: int, device: cp.cuda.Device
-    ) -> None:
-        super().__init__(weights, None, alphabet, length, setting.generation, setting.precision, device)
+        self, setting: Setting, weights: Weights, integers: Integers | None, alphabet: Alphabet, length: int,
+        device: cp.cuda.Device,
+    ) -> None:  # fmt: skip
+        super().__init__(weights, integers, alphabet, length, setting.generation, setting.precision, device)
         self._setting = setting
         self._element = self.ops.stored.rows.dtype
         self.whole = self.frame == "dense" or not setting.reached

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.kernels.catalog import WARP, WARPS, Kernel
 from pipeline.kernels.ops import Operations
+from pipeline.kernels.storage import Storage
 from pipeline.kernels.weights import DeviceNorm
 from pipeline.model.charcnn import NORM_EPSILON
 
@@ -16,13 +17,12 @@ FOLDER = Path(__file__).resolve().parent
 DENSE_CHANNELS = 128
 """Of the one-hot input of a dense block 1: the products take whole slabs of channels."""
 
-_ELEMENT = {"fp32": "float", "fp16": "Half"}
 _THREADS = WARPS * WARP
 
 
-def kernels(precision: str, channels: int = 256, pool: int = 3) -> dict[str, Kernel]:
-    """Every kernel of this folder by name, for one precision. `compile_kernel` takes a whole path as well."""
-    element = _ELEMENT[precision]
+def kernels(stored: Storage, channels: int = 256, pool: int = 3) -> dict[str, Kernel]:
+    """Every kernel of this folder by name, for fp32 or 16 bits. `compile_kernel` takes a whole path as well."""
+    element = stored.norms.name
     sources = {
         "bias": ("elementwise.cu", f"add_bias<{element}, {_THREADS}>"),
         "ReLU": ("elementwise.cu", f"relu<{element}, {_THREADS}>"),
@@ -41,7 +41,7 @@ class SlowOperations:
 
     def __init__(self, ops: Operations) -> None:
         self._ops = ops
-        self._kernels = kernels(ops.precision)
+        self._kernels = kernels(ops.stored)
 
     def add_bias(self, values: cp.ndarray, bias: cp.ndarray) -> None:
         vectors = values.size // 8

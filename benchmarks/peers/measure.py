@@ -63,7 +63,12 @@ def build(kind: str, model: Model, ids: torch.Tensor, batch: int | None = None) 
         from benchmarks.peers import torch_text
 
         return torch_text.peer(name, torch_text.compiled(model, ids.device), model, ids, batch)
-    forward = torch_peer.network(kind, model, ids.device)
+    if kind == "compiled-int8":
+        from benchmarks.peers import torch_int8
+
+        forward = torch_peer.compiled(torch_int8.Int8(model, torch.float16), ids.device)
+    else:
+        forward = torch_peer.network(kind, model, ids.device)
     return torch_peer.peer(name, forward, ids, batch, len(model.classes))
 
 

@@ -28,14 +28,8 @@ def network(kind: str, model: Model, device: torch.device) -> Network:
         return _ready(eager(model, torch.float32), device)
     if kind == "eager-fp16":
         return _ready(eager(model, torch.float16), device)
-    if kind == "compiled-int8":
-        from benchmarks.peers.torch_int8 import Int8
-
-        module = _ready(Int8(model, torch.float16), device)
-    else:
-        block1 = {"compiled-dense": DenseBlock1, "compiled-table": TableBlock1}[kind]
-        module = _ready(ChannelsLast(model, block1, torch.float16), device)
-    return torch.compile(module, mode="max-autotune", fullgraph=True, dynamic=False)
+    block1 = {"compiled-dense": DenseBlock1, "compiled-table": TableBlock1}[kind]
+    return compiled(ChannelsLast(model, block1, torch.float16), device)
 
 
 def peer(name: str, forward: Network, ids: Tensor, batch: int, classes: int) -> Peer:
@@ -54,6 +48,10 @@ def peer(name: str, forward: Network, ids: Tensor, batch: int, classes: int) -> 
         return logits.cpu().numpy()
 
     return Peer(name, batch, run, answer)
+
+
+def compiled(module: nn.Module, device: torch.device) -> Network:
+    return torch.compile(_ready(module, device), mode="max-autotune", fullgraph=True, dynamic=False)
 
 
 def _ready(module: nn.Module, device: torch.device) -> nn.Module:

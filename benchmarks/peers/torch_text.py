@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks.peers import torch_peer
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.torch_peer import ChannelsLast, Network, TableBlock1, pool
 from pipeline.model.charcnn import NORM_EPSILON, Model
@@ -110,8 +111,6 @@ def peer(name: str, frames: dict[int, Network], model: Model, ids: Tensor, batch
 
 def compiled(model: Model, device: torch.device) -> dict[int, Network]:
     """The network in each frame, by the longest text that it holds."""
-    found: dict[int, Network] = {}
-    for characters in (*(size for size in CHARACTERS if size < model.length), None):
-        module = TextFrame(model, characters, torch.float16).to(device).eval().requires_grad_(False)
-        found[characters or model.length] = torch.compile(module, mode="max-autotune", fullgraph=True, dynamic=False)
-    return found
+    frames = (*(size for size in CHARACTERS if size < model.length), None)
+    networks = (torch_peer.compiled(TextFrame(model, size, torch.float16), device) for size in frames)
+    return {size or model.length: network for size, network in zip(frames, networks, strict=True)}
