@@ -350,9 +350,10 @@ except BroadsheetError as error:
     assert "Stop other programs on it" in run.stdout
 
 
-def test_an_error_of_the_gpu_names_kernel_and_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "kernel"), [(100, "conv4"), (3, "of a batch launched as one graph")])
+def test_an_error_of_the_gpu_names_kernel_and_batch(count: int, kernel: str, tmp_path: Path) -> None:
     """In a process of its own: after an illegal address a process can do nothing more on that GPU."""
-    script = """
+    script = f"""
 import sys; sys.path.insert(0, "tests")
 import cupy
 from conftest import random_model
@@ -365,15 +366,15 @@ nowhere = cupy.cuda.UnownedMemory(1 << 45, 1024, None)
 engine.network._weights.bias["conv4"] = cupy.ndarray(256, cupy.float32, cupy.cuda.MemoryPointer(nowhere, 0))
 for _ in range(2):
     try:
-        engine.classify(Texts.of(random_texts(1, 100)))
+        engine.classify(Texts.of([text[:1000] for text in random_texts(1, {count})]))
     except BroadsheetError as error:
         print(error)
 import os; os._exit(0)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=120)
     first, second = run.stdout.strip().splitlines()
-    assert "conv4" in first
-    assert "articles 0 to 100" in first
+    assert kernel in first
+    assert f"articles 0 to {count}" in first
     assert "restart the worker" in second
 
 

@@ -25,7 +25,7 @@ def _gpu(gpu: dict[str, Any]) -> str:
     first, ceilings = gpu["ours"][0], gpu["ceilings"]
     peak, articles = ceilings["product_8192_tflop_per_second"], f"{gpu['articles']:,}"
     size, mflop = f"{gpu['mean_bytes']:.0f}", f"{gpu['product_mflop']:.0f}"
-    best = {row["precision"]: row["articles_per_second"] for row in reversed(gpu["ours"])}  # of the newest kernels
+    rates_of_ours = _rates(gpu)
     ours = table(
         "ours | batch | articles/s, text on the GPU | TFLOP/s | of cuBLAS fp16 8192³ "
         "| end to end from the host | share",
@@ -37,8 +37,8 @@ def _gpu(gpu: dict[str, Any]) -> str:
         ),
     )
     peers = table(
-        "peer | batch | articles/s | ours, same precision | labels that differ from our fp32",
-        (_peer(row, best["fp32" if "fp32" in row["kind"] else "fp16"]) for row in gpu["peers"]),
+        "peer | batch | articles/s | ours, same precision and frame | labels that differ from our fp32",
+        (_peer(row, rates_of_ours) for row in gpu["peers"]),
     )
     kernels = table(
         "step | µs | ns an article | TFLOP/s",
@@ -87,10 +87,18 @@ The copies overlap with the kernels of other batches. [kernels.md](kernels.md) e
 """
 
 
-def _peer(row: dict[str, Any], ours: float) -> str:
+def _rates(gpu: dict[str, Any]) -> dict[tuple[str, str], float]:
+    """Articles a second of ours by frame and precision; of records before there were two frames, of the dense one."""
+    newest = {("dense", row["precision"]): row["articles_per_second"] for row in reversed(gpu["ours"])}
+    found = (row for row in gpu.get("both_frames", ()) if row["texts"] == "these")
+    return newest | {(row["frame"], row["precision"]): row["end_to_end_articles_per_second"] for row in found}
+
+
+def _peer(row: dict[str, Any], rates: dict[tuple[str, str], float]) -> str:
     if "error" in row:
         return f"{row['name']} | {row['batch']:,} | failed: {one_cell(row['error'])} | | "
-    rate = row["articles_per_second"]
+    precision = next((name for name in ("fp32", "int8") if name in row["kind"]), "fp16")
+    rate, ours = row["articles_per_second"], rates[row.get("frame", "dense"), precision]
     return f"{row['name']} | {row['batch']:,} | {rate:,.0f} | {ours / rate:.2f} × | {row['labels_unlike_fp32']}"
 
 
