@@ -1,4 +1,4 @@
-"""CUDA kernels, one file an operation, in three generations; `ops` launches them, `compile` builds them without a GPU.
+"""CUDA kernels, one file an operation, in four generations; `ops` launches them, `compile` builds them without a GPU.
 
-Importing this package or `compile`, `catalog`, `tiles`, `memory_plan` needs no GPU; `ops` and `weights` need CuPy.
+`ops`, `weights`, `network`, `small_batches` and `tensor_map` need CuPy or a driver; everything else here needs no GPU.
 """
