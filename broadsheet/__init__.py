@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         label,
         load,
         load_model,
+        quantise,
         verify,
     )
 
@@ -57,6 +58,7 @@ __all__ = [
     "label",
     "load",
     "load_model",
+    "quantise",
     "verify",
 ]
 
