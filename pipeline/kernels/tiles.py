@@ -1,9 +1,11 @@
 """How thread blocks divide the work of a layer: a tile type for each kernel, and a table of tiles by generation,
 architecture and layer; `benchmarks/tune.py` finds better ones.
 
-A type holds what the host must know about its kernel. The values reach the kernel as template arguments, where static
-assertions check that both agree. A tile changes speed and shared memory, but never the order of a sum over inputs, and
-so never a bit of a score.
+A type holds what the host must know about its kernel: where its source is (folder, operation), which elements are
+template arguments (elements), whether it may write bytes (writes_bytes), whose saturated ones it then counts; and the
+rows and outputs of a tile, and threads and shared memory of a block (launch). The values reach the kernel as template
+arguments, where static assertions check that both agree. A tile changes speed and shared memory, but never the order of
+a sum over inputs, and so never a bit of a score.
 """
 
 from __future__ import annotations
@@ -86,11 +88,14 @@ class SlicedLookupTile:
         return layer.ids, self.channels, self.positions, self.articles
 
     def launch(self, layer: Layer) -> Launch:
-        """A thread for eight channels of a position; memory for the table's slice and a group of 32 articles."""
-        words = (self.positions * layer.pool + layer.kernel + layer.pool + 2) // 4
+        """A thread for eight channels of a position; the table's slice, and of 32 articles the bias in 16 bits."""
         table = layer.kernel * layer.ids * self.channels * 2 + 4 * self.channels
-        group = 2 * 32 * (self.channels + 12 + 4 * words) + 2 * 33 * 4
-        return Launch(self.channels // 8 * self.positions, table + group)
+        return Launch(self.channels // 8 * self.positions, table + 32 * 2 * self.channels + self._group_bytes(layer))
+
+    def _group_bytes(self, layer: Layer) -> int:
+        """Twice, of 32 articles: statistics, end of text, words of ids; and first units, one more."""
+        words = (self.positions * layer.pool + layer.kernel + layer.pool + 2) // 4
+        return 2 * (32 * (8 + 4 + 4 * words) + 33 * 4)
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,8 @@ class SplitLookupTile(SlicedLookupTile):
 
     def launch(self, layer: Layer) -> Launch:
         """A thread for four channels of a position."""
-        words = (self.positions * layer.pool + layer.kernel + layer.pool + 2) // 4
         table = layer.kernel * layer.ids * self.channels * 4
-        return Launch(self.channels // 4 * self.positions, table + 2 * 32 * (12 + 4 * words) + 2 * 33 * 4)
+        return Launch(self.channels // 4 * self.positions, table + self._group_bytes(layer))
 
 
 @dataclass(frozen=True)
