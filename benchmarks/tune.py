@@ -3,8 +3,8 @@
     python -m benchmarks.tune --kernels sm90 --precision fp16
 
 Every candidate that compiles without spills and fits is run on random data of a batch, compared with float32 products
-of the same 16-bit values, and timed; the table's own configuration first. A better table is printed where one is found
-(by more than the spread of the table's own two timings).
+of the same values, and timed; the table's own configuration first. A better table is printed where one is found (by
+more than the spread of the table's own two timings).
 """
 
 from __future__ import annotations
@@ -22,21 +22,26 @@ from pipeline.errors import BroadsheetError
 from pipeline.kernels import catalog
 from pipeline.kernels.compile import compile_kernel, resources
 from pipeline.kernels.ops import Operations, Packing, operations
-from pipeline.kernels.tiles import ProductTile, Sm80Tile, Sm90Tile, product_tile
+from pipeline.kernels.split import GROUP
+from pipeline.kernels.storage import BFLOAT, HALF, SPLIT, Element
+from pipeline.kernels.tiles import ProductTile, Sm80SplitTile, Sm80Tile, Sm90SplitTile, Sm90Tile, product_tile
 from pipeline.model.charcnn import Layer, layer_table
 
-LIMIT = {"fp16": 1e-3, "bf16": 8e-3}
+LIMIT = {"fp16": 1e-3, "bf16": 8e-3, "fp32": 1e-5}
 
 
-def candidates(generation: str, layer: Layer) -> Iterator[ProductTile]:
-    if generation == "sm90":
+def candidates(ops: Operations, layer: Layer) -> Iterator[ProductTile]:
+    if ops.generation == "sm90" and ops.stored.is_split:
+        for a_stages, b_stages, cluster in itertools.product((2, 3, 4), (2, 3, 4, 5), (1, 2)):
+            yield Sm90SplitTile(192, a_stages, b_stages, cluster)
+    elif ops.generation == "sm90":
         for rows, a_stages, b_stages, cluster in itertools.product((128, 192), (2, 3, 4), (2, 3, 4, 5), (1, 2, 4)):
             if layer.product_pool in (1, rows // 64):
                 yield Sm90Tile(rows, a_stages, b_stages, cluster)
     else:
         for a_stages, b_stages in itertools.product((2, 3), (2, 3, 4)):
             if (a_stages - 1) * layer.kernel >= b_stages - 1:
-                yield Sm80Tile(a_stages, b_stages)
+                yield Sm80SplitTile(a_stages, b_stages) if ops.stored.is_split else Sm80Tile(a_stages, b_stages)
 
 
 class Trial:
@@ -44,33 +49,43 @@ class Trial:
 
     def __init__(self, ops: Operations, layer: Layer, batch: int) -> None:
         self.ops, self.layer = ops, layer
+        self.read, self.written = ops.stored.read_by(layer), ops.stored.written_by(layer)
         rng = cp.random.default_rng(0)
         fan_in = layer.inputs * layer.kernel
         self.rows = self._values(rng.standard_normal((batch, layer.rows_in, layer.inputs), dtype=cp.float32))
         weight = rng.standard_normal((layer.kernel, layer.outputs, layer.inputs), dtype=cp.float32)
         self.weight = self._values(weight / np.float32(np.sqrt(fan_in)))
         self.bias = rng.standard_normal(layer.outputs, dtype=cp.float32)
+        # Of numbers of two parts, scales come before the biases.
+        self.epilogue = cp.stack([cp.ones_like(self.bias), self.bias]) if ops.stored.is_split else self.bias
         self.units = batch * layer.rows_in // layer.product_pool
         self.packing = Packing(
             cp.empty(batch + 1, np.int32), cp.asarray([self.units, batch], np.int32), None, self.units
         )
-        self.out = cp.empty((batch, layer.rows_in // layer.product_pool, layer.outputs), self.rows.dtype)
+        self.out = cp.empty((batch, layer.rows_in // layer.product_pool, layer.outputs), self.written.dtype)
 
     def _values(self, values: cp.ndarray) -> cp.ndarray:
-        if self.ops.precision == "fp16":
+        if self.read is HALF:
             return values.astype(cp.float16)
-        return (values.view(cp.uint32) >> 16).astype(cp.uint16)
+        if self.read is BFLOAT:
+            return (values.view(cp.uint32) >> 16).astype(cp.uint16)
+        high = values.astype(cp.float16)
+        parts = cp.stack([part.reshape(-1, GROUP) for part in (high, (values - high).astype(cp.float16))], axis=1)
+        return parts.reshape(*values.shape[:-1], -1).view(cp.uint32)
 
-    def _floats(self, values: cp.ndarray) -> cp.ndarray:
-        if values.dtype == cp.float16:
-            return values.astype(cp.float32)
-        return (values.astype(cp.uint32) << 16).view(cp.float32)
+    def _floats(self, values: cp.ndarray, element: Element) -> cp.ndarray:
+        if element is BFLOAT:
+            return (values.astype(cp.uint32) << 16).view(cp.float32)
+        if element is SPLIT:
+            parts = cp.ascontiguousarray(values).view(cp.float16).reshape(-1, 2, GROUP)
+            return parts.astype(cp.float32).sum(axis=1).reshape(values.shape)
+        return values.astype(cp.float32)
 
     def run(self) -> None:
         if self.layer.kind == "linear":
-            self.ops.linear(self.rows, self.layer, self.weight, self.bias, self.packing, self.out)
+            self.ops.linear(self.rows, self.layer, self.weight, self.epilogue, self.packing, self.out)
         else:
-            self.ops.conv1d(self.rows, self.layer, self.weight, self.bias, self.packing, None, self.out)
+            self.ops.conv1d(self.rows, self.layer, self.weight, self.epilogue, self.packing, None, self.out)
 
     def error(self, articles: int = 64) -> float:
         """Of the first and the last articles, against products in fp32."""
@@ -79,12 +94,12 @@ class Trial:
         layer, worst = self.layer, 0.0
         kept = layer.rows_out // layer.product_pool  # rows below them reach into the next article
         for part in (slice(0, articles), slice(len(self.rows) - articles, None)):
-            x, weight = self._floats(self.rows[part]), self._floats(self.weight)
+            x, weight = self._floats(self.rows[part], self.read), self._floats(self.weight, self.read)
             want = sum(x[:, tap : tap + layer.rows_out] @ weight[tap].T for tap in range(layer.kernel)) + self.bias
             if layer.product_relu:
                 want = cp.maximum(want, 0)
                 want = want[:, : kept * layer.pool].reshape(articles, kept, layer.pool, -1).max(axis=2)
-            found = self._floats(self.out[part, :kept])
+            found = self._floats(self.out[part, :kept], self.written)
             worst = max(worst, float(cp.linalg.norm(found - want) / cp.linalg.norm(want)))
         return worst
 
@@ -124,7 +139,7 @@ def search(ops: Operations, layer: Layer, batch: int) -> ProductTile:
     first, again = measure(current), measure(current)
     best, least = current, min(first, again)
     spread = abs(first - again)
-    for at in candidates(ops.generation, layer):
+    for at in candidates(ops, layer):
         if at != current and fits(ops, layer, at):
             seconds = measure(at)
             print(f"  {layer.name} {at}: {batch * layer.flop / seconds / 1e12:.0f} TFLOP/s", flush=True)
@@ -139,7 +154,7 @@ def search(ops: Operations, layer: Layer, batch: int) -> ProductTile:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", choices=("sm80", "sm90"), default="sm90")
-    parser.add_argument("--precision", choices=("fp16", "bf16"), default="fp16")
+    parser.add_argument("--precision", choices=tuple(LIMIT), default="fp16")
     parser.add_argument("--batch", type=int, default=8448)
     parser.add_argument("--layer", nargs="*", default=["conv2", "conv3", "conv6", "fc1", "fc2"])
     options = parser.parse_args()
