@@ -23,7 +23,7 @@ from pipeline.source.chunk import BadRow, Chunk, Selection, assemble, concat, no
 from pipeline.source.encoding import UTF8, why_not_decoded
 from pipeline.source.formats.base import InputFile, Schema
 from pipeline.source.formats.json_strings import Strings, is_worth_cutting, lines_refused
-from pipeline.source.formats.record_format import RecordFormat
+from pipeline.source.formats.record_format import Head, RecordFormat
 from pipeline.source.records import Records, Split, split_lines
 
 _BLANK = b" \t\r"
@@ -44,9 +44,6 @@ _LINES_WITH_TYPES = 4
 
 _LINES_WITH_KEYS = 100
 """So many first lines say which columns a file has."""
-
-_HEAD_BYTES = 64 << 10
-"""That usually hold these lines."""
 
 _SAMPLED, _DIGITS = 50, 43
 """Python rejects integers of more than 4,300 digits: such a run has 43 digits at steps of 50 bytes."""
@@ -78,18 +75,14 @@ class Jsonl(RecordFormat):
         where there is none, these columns: each row has its own keys.
         """
         head = self.head(file)
-        few = head.data[:_HEAD_BYTES]
-        found = self.split(few, head.final and len(few) == len(head.data))
-        if len(found.starts) < _LINES_WITH_KEYS:
-            found = self.split(head.data, head.final)
-        if len(found.starts) and _is_array(head.data[found.starts[0] : found.ends[0]]):
-            raise SourceError(
-                f"{file.path}: it holds a JSON array, not an object a line: convert it (jq -c '.[]' FILE > FILE.jsonl)"
-            )
-        lines = (head.data[s:e] for s, e in zip(found.starts, found.ends, strict=True))
         keys: dict[str, None] = {}
         asked = {*(selection.text or ("text",)), *selection.columns}
-        for line in islice(lines, _LINES_WITH_KEYS):
+        for number, line in enumerate(islice(_lines(head), _LINES_WITH_KEYS)):
+            if not number and _is_array(line):
+                raise SourceError(
+                    f"{file.path}: it holds a JSON array, not an object a line: convert it "
+                    "(jq -c '.[]' FILE > FILE.jsonl)"
+                )
             keys |= dict.fromkeys(_keys_of(line))
             if not (selection.keep_all and not selection.kept_types) and keys.keys() >= asked:
                 break
@@ -97,6 +90,16 @@ class Jsonl(RecordFormat):
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         return concat(list(_chunks(records, path, first_row, selection)))
+
+
+def _lines(head: Head) -> Iterator[bytes]:
+    """The lines that are not blank, without their ends, as `split` finds them."""
+    data, at = head.data, 0
+    while (end := data.find(b"\n", at)) >= 0 or (head.final and at < len(data)):
+        end = len(data) if end < 0 else end
+        line, at = data[at:end].removesuffix(b"\r"), end + 1
+        if line.strip(_BLANK):
+            yield line
 
 
 def _is_array(line: bytes) -> bool:
