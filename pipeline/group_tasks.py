@@ -53,8 +53,7 @@ def label_group(group: Group, alone: bool, job: Job) -> Labelled:
     end = None
     with _Labelling(job, alone) as labelling:
         spans: list[Span] = []
-        answer = STATE.read_group(group, job.selection, job.chunk_rows, labelling.is_committed, spans)
-        with STATE.reading, closing(answer) as reading:
+        with closing(STATE.read_group(group, job.selection, job.chunk_rows, labelling.is_committed, spans)) as reading:
             while end is None and labelling.may_read():
                 with span("read", spans, "read", number=labelling.begun):
                     found = next(reading)
@@ -73,7 +72,7 @@ def label_run(run: Run, alone: bool, job: Job) -> Labelled:
     """
     with _Labelling(job, alone) as labelling:
         spans: list[Span] = []
-        with STATE.reading, closing(STATE.read_run(run, job.selection, labelling.is_committed, spans)) as reading:
+        with closing(STATE.read_run(run, job.selection, labelling.is_committed, spans)) as reading:
             while labelling.begun < len(run.units) and labelling.may_read():
                 number = number_of(run.units[labelling.begun].name)
                 with span("read", spans, "read", number=number):
@@ -144,7 +143,8 @@ class _Labelling(AbstractContextManager["_Labelling"]):
 
     def label(self, found: GroupChunk, spans: list[Span]) -> None:
         """Begin to label a chunk that was read; its spans are taken from `spans`."""
-        own, spans[:] = spans[:], []
+        own = spans[:]
+        del spans[: len(own)]  # threads that parse ahead go on adding to it
         if found.chunk is None:
             self._begun.append(Done(found.name, self._committed.pop(found.name), [], None, []))
             return
