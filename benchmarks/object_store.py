@@ -162,13 +162,13 @@ def main() -> None:
     command.add_argument("--text-column", action="append", default=[])
     command.add_argument("--repeats", type=int, default=3)
     options = command.parse_args()
-    corpora = []
+    corpora: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch, s3_server(Path(scratch)):
         for folder in options.folders:
             corpora.append(compare(folder.resolve(), tuple(options.text_column), repeats=options.repeats))
             found = corpora[-1]
             print(f"{folder.name}: {found['of_disk']:.0%} of disk, {found['of_server']:.0%} of the server", flush=True)
-    write({"about": about(options), "corpora": corpora}, options.output)
+            write({"about": about(options), "corpora": corpora}, options.output)
 
 
 if __name__ == "__main__":
