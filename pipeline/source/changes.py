@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 from pipeline.errors import InputChanged
@@ -20,25 +21,26 @@ _FILES_A_CALL = 64
 def changed_chunks(plan: Plan) -> list[tuple[str, str]]:
     """The chunks of files that have changed, committed or not, each with the reason; those of a group as one name."""
 
-    def changed(files: tuple[InputFile, ...]) -> list[tuple[InputFile, str]]:
+    def changed(files: Sequence[InputFile]) -> list[tuple[str, str]]:
         found = []
         for file in files:
             try:
                 check_unchanged(file)
             except InputChanged as error:
-                found.append((file, error.message))
+                found.append((file.location, error.message.removeprefix(file.path)))
         return found
 
-    remote = any(is_url(file.location) for file in plan.files[:1])
+    files = list({file.location: file for file in plan.files}.values())  # an archive once for all its members
+    remote = any(is_url(file.location) for file in files)
     size = 1 if remote else _FILES_A_CALL
-    calls = [plan.files[at : at + size] for at in range(0, len(plan.files), size)]
+    calls = [files[at : at + size] for at in range(0, len(files), size)]
     with threads(_AT_ONCE if remote else available_cores()) as pool:
-        found = {id(file): message for file, message in chain.from_iterable(pool.map(changed, calls))}
+        found = dict(chain.from_iterable(pool.map(changed, calls)))
     if not found:
         return []
     return [
-        (f"part-{group.number:06d}-*", found[id(file)])
+        (f"part-{group.number:06d}-*", file.path + found[file.location])
         for group in plan.groups
         for file in group.files
-        if id(file) in found
+        if file.location in found
     ]
