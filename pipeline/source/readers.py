@@ -1,7 +1,7 @@
 """Reader processes: reading for a worker whose engine takes text faster than the threads of one process read it.
 
-A process takes one request at a time: a group, a run or a unit. Its answer is a stream of chunks, which waits in the
-process while nobody takes them.
+A process takes one request at a time: a group, a run or a unit. Its answer is a stream of chunks. While nobody takes
+them, the process reads two ahead, and waits.
 """
 
 from __future__ import annotations
