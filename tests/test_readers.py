@@ -177,6 +177,14 @@ def test_a_lost_reader_costs_nothing_but_time(reading: Client, small_model: Mode
     check_whole(tmp_path / "one", tmp_path / "undisturbed")
 
 
+def test_more_files_at_a_time_than_readers_and_room(reading: Client, small_model: Model, tmp_path: Path) -> None:
+    """Those that wait for a reader do not hold the room that those with one wait for."""
+    source = [write_gzip(tmp_path / f"{number}.jsonl.gz", 30, 4_000) for number in range(20)]
+    report = classify(source, tmp_path / "out", client=reading, model=small_model, chunk_size=10)
+    assert report.rows_read == 30 * len(source)
+    assert committed(tmp_path / "out") == 4 * len(source)  # three chunks of each, and its end
+
+
 class Warned(Progress):
     def __init__(self) -> None:
         self.messages: list[str] = []

@@ -28,22 +28,24 @@ _MANY, _LOOKED_AT = 100, 100
 for each, so that there are never many more requests than files.
 """
 
-_Changed = list[tuple[InputFile, str]]
+_Changed = list[tuple[str, str]]
+"""Locations of files, each with the reason."""
 
 
 def changed_chunks(plan: Plan) -> list[tuple[str, str]]:
     """The chunks of files that have changed, committed or not, each with the reason; those of a group as one name."""
-    remote = any(is_url(file.location) for file in plan.files[:1])
+    files = list({file.location: file for file in plan.files}.values())  # an archive once for all its members
+    remote = any(is_url(file.location) for file in files)
     with threads(_AT_ONCE if remote else available_cores()) as pool:
-        calls = _remote(plan.files) if remote else _local(plan.files)
-        found = {id(file): why for file, why in chain.from_iterable(pool.map(lambda call: call(), calls))}
+        calls = _remote(files) if remote else _local(files)
+        found = dict(chain.from_iterable(pool.map(lambda call: call(), calls)))
     if not found:
         return []
     return [
-        (f"part-{group.number:06d}-*", found[id(file)])
+        (f"part-{group.number:06d}-*", file.path + found[file.location])
         for group in plan.groups
         for file in group.files
-        if id(file) in found
+        if file.location in found
     ]
 
 
@@ -70,7 +72,7 @@ def _changed(files: Sequence[InputFile]) -> _Changed:
         try:
             check_unchanged(file)
         except InputChanged as error:
-            found.append((file, error.message))
+            found.append((file.location, error.message.removeprefix(file.path)))
     return found
 
 
