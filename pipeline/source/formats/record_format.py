@@ -61,6 +61,10 @@ class RecordFormat(Format):
     def split(self, buffer: bytes, final: bool) -> Split:
         """The records of `buffer`, which begins at a record; `final` where the stream ends with it."""
 
+    def quick_split(self, buffer: bytes, final: bool) -> Split:
+        """The same for records that are parsed next: some of their problems may be left for `parse` to find."""
+        return self.split(buffer, final)
+
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         return Schema((_COLUMN,), start=self.head(file).start, named=False)
 
@@ -112,7 +116,7 @@ class RecordFormat(Format):
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         file, row = fragment.file, fragment.first_row
         with open_at(file, fragment.start, fragment.stop) as source:
-            blocks = read_records(source, self.split, fragment.start, fragment.size, self.limits)
+            blocks = read_records(source, self.quick_split, fragment.start, fragment.size, self.limits)
             for chunk in PARSING.in_order(self._calls(blocks, file.path, row, selection, spans)):
                 yield chunk
                 row += chunk.rows_read
