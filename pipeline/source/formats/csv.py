@@ -251,9 +251,12 @@ class Csv(RecordFormat):
         return Dialect(self.delimiter, len(self.columns), self.limits)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        head = self.head(file)
         header = selection.header
-        found = Dialect(self.delimiter, None if header is None else len(header), self.limits)(head.data, head.final)
+        dialect = Dialect(self.delimiter, None if header is None else len(header), self.limits)
+        for head in self.heads(file):
+            found = dialect(head.data, head.final)
+            if len(found.starts) > max(1, len(found.problems)):
+                break
         if header is not None:
             if len(found.starts) and len(found.problems) == len(found.starts):
                 first = head.data[found.starts[0] : found.ends[0]].decode(UTF8, "replace")

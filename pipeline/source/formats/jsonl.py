@@ -50,9 +50,6 @@ _LINES_WITH_TYPES = 4
 _LINES_WITH_KEYS = 100
 """So many first lines say which columns a file has."""
 
-_HEAD_BYTES = 64 << 10
-"""That usually hold these lines."""
-
 _SAMPLED, _DIGITS = 50, 43
 """Python rejects integers of more than 4,300 digits: such a run has 43 digits at steps of 50 bytes."""
 
@@ -82,21 +79,22 @@ class Jsonl(RecordFormat):
         """The keys of the first lines that are objects, up to that by which all columns that are asked for are found;
         where there is none, these columns: each row has its own keys.
         """
-        head = self.head(file)
-        few = head.data[:_HEAD_BYTES]
-        found = self.split(few, head.final and len(few) == len(head.data))
-        if len(found.starts) < _LINES_WITH_KEYS:
-            found = self.split(head.data, head.final)
-        if len(found.starts) and _is_array(head.data[found.starts[0] : found.ends[0]]):
-            raise SourceError(
-                f"{file.path}: it holds a JSON array, not an object a line: convert it (jq -c '.[]' FILE > FILE.jsonl)"
-            )
-        lines = (head.data[s:e] for s, e in zip(found.starts, found.ends, strict=True))
-        keys: dict[str, None] = {}
         asked = {*(selection.text or ("text",)), *selection.columns}
-        for line in islice(lines, _LINES_WITH_KEYS):
-            keys |= dict.fromkeys(_keys_of(line))
-            if not (selection.keep_all and not selection.kept_types) and keys.keys() >= asked:
+        every = selection.keep_all and not selection.kept_types
+        for head in self.heads(file):
+            found = self.split(head.data, head.final)
+            if len(found.starts) and _is_array(head.data[found.starts[0] : found.ends[0]]):
+                raise SourceError(
+                    f"{file.path}: it holds a JSON array, not an object a line: convert it "
+                    "(jq -c '.[]' FILE > FILE.jsonl)"
+                )
+            lines = (head.data[s:e] for s, e in zip(found.starts, found.ends, strict=True))
+            keys: dict[str, None] = {}
+            for line in islice(lines, _LINES_WITH_KEYS):
+                keys |= dict.fromkeys(_keys_of(line))
+                if not every and keys.keys() >= asked:
+                    break
+            if len(found.starts) >= _LINES_WITH_KEYS or (not every and keys.keys() >= asked):
                 break
         return Schema(tuple(keys) or selection.columns or ("text",), start=head.start, complete=False)
 

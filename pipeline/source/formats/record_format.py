@@ -24,6 +24,9 @@ from pipeline.source.parsing import PARSING
 from pipeline.source.records import BOM, Records, Split, cut, read_records
 from pipeline.telemetry.spans import Span, span
 
+FEW_BYTES = 64 << 10
+"""Of a file: they usually hold its header, and a hundred lines."""
+
 _COLUMN = "text"
 
 
@@ -66,7 +69,7 @@ class RecordFormat(Format):
         return self.split(buffer, final)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        return Schema((_COLUMN,), start=self.head(file).start, named=False)
+        return Schema((_COLUMN,), start=self.head(file, FEW_BYTES).start, named=False)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         """A chunk of `records`, the first of which is record `first_row` of the file."""
@@ -76,15 +79,25 @@ class RecordFormat(Format):
         numbers = first_row + np.array(kept, np.int64)
         return assemble(path, numbers, table, selection, lambda i: records.raw(kept[i]), records.bad_rows(first_row))
 
-    def head(self, file: InputFile) -> Head:
-        """Raises SourceError where the file cannot be opened, UsageError where its encoding is plainly another."""
+    def heads(self, file: InputFile) -> Iterator[Head]:
+        """The head of a file, then a larger one, for who has not found what it looks for. Raises as `head`."""
+        head = self.head(file, FEW_BYTES)
+        yield head
+        if not head.final:
+            yield self.head(file, self.limits.block_bytes)
+
+    def head(self, file: InputFile, size: int) -> Head:
+        """The first `size` bytes; of a pipe, all that have arrived.
+
+        Raises SourceError where the file cannot be opened, UsageError where its encoding is plainly another.
+        """
         if isinstance(file, Piped):
             return file.first
         block, final, failure = b"", False, None
-        with open_at(file) as stream:
+        with open_at(file, peek=True) as stream:
             try:
-                while len(block) < self.limits.block_bytes and not final:
-                    more = stream.read(self.limits.block_bytes - len(block))
+                while len(block) < size and not final:
+                    more = stream.read(size - len(block))
                     block, final = block + more, not more
             except InputChanged:
                 raise
