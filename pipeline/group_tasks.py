@@ -53,7 +53,8 @@ def label_group(group: Group, alone: bool, job: Job) -> Labelled:
     end = None
     with _Labelling(job, alone) as labelling:
         spans: list[Span] = []
-        with closing(STATE.read_group(group, job.selection, job.chunk_rows, labelling.is_committed, spans)) as reading:
+        answer = STATE.read_group(group, job.selection, job.chunk_rows, labelling.is_committed, spans)
+        with STATE.reading, closing(answer) as reading:
             while end is None and labelling.may_read():
                 with span("read", spans, "read", number=labelling.begun):
                     found = next(reading)
@@ -72,7 +73,7 @@ def label_run(run: Run, alone: bool, job: Job) -> Labelled:
     """
     with _Labelling(job, alone) as labelling:
         spans: list[Span] = []
-        with closing(STATE.read_run(run, job.selection, labelling.is_committed, spans)) as reading:
+        with STATE.reading, closing(STATE.read_run(run, job.selection, labelling.is_committed, spans)) as reading:
             while labelling.begun < len(run.units) and labelling.may_read():
                 number = number_of(run.units[labelling.begun].name)
                 with span("read", spans, "read", number=number):

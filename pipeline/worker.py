@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pipeline.engine.base import Backend, Engine
@@ -32,8 +32,10 @@ class WorkerState:
     open_engine, read, read_group, read_run, commit: the functions that the plugin and the tasks call; assign another to
     replace one on a worker. computing: a lock, held while a chunk is computed and while engines are loaded or closed:
     an engine has one ring of slots (on a CPU one pool of threads), and must not be closed while it computes. readers:
-    the processes that read, where there are some; else this one does. room: for chunks of groups and runs. labelling:
-    threads that classify and write these. stopped: the runs of the graph that begin no further chunk here.
+    the processes that read, where there are some; else this one does. reading: held by each task of a group or run that
+    reads, of which there are no more than processes: one that waited for a process would hold room that others need.
+    room: for chunks of groups and runs. labelling: threads that classify and write these. stopped: the runs of the
+    graph that begin no further chunk here.
     """
 
     def __init__(self) -> None:
@@ -42,6 +44,7 @@ class WorkerState:
         self.commit = commit_chunk
         self.computing: AbstractContextManager[object] = threading.Lock()
         self.readers: Readers | None = None
+        self.reading: AbstractContextManager[object] = nullcontext()
         self.room = Room()
         self.labelling = ThreadPoolExecutor(_MOST_LABELLED, "broadsheet-label")
         self.stopped: set[str] = set()
@@ -67,12 +70,13 @@ class WorkerState:
                 del self._places[key]
             if not self.engines and self.readers is not None:
                 self.readers.close()
-                self.readers = None
+                self.readers, self.reading = None, nullcontext()
 
     def read_in_processes(self, count: int) -> None:
         """Read in so many processes, which start now, until the last engine is given up."""
         if self.readers is None:
             self.readers = Readers(count)
+            self.reading = threading.Semaphore(count)
 
     def _read_unit(self, *given: Any) -> Chunk:
         return self.readers.read_unit(*given) if self.readers else read_unit(*given)

@@ -74,6 +74,7 @@ def pids_of(parent: int) -> set[int]:
 
 def write_gzip(path: Path, rows: int, characters: int = 120) -> Path:
     """Rows, of which every seventh cannot be parsed."""
+    path.parent.mkdir(exist_ok=True)
     lines = [json.dumps({"id": i, "text": os.urandom(characters // 2).hex()}) if i % 7 else "{" for i in range(rows)]
     path.write_bytes(gzip.compress("\n".join(lines).encode(), 1))
     return path
@@ -175,6 +176,15 @@ def test_a_lost_reader_costs_nothing_but_time(reading: Client, small_model: Mode
     assert report.exit_code == 0
     assert report.tally == whole.tally
     check_whole(tmp_path / "one", tmp_path / "undisturbed")
+
+
+def test_many_groups_and_few_processes(reading: Client, small_model: Model, tmp_path: Path) -> None:
+    """Groups that wait for a process take no room from those that have one and want to read on."""
+    for number in range(20):
+        write_gzip(tmp_path / "in" / f"{number:02}.jsonl.gz", 60, 1_200)
+    report = classify(tmp_path / "in", tmp_path / "out", client=reading, model=small_model, chunk_size=20)
+    assert (report.rows_read, report.exit_code) == (1_200, 0)
+    assert committed(tmp_path / "out") == 60 + 20
 
 
 class Warned(Progress):

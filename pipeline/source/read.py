@@ -141,23 +141,22 @@ class _Reading:
         most = min((file.format.limits.chunk_bytes for file in self.group.files), default=0)
         cutting = Cutting(self.chunk_rows, most)
         waiting: list[Piece] = []
+        size = 0  # of those that wait
         skipped = False
         for piece in self._pieces():
             sizes = held_bytes(piece.sizes, self.selection) if isinstance(piece, Lines) else piece.sizes
             for first, last, new in cutting.cut(sizes):
-                if waiting and (new or not self._fits(waiting, piece)):
+                fits = waiting and joinable(waiting[-1], piece) and size + piece.size <= _PARSED_AT_ONCE
+                if waiting and (new or not fits):
                     yield self._call(waiting, skipped)
-                    waiting = []
+                    waiting, size = [], 0
                 if new:
                     self.chunks += 1
                     skipped = self.skip(part_name(self.group.number, self.chunks - 1))
                 waiting.append(piece.slice(first, last))
+                size += waiting[-1].size
         if waiting:
             yield self._call(waiting, skipped)
-
-    @staticmethod
-    def _fits(waiting: list[Piece], piece: Piece) -> bool:
-        return joinable(waiting[-1], piece) and sum(one.size for one in waiting) + piece.size <= _PARSED_AT_ONCE
 
     def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], _Part]:
         number, sources = self.chunks - 1, [(piece.file.path, piece.row, len(piece)) for piece in pieces]

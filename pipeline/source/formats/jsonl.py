@@ -24,7 +24,7 @@ from pipeline.source.chunk import BadRow, Chunk, Selection, assemble, concat, no
 from pipeline.source.encoding import UTF8, why_not_decoded
 from pipeline.source.formats.base import InputFile, Schema
 from pipeline.source.formats.json_strings import Strings, is_worth_cutting, lines_refused
-from pipeline.source.formats.record_format import RecordFormat
+from pipeline.source.formats.record_format import Head, RecordFormat
 from pipeline.source.records import Records, Split, split_lines
 
 _BLANK = b" \t\r"
@@ -82,24 +82,34 @@ class Jsonl(RecordFormat):
         asked = {*(selection.text or ("text",)), *selection.columns}
         every = selection.keep_all and not selection.kept_types
         for head in self.heads(file):
-            found = self.split(head.data, head.final)
-            if len(found.starts) and _is_array(head.data[found.starts[0] : found.ends[0]]):
-                raise SourceError(
-                    f"{file.path}: it holds a JSON array, not an object a line: convert it "
-                    "(jq -c '.[]' FILE > FILE.jsonl)"
-                )
-            lines = (head.data[s:e] for s, e in zip(found.starts, found.ends, strict=True))
             keys: dict[str, None] = {}
-            for line in islice(lines, _LINES_WITH_KEYS):
+            lines = 0
+            for line in islice(_lines(head), _LINES_WITH_KEYS):
+                if not lines and _is_array(line):
+                    raise SourceError(
+                        f"{file.path}: it holds a JSON array, not an object a line: convert it "
+                        "(jq -c '.[]' FILE > FILE.jsonl)"
+                    )
                 keys |= dict.fromkeys(_keys_of(line))
+                lines += 1
                 if not every and keys.keys() >= asked:
                     break
-            if len(found.starts) >= _LINES_WITH_KEYS or (not every and keys.keys() >= asked):
+            if lines == _LINES_WITH_KEYS or (not every and keys.keys() >= asked):
                 break
         return Schema(tuple(keys) or selection.columns or ("text",), start=head.start, complete=False)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         return concat(list(_chunks(records, path, first_row, selection)))
+
+
+def _lines(head: Head) -> Iterator[bytes]:
+    """The lines that are not blank, without their ends, as `split` finds them."""
+    data, at = head.data, 0
+    while (end := data.find(b"\n", at)) >= 0 or (head.final and at < len(data)):
+        end = len(data) if end < 0 else end
+        line, at = data[at:end].removesuffix(b"\r"), end + 1
+        if line.strip(_BLANK):
+            yield line
 
 
 def _is_array(line: bytes) -> bool:
