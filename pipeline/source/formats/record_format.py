@@ -109,7 +109,8 @@ class RecordFormat(Format):
         return Head(block[start:], start, final, failure)
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
-        return FilePlan(self._cut(file, schema.start, selection, chunk_rows, scan(file, schema.start, self.split)))
+        blocks = scan(file, schema.start, self.quick_split, self.split)
+        return FilePlan(self._cut(file, schema.start, selection, chunk_rows, blocks))
 
     def _cut(
         self, file: InputFile, start: int, selection: Selection, chunk_rows: int, blocks: Iterator[Records]
