@@ -421,7 +421,7 @@ def _good(records: Records) -> tuple[NDArray[np.int64], bytes | memoryview]:
     good = np.ones(len(records), np.bool_)
     good[list(records.problems)] = False
     kept, data = np.flatnonzero(good), memoryview(records.data)
-    if len(kept) == len(records):
+    if 0 < len(kept) == len(records):
         return kept, data[int(records.starts[0]) : int(records.ends[-1])]
     bounds = zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True)
     return kept, b"\n".join([data[start:end] for start, end in bounds])
