@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from threading import BoundedSemaphore
@@ -34,6 +35,9 @@ MOST_THREADS = 16
 """More threads than this wait for each other at the GIL: on 64 cores 4, 8, 12, 16, 32 and 64 threads scanned a CSV at
 960, 1,550, 1,890, 2,080, 1,020 and 890 MB/s.
 """
+
+_BLOCK_BYTES = 2 << 20
+"""Read at once, so that it stays in a core's cache: one scans 3.6 GB/s of long JSON lines, in blocks of 8 MiB 1.0."""
 
 _GUESSES, _CONVINCING = 64, 50  # line ends tried; records after one that must have no problem
 
@@ -157,8 +161,10 @@ def _read_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segm
     offsets, sizes = [_NONE], [_NONE]
     bad: list[int] = []
     count, after = 0, file.stored
+    limits = file.format.limits
+    limits = replace(limits, block_bytes=min(limits.block_bytes, _BLOCK_BYTES))
     with open_at(file, begin) as stream:
-        for records in read_records(stream, split, begin, file.stored - begin, file.format.limits):
+        for records in read_records(stream, split, begin, file.stored - begin, limits):
             inside = int(records.offsets.searchsorted(stop))
             offsets.append((records.offsets[:inside] - begin).astype(np.uint32))
             sizes.append(np.minimum(records.ends - records.starts, _MOST_SIZE)[:inside].astype(np.uint32))
