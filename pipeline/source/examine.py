@@ -36,7 +36,7 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     if file.size == 0:
         raise SourceError(f"{file.path}: the file is empty")
     file = identified(file)
-    with open_at(file) as stream:
+    with open_at(file, peek=True) as stream:
         _refuse_other(file.path, stream.read(_FIRST_BYTES), file.format)
     schema = file.format.schema(file, selection)
     refuse_twice(file.path, schema)
