@@ -24,7 +24,7 @@ import pyarrow as pa
 from pipeline.beside import beside
 from pipeline.engine.base import Backend
 from pipeline.engine.open import expected_device, why_gpu_unused
-from pipeline.errors import OutputError, SourceError, UsageError
+from pipeline.errors import OutputError, OutputUnavailable, SourceError, UsageError
 from pipeline.graph import Event, classify_chunks
 from pipeline.model.charcnn import Model
 from pipeline.options import Options
@@ -159,6 +159,14 @@ def run_job(request: Request) -> JobReport:
 
 
 def _run(prepared: Prepared) -> JobReport:
+    """Raises what stops the job. Where its output is out of reach, a message says so once, with the remedy."""
+    try:
+        return _phases(prepared)
+    except OutputUnavailable as error:
+        raise OutputUnavailable(f"{error.message}. Then continue with --resume: what is committed stays") from error
+
+
+def _phases(prepared: Prepared) -> JobReport:
     request = prepared.request
     if isinstance(request.cluster, Running):
         client = request.cluster.client

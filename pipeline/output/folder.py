@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 
-from pipeline.errors import BroadsheetError, OutputError, UsageError
+from pipeline.errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
 from pipeline.output import layout
 from pipeline.output.account import Committed, Gap, gaps, groups_of
 from pipeline.output.check import check_chunk
@@ -158,8 +158,10 @@ class OutputFolder:
         manifest = Manifest(fingerprint=fingerprint, schema=_hex(schema), plan=digest)
         try:
             self._begin(manifest, plan, overwrite, partial(check_claim, store, job))
+        except OutputUnavailable:
+            raise
         except BaseException:
-            with suppress(OutputError):
+            with suppress(BroadsheetError):
                 if claimed_by(store) == job:
                     store.remove(CLAIM)  # so that the same command can be given again
             raise
@@ -167,18 +169,20 @@ class OutputFolder:
     def _begin(self, manifest: Manifest, plan: bytes | None, overwrite: bool, check: Callable[[], None]) -> None:
         """Old content is removed, a manifest last, so that an interrupted removal can still be recognised."""
         store = self.store
-        old = (_OLD_QUARANTINE, *(() if store.replaces else (PLAN, MANIFEST)))
-        if overwrite:
-            old = (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, *self._update_plans(), MANIFEST, OLD_MANIFEST)
+        files = {PLAN: plan, MANIFEST: to_json(manifest)}
         if overwrite:
             store.remove_attempts(())
+            old = [SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, *self._update_plans(), MANIFEST, OLD_MANIFEST]
+        else:  # of a run of this job that was killed, or of one beside this one, which writes the same
+            there = [name for name in files if store.has(name)]
+            old = [_OLD_QUARANTINE, *(name for name in there if store.read(name) != files[name])]
         for name in old:
             check()
             store.remove(name)
         store.make(FOLDERS)
-        if plan is not None:
-            store.add(PLAN, plan, check)
-        store.add(MANIFEST, to_json(manifest), check)
+        for name, data in files.items():
+            if data is not None:
+                store.add(name, data, check)
 
     def begin_update(self, number: int, plan: bytes, job: str) -> None:
         """Save the plan of an update, which only one run can do, and remove _SUCCESS. number: of the update, from 1.
@@ -225,8 +229,7 @@ class OutputFolder:
         found = sum(not layout.is_closing(name) for name in files)
         if totals is not None and found != totals.chunks:
             raise OutputError(f"{self.path} has {found:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
-        counted = {name: entry.digest for name, entry in self.entries(job, groups_of(plan)).chunks.items()}
-        self._check_committed(manifest, plan, counted, check)
+        self._check_committed(manifest, plan, {}, check)
         self.store.add(SUCCESS, b"", check)
 
     def take_up(self) -> Manifest | None:
@@ -297,7 +300,7 @@ class OutputFolder:
         damaged one.
         """
         chunks, closed = {}, {}
-        for entry in self._entries(job, groups):
+        for entry in self._entries(self._entry_files(job, groups), job):
             if isinstance(entry, OutputError):
                 raise entry
             if isinstance(entry, Entry):
@@ -320,8 +323,9 @@ class OutputFolder:
         finished = not update and (manifest.totals is not None or self.store.has(SUCCESS))
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
-
-        size = self.store.sizes((PARTS, QUARANTINE))
+        names = self._entry_files(job, groups if update else None)
+        entries = [entry for entry in self._entries(names, job) if not isinstance(entry, OutputError)]
+        size = self.store.sizes((PARTS, QUARANTINE))  # once the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
             if not _is_of(entry, len(classes), {*classes}):
@@ -334,10 +338,8 @@ class OutputFolder:
                 return False
             return True
 
-        within = groups if update else None
-        entries = [entry for entry in self._entries(job, within) if not isinstance(entry, OutputError)]
-        found = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
-        read = dict(found)
+        chunks = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
+        found = dict(chunks)
         closed = {entry.group: entry for entry in entries if isinstance(entry, ClosingEntry)}
         for gap in gaps(Committed(found, closed), plan):
             found.pop(gap.chunk or "", None)
@@ -345,34 +347,22 @@ class OutputFolder:
         with self._readers() as pool:
             whole = list(pool.map(is_whole, found.values()))
         found = {chunk: entry for (chunk, entry), kept in zip(found.items(), whole, strict=True) if kept}
-        for entry in entries:
-            if isinstance(entry, Entry) and entry.chunk not in found:
-                self.check_claim(job)
-                self.store.remove(entry.file_name)  # or a worker would take the chunk for one that is committed
+        kept = {entry.file_name for entry in (*found.values(), *closed.values())}
+        lost = [file.name for chunk, entry in chunks.items() if chunk not in found for file in entry.files]
+        self.check_claim(job)
         if finished and (manifest.totals is None or manifest.totals.chunks != len(found)):
             self.store.remove(SUCCESS)
-        if not self.store.replaces:
-            named = {entry.file_name for entry in found.values()} | {end.file_name for end in closed.values()}
-            self._make_way(self._entry_files(job, within), named, read, found)
+        self.store.remove_all([name for name in names if name not in kept])  # or a worker would count these chunks
+        self.store.remove_all(lost)  # then only: what has an entry is there
         return Committed(found, closed)
-
-    def _make_way(
-        self, ours: Iterable[str], whole: set[str], read: Mapping[str, Entry], kept: Mapping[str, Entry]
-    ) -> None:
-        """Remove what is computed again, where it could not be replaced: entries that are not `whole`, and the files
-        of those that were `read` and not `kept`.
-        """
-        names = {name for name in ours if name not in whole}
-        names.update(file.name for chunk, entry in read.items() if chunk not in kept for file in entry.files)
-        self.store.remove_all(names)
 
     def _entry_files(self, job: str, groups: range | None) -> list[str]:
         """The names of the entries of a job, of these groups or all."""
         ours = (name for name in self.store.files(ENTRIES) if layout.of_job(name, job))
         return [name for name in ours if groups is None or _group_of(name, job) in groups]
 
-    def _entries(self, job: str, groups: range | None) -> Iterator[Entry | ClosingEntry | OutputError]:
-        """The entries of a job, and errors for damaged ones."""
+    def _entries(self, files: list[str], job: str) -> Iterator[Entry | ClosingEntry | OutputError]:
+        """The entries of a job in these files, and errors for damaged ones."""
 
         def read(name: str) -> Entry | ClosingEntry | OutputError:
             kind: type[Entry | ClosingEntry] = ClosingEntry if layout.is_closing(name) else Entry
@@ -385,7 +375,6 @@ class OutputFolder:
                 return OutputError(f"{error.message}: {REPAIR}")
 
         names = self.manifest().fingerprint.settings.names
-        files = self._entry_files(job, groups)
         with self._readers() as pool:
             for name, found in zip(files, pool.map(read, files), strict=True):
                 if isinstance(found, OutputError):
@@ -499,7 +488,7 @@ class OutputFolder:
         for chunk in {gap.chunk for gap in wrong if gap.chunk}:
             check()
             self.store.remove(layout.entry_file(chunk, job))
-            if not self.store.replaces and chunk in committed.chunks:
+            if chunk in committed.chunks:
                 self.store.remove_all([file.name for file in committed.chunks[chunk].files])
         for group in {gap.group for gap in wrong if gap.group is not None}:
             check()
