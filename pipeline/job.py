@@ -163,7 +163,7 @@ def _run(prepared: Prepared) -> JobReport:
     try:
         return _phases(prepared)
     except OutputUnavailable as error:
-        raise OutputUnavailable(f"{error.message}. Then continue with --resume: what is committed stays") from error
+        raise OutputUnavailable(f"{error.message}. What is committed stays: continue with --resume") from error
 
 
 def _phases(prepared: Prepared) -> JobReport:

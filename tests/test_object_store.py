@@ -205,7 +205,7 @@ def test_a_job_whose_store_stays_out_of_reach_ends_with_one_message_and_is_resum
     with pytest.raises(BroadsheetError) as error:
         run(s3.url, endpoint=proxy.url)
     what = r"cannot be (written|read): the credentials have expired: renew them \([A-Z_a-z, ]+\)"
-    remedy = r"Then continue with resume=True: what is committed stays"
+    remedy = r"What is committed stays: continue with resume=True"
     assert re.fullmatch(rf"{s3.url}/\S+ {what}\. {remedy}", str(error.value))
     proxy.decide = lambda method, path: None
     assert 3 <= run(s3.url, endpoint=proxy.url, resume=True).run.chunks_before < 10

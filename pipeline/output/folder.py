@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
 from pipeline.output import layout
-from pipeline.output.account import Committed, Gap, gaps, groups_of
+from pipeline.output.account import Committed, Gap, gaps, groups_of, open_to_change
 from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, claim, claimed_by, is_claimed, take_over
 from pipeline.output.commit import commit_end, committed_entry, read_committed
@@ -47,6 +47,7 @@ from pipeline.output.record import (
 )
 from pipeline.output.saved_plan import check_plan, together
 from pipeline.output.store import Location, Store
+from pipeline.output.totals import totals_of
 from pipeline.output.where import Where
 from pipeline.source.chunk import NO_TRUTH
 from pipeline.source.group import GroupEnd, part_name
@@ -314,8 +315,9 @@ class OutputFolder:
         than `classes` or other rows than their group, or whose files are not there in their size. Such a chunk is
         computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
 
-        A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and if an entry
-        is not as it should be, the job is no longer finished.
+        A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and groups in
+        which files could not be read, or not wholly, are read again from there on. If an entry is not as it should be,
+        or is to change, the job is no longer finished.
         """
         manifest = self.manifest()
         plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
@@ -341,6 +343,10 @@ class OutputFolder:
         chunks = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
         found = dict(chunks)
         closed = {entry.group: entry for entry in entries if isinstance(entry, ClosingEntry)}
+        again = [closing for closing in closed.values() if finished and closing.problems]
+        for closing in again:
+            for chunk in open_to_change(closed.pop(closing.group), chunks):
+                found.pop(chunk, None)
         for gap in gaps(Committed(found, closed), plan):
             found.pop(gap.chunk or "", None)
             closed.pop(-1 if gap.group is None else gap.group, None)
@@ -350,7 +356,7 @@ class OutputFolder:
         kept = {entry.file_name for entry in (*found.values(), *closed.values())}
         lost = [file.name for chunk, entry in chunks.items() if chunk not in found for file in entry.files]
         self.check_claim(job)
-        if finished and (manifest.totals is None or manifest.totals.chunks != len(found)):
+        if finished and (again or manifest.totals is None or manifest.totals.chunks != len(found)):
             self.store.remove(SUCCESS)
         self.store.remove_all([name for name in names if name not in kept])  # or a worker would count these chunks
         self.store.remove_all(lost)  # then only: what has an entry is there
@@ -423,11 +429,9 @@ class OutputFolder:
             if not self.under_way(manifest):
                 self.store.add(SUCCESS, b"", check)
             return
+        if update and manifest.totals is None:
+            raise OutputError(f"{self.path} is not finished: continue with --resume")
         plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
-        if update:
-            manifest = self._updated(manifest, update, totals)
-        else:
-            manifest = msgspec.structs.replace(manifest, totals=totals, schema=_hex(schema))
         groups = groups_of(plan)
         others = {group for number in range(update) for group in groups_of(self.plan_of(manifest, number))}
         self.store.remove_attempts(FOLDERS)
@@ -438,16 +442,22 @@ class OutputFolder:
         parts = {file.name for entry in committed.chunks.values() for file in entry.files}
         self._remove_others((PARTS, QUARANTINE), lambda name: name in parts or _group_of(name, job) in others, check)
         self.store.remove_empty_folders(PARTS)
+        manifest = msgspec.structs.replace(
+            manifest, totals=totals, schema=_hex(schema), updates=self._updates(manifest, update, committed)
+        )
         self.store.update(MANIFEST, before, to_json(manifest), check)
         self.store.add(SUCCESS, b"", check)
 
-    def _updated(self, manifest: Manifest, number: int, totals: Totals) -> Manifest:
-        """The manifest with one more update. totals: of the folder, with it. Raises OutputError."""
-        if manifest.totals is None:
-            raise OutputError(f"{self.path} is not finished: continue with --resume")
-        data = self.store.read(layout.update_plan(number, manifest.fingerprint.id))
-        update = Update(plan=hashlib.sha256(data).hexdigest(), totals=totals.since(manifest.totals))
-        return msgspec.structs.replace(manifest, totals=totals, updates=(*manifest.updates, update))
+    def _updates(self, manifest: Manifest, number: int, committed: Committed) -> tuple[Update, ...]:
+        """Those of the manifest and the one of this number; with 0, those of the manifest counted anew. committed: of
+        that update, or of all. Raises OutputError.
+        """
+        job, counted = manifest.fingerprint.id, []
+        for each in [number] if number else range(1, 1 + len(manifest.updates)):
+            data = self.store.read(layout.update_plan(each, job))
+            totals = totals_of(committed, self.plan_of(manifest, each))
+            counted.append(Update(plan=hashlib.sha256(data).hexdigest(), totals=totals))
+        return (*(manifest.updates if number else ()), *counted)
 
     def _remove_others(
         self, folders: tuple[str, ...], is_ours: Callable[[str], bool], check: Callable[[], None]
