@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from dask import config as dask_config
 from distributed import Client
-from jobs import check_whole, committed
+from jobs import check_whole, committed, spans_of
 
 from cluster import connect
 from pipeline import SourceError, classify
@@ -90,6 +90,8 @@ def test_a_worker_lost_in_the_middle_of_a_group(
     check_whole(tmp_path / "out", tmp_path / "undisturbed")
     times = Counter((folder / "commits").read_text().split())
     assert set(times.values()) == {1}, times
+    computed = Counter(span["chunk"] for span in spans_of(tmp_path / "out") if span["name"] == "infer")
+    assert computed == times  # the spans of the lost worker too
 
 
 class Interrupted(Progress):

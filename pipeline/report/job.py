@@ -191,6 +191,7 @@ class JobReport:
         run = self.run
         if isinstance(event, Noted):
             run.reach.note(event.name, event.rows, event.stored)
+            run.timeline.add(event.name, event.rows, event.spans, event.place)
         elif isinstance(event, GroupEnd):
             self.close(event)
         elif isinstance(event, Stopped):
