@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 import pyarrow as pa
 
 from pipeline.errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
 from pipeline.output import layout
-from pipeline.output.account import Committed, Gap, gaps, groups_of, open_to_change
+from pipeline.output.account import Committed, gaps, groups_of, open_to_change
 from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, claim, claimed_by, is_claimed, take_over
-from pipeline.output.commit import commit_end, committed_entry, read_committed
+from pipeline.output.commit import commit_end, committed_entry
 from pipeline.output.layout import (
     CLAIM,
     ENTRIES,
@@ -39,15 +37,12 @@ from pipeline.output.record import (
     Manifest,
     OtherVersion,
     SavedPlan,
-    Totals,
-    Update,
     from_json,
     listing_digest,
     to_json,
 )
 from pipeline.output.saved_plan import check_plan, together
 from pipeline.output.store import Location, Store
-from pipeline.output.totals import totals_of
 from pipeline.output.where import Where
 from pipeline.source.chunk import NO_TRUTH
 from pipeline.source.group import GroupEnd, part_name
@@ -156,7 +151,7 @@ class OutputFolder:
             if self.is_begun and not self._is_damaged:
                 return  # by another run of this job, since this one looked
         digest = None if plan is None else hashlib.sha256(plan).hexdigest()
-        manifest = Manifest(fingerprint=fingerprint, schema=_hex(schema), plan=digest)
+        manifest = Manifest(fingerprint=fingerprint, schema=schema_hex(schema), plan=digest)
         try:
             self._begin(manifest, plan, overwrite, partial(check_claim, store, job))
         except OutputUnavailable:
@@ -207,7 +202,7 @@ class OutputFolder:
         self.check_claim(job)
         first = groups_of(plan).start
         names = [name for folder in (ENTRIES, PARTS, QUARANTINE) for name in self.store.files(folder)]
-        self.store.remove_all([name for name in names if _group_of(name, job) >= first])
+        self.store.remove_all([name for name in names if layout.group_in(name, job) >= first])
         self.store.remove(layout.update_plan(number, job))
 
     def under_way(self, manifest: Manifest) -> int | None:
@@ -217,21 +212,6 @@ class OutputFolder:
 
     def _update_plans(self) -> list[str]:
         return [name for name in self.store.names() if layout.is_update_plan(name)]
-
-    def seal(self, manifest: Manifest) -> None:
-        """Write _SUCCESS, where a job or its last update was killed between its totals and that.
-
-        Raises OutputError where not all is there as it was committed.
-        """
-        job, totals = manifest.fingerprint.id, manifest.totals
-        check = partial(check_claim, self.store, job)
-        plan = self.plan_of(manifest, len(manifest.updates))
-        files = self._entry_files(job, range(groups_of(plan).stop))
-        found = sum(not layout.is_closing(name) for name in files)
-        if totals is not None and found != totals.chunks:
-            raise OutputError(f"{self.path} has {found:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
-        self._check_committed(manifest, plan, {}, check)
-        self.store.add(SUCCESS, b"", check)
 
     def take_up(self) -> Manifest | None:
         """Resume the job of this folder; None where it has to begin anew: there is no manifest, or it is damaged, but
@@ -301,7 +281,7 @@ class OutputFolder:
         damaged one.
         """
         chunks, closed = {}, {}
-        for entry in self._entries(self._entry_files(job, groups), job):
+        for entry in self._entries(self.entry_files(job, groups), job):
             if isinstance(entry, OutputError):
                 raise entry
             if isinstance(entry, Entry):
@@ -325,7 +305,7 @@ class OutputFolder:
         finished = not update and (manifest.totals is not None or self.store.has(SUCCESS))
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
-        names = self._entry_files(job, groups if update else None)
+        names = self.entry_files(job, groups if update else None)
         entries = [entry for entry in self._entries(names, job) if not isinstance(entry, OutputError)]
         size = self.store.sizes((PARTS, QUARANTINE))  # once the entries are read: another run may commit meanwhile
 
@@ -350,10 +330,10 @@ class OutputFolder:
         for gap in gaps(Committed(found, closed), plan):
             found.pop(gap.chunk or "", None)
             closed.pop(-1 if gap.group is None else gap.group, None)
-        with self._readers() as pool:
+        with threads(self.store.readers) as pool:
             whole = list(pool.map(is_whole, found.values()))
         found = {chunk: entry for (chunk, entry), kept in zip(found.items(), whole, strict=True) if kept}
-        kept = {entry.file_name for entry in (*found.values(), *closed.values())}
+        kept = {entry.file_name for entry in found.values()} | {end.file_name for end in closed.values()}
         lost = [file.name for chunk, entry in chunks.items() if chunk not in found for file in entry.files]
         self.check_claim(job)
         if finished and (again or manifest.totals is None or manifest.totals.chunks != len(found)):
@@ -362,10 +342,10 @@ class OutputFolder:
         self.store.remove_all(lost)  # then only: what has an entry is there
         return Committed(found, closed)
 
-    def _entry_files(self, job: str, groups: range | None) -> list[str]:
+    def entry_files(self, job: str, groups: range | None) -> list[str]:
         """The names of the entries of a job, of these groups or all."""
         ours = (name for name in self.store.files(ENTRIES) if layout.of_job(name, job))
-        return [name for name in ours if groups is None or _group_of(name, job) in groups]
+        return [name for name in ours if groups is None or layout.group_in(name, job) in groups]
 
     def _entries(self, files: list[str], job: str) -> Iterator[Entry | ClosingEntry | OutputError]:
         """The entries of a job in these files, and errors for damaged ones."""
@@ -381,7 +361,7 @@ class OutputFolder:
                 return OutputError(f"{error.message}: {REPAIR}")
 
         names = self.manifest().fingerprint.settings.names
-        with self._readers() as pool:
+        with threads(self.store.readers) as pool:
             for name, found in zip(files, pool.map(read, files), strict=True):
                 if isinstance(found, OutputError):
                     yield found
@@ -389,9 +369,6 @@ class OutputFolder:
                     yield OutputError(f"{self.path / name} is the entry of {found.file_name}: {REPAIR}")
                 elif found.job == job:
                     yield found
-
-    def _readers(self) -> AbstractContextManager[ThreadPoolExecutor]:
-        return threads(self.store.readers)
 
     def close(self, end: GroupEnd, job: str) -> None:
         """Commit the end of a group. Raises OutputError, also where another job took the folder."""
@@ -407,105 +384,6 @@ class OutputFolder:
             chunks = [name.rpartition("-")[0] for name in files if name.startswith(part_name(which, 0)[:-7])]
         found = {chunk: committed_entry(self.store, chunk, job, names) for chunk in chunks}
         return {chunk: entry for chunk, entry in found.items() if entry is not None}
-
-    def finish(
-        self, totals: Totals, schema: pa.Schema, job: str, counted: Mapping[str, bytes], update: int, updates: int
-    ) -> None:
-        """Check all that was committed, and write the totals into the manifest, then _SUCCESS.
-
-        schema: of the job's parts. counted: the digest of the entry of each chunk that this run has counted: of the
-        update of number `update`, or if that is 0 of the whole job with its `updates`. Whatever belongs to none of
-        these entries, such as files of a job that was overwritten, and temporary files are removed; those of earlier
-        updates are not looked at. Raises OutputError where another job took the folder, or where not all is there as it
-        was committed.
-        """
-        check = partial(check_claim, self.store, job)
-        check()
-        before = self.store.read(MANIFEST)
-        manifest = self.manifest()
-        if not update and (len(manifest.updates) != updates or self.under_way(manifest)):
-            raise OutputError(f"{self.path} was updated while this job ran: its labels are there, and complete")
-        if update and update <= len(manifest.updates):  # another run of this update has finished it
-            if not self.under_way(manifest):
-                self.store.add(SUCCESS, b"", check)
-            return
-        if update and manifest.totals is None:
-            raise OutputError(f"{self.path} is not finished: continue with --resume")
-        plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
-        groups = groups_of(plan)
-        others = {group for number in range(update) for group in groups_of(self.plan_of(manifest, number))}
-        self.store.remove_attempts(FOLDERS)
-        ours = {layout.entry_file(chunk, job) for chunk in counted}
-        ours |= {layout.closing_file(number, job) for number in groups}
-        self._remove_others((ENTRIES,), lambda name: name in ours or _group_of(name, job) in others, check)
-        committed = self._check_committed(manifest, plan, counted, check)
-        parts = {file.name for entry in committed.chunks.values() for file in entry.files}
-        self._remove_others((PARTS, QUARANTINE), lambda name: name in parts or _group_of(name, job) in others, check)
-        self.store.remove_empty_folders(PARTS)
-        manifest = msgspec.structs.replace(
-            manifest, totals=totals, schema=_hex(schema), updates=self._updates(manifest, update, committed)
-        )
-        self.store.update(MANIFEST, before, to_json(manifest), check)
-        self.store.add(SUCCESS, b"", check)
-
-    def _updates(self, manifest: Manifest, number: int, committed: Committed) -> tuple[Update, ...]:
-        """Those of the manifest and the one of this number; with 0, those of the manifest counted anew. committed: of
-        that update, or of all. Raises OutputError.
-        """
-        job, counted = manifest.fingerprint.id, []
-        for each in [number] if number else range(1, 1 + len(manifest.updates)):
-            data = self.store.read(layout.update_plan(each, job))
-            totals = totals_of(committed, self.plan_of(manifest, each))
-            counted.append(Update(plan=hashlib.sha256(data).hexdigest(), totals=totals))
-        return (*(manifest.updates if number else ()), *counted)
-
-    def _remove_others(
-        self, folders: tuple[str, ...], is_ours: Callable[[str], bool], check: Callable[[], None]
-    ) -> None:
-        for name in (name for folder in folders for name in self.store.files(folder)):
-            if not is_ours(name):
-                check()  # it might be that of a job that has taken the folder just now
-                self.store.remove(name)
-
-    def _check_committed(
-        self, manifest: Manifest, plan: SavedPlan | None, counted: Mapping[str, bytes], check: Callable[[], None]
-    ) -> Committed:
-        """The entries, which must be those that were counted, with their files as they were written.
-
-        Otherwise raises OutputError, and the entries of the chunks that are not so are removed, so that a resumed job
-        computes these again.
-        """
-        job = manifest.fingerprint.id
-        committed = self.entries(job, groups_of(plan))
-        wrong = list(gaps(committed, plan))
-        for chunk, digest in counted.items():
-            entry, path = committed.chunks.get(chunk), self.path / layout.entry_file(chunk, job)
-            if entry is None:
-                wrong.insert(0, Gap(f"{path} was removed while the job ran", chunk))
-            elif entry.digest != digest:
-                wrong.insert(0, Gap(f"{path} was changed while the job ran", chunk))
-
-        def damage(entry: Entry) -> Gap | None:
-            try:
-                for file in entry.files:
-                    read_committed(self.store, file)
-            except OutputError as error:
-                return Gap(error.message, entry.chunk)
-            return None
-
-        with self._readers() as pool:
-            wrong += [gap for gap in pool.map(damage, committed.chunks.values()) if gap]
-        for chunk in {gap.chunk for gap in wrong if gap.chunk}:
-            check()
-            self.store.remove(layout.entry_file(chunk, job))
-            if chunk in committed.chunks:
-                self.store.remove_all([file.name for file in committed.chunks[chunk].files])
-        for group in {gap.group for gap in wrong if gap.group is not None}:
-            check()
-            self.store.remove(layout.closing_file(group, job))
-        for gap in wrong:
-            raise OutputError(f"{gap.message}: {REPAIR}")
-        return committed
 
     def checked_plan(self, manifest: Manifest) -> SavedPlan | None:
         """The plan of a job over files with its updates, without contradictions; None for rows in memory. Raises
@@ -560,12 +438,8 @@ class OutputFolder:
         self.store.put(f"{RUNS}/{name}.spans.arrow", buffer.getvalue().to_pybytes())
 
 
-def _group_of(name: str, job: str) -> int:
-    """The group that a file of this job is of; -1 for any other file."""
-    return layout.group_of(name) if layout.of_job(name, job) else -1
-
-
-def _hex(schema: pa.Schema) -> str:
+def schema_hex(schema: pa.Schema) -> str:
+    """As the manifest has it."""
     return str(schema.serialize().to_pybytes().hex())
 
 
