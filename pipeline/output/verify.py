@@ -106,7 +106,7 @@ def _check_totals(folder: OutputFolder, totals: Totals, counted: Totals, update:
         if name in ("problems", "unread"):
             said, found = sorted(map(str, said)), sorted(map(str, found))
         if said != found:
-            what = f"is {said:,} in the manifest, its entries have {found:,}"
-            if not isinstance(said, int):
-                what = "in the manifest is not that of its entries"
+            what = "in the manifest is not that of its entries"
+            if isinstance(said, int):
+                what = f"is {said:,} in the manifest, its entries have {found:,}"
             raise OutputError(f"{folder.path}: {name}{whose} {what}: {REPAIR}")
