@@ -86,7 +86,8 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     elif folder:
         plan = planned.input.plan
         saved = None if plan is None else plan_bytes(plan)
-        folder.create(fingerprint, planned.columns.written, saved, options.resume, options.overwrite)
+        again = options.resume or options.update
+        folder.create(fingerprint, planned.columns.written, saved, again, options.overwrite)
     if folder and (options.resume or (update and update.saved)):
         number = update.number if update else 0
         before = folder.committed(fingerprint.id, model.classes, planned.columns.written, number)

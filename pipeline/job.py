@@ -58,15 +58,28 @@ _HEAD_START_SECONDS = 0.2
 
 
 def run_job(request: Request) -> JobReport:
-    """Run all phases; for an update that had been begun, and the files that came since, twice."""
+    """Run all phases; of an update twice, where a job or an update was interrupted and files have come since."""
+    options = request.options
+    if options.update and request.folder is not None and _is_interrupted(request.folder):
+        report = run_job(replace(request, options=replace(options, update=False, resume=True)))
+        if report.run.set_aside or report.run.stopped or not (report.job.growth and report.job.growth.later):
+            return report
     prepared = prepare(request)
     update = prepared.update
     if prepared.before is not None and update is not None and update.is_empty:
         return _nothing_new(prepared, prepared.before, update)
     report = _run(prepared)
-    if request.options.update and update and update.growth.later and not (report.run.set_aside or report.run.stopped):
+    if options.update and update and update.growth.later and not (report.run.set_aside or report.run.stopped):
         return run_job(request)
     return report
+
+
+def _is_interrupted(folder: OutputFolder) -> bool:
+    """Whether a job was begun there and is not finished."""
+    try:
+        return folder.is_begun and folder.manifest().totals is None
+    except OutputError:
+        return False
 
 
 def _run(prepared: Prepared) -> JobReport:

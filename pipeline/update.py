@@ -75,7 +75,7 @@ def begin(folder: OutputFolder, manifest: Manifest, now: Given, strict: bool) ->
     if not isinstance(now, Files):
         raise UsageError(f"cannot update {folder.path}: only files can be new, and the input is something else")
     if manifest.totals is None:
-        raise UsageError(f"cannot update {folder.path}: its job is not finished. Continue with --resume first")
+        raise UsageError(f"cannot update {folder.path}: its job is not finished. Continue with --resume")
     if manifest.fingerprint.settings.limit is not None:
         raise UsageError(f"cannot update {folder.path}: its job had a --limit, which ends before the new files")
     found, least = unfinished(folder, manifest, now), 0

@@ -159,11 +159,12 @@ def test_what_could_not_be_read_is_read_again_by_a_resume(
     check_whole(tmp_path / "told", tmp_path / "undisturbed")
 
 
-def test_a_job_that_is_another_or_not_finished_is_refused(job: Run, days: Path, tmp_path: Path, client: Client) -> None:
+def test_a_job_that_is_another_is_refused_and_one_that_is_not_finished_is_continued(
+    job: Run, days: Path, tmp_path: Path, client: Client
+) -> None:
     assert job(stop=lambda: True).exit_code == 4
     add(days, "d.csv")
-    with pytest.raises(UsageError, match=r"its job is not finished\. Continue with resume=True first"):
-        job(update=True)
+    shutil.copytree(tmp_path / "out", tmp_path / "copy")
     resumed = job(resume=True)  # what came since is left to the update
     assert (resumed.rows_read, resumed.exit_code) == (24, 0)
     assert resumed.not_read == ["1 file is new since this began: --update labels it"]
@@ -182,6 +183,10 @@ def test_a_job_that_is_another_or_not_finished_is_refused(job: Run, days: Path, 
     with pytest.raises(UsageError, match="nothing to resume, to overwrite or to update"):
         classify(days, update=True)
     assert job(update=True).rows_read == 36
+    assert (
+        classify(days, tmp_path / "copy", update=True, **job.keywords).rows_read == 36
+    )  # the job first, then the update
+    check_whole(tmp_path / "copy", tmp_path / "out")
 
 
 def test_an_update_that_is_killed_is_continued_and_equals_an_undisturbed_one(
