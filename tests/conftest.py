@@ -109,14 +109,14 @@ def broadsheet() -> Command:
 @pytest.fixture
 def broadsheet_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """The same within this process, where everything is imported already: called and answered as `broadsheet` is. Its
-    workers are forked from a process that has imported Dask, where those of `broadsheet` are started as a user's are.
+    workers are forked from a process that has imported Dask, unless they are to have another environment.
     """
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGUSR1)]
 
     def run(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None):
         command = ["broadsheet", *map(str, arguments)]
         capsys.readouterr()
-        with monkeypatch.context() as changed, dask_config.set(FORKED):
+        with monkeypatch.context() as changed, dask_config.set({} if env else FORKED):
             changed.setattr(sys, "argv", command)
             for name, value in (env or {}).items():
                 changed.setenv(name, value)
