@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dask import config as dask_config
 from distributed import Client
 from s3 import KEYS, proxy, s3, s3_server  # noqa: F401 - fixtures
 
@@ -30,9 +29,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))]:
     del os.environ[name]
 os.environ |= {**KEYS, "AWS_REGION": "us-east-1"}
-
-FORKED = {"distributed.worker.multiprocessing-method": "forkserver"}
-"""Workers that start in a tenth of the time, with the environment of the first: for what is not about their start."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 CommandHere = Callable[..., tuple[int, str]]
@@ -108,15 +104,13 @@ def broadsheet() -> Command:
 
 @pytest.fixture
 def broadsheet_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """The same within this process, where everything is imported already: called and answered as `broadsheet` is. Its
-    workers are forked from a process that has imported Dask, unless they are to have another environment.
-    """
+    """The same within this process, where everything is imported already: called and answered as `broadsheet` is."""
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGUSR1)]
 
     def run(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None):
         command = ["broadsheet", *map(str, arguments)]
         capsys.readouterr()
-        with monkeypatch.context() as changed, dask_config.set({} if env else FORKED):
+        with monkeypatch.context() as changed:
             changed.setattr(sys, "argv", command)
             for name, value in (env or {}).items():
                 changed.setenv(name, value)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pyarrow as pa
-from conftest import FORKED
 from dask import config as dask_config
 from distributed import Client
 
@@ -123,7 +122,7 @@ def workers_that_run(code: str, folder: Path, count: int) -> Iterator[Client]:
     preload = folder / "preload.py"
     preload.write_text(code)
     with ExitStack() as stack:
-        with dask_config.set({"distributed.worker.preload": [str(preload)], **FORKED}):  # for these workers only
+        with dask_config.set({"distributed.worker.preload": [str(preload)]}):  # for these workers only
             client = stack.enter_context(connect(workers=count))
         yield client
 
