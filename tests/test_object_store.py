@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from threading import Barrier, Event
@@ -137,6 +138,15 @@ def test_a_job_whose_folder_in_a_bucket_is_taken_leaves_nothing_however_late(run
     with pytest.raises(OutputError, match="another job has overwritten"):
         commit_chunk(store, rows, QUARANTINE_SCHEMA.empty_table(), entry, PartNames())
     assert s3.contents() == before
+
+
+def test_two_resumes_at_once_in_a_bucket_both_finish(run: Run, s3: Folder, on_disk: dict[str, bytes]) -> None:
+    """The second looks at what is there, and finishes, while the first commits its chunks."""
+    run(s3.url, endpoint=s3.endpoint)
+    s3.remove("_SUCCESS", *(name for name in on_disk if name.startswith("_entries/part")))
+    again = partial(run, s3.url, endpoint=s3.endpoint, resume=True)
+    assert again(progress=Once(again)).rows_read == ROWS
+    assert s3.contents() == on_disk
 
 
 def test_what_is_there_with_another_content_is_named_and_damage_is_repaired(
