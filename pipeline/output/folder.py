@@ -1,4 +1,4 @@
-"""A job's output folder: created, resumed, finished."""
+"""A job's output folder: created, resumed, updated, read."""
 
 from __future__ import annotations
 
