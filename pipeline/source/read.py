@@ -170,12 +170,12 @@ class _Reading:
         left = self.group.rows
         with closing(self._opened()) as files:
             for number, opened in enumerate(files):
-                path = opened.file.path
+                path, before = opened.file.path, sum(file.stored for file in self.group.files[:number])
                 try:
                     for piece in opened.pieces:
                         piece = piece if left is None else piece.slice(0, min(left, len(piece)))
                         self.rows[number] += len(piece)
-                        self.stored = opened.stored() if len(self.group.files) == 1 else 0
+                        self.stored = before + opened.stored()
                         left = None if left is None else left - len(piece)
                         yield piece
                         if left == 0:
