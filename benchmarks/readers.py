@@ -146,8 +146,8 @@ def measure(folder: Path, rows: int, raw: int, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--short", type=int, default=400_000, help="rows of short texts")
-    arguments.add_argument("--long", type=int, default=40_000, help="rows of long texts")
+    arguments.add_argument("--short", type=int, default=2_000_000, help="rows of short texts")
+    arguments.add_argument("--long", type=int, default=200_000, help="rows of long texts")
     arguments.add_argument("--repeats", type=int, default=5)
     options = arguments.parse_args()
     as_worker = {**os.environ, **environment()}

@@ -150,7 +150,7 @@ def test_what_is_not_read_is_said(
     assert report.not_read[0] == unread
     assert report.not_read[1] == f"3 files were left out, being of no known format: {others}"
     assert report.not_read[2].startswith("1 file was read with a problem: ")
-    assert heard.lines == report.not_read
+    assert heard.lines == [*report.not_read, *report.hints]
     code, printed = broadsheet_here("verify", tmp_path / "out")
     assert code == 0
     assert f"Of the input, {unread}" in printed
