@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
+# What the kernels are compiled with in tests. PyTorch's wheels insist on an older one, without which they work as well.
+NVRTC := $(PIP) install --no-deps nvidia-cuda-nvrtc==13.5.37
+
 .PHONY: demo test lint lab clean
 
 demo: $(VENV)/installed
@@ -39,6 +42,7 @@ $(VENV)/installed: pyproject.toml | $(VENV)/python
 
 $(VENV)/tested: pyproject.toml | $(VENV)/python
 	$(PIP) install -e '.[test]'
+	$(NVRTC)
 	@touch $@ $(VENV)/installed
 
 $(VENV)/lab: pyproject.toml | $(VENV)/python
@@ -47,4 +51,5 @@ $(VENV)/lab: pyproject.toml | $(VENV)/python
 
 $(VENV)/linted: pyproject.toml | $(VENV)/python
 	$(PIP) install -e '.[dev]'
+	$(NVRTC)
 	@touch $@ $(VENV)/installed $(VENV)/tested

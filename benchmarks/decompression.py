@@ -168,7 +168,7 @@ def one_large(folder: Path, articles: Path) -> Iterator[dict[str, Any]]:
 
         def by_all_cores(path: Path, name: str = name) -> int:
             if name == "zstd":
-                return drained(Frames(lambda: path.open("rb")))
+                return drained(Frames(lambda: path.open("rb"), path.stat().st_size))
             with path.open("rb") as file:
                 reader = start(lambda: path.open("rb"), COMPRESSIONS[name], file.fileno(), lambda: None)
             assert reader is not None

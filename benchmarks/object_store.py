@@ -23,6 +23,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from pipeline.source.read import chunks_here
 
 BUCKET = "s3://corpora"
 _KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench-secret", "AWS_REGION": "us-east-1"}
+_SYMBOLS, _READS = 70, 1014
 _CONNECTIONS = 16
 _PIECE = 4 << 20  # bytes of a plain request
 
@@ -74,8 +76,10 @@ def upload(folder: Path, url: str) -> None:
         list(pool.map(lambda path: obstore.put(client, f"{prefix}/{path.relative_to(folder)}", path), files))
 
 
-def server_limit(url: str, connections: int = _CONNECTIONS) -> dict[str, Any]:
-    """The objects below a URL by plain requests, side by side: their bytes, and how many there are in a second."""
+def server_limit(url: str, repeats: int, connections: int = _CONNECTIONS) -> dict[str, Any]:
+    """The objects below a URL by plain requests, side by side: their bytes, and how many there are in a second of the
+    median.
+    """
     client, prefix = bucket_client(BUCKET), url.removeprefix(f"{BUCKET}/")
     objects = obstore.list(client, prefix).collect()
     pieces = [(o["path"], at, min(at + _PIECE, o["size"])) for o in objects for at in range(0, o["size"], _PIECE)]
@@ -84,43 +88,48 @@ def server_limit(url: str, connections: int = _CONNECTIONS) -> dict[str, Any]:
         path, start, end = piece
         return len(obstore.get_range(client, path, start=start, end=end))
 
-    began = time.perf_counter()
     with ThreadPoolExecutor(connections) as pool:
-        count = sum(pool.map(get, pieces))
-    seconds = time.perf_counter() - began
-    return {"connections": connections, "requests": len(pieces), "bytes": count, "bytes_per_second": count / seconds}
+        seconds = seconds_of(lambda: list(pool.map(get, pieces)), repeats)
+    count = sum(end - start for _, start, end in pieces)
+    return {
+        "connections": connections,
+        "requests": len(pieces),
+        "bytes": count,
+        "seconds": seconds,
+        "bytes_per_second": count / statistics.median(seconds),
+    }
 
 
-def reading(location: str, selection: Selection, chunk_rows: int, repeats: int) -> dict[str, Any]:
-    """All that is at a path or URL, read in this process: seconds of each time, and rows in a second of the median."""
-    rows = 0
-
-    def read() -> None:
-        nonlocal rows
-        found = identify(Paths([location]), 70, 1014, whole_hash=False, by_content=False)
-        rows = sum(chunk.rows_read for chunk in chunks_here(open_input(found, selection, chunk_rows)))
-
-    seconds = seconds_of(read, repeats)
-    return {"rows": rows, "seconds": seconds, "rows_per_second": rows / statistics.median(seconds)}
+def read(location: str, selection: Selection, chunk_rows: int) -> int:
+    """The rows of all that is at a path or URL, read in this process."""
+    found = identify(Paths([location]), _SYMBOLS, _READS, whole_hash=False, by_content=False)
+    return sum(chunk.rows_read for chunk in chunks_here(open_input(found, selection, chunk_rows)))
 
 
 def compare(folder: Path, text: tuple[str, ...] = (), chunk_rows: int = 131_072, repeats: int = 3) -> dict[str, Any]:
     """A corpus from disk and from a bucket, in turns, and the server's limit. Call it within `s3_server`."""
-    url, selection = f"{BUCKET}/{folder.name}", Selection(text=text)
+    url, selection = f"{BUCKET}/{folder.name}", Selection(text=text, reads=_READS)
     upload(folder, url)
     stored = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    reading(url, selection, chunk_rows, 1)  # so that both are in memory
-    result: dict[str, Any] = {
+    places = {"disk": str(folder), "bucket": url}
+    rows = {read(location, selection, chunk_rows) for location in places.values()}  # so that both are in memory
+    if len(rows) > 1:
+        raise RuntimeError(f"{folder.name}: not the same rows from disk and from the bucket: {rows}")
+    (count,) = rows
+    seconds: dict[str, list[float]] = {place: [] for place in places}
+    for _ in range(repeats):
+        for place, location in places.items():
+            seconds[place] += seconds_of(partial(read, location, selection, chunk_rows), 1)
+    rates = {place: count / statistics.median(each) for place, each in seconds.items()}
+    server = server_limit(url, repeats)
+    return {
         "corpus": folder.name,
         "stored_bytes": stored,
-        "server": server_limit(url),
-        "disk": reading(str(folder), selection, chunk_rows, repeats),
-        "bucket": reading(url, selection, chunk_rows, repeats),
+        "server": server,
+        **{p: {"rows": count, "seconds": seconds[p], "rows_per_second": rates[p]} for p in places},
+        "of_disk": rates["bucket"] / rates["disk"],
+        "of_server": rates["bucket"] / count * stored / server["bytes_per_second"],
     }
-    bucket, disk = result["bucket"]["rows_per_second"], result["disk"]["rows_per_second"]
-    result["of_disk"] = bucket / disk
-    result["of_server"] = bucket / result["bucket"]["rows"] * stored / result["server"]["bytes_per_second"]
-    return result
 
 
 def _free_port() -> int:
@@ -153,13 +162,13 @@ def main() -> None:
     command.add_argument("--text-column", action="append", default=[])
     command.add_argument("--repeats", type=int, default=3)
     options = command.parse_args()
-    corpora = []
+    corpora: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch, s3_server(Path(scratch)):
         for folder in options.folders:
             corpora.append(compare(folder.resolve(), tuple(options.text_column), repeats=options.repeats))
             found = corpora[-1]
             print(f"{folder.name}: {found['of_disk']:.0%} of disk, {found['of_server']:.0%} of the server", flush=True)
-    write({"about": about(options), "corpora": corpora}, options.output)
+            write({"about": about(options), "corpora": corpora}, options.output)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,6 @@ class DashboardProgress(Progress):
             "rows": reach.rows,
             "rows_known": reach.rows_known,
             "share": reach.share,
-            "bytes_known": reach.bytes_known,
             "seconds_left": reach.seconds_left(time.monotonic() - self._began),
             "rows_quarantined": tally.rows_quarantined,
             "chunks": reach.chunks,

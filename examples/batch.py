@@ -1,4 +1,4 @@
-"""A job from a script: articles in, labels out, a summary as JSON on stdout, progress on stderr.
+"""A job from a script: articles of new files in, labels out, a summary as JSON on stdout, progress on stderr.
 
 python examples/batch.py examples/articles.csv labels
 """
@@ -15,7 +15,7 @@ def main(source: str, output: str) -> int:
     """Classify on this machine's cores; the exit code is the command's (docs/output.md)."""
     try:
         with connect("local") as client:
-            report = pipeline.classify(source, output, text_column=["title", "text"], client=client, resume=True)
+            report = pipeline.classify(source, output, text_column=["title", "text"], client=client, update=True)
     except BroadsheetError as error:
         print(f"batch: {error}", file=sys.stderr)
         return error.exit_code

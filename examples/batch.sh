@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A nightly job: label what is new, in a way that a scheduler (cron, systemd, Airflow) can act on.
+# A nightly job: label the files that are new, in a way that a scheduler (cron, systemd, Airflow) can act on.
 #
 #   examples/batch.sh 'news/*.parquet' labels
 #
@@ -12,7 +12,7 @@ input=${1:?give the input: a file, folder, glob or URL}
 output=${2:?give the output folder}
 
 for attempt in 1 2 3; do
-  broadsheet classify "$input" -o "$output" --text-column title --text-column text --resume --json
+  broadsheet classify "$input" -o "$output" --text-column title --text-column text --update --json
   code=$?
   case $code in
     1 | 4) echo "attempt $attempt ended with $code: continuing where it stopped" >&2 ;;

@@ -11,12 +11,13 @@ from typing import Any
 from distributed import Client
 
 from pipeline.errors import UsageError
-from pipeline.job import OnDemand, Request, Running, run_job
+from pipeline.job import run_job
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.quantised import scales_of
 from pipeline.options import OPTIONS, Options
 from pipeline.output.folder import OutputFolder
 from pipeline.output.place import place_of
+from pipeline.phases import OnDemand, Request, Running
 from pipeline.report.job import JobReport, Progress
 from pipeline.report.summary import doubt
 from pipeline.source.search import printable

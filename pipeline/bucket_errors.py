@@ -23,6 +23,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _STATUS = re.compile(r"status code: (\d{3})|status client error \((\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)|\(code: (\w+)\)")
 _MAY_PASS = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "OperationAborted", "ServerBusy")
+_WHOLE = "non-partial response"  # of obstore, where a range was asked for
 _SERVER = re.compile(r"https?://[^/\s]+")
 _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254")
 _KEYS = {
@@ -64,7 +65,7 @@ def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE) 
 
 def may_pass(error: BaseException) -> bool:
     """Whether an error may be gone the next time: the server is overloaded, or cannot be reached."""
-    if isinstance(error, ValueError) or _asked_metadata(error):
+    if isinstance(error, ValueError) or _asked_metadata(error) or _WHOLE in str(error):
         return False
     status, code = _status(error), _code(error)
     if status is None:  # no answer; or one about several objects, of which each has a code
@@ -89,6 +90,8 @@ def explain(error: BaseException, url: str) -> str:
         return f"the bucket {bucket!r} is in another region: set AWS_REGION"
     if status == 403 or code == "AccessDenied":
         return f"the credentials do not allow this ({code or 'status 403'}): give them the right to it in {bucket!r}"
+    if _WHOLE in str(error):
+        return "its server sends the whole object where a part is asked for: download it first"
     if status is not None or code:
         return f"its server answers {' '.join(filter(None, (str(status or ''), code)))}"
     first = str(error).partition("\n\nDebug source:")[0]

@@ -62,5 +62,11 @@ class InputUnavailable(BroadsheetError):
     """
 
 
+class OutputUnavailable(BroadsheetError):
+    """Output that cannot be read or written now, and may be later: its server is not reached, or refuses it. Exit code
+    1: the job ends, and can be resumed.
+    """
+
+
 class OutputError(BroadsheetError):
     """An output folder that cannot be written, or whose files are missing, damaged or do not add up. Exit code 1."""

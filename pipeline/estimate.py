@@ -213,15 +213,7 @@ strict, hash, allow_mixed, profile, trace, report
     options = Options(**{name: given[name] for name in OPTIONS})
     path = None if output is None else place_of(output, endpoint)
     loaded = load_model(model)
-    found = identify(
-        source,
-        len(loaded.alphabet),
-        loaded.length,
-        whole_hash=False,
-        by_content=False,
-        root=options.root,
-        endpoint=endpoint,
-    )
+    found = identify(source, len(loaded.alphabet), loaded.length, root=options.root, endpoint=endpoint)
     sample = sample_input(found, options.selection(loaded), SAMPLE_ROWS, limit)
     files = found if isinstance(found, Files) else Files((), (), ())
     engine = open_engine(loaded, device, precision, kernels=kernels)

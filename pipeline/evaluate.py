@@ -170,7 +170,7 @@ def evaluate(
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
     header = None if columns is None else tuple(columns)
     selection = Selection(texts, truth=label_column, header=header, classes=loaded.classes, reads=loaded.reads)
-    found = identify(source, len(loaded.alphabet), loaded.length, whole_hash=False, by_content=False)
+    found = identify(source, len(loaded.alphabet), loaded.length)
     job_input = open_input(found, selection, _CHUNK_ROWS)
     engine = open_engine(loaded, device, precision, kernels=kernels)
     pairs: list[tuple[int, int, int]] = []

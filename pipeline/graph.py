@@ -10,6 +10,7 @@ overlap. A chunk whose text is with the client is one task.
 from __future__ import annotations
 
 import itertools
+import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -276,7 +277,7 @@ class _Run:
         key = tuple(event[1]["task"])
         if run_of(key) == self._name:
             self.watchdog.progress()
-            self._heard.put((key, Noted(event[1]["chunk"], event[1]["rows"], event[1]["stored"])))
+            self._heard.put((key, pickle.loads(event[1]["noted"])))
 
     def _scatter(self, loaded: list[Loaded]) -> list[Future]:
         try:

@@ -6,6 +6,7 @@ the engine computes while this and other tasks read, and a file whose chunks nob
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
@@ -21,14 +22,12 @@ from pipeline.source.group import Group, GroupChunk, GroupEnd
 from pipeline.source.plan import Run
 from pipeline.source.room import MOST_OF_ONE, bytes_of
 from pipeline.task_keys import Key, run_of
-from pipeline.tasks import Done, Job, Work, infer, number_of, output_of, refuse_bad_rows, write
+from pipeline.tasks import Done, Job, Noted, Work, infer, number_of, output_of, refuse_bad_rows, write
 from pipeline.telemetry.spans import Span, span
 from pipeline.worker import STATE
 
 TOPIC = "broadsheet-chunks"
-"""Dask's topic of the chunks that tasks have committed before their end: of each the key of its task, name, rows, and
-the bytes of its group that had been read by then.
-"""
+"""Dask's topic of the chunks that tasks have committed before their end: of each the key of its task, and a `Noted`."""
 
 _ENDING = (Status.closing, Status.closed, Status.failed)
 
@@ -143,7 +142,8 @@ class _Labelling(AbstractContextManager["_Labelling"]):
 
     def label(self, found: GroupChunk, spans: list[Span]) -> None:
         """Begin to label a chunk that was read; its spans are taken from `spans`."""
-        own, spans[:] = spans[:], []
+        own = spans[:]
+        del spans[: len(own)]  # threads that parse ahead go on adding to it
         if found.chunk is None:
             self._begun.append(Done(found.name, self._committed.pop(found.name), [], None, []))
             return
@@ -164,8 +164,9 @@ class _Labelling(AbstractContextManager["_Labelling"]):
             raise
         finally:
             STATE.room.leave(taken)
-        told = {"task": list(self._key), "chunk": done.name, "rows": done.entry.rows_read, "stored": stored}
-        self._worker.log_event(TOPIC, told)
+        if done.place is not None:
+            noted = Noted(done.name, done.entry.rows_read, stored, done.spans, done.place)
+            self._worker.log_event(TOPIC, {"task": list(self._key), "noted": pickle.dumps(noted)})
         return done
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -7,50 +7,42 @@ write the totals, the report and the timeline.
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 
 from pipeline.beside import beside
-from pipeline.engine.base import Backend
-from pipeline.engine.open import expected_device, why_gpu_unused
-from pipeline.errors import OutputError, SourceError, UsageError
-from pipeline.graph import Event, classify_chunks
-from pipeline.model.charcnn import Model
-from pipeline.options import Options
-from pipeline.output.account import Committed
-from pipeline.output.columns import Columns, columns_of
+from pipeline.engine.open import expected_device
+from pipeline.errors import OutputError, OutputUnavailable, SourceError, UsageError
+from pipeline.execute import execute, refuse_difference
+from pipeline.output.columns import columns_of
+from pipeline.output.finish import finish as finish_folder
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import MANIFEST, PLAN, PartNames
 from pipeline.output.part_files import check_writable
-from pipeline.output.record import WRITER, Fingerprint, ListedFile, Manifest, SavedPlan, listing_digest, to_json
-from pipeline.output.saved_plan import changes, plan_again, plan_bytes, plan_from
+from pipeline.output.record import WRITER, Fingerprint, ListedFile, Manifest, listing_digest, to_json
+from pipeline.output.saved_plan import changes, plan_again, plan_from
+from pipeline.phases import Engines, Executed, OnDemand, Planned, Prepared, Request, Running
 from pipeline.report.explain import explain
 from pipeline.report.growth import Growth
-from pipeline.report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
-from pipeline.report.reach import Reach
+from pipeline.report.job import JobFacts, JobReport, Run
 from pipeline.report.results import Results, origin_of
 from pipeline.report.tally import Tally
 from pipeline.report.timeline import Timeline
 from pipeline.source.changes import changed_chunks
 from pipeline.source.files import Files
-from pipeline.source.group import GroupEnd, part_name
-from pipeline.source.inputs import Given, JobInput, Rows, Scanners, Source, identify, open_input, planned_files
+from pipeline.source.inputs import Given, Rows, Scanners, identify, open_input, planned_files
 from pipeline.source.limits import CHUNK_ROWS
-from pipeline.source.one_core import slow_to_read
 from pipeline.source.scan import Scanner
 from pipeline.source.stdin import Stdin
-from pipeline.tasks import Done, Job, SetAside, profile_engine
 from pipeline.telemetry.clocks import Clock
 from pipeline.update import Update, begin, only_known, unfinished
 from pipeline.watchdog import Watchdog
@@ -64,108 +56,48 @@ _SCANNED_BY_WORKERS = 1 << 30
 _HEAD_START_SECONDS = 0.2
 """The time that planning has before a cluster starts beside it: most errors of a request show by then."""
 
-_SECONDS_BETWEEN_CLAIMS = 2.0
-"""After so long a job notices that another has overwritten its folder."""
-
-
-@dataclass(frozen=True)
-class Running:
-    """A cluster that runs already. Its workers' devices determine the chunk size, and the workers may help to plan."""
-
-    client: Client
-
-    def connect(self) -> AbstractContextManager[Client]:
-        return nullcontext(self.client)
-
-
-@dataclass(frozen=True)
-class OnDemand:
-    """A cluster that is started while the job is planned; it ends with the job."""
-
-    connect: Callable[[], AbstractContextManager[Client]]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user requests. folder: None for rows in memory. stop: called before each chunk is submitted."""
-
-    source: Any
-    folder: OutputFolder | None
-    model: Model
-    cluster: Running | OnDemand
-    options: Options
-    progress: Progress
-    stop: Callable[[], bool]
-
-
-@dataclass(frozen=True)
-class Engines:
-    """The model on every worker. key: by which tasks find it. backend: that they share. seconds: the job waited."""
-
-    key: str
-    backend: Backend
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A request whose input is found. identity: SHA-256 of the listing of its files, or of what identifies rows in
-    memory. before: the manifest of a job that is resumed or updated. saved: its plan, with those of its updates, where
-    it is there. update: the one that is begun or continued. growth: how the input differs from what was labelled.
-    began, started: the same moment by `time.perf_counter` and in seconds since the epoch.
-    """
-
-    request: Request
-    found: Given
-    identity: str
-    before: Manifest | None
-    saved: SavedPlan | None
-    update: Update | None
-    growth: Growth | None
-    began: float
-    started: float
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A prepared job whose groups are known. seconds: planning took, without the loading of engines."""
-
-    prepared: Prepared
-    input: JobInput
-    columns: Columns
-    chunk_rows: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Executed:
-    """A job whose chunks are done. counted: the digest of the entry of each chunk in the report's totals."""
-
-    report: JobReport
-    fingerprint: Fingerprint
-    counted: dict[str, bytes]
-
 
 def run_job(request: Request) -> JobReport:
-    """Run all phases; for an update that had been begun, and the files that came since, twice."""
+    """Run all phases; of an update twice, where a job or an update was interrupted and files have come since."""
+    options = request.options
+    if options.update and request.folder is not None and _is_interrupted(request.folder):
+        report = run_job(replace(request, options=replace(options, update=False, resume=True)))
+        if report.run.set_aside or report.run.stopped or not (report.job.growth and report.job.growth.later):
+            return report
     prepared = prepare(request)
     update = prepared.update
     if prepared.before is not None and update is not None and update.is_empty:
         return _nothing_new(prepared, prepared.before, update)
     report = _run(prepared)
-    if request.options.update and update and update.growth.later and not (report.run.set_aside or report.run.stopped):
+    if options.update and update and update.growth.later and not (report.run.set_aside or report.run.stopped):
         return run_job(request)
     return report
 
 
+def _is_interrupted(folder: OutputFolder) -> bool:
+    """Whether a job was begun there and is not finished."""
+    try:
+        return folder.is_begun and folder.manifest().totals is None
+    except OutputError:
+        return False
+
+
 def _run(prepared: Prepared) -> JobReport:
+    """Raises what stops the job. Where its output is out of reach, a message says so once, with the remedy."""
+    try:
+        return _phases(prepared)
+    except OutputUnavailable as error:
+        raise OutputUnavailable(f"{error.message}. What is committed stays: continue with --resume") from error
+
+
+def _phases(prepared: Prepared) -> JobReport:
     request = prepared.request
     if isinstance(request.cluster, Running):
         client = request.cluster.client
         engines = _start_engines(client, request)
         planned = plan(prepared, engines, partial(_scanner, prepared, lambda: client))
         return finish(planned, execute(planned, client, engines))
-    with beside(_with_engines(request), _HEAD_START_SECONDS) as started:
+    with beside(_with_engines(request.cluster, request), _HEAD_START_SECONDS) as started:
         planned = plan(prepared, None, partial(_scanner, prepared, lambda: started()[0]))
         began = time.perf_counter()
         client, engines = started()
@@ -175,8 +107,8 @@ def _run(prepared: Prepared) -> JobReport:
 
 
 @contextmanager
-def _with_engines(request: Request) -> Iterator[tuple[Client, Engines]]:
-    with request.cluster.connect() as client:
+def _with_engines(cluster: OnDemand, request: Request) -> Iterator[tuple[Client, Engines]]:
+    with cluster.connect() as client:
         yield client, _start_engines(client, request)
 
 
@@ -213,7 +145,7 @@ def prepare(request: Request) -> Prepared:
         chunk_rows = options.chunk_size or before.fingerprint.settings.chunk_size
         settings, digest = options.settings(chunk_rows), request.model.digest
         now = msgspec.structs.replace(before.fingerprint, settings=settings, model=digest, writer=WRITER)
-        _refuse_difference(folder, before.fingerprint, now, options.update)
+        refuse_difference(folder, before.fingerprint, now, options.update)
         update = begin(folder, before, found, options.strict) if options.update else _continued(folder, before, found)
         if update is not None:
             growth = update.growth
@@ -316,67 +248,6 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Plan
     return Planned(prepared, job_input, columns, chunk_rows, seconds)
 
 
-def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
-    """Run every chunk that is not committed yet. Raises what stops the job; chunks committed by then are kept."""
-    began = time.perf_counter()
-    prepared, request = planned.prepared, planned.prepared.request
-    options, model, folder = request.options, request.model, request.folder
-    backend = engines.backend
-    fingerprint = Fingerprint(prepared.identity, model.digest, backend, options.settings(planned.chunk_rows), WRITER)
-    job = _job(planned, engines, fingerprint)
-    answers = None if options.truth is None else os.fspath(options.truth)
-    no_gpu = None
-    if options.device == "auto" and backend.device == "cpu":
-        no_gpu = next(iter(client.run(why_gpu_unused).values()), None)
-    left_out = prepared.found.left_out if isinstance(prepared.found, Files) else ()
-    facts = JobFacts(
-        model.name,
-        model.classes,
-        None if job.out is None else str(job.out),
-        str(backend),
-        backend.precision,
-        planned.chunk_rows,
-        answers,
-        no_gpu,
-        model.meant_for,
-        left_out,
-        prepared.growth,
-    )
-    unread = planned.input.plan.unread if planned.input.plan else ()
-    update = prepared.update
-    tally = Tally.after(update.earlier if update else None, model.classes, planned.input.problems, unread)
-    origin = origin_of(request.source, planned.input.selection)
-    results = Results(planned.columns.written, folder, fingerprint.id, origin)
-    groups = planned.input.plan.groups if planned.input.plan else ()
-    reach = Reach(planned.input.rows, {group.number: group.bytes for group in groups})
-    report = JobReport(facts, tally, Run(_timeline(client, prepared.started), reach), results)
-    report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
-    before = Committed({}, {})
-    if folder and prepared.before:
-        _refuse_difference(folder, prepared.before.fingerprint, fingerprint, options.update)
-        if update is not None and planned.input.plan is not None:
-            if update.saved is None:
-                folder.begin_update(update.number, plan_bytes(planned.input.plan), fingerprint.id)
-            else:
-                folder.go_on(fingerprint.id)
-        elif planned.input.plan is not None and folder.plan() is None:
-            folder.restore_plan(plan_bytes(planned.input.plan), fingerprint.id)
-    elif folder:
-        plan = planned.input.plan
-        saved = None if plan is None else plan_bytes(plan)
-        folder.create(fingerprint, planned.columns.written, saved, options.resume, options.overwrite)
-    if folder and (options.resume or (update and update.saved)):
-        number = update.number if update else 0
-        before = folder.committed(fingerprint.id, model.classes, planned.columns.written, number)
-    report.committed_before(before)
-    counted = {name: entry.digest for name, entry in before.chunks.items()}
-    chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))
-    _compute(client, planned, job, report, chunks, counted)
-    if options.profile:
-        report.run.profile = _profile(client, engines.key)
-    return Executed(report, fingerprint, counted)
-
-
 def finish(planned: Planned, executed: Executed) -> JobReport:
     """Check that every row is accounted for, and that no input has changed; write the totals, report and timeline.
 
@@ -395,7 +266,7 @@ def finish(planned: Planned, executed: Executed) -> JobReport:
             number = prepared.update.number if prepared.update else 0
             updates = len(prepared.before.updates) if prepared.before else 0
             totals, schema = report.tally.totals(), planned.columns.written
-            folder.finish(totals, schema, job, executed.counted, number, updates)
+            finish_folder(folder, totals, schema, job, executed.counted, number, updates)
         run.timings["commit"] = time.perf_counter() - committing
         run.seconds = time.perf_counter() - prepared.began
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
@@ -417,15 +288,6 @@ def _set_aside_changed(planned: Planned, run: Run, fingerprint: Fingerprint) -> 
     run.set_aside += [(name, reason) for name, reason in changed if name not in before]
 
 
-def _refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprint, update: bool) -> None:
-    """Raise UsageError, naming what changed, unless the job begun in the folder is this one."""
-    found = list(before.differences(now))
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        what = "update" if update else "resume"
-        raise UsageError(f"cannot {what} {folder.path}: {found[0]}{more}. Start again with --overwrite")
-
-
 def _start_engines(client: Client, request: Request) -> Engines:
     from cluster import start_engines
 
@@ -445,105 +307,3 @@ def _scanner(prepared: Prepared, client: Callable[[], Client]) -> AbstractContex
     from cluster.scanner import workers_scanner
 
     return workers_scanner(client())
-
-
-def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
-    """The values that every task needs."""
-    request = planned.prepared.request
-    options, model = request.options, request.model
-    return Job(
-        selection=planned.input.selection,
-        classes=model.classes,
-        engine=engines.key,
-        backend=None if options.allow_mixed else engines.backend,
-        columns=planned.columns,
-        names=fingerprint.settings.names,
-        top_k=options.top_k,
-        strict=options.strict,
-        chunk_rows=planned.chunk_rows,
-        out=request.folder.path if request.folder else None,
-        fingerprint=fingerprint.id,
-        each_kernel=options.profile,
-        examples=EXAMPLES if options.report else 0,
-    )
-
-
-def _timeline(client: Client, started: float) -> Timeline:
-    from cluster import client_clock
-
-    clock = client_clock(client)
-    return Timeline(started + clock.offset, clock)
-
-
-def _close(folder: OutputFolder | None, job: str, report: JobReport, end: GroupEnd) -> None:
-    """Commit the end of what is not closed by a worker, where there is an output folder."""
-    if folder is not None:
-        folder.close(end, job)
-    report.close(end)
-
-
-def _compute(
-    client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source], counted: dict[str, bytes]
-) -> None:
-    """Run the chunks. counted: the digests of the entries in the report, by chunk; those of this run are added."""
-    began = time.perf_counter()
-    from cluster.progress import DashboardProgress
-
-    request, timeline = planned.prepared.request, report.run.timeline
-    progress = DashboardProgress(request.progress, client, report)
-    progress.start(planned.input.rows, client.dashboard_link)
-    Thread(target=_tell_what_is_slow, args=(planned.input, report.run, progress), daemon=True).start()
-    try:
-        checked = began
-        with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
-            sources = _until(request.stop, timeline.watch(chunks), report.run)
-            for event in classify_chunks(client, sources, job, watchdog, request.stop):
-                for one in _found(event, request.folder, job):
-                    if isinstance(one, Done):
-                        if one.name in counted:
-                            continue  # a group is read again, of which it was committed before
-                        counted[one.name] = one.entry.digest
-                    report.add(one)
-                progress.advance(report)
-                if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
-                    request.folder.check_claim(job.fingerprint)
-                    checked = time.perf_counter()
-    finally:
-        progress.stop()
-    report.run.timings["classify"] = time.perf_counter() - began
-    timeline.ended = time.time() + timeline.clock.offset
-
-
-def _tell_what_is_slow(job_input: JobInput, run: Run, progress: Progress) -> None:
-    """Say it at the beginning of a job, which takes long if it is so, and does not wait for this."""
-    if job_input.plan is not None and (remark := slow_to_read(job_input.plan.files)):
-        run.remarks.append(remark)
-        progress.warn(remark)
-
-
-def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:
-    """The event; for what is set aside, first the chunks of it that were committed, and then what is left."""
-    if folder is None or not isinstance(event, SetAside):
-        yield event
-        return
-    entries = folder.chunks_of(event.name if event.group is None else event.group, job.fingerprint, job.names)
-    yield from (Done(name, entry, [], None, []) for name, entry in entries.items())
-    if event.group is not None:
-        names = (part_name(event.group, chunk) for chunk in itertools.count())
-        yield replace(event, name=next(name for name in names if name not in entries))
-    elif not entries:
-        yield event
-
-
-def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: Run) -> Iterator[Source]:
-    for chunk in chunks:
-        if stop():
-            run.stopped = True
-            return
-        yield chunk
-
-
-def _profile(client: Client, key: str) -> Any:
-    """The kernels of one worker: the others compute in the same way."""
-    first = min(client.scheduler_info(n_workers=-1)["workers"])
-    return client.run(profile_engine, key, workers=[first])[first]

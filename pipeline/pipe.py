@@ -131,15 +131,7 @@ def _opened(
     if isinstance(source, Stdin):
         selection = source.open(asked)
         return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))
-    given = identify(
-        source,
-        len(model.alphabet),
-        model.length,
-        whole_hash=False,
-        by_content=False,
-        root=options.root,
-        endpoint=options.endpoint,
-    )
+    given = identify(source, len(model.alphabet), model.length, root=options.root, endpoint=options.endpoint)
     planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
     found.left_out = given.left_out if isinstance(given, Files) else ()
     found.problems += [message for _, message in planned.problems]

@@ -117,11 +117,15 @@ class Done:
 
 @dataclass(frozen=True)
 class Noted:
-    """A chunk that a task has committed, which goes on: its name and rows. stored: as of `GroupChunk`."""
+    """A chunk that a task has committed, which goes on: its name, rows, and what is lost if its worker is. stored: as
+    of `GroupChunk`. spans, place: as of `Done`.
+    """
 
     name: str
     rows: int
-    stored: int = 0
+    stored: int
+    spans: list[Span]
+    place: Place
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.errors import OutputError, SourceError, UsageError
 from pipeline.output.account import groups_of
+from pipeline.output.finish import seal
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import SUCCESS
 from pipeline.output.record import Manifest, SavedPlan, Totals
@@ -74,7 +75,7 @@ def begin(folder: OutputFolder, manifest: Manifest, now: Given, strict: bool) ->
     if not isinstance(now, Files):
         raise UsageError(f"cannot update {folder.path}: only files can be new, and the input is something else")
     if manifest.totals is None:
-        raise UsageError(f"cannot update {folder.path}: its job is not finished. Continue with --resume first")
+        raise UsageError(f"cannot update {folder.path}: its job is not finished. Continue with --resume")
     if manifest.fingerprint.settings.limit is not None:
         raise UsageError(f"cannot update {folder.path}: its job had a --limit, which ends before the new files")
     found, least = unfinished(folder, manifest, now), 0
@@ -85,7 +86,7 @@ def begin(folder: OutputFolder, manifest: Manifest, now: Given, strict: bool) ->
             least = groups_of(found.saved).stop  # a worker that is late may still write chunks of those groups
             found = None
     if found is None and not folder.store.has(SUCCESS):
-        folder.seal(manifest)
+        seal(folder, manifest)
     found = found or _update(folder, manifest, manifest.totals, now, None, least)
     if strict and found.growth.changed:
         raise SourceError(f"{found.growth.lines[0]} (--strict stops here)")

@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
+from dask import config as dask_config
+from distributed import Client
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.slow import slowed
+from cluster import connect
 from pipeline import classify, verify
 
 SLOW = slowed("read")
@@ -111,6 +114,17 @@ def start_scheduler(processes: Processes, folder: Path, **settings: str):
     )
     wait_until(file.exists)
     return scheduler, file
+
+
+@contextmanager
+def workers_that_run(code: str, folder: Path, count: int) -> Iterator[Client]:
+    """A client of so many workers, which run this code as they start: it may replace what `STATE` has there."""
+    preload = folder / "preload.py"
+    preload.write_text(code)
+    with ExitStack() as stack:
+        with dask_config.set({"distributed.worker.preload": [str(preload)]}):  # for these workers only
+            client = stack.enter_context(connect(workers=count))
+        yield client
 
 
 def start_worker(processes: Processes, file: Path, env: dict[str, str] | None = None):

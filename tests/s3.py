@@ -208,7 +208,7 @@ class Proxy:
                 self.wfile.write(data)
 
             def send_status(self, status: int) -> None:
-                code = {503: "SlowDown", 400: "ExpiredToken", 500: "InternalError"}[status]
+                code = {503: "SlowDown", 400: "ExpiredToken", 403: "AccessDenied", 500: "InternalError"}[status]
                 body = b"" if self.command == "HEAD" else f"<Error><Code>{code}</Code></Error>".encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))

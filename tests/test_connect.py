@@ -134,8 +134,9 @@ def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(
     for line in ("--nodes=4", "--gpus-per-node=4", "--partition=gpu", "--account=news", "--qos=long", "--requeue",
                  "--signal=B:USR1@120"):  # fmt: skip
         assert f"#SBATCH {line}\n" in run.stdout
-    assert "ARGUMENTS=('my news.csv' -o out --text-column title)" in run.stdout
+    assert "ARGUMENTS=('my news.csv' -o out --text-column title --resume)" in run.stdout
     assert subprocess.run(["bash", "-n"], input=run.stdout, text=True, check=False).returncode == 0
+    assert "--update)" in broadsheet_in_process(*arguments[:4], "--update", "--dry-run", "--site", site).stdout
     interactive = broadsheet_in_process("submit", "--interactive", "--nodes", 2, "--dry-run", "--site", site)
     assert 'connect(scheduler_file="$scheduler_file")' in interactive.stdout
     for more, message in (

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reading import found, read_split
 
-from pipeline.source.chunk import Chunk, Selection, concat
-from pipeline.source.formats.csv import Dialect
+from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
+from pipeline.source.formats.csv import Csv, Dialect
 from pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.records import read_records, split_lines
@@ -102,6 +102,26 @@ def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int)
     assert len(starts) == len(rows) + len(bad)
     assert starts == sorted(starts)
     assert [(starts.index(o), o) for o in sorted(wrong)] == bad
+
+
+@settings(max_examples=300, deadline=None)
+@given(csv_bytes, st.integers(1, 60))
+@example(b"1,2\n1,2,3\n1\n4,5\n", 60)
+@example(b'1,2\nx"y,2\nx"y",2,3\n4,5\n', 60)
+def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, block: int) -> None:
+    """Where the scan does not count fields: the same rows, and the same bad ones."""
+    rows, bad = plain_parse(data, 2)
+    form, selection = Csv(columns=("a", "b")), Selection(("a",), kept=("b",), kept_types=(pa.string(),))
+    chunks, row = [empty_chunk(selection)], 0
+    for records in read_records(io.BytesIO(data), form.quick_split, 0, limits=Limits(block_bytes=block)):
+        chunks.append(form.parse(records, "f", row, selection))
+        row += len(records)
+    chunk = concat(chunks)
+    assert [*zip(chunk.text.to_pylist(), chunk.rows["b"].to_pylist(), strict=True)] == [
+        (a, b.decode()) for a, b in rows
+    ]
+    quarantined = chunk.quarantine
+    assert [*zip(quarantined["row"].to_pylist(), quarantined["byte_offset"].to_pylist(), strict=True)] == bad
 
 
 @settings(max_examples=600, deadline=None)

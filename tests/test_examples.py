@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from s3 import Folder
 
 
 @pytest.mark.parametrize("command", [["examples/batch.sh"], [sys.executable, "examples/batch.py"]])
@@ -36,6 +38,14 @@ def test_a_batch_example_tells_its_result_by_json_and_exit_code(tmp_path: Path, 
     assert wrong.returncode in (2, 3)
     assert not wrong.stdout
     assert "Traceback" not in wrong.stderr
+
+
+def test_labels_are_added_in_a_bucket_day_by_day(s3: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(ROOT / "examples" / "bucket.py"))["main"]
+    assert main(s3.url, s3.endpoint) == 0
+    said = capsys.readouterr().out
+    assert "1 new file; 1 file labelled before" in said
+    assert said.splitlines()[-1] == f"{s3.url}/labels: 200 labels of 200 articles"
 
 
 def test_the_first_hour_goes_without_a_stumble(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_spans_of_a_worker_with_another_clock_come_home_right(
 ) -> None:
     """One of two workers is three hours ahead."""
     (tmp_path / "ahead.py").write_text(AHEAD.format(flag=str(tmp_path / "flag")))
-    path = write_csv(tmp_path / "in.csv", 64)
+    path = write_csv(tmp_path / "in.csv", 256)  # more chunks than one worker has threads
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 2, "--json"]
     with dask.config.set({"distributed.worker.preload": [str(tmp_path / "ahead.py")]}):
         run = broadsheet_in_process(*arguments, "--chunk-size", 4)

@@ -10,7 +10,6 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import pytest
 from conftest import ROOT, Command
 from dask import config as dask_config
 from distributed import Client
-from jobs import spans_of
+from jobs import spans_of, workers_that_run
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.slow import slowed
@@ -99,11 +98,7 @@ STATE.read, STATE.read_group, STATE.read_run = read, read_group, read_run
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """Two workers on which one chunk of three of these files each kills whoever reads it."""
-    preload = tmp_path_factory.mktemp("preload") / "trouble.py"
-    preload.write_text(TROUBLE)
-    with ExitStack() as stack:
-        with dask_config.set({"distributed.worker.preload": [str(preload)]}):  # for these workers only
-            client = stack.enter_context(connect(workers=2))
+    with workers_that_run(TROUBLE, tmp_path_factory.mktemp("preload"), 2) as client:
         yield client
 
 

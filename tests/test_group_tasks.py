@@ -8,15 +8,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from dask import config as dask_config
 from distributed import Client
-from jobs import check_whole, committed
+from jobs import check_whole, committed, spans_of, workers_that_run
 
-from cluster import connect
 from pipeline import SourceError, classify
 from pipeline.model.charcnn import Model
 from pipeline.report.job import JobReport, Progress
@@ -55,11 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def troubled(folder: Path) -> Iterator[Client]:
-    (folder / "preload.py").write_text(PRELOAD.format(folder=str(folder)))
     (folder / "commits").touch()
-    with ExitStack() as stack:
-        with dask_config.set({"distributed.worker.preload": [str(folder / "preload.py")]}):  # for these workers only
-            client = stack.enter_context(connect(workers=2))
+    with workers_that_run(PRELOAD.format(folder=str(folder)), folder, 2) as client:
         yield client
 
 
@@ -90,6 +84,8 @@ def test_a_worker_lost_in_the_middle_of_a_group(
     check_whole(tmp_path / "out", tmp_path / "undisturbed")
     times = Counter((folder / "commits").read_text().split())
     assert set(times.values()) == {1}, times
+    computed = Counter(span["chunk"] for span in spans_of(tmp_path / "out") if span["name"] == "infer")
+    assert computed == times  # the spans of the lost worker too
 
 
 class Interrupted(Progress):

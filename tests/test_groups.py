@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.source.chunk import Selection
 from pipeline.source.files import find_files
-from pipeline.source.group import Group, GroupChunk, GroupEnd, part_name
+from pipeline.source.group import Group, GroupChunk, GroupEnd, group_sizes, part_name
 from pipeline.source.plan import Plan, plan_files
 from pipeline.source.read import read_group
 
@@ -46,6 +46,16 @@ def write(path: Path, kind: str, texts: list[str]) -> None:
         path.write_bytes(data + b"\n{no row\n")
     elif damage == "other":
         path.write_text('{"id": "1", "body": "x"}\n' if kind != "csv" else "id,body\n1,x\n")
+
+
+def test_few_bytes_in_many_files_are_work_for_many_readers(tmp_path: Path) -> None:
+    for number in range(160):
+        with open(tmp_path / f"{number:03}.jsonl.gz", "wb") as file:
+            file.truncate(100 << 10)
+    files = find_files([str(tmp_path)], 70, 1014).found
+    assert group_sizes(files, 131_072) == [2] * 80
+    assert group_sizes(files * 100, 131_072)[:-1] == [163] * 98
+    assert group_sizes(files, 512) == [1] * 160
 
 
 def plan_of(folder: Path, chunk_rows: int, limit: int | None = None) -> Plan:

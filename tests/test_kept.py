@@ -150,7 +150,7 @@ def test_what_is_not_read_is_said(
     assert report.not_read[0] == unread
     assert report.not_read[1] == f"3 files were left out, being of no known format: {others}"
     assert report.not_read[2].startswith("1 file was read with a problem: ")
-    assert heard.lines == report.not_read
+    assert heard.lines == [*report.not_read, *report.hints]
     code, printed = broadsheet_here("verify", tmp_path / "out")
     assert code == 0
     assert f"Of the input, {unread}" in printed
@@ -180,7 +180,7 @@ def test_values_become_text_one_by_one(values: pa.Array, text: list[str | None])
     assert [copied(values.slice(i, 1), pa.string()).to_pylist()[0] for i in range(len(values))] == text
 
 
-def test_the_first_file_decides_the_types_and_others_must_fit(tmp_path: Path) -> None:
+def test_types_hold_the_values_of_several_files(tmp_path: Path) -> None:
     category = pa.dictionary(pa.int32(), pa.string())
     for kind, other, holds in (
         (pa.string(), pa.int64(), True), (category, pa.string(), True), (pa.int64(), pa.uint32(), True),
@@ -189,13 +189,28 @@ def test_the_first_file_decides_the_types_and_others_must_fit(tmp_path: Path) ->
         (pa.date32(), pa.string(), False),
     ):  # fmt: skip
         assert is_held_by(kind, other) is holds, (kind, other)
-    for name, ids in (("a", pa.array([1], pa.int64())), ("b", pa.array([2], pa.int8())), ("c", pa.array(["x"]))):
+    for name, ids in (("a", pa.array([1], pa.int8())), ("b", pa.array([2], pa.int64())), ("c", pa.array(["x"]))):
         pq.write_table(pa.table({"text": [name], "id": ids}), tmp_path / f"{name}.parquet")
-    result = read_files(found([tmp_path]), Selection(kept=("id",)), 10)
-    assert result.chunks[0].rows.column("id").to_pylist() == [1, 2]
+    a, b, c = (tmp_path / f"{name}.parquet" for name in "abc")
+    for files, ids in (([a, b], [1, 2]), ([b, a], [2, 1]), ([a, b, c], ["1", "2", "x"]), ([a], [1])):
+        result = read_files(found(files), Selection(kept=("id",)), 10)
+        assert result.chunks[0].rows.column("id").to_pylist() == ids
+        assert not result.messages
+
+
+def test_a_file_whose_column_does_not_fit_is_told_what_to_do(tmp_path: Path) -> None:
+    """Of many files only some are asked for their types."""
+    for number in range(41):
+        ids = pa.array(["x"]) if number == 2 else pa.array([number])
+        pq.write_table(pa.table({"text": ["a"], "id": ids}), tmp_path / f"{number:02}.parquet")
+    files = [tmp_path / f"{number:02}.parquet" for number in range(41)]
+    result = read_files(found(files), Selection(kept=("id",)), 100)
+    assert result.chunks[0].rows.column("id").to_pylist() == [i for i in range(41) if i != 2]
     (message,) = result.messages
-    assert "c.parquet: the column 'id' holds string, in " in message
-    assert "a.parquet int64: name a file first in which it holds strings, or do not keep it" in message
+    assert "02.parquet: the column 'id' holds string, which this job cannot copy as int64, its type in " in message
+    assert "name this file first, or do not keep the column" in message
+    result = read_files(found([files[2], *files]), Selection(kept=("id",)), 100)
+    assert (len(result.chunks[0]), result.messages) == (41, [])
 
 
 def test_a_saved_plan_has_the_types_that_the_files_give(tmp_path: Path) -> None:
@@ -204,7 +219,7 @@ def test_a_saved_plan_has_the_types_that_the_files_give(tmp_path: Path) -> None:
     asked = Selection(kept=("id",), keep_all=True)
     plan = plan_files(files, asked, 10)
     assert plan.selection.kept == ("id", "text", "n", "w")
-    assert plan.selection.kept_types == (pa.int64(), pa.string(), pa.int64(), pa.float64())
+    assert plan.selection.kept_types == (pa.string(), pa.string(), pa.int64(), pa.float64())
     assert plan_from(plan_bytes(plan), files, asked, 10, "plan") == plan
     forged = replace(plan, selection=replace(plan.selection, kept_types=(pa.string(),) * 4))
     with pytest.raises(OutputError, match="its columns are not those of the job"):

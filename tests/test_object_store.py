@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 
 import msgspec
 import polars as pl
@@ -26,10 +28,13 @@ from test_racing_jobs import Once
 
 from benchmarks.chaos.jobs import contents
 from pipeline import BroadsheetError, OutputError, UsageError, classify, verify
+from pipeline.errors import OutputUnavailable
 from pipeline.model.charcnn import Model
+from pipeline.output.claim import claim, claimed_by
 from pipeline.output.commit import commit_chunk
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PartNames
+from pipeline.output.object_store import ObjectStore
 from pipeline.output.place import open_store, place_of
 from pipeline.output.record import Entry
 from pipeline.report.job import JobReport
@@ -135,6 +140,15 @@ def test_a_job_whose_folder_in_a_bucket_is_taken_leaves_nothing_however_late(run
     assert s3.contents() == before
 
 
+def test_two_resumes_at_once_in_a_bucket_both_finish(run: Run, s3: Folder, on_disk: dict[str, bytes]) -> None:
+    """The second looks at what is there, and finishes, while the first commits its chunks."""
+    run(s3.url, endpoint=s3.endpoint)
+    s3.remove("_SUCCESS", *(name for name in on_disk if name.startswith("_entries/part")))
+    again = partial(run, s3.url, endpoint=s3.endpoint, resume=True)
+    assert again(progress=Once(again)).rows_read == ROWS
+    assert s3.contents() == on_disk
+
+
 def test_what_is_there_with_another_content_is_named_and_damage_is_repaired(
     run: Run, s3: Folder, on_disk: dict[str, bytes]
 ) -> None:
@@ -183,6 +197,43 @@ def test_an_outage_costs_its_time_and_no_more(run: Run, s3: Folder, proxy: Proxy
     run(s3.url, endpoint=proxy.url)
     assert 2 < time.monotonic() - began[0] < 2 + 8
     assert s3.contents() == on_disk
+
+
+def test_a_job_whose_store_stays_out_of_reach_ends_with_one_message_and_is_resumed(
+    run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]
+) -> None:
+    """Credentials that expire in the middle end a job as an outage of minutes does, and at once."""
+    entries = itertools.count(1)
+    expired = Event()
+
+    def decide(method: str, path: str) -> int | None:
+        if method == "PUT" and "/_entries/" in path and next(entries) == 4:
+            expired.set()
+        return 400 if expired.is_set() else None
+
+    proxy.decide = decide
+    with pytest.raises(BroadsheetError) as error:
+        run(s3.url, endpoint=proxy.url)
+    what = r"cannot be (written|read): the credentials have expired: renew them \([A-Z_a-z, ]+\)"
+    remedy = r"What is committed stays: continue with resume=True"
+    assert re.fullmatch(rf"{s3.url}/\S+ {what}\. {remedy}", str(error.value))
+    proxy.decide = lambda method, path: None
+    assert 3 <= run(s3.url, endpoint=proxy.url, resume=True).run.chunks_before < 10
+    assert s3.contents() == on_disk
+
+
+def test_requests_are_repeated_for_as_long_as_a_store_has_patience(s3: Folder, proxy: Proxy) -> None:
+    store = ObjectStore(place_of(s3.url, proxy.url), patience=1)
+    proxy.decide = lambda method, path: 503
+    began = time.monotonic()
+    with pytest.raises(
+        OutputUnavailable, match=rf"{s3.url}/_claim\.json cannot be read: its server answers 503 SlowDown"
+    ):
+        claimed_by(store)
+    assert time.monotonic() - began < 6
+    proxy.decide = lambda method, path: None
+    assert claim(store, "0" * 16)
+    assert claimed_by(store) == "0" * 16
 
 
 def _kill_at(process: ForkServerProcess, step: str) -> Decide:

@@ -23,6 +23,7 @@ ODD = {
     "two quotes too many": b'{"id": 1, "text": "a "quoted" word"}',
     "a number": b'{"id": 1, "text": 17}',
     "not a number": b'{"id": 1, "x": -NaN, "text": "a"}',
+    "infinite": b'{"id": 1, "x": [-Inf, Inf], "text": "\\"Inf: -NaN"}',
     "good for json only": b'{"id": 1, "x": ' + b"[" * 300 + b"]" * 300 + b', "text": "deep"}',
 }
 
@@ -58,3 +59,9 @@ def test_an_odd_line_changes_no_other(words: int, reads: int) -> None:
         assert same(Jsonl().parse(block, "f", 7, selection), parse_one_by_one(block, "f", 7, selection)), odd
     block = spoilt(500, words, [*ODD.values()] * 3)
     assert same(Jsonl().parse(block, "f", 7, selection), parse_one_by_one(block, "f", 7, selection))
+
+
+@pytest.mark.parametrize("name", ["not a number", "infinite"])
+def test_numbers_of_other_programs_are_read(name: str) -> None:
+    chunk = Jsonl().parse(block_of([b'{"id": 1, "text": "a"}', ODD[name]]), "f", 0, Selection(("text",)))
+    assert (len(chunk), len(chunk.quarantine)) == (2, 0)

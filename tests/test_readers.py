@@ -8,19 +8,17 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dask import config as dask_config
 from distributed import Client
-from jobs import check_whole, committed, wait_until
+from jobs import check_whole, committed, wait_until, workers_that_run
 from reading import found, units_of
 
-from cluster import connect
 from pipeline import classify
 from pipeline.errors import InputChanged
 from pipeline.model.charcnn import Model
@@ -50,11 +48,7 @@ def readers() -> Iterator[Readers]:
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A cluster of one worker that reads in processes, as a GPU's does."""
-    preload = tmp_path_factory.mktemp("readers") / "preload.py"
-    preload.write_text(PRELOAD)
-    with ExitStack() as stack:
-        with dask_config.set({"distributed.worker.preload": [str(preload)]}):  # for this worker only
-            client = stack.enter_context(connect(workers=1))
+    with workers_that_run(PRELOAD, tmp_path_factory.mktemp("readers"), 1) as client:
         yield client
 
 
@@ -175,6 +169,14 @@ def test_a_lost_reader_costs_nothing_but_time(reading: Client, small_model: Mode
     assert report.exit_code == 0
     assert report.tally == whole.tally
     check_whole(tmp_path / "one", tmp_path / "undisturbed")
+
+
+def test_more_files_at_a_time_than_readers_and_room(reading: Client, small_model: Model, tmp_path: Path) -> None:
+    """Those that wait for a reader do not hold the room that those with one wait for."""
+    source = [write_gzip(tmp_path / f"{number}.jsonl.gz", 30, 4_000) for number in range(20)]
+    report = classify(source, tmp_path / "out", client=reading, model=small_model, chunk_size=10)
+    assert report.rows_read == 30 * len(source)
+    assert committed(tmp_path / "out") == 4 * len(source)  # three chunks of each, and its end
 
 
 class Warned(Progress):

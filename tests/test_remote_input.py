@@ -19,8 +19,11 @@ from s3 import BUCKET, Folder, Proxy
 import pipeline
 from pipeline.errors import InputChanged, SourceError, UsageError
 from pipeline.model.charcnn import Model
+from pipeline.source.changes import changed_chunks
+from pipeline.source.chunk import Selection
 from pipeline.source.files import find_files, is_known
 from pipeline.source.opening import expect, open_at
+from pipeline.source.plan import plan_files
 from pipeline.source.search import search
 
 TEXTS = [f"article {i}, in a bucket" for i in range(300)]
@@ -108,6 +111,21 @@ def test_an_object_that_changes_or_goes_is_told_and_nothing_mixed_is_read(s3: Fo
     s3.remove("b.txt")
     with pytest.raises(SourceError, match=r"b\.txt: there is no such object"), open_at(b) as stream:
         stream.read()
+
+
+def test_what_has_changed_in_a_large_folder_is_seen_in_its_listing(s3: Folder, proxy: Proxy) -> None:
+    for number in range(120):
+        s3.write(f"{number:03}.txt", b"an article")
+    plan = plan_files(find_files([s3.url], 70, 1014, endpoint=proxy.url).found, Selection(), 8)
+    proxy.seen.clear()
+    assert changed_chunks(plan) == []
+    assert len(proxy.seen) == 1
+    s3.write("007.txt", b"another")
+    s3.remove("110.txt")
+    told = [message for _, message in changed_chunks(plan)]
+    assert len(told) == 2
+    assert "007.txt: it has changed since the job was planned (size was 10, is 7)" in told[0]
+    assert "110.txt: it can no longer be read: there is no such object" in told[1]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 from conftest import Command
 from distributed import Client
 from jobs import check_whole, committed, wait_until
-from s3 import Folder
+from s3 import Folder, Proxy
 from test_racing_jobs import Once
 
 from benchmarks.chaos.jobs import contents
@@ -129,11 +129,42 @@ def test_nothing_new_is_said_at_once_and_what_has_changed_or_gone_is_told(
     assert verify(out).rows_read == 36
 
 
-def test_a_job_that_is_another_or_not_finished_is_refused(job: Run, days: Path, tmp_path: Path, client: Client) -> None:
+def test_what_could_not_be_read_is_read_again_by_a_resume(
+    client: Client, small_model: Model, days: Path, tmp_path: Path, s3: Folder, proxy: Proxy
+) -> None:
+    """Of the job and of its update, each from the first chunk on that it changes."""
+    denied = ["c.csv", "e.csv"]
+    proxy.decide = lambda method, path: 403 if method == "GET" and path.endswith(tuple(denied)) else None
+    outs = {"told": proxy.url, "undisturbed": s3.endpoint}
+
+    def run(name: str, **options: object) -> JobReport:
+        out = tmp_path / name
+        return classify(s3.url, out, endpoint=outs[name], model=small_model, client=client, **KEPT, **options)
+
+    for names in (("b.csv", "c.csv", "d.csv"), ("a.csv", "e.csv")):
+        add(days, *names)
+        for name in names:
+            s3.write(name, (days / name).read_bytes())
+        report = run("told", update=True)
+        run("undisturbed", update=True)
+        (line,) = report.not_read
+        assert f"1 file was not read: {s3.url}/{names[1]}" in line
+        assert report.exit_code == 3
+        assert "--resume tries again to read what could not be read" in report.hints[0]
+    assert run("told", resume=True).not_read == [f"2 files were not read: {s3.url}/c.csv, {s3.url}/e.csv"]
+    assert verify(tmp_path / "told").rows_read == 36
+    denied.clear()
+    report = run("told", resume=True)
+    assert (report.rows_read, report.run.chunks_before, report.exit_code) == (60, 4, 0)
+    check_whole(tmp_path / "told", tmp_path / "undisturbed")
+
+
+def test_a_job_that_is_another_is_refused_and_one_that_is_not_finished_is_continued(
+    job: Run, days: Path, tmp_path: Path, client: Client
+) -> None:
     assert job(stop=lambda: True).exit_code == 4
     add(days, "d.csv")
-    with pytest.raises(UsageError, match=r"its job is not finished\. Continue with resume=True first"):
-        job(update=True)
+    shutil.copytree(tmp_path / "out", tmp_path / "copy")
     resumed = job(resume=True)  # what came since is left to the update
     assert (resumed.rows_read, resumed.exit_code) == (24, 0)
     assert resumed.not_read == ["1 file is new since this began: --update labels it"]
@@ -152,6 +183,10 @@ def test_a_job_that_is_another_or_not_finished_is_refused(job: Run, days: Path, 
     with pytest.raises(UsageError, match="nothing to resume, to overwrite or to update"):
         classify(days, update=True)
     assert job(update=True).rows_read == 36
+    assert (
+        classify(days, tmp_path / "copy", update=True, **job.keywords).rows_read == 36
+    )  # the job first, then the update
+    check_whole(tmp_path / "copy", tmp_path / "out")
 
 
 def test_an_update_that_is_killed_is_continued_and_equals_an_undisturbed_one(

@@ -35,8 +35,9 @@ SECRET = "sig=s3cret%2Fkey&x=1"
 
 
 class Server(BaseHTTPRequestHandler):
-    """The first part of the path says how: ranges, whole, chunked (of unknown length), moved, signed, or no HEAD. With
-    "broken-" before it, two answers of three are cut off in the middle, or say that the server is busy.
+    """The first part of the path says how: ranges, whole, chunked (of unknown length), endless (ranges of such a file),
+    moved, signed, or no HEAD. With "broken-" before it, two answers of three are cut off in the middle, or say that the
+    server is busy.
     """
 
     protocol_version = "HTTP/1.1"
@@ -73,7 +74,8 @@ class Server(BaseHTTPRequestHandler):
         if asked and manners not in ("whole", "chunked"):
             first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
             self.send_response(206)
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+            size = "*" if manners == "endless" else len(data)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
             data = data[first : last + 1]
         else:
             self.send_response(200)
@@ -127,17 +129,17 @@ def test_a_job_reads_a_file_and_takes_it_up_again(
         pipeline.verify(out, input=True)
 
 
-@pytest.mark.parametrize("manners", ["ranges", "whole", "chunked", "moved", "head", "signed"])
+@pytest.mark.parametrize("manners", ["ranges", "whole", "chunked", "endless", "moved", "head", "signed"])
 def test_a_file_is_read_whatever_its_server_can_do(web: str, manners: str) -> None:
     given = identify(f"{web}/{manners}/a.csv?{SECRET}", 70, 1014, whole_hash=False, by_content=False)
     assert isinstance(given, Files)
-    assert [file.ranges for file in given.found] == [manners not in ("whole", "chunked")]
+    assert [file.ranges for file in given.found] == [manners not in ("whole", "chunked", "endless")]
     job_input = open_input(given, Selection(), 1000)
     assert [t.decode() for c in chunks_here(job_input) for t in c.text.to_pylist()] == TEXTS
     assert job_input.plan is not None
     assert changed_chunks(job_input.plan) == []
     (Server.folder / "a.csv").write_bytes(CSV + b"600,one more\n")
-    if manners != "chunked":  # a server that tells neither length nor time cannot tell a change
+    if manners not in ("chunked", "endless"):  # a server that tells neither length nor time cannot tell a change
         (changed,) = changed_chunks(job_input.plan)
         assert "it has changed since the job was planned" in changed[1]
 

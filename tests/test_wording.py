@@ -18,7 +18,7 @@ from pipeline.report.job import Progress
 from pipeline.wording import SWITCHES, VALUED, in_python
 
 ERRORS = {"BroadsheetError", "UsageError", "ModelError", "SourceError", "InputChanged", "InputUnavailable"}
-ERRORS |= {"OutputError"}
+ERRORS |= {"OutputError", "OutputUnavailable"}
 OTHER_PROGRAMS = {
     *("allocations", "clock-control", "constraint", "cpu-bind", "cpuctxsw", "csv", "dashboard-address"),
     *("death-timeout", "export", "gpus-per-node", "host", "interface", "job-name", "kernel-name", "kernel-name-base"),

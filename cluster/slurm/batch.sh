@@ -1,7 +1,7 @@
-# --- The job: classify, and resume in a later run where the time limit is too short -------------------------------------
+# --- The job: classify, which a later run continues where the time limit is too short ---
 trap end_cluster EXIT
 echo "to reach the dashboard: ssh -N -L 8787:127.0.0.1:8787 -J LOGIN_NODE $(hostname) (8787: or the port it names)"
-broadsheet classify "${ARGUMENTS[@]}" --scheduler-file "$scheduler_file" --resume &
+broadsheet classify "${ARGUMENTS[@]}" --scheduler-file "$scheduler_file" &
 client=$!
 
 # USR1 comes before the time limit, and on preemption where the site sends it: take no more chunks, finish those in

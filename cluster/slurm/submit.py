@@ -77,7 +77,8 @@ def _settings(site: Site, arguments: Sequence[str] | None) -> list[str]:
         f"STOP_BEFORE={site.stop_before}",
     ]
     if arguments is not None:
-        lines.append(f"ARGUMENTS=({shlex.join(arguments)})")
+        continued = [] if "--update" in arguments else ["--resume"]  # by the next run, after a time limit
+        lines.append(f"ARGUMENTS=({shlex.join([*arguments, *continued])})")
     if site.setup is None:
         return [*lines, f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"]
     return [*lines, *site.setup]

@@ -40,8 +40,6 @@ def command(
         raise UsageError("give INPUT … -o OUT/ as for classify, or --interactive for workers alone")
     if "--overwrite" in context.args:
         raise UsageError("a submitted job continues where an earlier run stopped: remove the old folder yourself")
-    if "--update" in context.args:
-        raise UsageError("a submitted job resumes by itself: for --update, give classify with --cluster slurm")
     settings = load_site(site).changed(gpus_per_node=gpus_per_node, time=time, protocol=protocol, tls=tls)
     script = job_script(settings, nodes, None if interactive else context.args)
     if dry_run:

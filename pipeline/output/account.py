@@ -45,6 +45,20 @@ def groups_of(plan: SavedPlan | None) -> range:
     return range(plan.first_group, plan.first_group + len(plan.groups)) if plan else range(1)
 
 
+def open_to_change(closing: ClosingEntry, chunks: Mapping[str, Entry]) -> list[str]:
+    """The chunks of a group that may become others once all of its files can be read: those that end in the first file
+    with a problem, or after it.
+    """
+    numbers = {path: number for number, (path, _) in enumerate(closing.files)}
+    least = min((numbers.get(path, 0) for path, _ in closing.problems), default=len(numbers))
+    names = [part_name(closing.group, chunk) for chunk in range(closing.chunks)]
+    for at, following in enumerate(names[1:]):
+        sources = chunks[following].sources if following in chunks else ()
+        if not sources or numbers.get(sources[0][0], 0) > least:
+            return names[at:]
+    return names[-1:]
+
+
 def gaps(committed: Committed, plan: SavedPlan | None) -> Iterator[Gap]:
     """Everything in which the chunks' entries are not those that the closing entries of all groups count. plan: None
     for rows in memory.

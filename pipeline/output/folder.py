@@ -1,23 +1,21 @@
-"""A job's output folder: created, resumed, finished."""
+"""A job's output folder: created, resumed, updated, read."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 import pyarrow as pa
 
-from pipeline.errors import BroadsheetError, OutputError, UsageError
+from pipeline.errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
 from pipeline.output import layout
-from pipeline.output.account import Committed, Gap, gaps, groups_of
+from pipeline.output.account import Committed, gaps, groups_of, open_to_change
 from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, claim, claimed_by, is_claimed, take_over
-from pipeline.output.commit import commit_end, committed_entry, read_committed
+from pipeline.output.commit import commit_end, committed_entry
 from pipeline.output.layout import (
     CLAIM,
     ENTRIES,
@@ -39,8 +37,6 @@ from pipeline.output.record import (
     Manifest,
     OtherVersion,
     SavedPlan,
-    Totals,
-    Update,
     from_json,
     listing_digest,
     to_json,
@@ -155,11 +151,13 @@ class OutputFolder:
             if self.is_begun and not self._is_damaged:
                 return  # by another run of this job, since this one looked
         digest = None if plan is None else hashlib.sha256(plan).hexdigest()
-        manifest = Manifest(fingerprint=fingerprint, schema=_hex(schema), plan=digest)
+        manifest = Manifest(fingerprint=fingerprint, schema=schema_hex(schema), plan=digest)
         try:
             self._begin(manifest, plan, overwrite, partial(check_claim, store, job))
+        except OutputUnavailable:
+            raise
         except BaseException:
-            with suppress(OutputError):
+            with suppress(BroadsheetError):
                 if claimed_by(store) == job:
                     store.remove(CLAIM)  # so that the same command can be given again
             raise
@@ -167,18 +165,20 @@ class OutputFolder:
     def _begin(self, manifest: Manifest, plan: bytes | None, overwrite: bool, check: Callable[[], None]) -> None:
         """Old content is removed, a manifest last, so that an interrupted removal can still be recognised."""
         store = self.store
-        old = (_OLD_QUARANTINE, *(() if store.replaces else (PLAN, MANIFEST)))
-        if overwrite:
-            old = (SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, *self._update_plans(), MANIFEST, OLD_MANIFEST)
+        files = {PLAN: plan, MANIFEST: to_json(manifest)}
         if overwrite:
             store.remove_attempts(())
+            old = [SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, *self._update_plans(), MANIFEST, OLD_MANIFEST]
+        else:  # of a run of this job that was killed, or of one beside this one, which writes the same
+            there = [name for name in files if store.has(name)]
+            old = [_OLD_QUARANTINE, *(name for name in there if store.read(name) != files[name])]
         for name in old:
             check()
             store.remove(name)
         store.make(FOLDERS)
-        if plan is not None:
-            store.add(PLAN, plan, check)
-        store.add(MANIFEST, to_json(manifest), check)
+        for name, data in files.items():
+            if data is not None:
+                store.add(name, data, check)
 
     def begin_update(self, number: int, plan: bytes, job: str) -> None:
         """Save the plan of an update, which only one run can do, and remove _SUCCESS. number: of the update, from 1.
@@ -202,7 +202,7 @@ class OutputFolder:
         self.check_claim(job)
         first = groups_of(plan).start
         names = [name for folder in (ENTRIES, PARTS, QUARANTINE) for name in self.store.files(folder)]
-        self.store.remove_all([name for name in names if _group_of(name, job) >= first])
+        self.store.remove_all([name for name in names if layout.group_in(name, job) >= first])
         self.store.remove(layout.update_plan(number, job))
 
     def under_way(self, manifest: Manifest) -> int | None:
@@ -212,22 +212,6 @@ class OutputFolder:
 
     def _update_plans(self) -> list[str]:
         return [name for name in self.store.names() if layout.is_update_plan(name)]
-
-    def seal(self, manifest: Manifest) -> None:
-        """Write _SUCCESS, where a job or its last update was killed between its totals and that.
-
-        Raises OutputError where not all is there as it was committed.
-        """
-        job, totals = manifest.fingerprint.id, manifest.totals
-        check = partial(check_claim, self.store, job)
-        plan = self.plan_of(manifest, len(manifest.updates))
-        files = self._entry_files(job, range(groups_of(plan).stop))
-        found = sum(not layout.is_closing(name) for name in files)
-        if totals is not None and found != totals.chunks:
-            raise OutputError(f"{self.path} has {found:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
-        counted = {name: entry.digest for name, entry in self.entries(job, groups_of(plan)).chunks.items()}
-        self._check_committed(manifest, plan, counted, check)
-        self.store.add(SUCCESS, b"", check)
 
     def take_up(self) -> Manifest | None:
         """Resume the job of this folder; None where it has to begin anew: there is no manifest, or it is damaged, but
@@ -297,7 +281,7 @@ class OutputFolder:
         damaged one.
         """
         chunks, closed = {}, {}
-        for entry in self._entries(job, groups):
+        for entry in self._entries(self.entry_files(job, groups), job):
             if isinstance(entry, OutputError):
                 raise entry
             if isinstance(entry, Entry):
@@ -311,8 +295,9 @@ class OutputFolder:
         than `classes` or other rows than their group, or whose files are not there in their size. Such a chunk is
         computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
 
-        A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and if an entry
-        is not as it should be, the job is no longer finished.
+        A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and groups in
+        which files could not be read, or not wholly, are read again from there on. If an entry is not as it should be,
+        or is to change, the job is no longer finished.
         """
         manifest = self.manifest()
         plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
@@ -320,8 +305,9 @@ class OutputFolder:
         finished = not update and (manifest.totals is not None or self.store.has(SUCCESS))
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
-
-        size = self.store.sizes((PARTS, QUARANTINE))
+        names = self.entry_files(job, groups if update else None)
+        entries = [entry for entry in self._entries(names, job) if not isinstance(entry, OutputError)]
+        size = self.store.sizes((PARTS, QUARANTINE))  # once the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
             if not _is_of(entry, len(classes), {*classes}):
@@ -334,45 +320,35 @@ class OutputFolder:
                 return False
             return True
 
-        within = groups if update else None
-        entries = [entry for entry in self._entries(job, within) if not isinstance(entry, OutputError)]
-        found = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
-        read = dict(found)
+        chunks = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
+        found = dict(chunks)
         closed = {entry.group: entry for entry in entries if isinstance(entry, ClosingEntry)}
+        again = [closing for closing in closed.values() if finished and closing.problems]
+        for closing in again:
+            for chunk in open_to_change(closed.pop(closing.group), chunks):
+                found.pop(chunk, None)
         for gap in gaps(Committed(found, closed), plan):
             found.pop(gap.chunk or "", None)
             closed.pop(-1 if gap.group is None else gap.group, None)
-        with self._readers() as pool:
+        with threads(self.store.readers) as pool:
             whole = list(pool.map(is_whole, found.values()))
         found = {chunk: entry for (chunk, entry), kept in zip(found.items(), whole, strict=True) if kept}
-        for entry in entries:
-            if isinstance(entry, Entry) and entry.chunk not in found:
-                self.check_claim(job)
-                self.store.remove(entry.file_name)  # or a worker would take the chunk for one that is committed
-        if finished and (manifest.totals is None or manifest.totals.chunks != len(found)):
+        kept = {entry.file_name for entry in found.values()} | {end.file_name for end in closed.values()}
+        lost = [file.name for chunk, entry in chunks.items() if chunk not in found for file in entry.files]
+        self.check_claim(job)
+        if finished and (again or manifest.totals is None or manifest.totals.chunks != len(found)):
             self.store.remove(SUCCESS)
-        if not self.store.replaces:
-            named = {entry.file_name for entry in found.values()} | {end.file_name for end in closed.values()}
-            self._make_way(self._entry_files(job, within), named, read, found)
+        self.store.remove_all([name for name in names if name not in kept])  # or a worker would count these chunks
+        self.store.remove_all(lost)  # then only: what has an entry is there
         return Committed(found, closed)
 
-    def _make_way(
-        self, ours: Iterable[str], whole: set[str], read: Mapping[str, Entry], kept: Mapping[str, Entry]
-    ) -> None:
-        """Remove what is computed again, where it could not be replaced: entries that are not `whole`, and the files
-        of those that were `read` and not `kept`.
-        """
-        names = {name for name in ours if name not in whole}
-        names.update(file.name for chunk, entry in read.items() if chunk not in kept for file in entry.files)
-        self.store.remove_all(names)
-
-    def _entry_files(self, job: str, groups: range | None) -> list[str]:
+    def entry_files(self, job: str, groups: range | None) -> list[str]:
         """The names of the entries of a job, of these groups or all."""
         ours = (name for name in self.store.files(ENTRIES) if layout.of_job(name, job))
-        return [name for name in ours if groups is None or _group_of(name, job) in groups]
+        return [name for name in ours if groups is None or layout.group_in(name, job) in groups]
 
-    def _entries(self, job: str, groups: range | None) -> Iterator[Entry | ClosingEntry | OutputError]:
-        """The entries of a job, and errors for damaged ones."""
+    def _entries(self, files: list[str], job: str) -> Iterator[Entry | ClosingEntry | OutputError]:
+        """The entries of a job in these files, and errors for damaged ones."""
 
         def read(name: str) -> Entry | ClosingEntry | OutputError:
             kind: type[Entry | ClosingEntry] = ClosingEntry if layout.is_closing(name) else Entry
@@ -385,8 +361,7 @@ class OutputFolder:
                 return OutputError(f"{error.message}: {REPAIR}")
 
         names = self.manifest().fingerprint.settings.names
-        files = self._entry_files(job, groups)
-        with self._readers() as pool:
+        with threads(self.store.readers) as pool:
             for name, found in zip(files, pool.map(read, files), strict=True):
                 if isinstance(found, OutputError):
                     yield found
@@ -394,9 +369,6 @@ class OutputFolder:
                     yield OutputError(f"{self.path / name} is the entry of {found.file_name}: {REPAIR}")
                 elif found.job == job:
                     yield found
-
-    def _readers(self) -> AbstractContextManager[ThreadPoolExecutor]:
-        return threads(self.store.readers)
 
     def close(self, end: GroupEnd, job: str) -> None:
         """Commit the end of a group. Raises OutputError, also where another job took the folder."""
@@ -412,101 +384,6 @@ class OutputFolder:
             chunks = [name.rpartition("-")[0] for name in files if name.startswith(part_name(which, 0)[:-7])]
         found = {chunk: committed_entry(self.store, chunk, job, names) for chunk in chunks}
         return {chunk: entry for chunk, entry in found.items() if entry is not None}
-
-    def finish(
-        self, totals: Totals, schema: pa.Schema, job: str, counted: Mapping[str, bytes], update: int, updates: int
-    ) -> None:
-        """Check all that was committed, and write the totals into the manifest, then _SUCCESS.
-
-        schema: of the job's parts. counted: the digest of the entry of each chunk that this run has counted: of the
-        update of number `update`, or if that is 0 of the whole job with its `updates`. Whatever belongs to none of
-        these entries, such as files of a job that was overwritten, and temporary files are removed; those of earlier
-        updates are not looked at. Raises OutputError where another job took the folder, or where not all is there as it
-        was committed.
-        """
-        check = partial(check_claim, self.store, job)
-        check()
-        before = self.store.read(MANIFEST)
-        manifest = self.manifest()
-        if not update and (len(manifest.updates) != updates or self.under_way(manifest)):
-            raise OutputError(f"{self.path} was updated while this job ran: its labels are there, and complete")
-        if update and update <= len(manifest.updates):  # another run of this update has finished it
-            if not self.under_way(manifest):
-                self.store.add(SUCCESS, b"", check)
-            return
-        plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
-        if update:
-            manifest = self._updated(manifest, update, totals)
-        else:
-            manifest = msgspec.structs.replace(manifest, totals=totals, schema=_hex(schema))
-        groups = groups_of(plan)
-        others = {group for number in range(update) for group in groups_of(self.plan_of(manifest, number))}
-        self.store.remove_attempts(FOLDERS)
-        ours = {layout.entry_file(chunk, job) for chunk in counted}
-        ours |= {layout.closing_file(number, job) for number in groups}
-        self._remove_others((ENTRIES,), lambda name: name in ours or _group_of(name, job) in others, check)
-        committed = self._check_committed(manifest, plan, counted, check)
-        parts = {file.name for entry in committed.chunks.values() for file in entry.files}
-        self._remove_others((PARTS, QUARANTINE), lambda name: name in parts or _group_of(name, job) in others, check)
-        self.store.remove_empty_folders(PARTS)
-        self.store.update(MANIFEST, before, to_json(manifest), check)
-        self.store.add(SUCCESS, b"", check)
-
-    def _updated(self, manifest: Manifest, number: int, totals: Totals) -> Manifest:
-        """The manifest with one more update. totals: of the folder, with it. Raises OutputError."""
-        if manifest.totals is None:
-            raise OutputError(f"{self.path} is not finished: continue with --resume")
-        data = self.store.read(layout.update_plan(number, manifest.fingerprint.id))
-        update = Update(plan=hashlib.sha256(data).hexdigest(), totals=totals.since(manifest.totals))
-        return msgspec.structs.replace(manifest, totals=totals, updates=(*manifest.updates, update))
-
-    def _remove_others(
-        self, folders: tuple[str, ...], is_ours: Callable[[str], bool], check: Callable[[], None]
-    ) -> None:
-        for name in (name for folder in folders for name in self.store.files(folder)):
-            if not is_ours(name):
-                check()  # it might be that of a job that has taken the folder just now
-                self.store.remove(name)
-
-    def _check_committed(
-        self, manifest: Manifest, plan: SavedPlan | None, counted: Mapping[str, bytes], check: Callable[[], None]
-    ) -> Committed:
-        """The entries, which must be those that were counted, with their files as they were written.
-
-        Otherwise raises OutputError, and the entries of the chunks that are not so are removed, so that a resumed job
-        computes these again.
-        """
-        job = manifest.fingerprint.id
-        committed = self.entries(job, groups_of(plan))
-        wrong = list(gaps(committed, plan))
-        for chunk, digest in counted.items():
-            entry, path = committed.chunks.get(chunk), self.path / layout.entry_file(chunk, job)
-            if entry is None:
-                wrong.insert(0, Gap(f"{path} was removed while the job ran", chunk))
-            elif entry.digest != digest:
-                wrong.insert(0, Gap(f"{path} was changed while the job ran", chunk))
-
-        def damage(entry: Entry) -> Gap | None:
-            try:
-                for file in entry.files:
-                    read_committed(self.store, file)
-            except OutputError as error:
-                return Gap(error.message, entry.chunk)
-            return None
-
-        with self._readers() as pool:
-            wrong += [gap for gap in pool.map(damage, committed.chunks.values()) if gap]
-        for chunk in {gap.chunk for gap in wrong if gap.chunk}:
-            check()
-            self.store.remove(layout.entry_file(chunk, job))
-            if not self.store.replaces and chunk in committed.chunks:
-                self.store.remove_all([file.name for file in committed.chunks[chunk].files])
-        for group in {gap.group for gap in wrong if gap.group is not None}:
-            check()
-            self.store.remove(layout.closing_file(group, job))
-        for gap in wrong:
-            raise OutputError(f"{gap.message}: {REPAIR}")
-        return committed
 
     def checked_plan(self, manifest: Manifest) -> SavedPlan | None:
         """The plan of a job over files with its updates, without contradictions; None for rows in memory. Raises
@@ -561,12 +438,8 @@ class OutputFolder:
         self.store.put(f"{RUNS}/{name}.spans.arrow", buffer.getvalue().to_pybytes())
 
 
-def _group_of(name: str, job: str) -> int:
-    """The group that a file of this job is of; -1 for any other file."""
-    return layout.group_of(name) if layout.of_job(name, job) else -1
-
-
-def _hex(schema: pa.Schema) -> str:
+def schema_hex(schema: pa.Schema) -> str:
+    """As the manifest has it."""
     return str(schema.serialize().to_pybytes().hex())
 
 

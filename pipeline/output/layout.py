@@ -95,6 +95,11 @@ def group_of(name: str) -> int:
     return int(found[1]) if found else -1
 
 
+def group_in(name: str, job: str) -> int:
+    """The same of a file of this job; -1 for any other file."""
+    return group_of(name) if of_job(name, job) else -1
+
+
 def is_closing(name: str) -> bool:
     """Whether an entry closes a group, by its name."""
     return name.startswith(f"{ENTRIES}/{_CLOSING}")

@@ -36,7 +36,6 @@ class LocalStore(Store):
     """
 
     root: Path
-    replaces = True
 
     @property
     def readers(self) -> int:

@@ -18,8 +18,8 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from pipeline.bucket_errors import FIRST_PATIENCE, PATIENCE, patiently
 from pipeline.buckets import BucketPath, bucket_client
-from pipeline.errors import OutputError, UsageError
-from pipeline.output.layout import CLAIM, MANIFEST, PLAN
+from pipeline.errors import OutputError, OutputUnavailable, UsageError
+from pipeline.output.layout import MANIFEST, PLAN
 from pipeline.output.store import Store, no_check
 from pipeline.threads import threads
 
@@ -52,7 +52,6 @@ class ObjectStore(Store):
 
     root: BucketPath
     patience: float = PATIENCE
-    replaces = False
     readers = _REQUESTS
 
     @property
@@ -64,16 +63,13 @@ class ObjectStore(Store):
         return "/".join(filter(None, (self.root.key, name)))
 
     def _request(self, call: Callable[[], _Result], name: str, what: str) -> _Result:
-        """The result of a request. Raises FileNotFoundError for an object that is not there, and OutputError."""
+        """The result of a request. Raises FileNotFoundError for an object that is not there, and OutputUnavailable."""
         try:
             return patiently(call, str(self.root / name), self.patience)
         except (FileNotFoundError, UsageError):
             raise
         except OSError as error:
-            remedy = ""
-            if what == "written" and name not in (PLAN, MANIFEST, CLAIM):
-                remedy = ". Then continue with --resume: what is committed stays"
-            raise OutputError(f"{self.root / name} cannot be {what}: {error.strerror}{remedy}") from error
+            raise OutputUnavailable(f"{self.root / name} cannot be {what}: {error.strerror}") from error
 
     @property
     def _soon(self) -> ObjectStore:

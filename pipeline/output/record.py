@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -280,28 +279,6 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     confusion: tuple[tuple[int, int, Count], ...] | None
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
-
-    def since(self, before: Totals) -> Totals:
-        """What was added to `before`."""
-
-        def more(now: Iterable[Any], then: Iterable[Any]) -> tuple[Any, ...]:
-            return tuple((Counter(now) - Counter(then)).elements())
-
-        def fewer(now: Mapping[str, int], then: Mapping[str, int]) -> dict[str, int]:
-            return {name: rows for name, count in now.items() if (rows := count - then.get(name, 0))}
-
-        then = {(true, label): rows for true, label, rows in before.confusion or ()}
-        pairs = ((true, label, rows - then.get((true, label), 0)) for true, label, rows in self.confusion or ())
-        return Totals(
-            chunks=self.chunks - before.chunks,
-            **{name: getattr(self, name) - getattr(before, name) for name in SUMS},
-            labels=fewer(self.labels, before.labels),
-            doubtful=fewer(self.doubtful, before.doubtful),
-            lengths=tuple(now - was for now, was in zip(self.lengths, before.lengths, strict=True)),
-            confusion=None if self.confusion is None else tuple(pair for pair in pairs if pair[2]),
-            problems=more(self.problems, before.problems),
-            unread=more(self.unread, before.unread),
-        )
 
 
 class Update(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

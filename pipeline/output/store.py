@@ -19,21 +19,19 @@ def no_check() -> None:
 class Store(ABC):
     """A folder of whole files. Nobody sees a file incomplete, and there are no locks.
 
-    Every method raises OutputError where the store cannot be read or written.
+    Every method raises OutputError where the store cannot be read or written, and OutputUnavailable where that is not
+    for what is in it.
 
     Attributes
     ----------
     root : Path or BucketPath
         Where it is; `root / name` is what messages call a file.
-    replaces : bool
-        Whether `add` replaces a file that is there. If not, one that is damaged is removed before it is written again.
     readers : int
         Threads that read small files, which takes time rather than work on a file system of the network.
 
     """
 
     root: Location
-    replaces: bool
 
     @property
     @abstractmethod
@@ -47,7 +45,10 @@ class Store(ABC):
         """Write a file, or replace it. check: raises where it must not be written (any more)."""
 
     def add(self, name: str, data: bytes, check: Callable[[], None]) -> None:
-        """Write a file that always has this content, whoever writes it. A write that `check` refuses leaves nothing."""
+        """Write a file that always has this content, whoever writes it. A write that `check` refuses leaves nothing.
+
+        One that is there with another content is damaged, and has to be removed first.
+        """
         self.add_all([(name, data)], check)
 
     @abstractmethod

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable
 
-from pipeline.accuracy import LENGTHS
 from pipeline.errors import OutputError
-from pipeline.output.account import Committed, gaps, groups_of
+from pipeline.output.account import gaps
 from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, is_claimed
 from pipeline.output.folder import REPAIR, OutputFolder
-from pipeline.output.layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS, group_of
+from pipeline.output.layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS
 from pipeline.output.place import place_of
-from pipeline.output.record import SUMS, Manifest, Totals
+from pipeline.output.record import Totals
 from pipeline.output.recount import recount
+from pipeline.output.totals import totals_of
 from pipeline.output.where import Where
-from pipeline.source.chunk import NO_TRUTH
-from pipeline.source.group import Unread
 
 
 def verify(
@@ -94,56 +90,23 @@ def verify(
             raise OutputError(f"{folder.path / name} belongs to no entry: {REPAIR}")
     for gap in gaps(committed, plan):
         raise OutputError(f"{gap.message}: {REPAIR}")
-    try:
-        _check_totals(totals, committed, plan.unread if plan else (), "")
-    except OutputError as error:
-        raise OutputError(f"{folder.path}: {error.message}: {REPAIR}") from error
-    for number in range(1, 1 + len(manifest.updates)):
-        _check_update(folder, manifest, number, committed)
+    _check_totals(folder, totals, totals_of(committed, plan))
+    for number, update in enumerate(manifest.updates, 1):
+        _check_totals(folder, update.totals, totals_of(committed, folder.plan_of(manifest, number)), number)
     if input:
         recount(manifest, plan, committed, root, endpoint)
     return totals
 
 
-def _check_update(folder: OutputFolder, manifest: Manifest, number: int, committed: Committed) -> None:
-    """Raise OutputError unless what the manifest says of an update is right. committed: of the whole job."""
-    plan = folder.plan_of(manifest, number)
-    groups = groups_of(plan)
-    chunks = {name: entry for name, entry in committed.chunks.items() if group_of(name) in groups}
-    closed = {group: closing for group, closing in committed.closed.items() if group in groups}
-    try:
-        totals = manifest.updates[number - 1].totals
-        _check_totals(totals, Committed(chunks, closed), plan.unread if plan else (), f" of update {number}")
-    except OutputError as error:
-        raise OutputError(f"{folder.path}: {error.message}. Start again with --overwrite") from error
-
-
-def _check_totals(totals: Totals, committed: Committed, unread: Iterable[Unread], whose: str) -> None:
-    """Raise OutputError unless totals are the sums over these entries. unread: what could not be listed. whose: they
-    are, in a message.
-    """
-    sums: Counter[str] = Counter(chunks=len(committed.chunks))
-    labels: Counter[str] = Counter()
-    doubtful: Counter[str] = Counter()
-    lengths = [0] * len(LENGTHS)
-    confusion: Counter[tuple[int, int]] = Counter()
-    for entry in committed.chunks.values():
-        sums.update({name: getattr(entry, name) for name in SUMS})
-        labels.update(entry.labels)
-        doubtful.update(entry.doubtful)
-        lengths = [sum(pair) for pair in zip(lengths, entry.lengths, strict=True)]
-        for true, label, rows in entry.confusion or ():
-            confusion[true, label if true != NO_TRUTH else 0] += rows
-    for name, counted in sums.items():
-        if getattr(totals, name) != counted:
-            raise OutputError(f"{name}{whose} is {getattr(totals, name)} in the manifest, its entries have {counted}")
-    if totals.labels != +labels or totals.doubtful != +doubtful:
-        raise OutputError(
-            f"the labels or doubtful rows{whose} in the manifest are not the sums of those of its entries"
-        )
-    pairs = Counter({(true, label): rows for true, label, rows in totals.confusion or ()})
-    if list(totals.lengths) != lengths or pairs != confusion:
-        raise OutputError(f"the lengths or confusion{whose} in the manifest are not the sums of those of its entries")
-    told = (*unread, *(each for closing in committed.closed.values() for each in closing.unread))
-    if sorted(map(str, totals.unread)) != sorted(map(str, told)):
-        raise OutputError(f"the files not read{whose} are others in the manifest than in its entries")
+def _check_totals(folder: OutputFolder, totals: Totals, counted: Totals, update: int = 0) -> None:
+    """Raise OutputError unless the totals in the manifest are those that were counted. update: whose, or 0 for all."""
+    whose = f" of update {update}" if update else ""
+    for name in Totals.__struct_fields__:
+        said, found = getattr(totals, name), getattr(counted, name)
+        if name in ("problems", "unread"):
+            said, found = sorted(map(str, said)), sorted(map(str, found))
+        if said != found:
+            what = "in the manifest is not that of its entries"
+            if isinstance(said, int):
+                what = f"is {said:,} in the manifest, its entries have {found:,}"
+            raise OutputError(f"{folder.path}: {name}{whose} {what}: {REPAIR}")

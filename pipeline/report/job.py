@@ -17,7 +17,7 @@ from pipeline.report.breakdown import Breakdown, break_down
 from pipeline.report.growth import Growth
 from pipeline.report.join import Frame
 from pipeline.report.reach import Reach
-from pipeline.report.remarks import hints, not_read
+from pipeline.report.remarks import READ_AGAIN, hints, not_read
 from pipeline.report.results import Results
 from pipeline.report.summary import as_html, as_text
 from pipeline.report.tally import Tally
@@ -191,6 +191,7 @@ class JobReport:
         run = self.run
         if isinstance(event, Noted):
             run.reach.note(event.name, event.rows, event.stored)
+            run.timeline.add(event.name, event.rows, event.spans, event.place)
         elif isinstance(event, GroupEnd):
             self.close(event)
         elif isinstance(event, Stopped):
@@ -272,7 +273,8 @@ class JobReport:
     @cached_property
     def hints(self) -> list[str]:
         """Lines about how more rows may be read, or faster. Found once, so ask only when the job is over."""
-        return [*hints(self.tally, self.results), *self.run.remarks]
+        again = [READ_AGAIN] if self.tally.again and self.job.output else []
+        return [*again, *hints(self.tally, self.results), *self.run.remarks]
 
     @cached_property
     def breakdown(self) -> Breakdown:

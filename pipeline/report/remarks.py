@@ -9,6 +9,9 @@ from pipeline.report.results import Results
 from pipeline.report.tally import Tally
 from pipeline.source.encoding import not_decoded
 
+READ_AGAIN = "--resume tries again to read what could not be read, as long as those files are the same"
+"""Of a job with an output folder."""
+
 _NAMED = 3
 _LOOKED_AT = 10_000
 """Quarantined rows that are looked at: all of those in a small job, a sample in a large one."""

@@ -31,6 +31,8 @@ class Tally:
         File and message of each file that was not wholly readable, or has other columns than the first.
     unread : list of (str, int or None)
         Each file or folder of which nothing is read, and its rows where they are known.
+    again : bool
+        Whether some of these files are listed, so that a resumed job tries again to read them.
     chunks : int
         Committed chunks.
     rows_read, rows_written, rows_filtered, rows_quarantined : int
@@ -55,6 +57,7 @@ class Tally:
     classes: tuple[str, ...]
     problems: list[tuple[str, str]] = field(default_factory=list)
     unread: list[tuple[str, int | None]] = field(default_factory=list)
+    again: bool = False
     chunks: int = 0
     rows_read: int = 0
     rows_written: int = 0
@@ -104,6 +107,8 @@ class Tally:
 
     def close(self, problems: Iterable[tuple[str, str]], unread: Iterable[tuple[str, int | None]]) -> None:
         """Count what was amiss with the files of a group that has been read to its end; groups end in any order."""
+        problems = list(problems)
+        self.again = self.again or bool(problems)
         self.problems = sorted([*self.problems, *problems])
         self.unread = sorted([*self.unread, *unread], key=lambda item: item[0])
 

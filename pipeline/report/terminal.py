@@ -90,9 +90,7 @@ def _done(reach: Reach) -> str:
     """The articles that are done, and of how many, or of how much: "1,200 of 7,600", "1,200 (12% of 3 GB)"."""
     if reach.rows_known:
         return f"{reach.rows:,} of {reach.rows_known:,}"
-    known = decimal(reach.bytes_known) if reach.bytes_known else ""
-    share = f"{reach.share:.0%} of {known}" if reach.share and known else f"of {known}" if known else ""
-    return f"{reach.rows:,}" + (f" ({share})" if share else "")
+    return f"{reach.rows:,}" + (f" ({reach.share:.0%} of {decimal(reach.bytes_known)})" if reach.bytes_known else "")
 
 
 def _left(reach: Reach, seconds: float) -> str:

@@ -73,7 +73,9 @@ class Timeline:
     rows: dict[str, int] = field(default_factory=dict)
 
     def add(self, chunk: str, rows: int, spans: Iterable[Span], place: Place) -> None:
-        """Add the spans of a committed chunk, recorded by the clock of `place`."""
+        """Add the spans of a committed chunk, recorded by the clock of `place`, unless they are there."""
+        if chunk in self.rows:
+            return
         self.places[place.where] = place
         self.rows[chunk] = rows
         self.spans.extend(brought_home(spans, place.clock.offset, chunk))

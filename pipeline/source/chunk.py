@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -180,20 +181,22 @@ def assemble(
     bad: Sequence[BadRow] = (),
     problems: tuple[str, ...] = (),
     removed: NDArray[np.int64] | None = None,
+    is_utf8: bool = False,
 ) -> Chunk:
     """A chunk from the parsed rows of one file.
 
     numbers: int64 [N], the record number of each row. table: N rows with the selection's columns; text and string
     columns may be binary or string, and kept columns may be missing: then they are null. raw(i): byte offset and first
     bytes of row i, for the quarantine. bad: rows that could not be parsed; those whose text is null, too long or not
-    UTF-8 are added to them. removed: int64 [N], characters by which a text was cut before, which are valid.
+    UTF-8 are added to them. removed: int64 [N], characters by which a text was cut before, which are valid. is_utf8:
+    whether the strings have been checked already.
     """
     reasons: dict[int, str] = {}
     held = {name: _column(table, name) for name in selection.columns}
     kept_types = dict(zip(selection.kept, selection.row_schema.types[2:], strict=True))
     used = {*selection.text, selection.truth}
     decoded = {
-        name: _decode(name, column, reasons, selection.encoding)
+        name: column if is_utf8 else _decode(name, column, reasons, selection.encoding)
         for name, column in held.items()
         if name in used or not _is_copied_as_it_is(column.type, kept_types[name])
     }
@@ -255,11 +258,16 @@ def _beginnings(text: pa.Array, sizes: NDArray[np.int64], n_chars: NDArray[np.in
 
 def _characters(text: pa.Array, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64, one for each text, a large_string; 0 for nulls. sizes: int64 [N], their bytes."""
-    offsets = np.frombuffer(text.buffers()[1], np.int64)[text.offset :] if len(text) else np.zeros(1, np.int64)
-    data = np.frombuffer(text.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[len(text)]]
-    if data.max(initial=0) < 0x80:
+    if _is_ascii(text):
         return sizes
     return np.asarray(pc.fill_null(pc.utf8_length(text), 0).to_numpy(), np.int64)
+
+
+def _is_ascii(values: pa.Array) -> bool:
+    """Whether there is nothing but ASCII in these, large_string or large_binary."""
+    offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset :] if len(values) else np.zeros(1, np.int64)
+    data = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[len(values)]]
+    return bool(data.max(initial=0) < 0x80)
 
 
 def _characters_of(chunk: Chunk) -> NDArray[np.int64]:
@@ -353,7 +361,8 @@ def _column(table: pa.Table, name: str) -> pa.Array:
     """One array without a dictionary; of nulls where the table lacks the column."""
     if name not in table.column_names:
         return pa.nulls(len(table))
-    column = table.column(name).combine_chunks()
+    column = table.column(name)
+    column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
@@ -367,14 +376,16 @@ def _decode(name: str, column: pa.Array, reasons: dict[int, str], encoding: str)
     if not is_textual(column.type):
         return column
     column = column.cast(pa.large_binary())
+    if _is_ascii(column):
+        return column.view(pa.large_string())
+    with suppress(pa.ArrowInvalid):
+        return column.cast(pa.large_string())
     invalid = not_utf8(column)
     for i in invalid:
         reasons.setdefault(i, f"column {name!r} {why_not_decoded(column[i].as_py(), encoding)}")
-    if invalid:
-        mask = np.zeros(len(column), np.bool_)
-        mask[invalid] = True
-        column = pc.if_else(pa.array(mask), pa.scalar(None, column.type), column)
-    return column.cast(pa.large_string())
+    mask = np.zeros(len(column), np.bool_)
+    mask[invalid] = True
+    return pc.if_else(pa.array(mask), pa.scalar(None, column.type), column).cast(pa.large_string())
 
 
 def not_utf8(values: pa.Array, first: int = 0) -> list[int]:

@@ -201,6 +201,21 @@ class Decompressed:
             self._failure = _told(again)
 
 
+def decompressed(data: bytes, compression: Compression, most: int) -> bytes | None:
+    """The content of a small file at once; None where it is not one whole unit of up to `most` bytes of content, which
+    `Decompressed` reads.
+    """
+    head = data[:_HEAD_BYTES]
+    if not compression.begins(head) or refusal(compression, head):
+        return None
+    decoder = compression.decoder()
+    try:
+        found = decoder.decompress(data, most + 1)
+    except Exception:  # each library has errors of its own
+        return None
+    return found if decoder.eof and not decoder.unused_data and len(found) <= most else None
+
+
 def _told(error: Exception) -> Exception:
     """An error of the file as it is, one of a decoder as damage."""
     if isinstance(error, OSError | SourceError | Damaged):

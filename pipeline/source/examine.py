@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from pipeline.errors import SourceError
 from pipeline.source import archive
 from pipeline.source.chunk import Selection
 from pipeline.source.compression import HEAD_BYTES, compression_of
+from pipeline.source.decompress import decompressed
+from pipeline.source.encoding import UTF8
 from pipeline.source.formats.base import Format, InputFile, Schema
 from pipeline.source.formats.registry import FORMATS
 from pipeline.source.opening import Held, open_at, open_stored
@@ -34,7 +36,7 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     if file.size == 0:
         raise SourceError(f"{file.path}: the file is empty")
     file = identified(file)
-    with open_at(file) as stream:
+    with open_at(file, peek=True) as stream:
         _refuse_other(file.path, stream.read(_FIRST_BYTES), file.format)
     schema = file.format.schema(file, selection)
     refuse_twice(file.path, schema)
@@ -62,14 +64,14 @@ def held(file: InputFile) -> InputFile:
     if file.member is None and 0 < file.stored <= _HELD_BYTES:
         with open_stored(file) as stream:
             content = stream.read(_HELD_BYTES + 1)
-        file = Held(**{f.name: getattr(file, f.name) for f in fields(InputFile)}, content=content, is_decoded=False)
+        file = Held(**vars(file), content=content, is_decoded=False)
     file = identified(file)
     if isinstance(file, Held) and not file.front_to_back:
         return replace(file, is_decoded=True)
     decoded = _decoded(file) if file.stored <= _HELD_BYTES else None
     if decoded is None:
         return file
-    return Held(**{f.name: getattr(file, f.name) for f in fields(InputFile)}, content=decoded, is_decoded=True)
+    return Held(**vars(file) | {"content": decoded, "is_decoded": True})
 
 
 def identified(file: InputFile) -> InputFile:
@@ -83,6 +85,10 @@ def identified(file: InputFile) -> InputFile:
 
 def _decoded(file: InputFile) -> bytes | None:
     """The content of a file; None where it is not little, or cannot be read to its end."""
+    if isinstance(file, Held) and file.format.encoding == UTF8:
+        compression = compression_of(file.content[:HEAD_BYTES], file.compression)
+        if compression and (whole := decompressed(file.content, compression, _HELD_BYTES)) is not None:
+            return whole
     blocks, room = [], _HELD_BYTES + 1
     with open_at(file) as stream:
         try:
@@ -96,9 +102,9 @@ def _decoded(file: InputFile) -> bytes | None:
 
 def _refuse_other(name: str, head: bytes, found: Format) -> None:
     """Raise SourceError for the first bytes of another format."""
-    kinds = {other.name: (other.magic, other.suffixes[0]) for other in FORMATS.values()}
-    kinds[archive.SUFFIX[1:]] = (archive.MAGIC, archive.SUFFIX)
-    others = {kind: suffix for kind, (magic, suffix) in kinds.items() if magic and head.startswith(magic)}
+    others = {each.name: each.suffixes[0] for each in FORMATS.values() if each.magic and head.startswith(each.magic)}
+    if head.startswith(archive.MAGIC):
+        others[archive.SUFFIX[1:]] = archive.SUFFIX
     if others and found.name not in others:
         what, suffixes = " or ".join(others), " or ".join(others.values())
         raise SourceError(f"{name}: it is a {what} file by its first bytes; rename it ({suffixes})")

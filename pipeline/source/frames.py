@@ -77,11 +77,12 @@ def frame_bytes(data: memoryview) -> int | None:
 class Frames:
     """A zstd file, decompressed by several cores as far as its frames can be cut out.
 
-    open_raw: opens the file anew.
+    open_raw: opens the file anew. stored: its bytes; a frame that is the whole file is one core's.
     """
 
-    def __init__(self, open_raw: Callable[[], BinaryIO]) -> None:
+    def __init__(self, open_raw: Callable[[], BinaryIO], stored: int) -> None:
         self._open_raw = open_raw
+        self._stored = stored
         self._raw = open_raw()
         self._buffer = memoryview(b"")
         self._place = 0  # the byte of the file at which the buffer begins
@@ -120,6 +121,8 @@ class Frames:
         while not self._irregular:
             try:
                 count = frame_bytes(self._buffer) if self._buffer else None
+                if count == self._stored:
+                    raise Irregular
                 if count is not None:
                     frame, self._buffer = bytes(self._buffer[:count]), self._buffer[count:]
                     self._place += count

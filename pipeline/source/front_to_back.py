@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from contextlib import suppress
 from typing import BinaryIO, Protocol, cast
 
 from pipeline.errors import InputChanged, SourceError
@@ -33,15 +34,16 @@ class FrontToBack:
     """The content of a file, decompressed ahead of its reader.
 
     Every byte before the position at which the file is cut off or damaged is returned before the error is raised.
-    open_planned: opens the file; it returns a raw stream that is `Planned`.
+    open_planned: opens the file; it returns a raw stream that is `Planned`. peek: as of `open_at`.
     """
 
-    def __init__(self, file: InputFile, open_planned: Callable[[], io.RawIOBase]) -> None:
+    def __init__(self, file: InputFile, open_planned: Callable[[], io.RawIOBase], peek: bool) -> None:
         self._file = file
         self._open_planned = open_planned
+        self._peek = peek
         self._given = 0
         self._is_packed = file.member is not None
-        self._stream = ReadAhead(self._opened())
+        self._stream = self._opened() if peek else ReadAhead(self._opened())
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end. Raises SourceError where it cannot be read on."""
@@ -60,7 +62,9 @@ class FrontToBack:
     @property
     def stored(self) -> int:
         """How many bytes have been read of the file as it is stored; 0 where another process reads it."""
-        return 0 if self._first.closed else self._first.tell()
+        with suppress(ValueError):  # the thread that reads ahead closes it at its end
+            return self._first.tell()
+        return 0
 
     def close(self) -> None:
         self._stream.close()
@@ -93,13 +97,15 @@ class FrontToBack:
         self._is_packed = True
         if file.member is not None:
             return Decompressed(lambda: cast(BinaryIO, EveryByte(open_raw)), compression)
+        if self._peek:
+            return Decompressed(open_raw, compression)
         planned = cast(Planned, cast(io.BufferedReader, first).raw)
         if rapidgzip_reader.pays(compression, file.stored) and planned.descriptor is not None:
             reader = rapidgzip_reader.start(open_raw, compression, planned.descriptor, planned.check)
             if reader is not None:
                 return reader
         if frames.pay(compression, file.stored):
-            return frames.Frames(open_raw)
+            return frames.Frames(open_raw, file.stored)
         return Decompressed(open_raw, compression)
 
     def _open(self) -> BinaryIO:

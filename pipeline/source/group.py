@@ -18,7 +18,12 @@ _BYTES_A_ROW = 128
 """A row takes about so much, compressed: files which together hold about a chunk share a group."""
 
 _MOST_FILES = 512
-"""To open a file takes a core about two milliseconds, so that the first chunk of a group is ready within seconds."""
+"""A small file takes a core a fifth of a millisecond or more, and a request of a store a tenth of a second, of which
+some are made side by side: so the first chunk of a group is ready within seconds.
+"""
+
+_LEAST_GROUPS = 64
+"""So many there are at least of files that are small enough, 64 KiB in each: work for the readers of several GPUs."""
 
 Unread = tuple[str, int | None]
 """A file or folder of which nothing is read, and its rows where they are known."""
@@ -93,7 +98,8 @@ def group_bytes(chunk_rows: int) -> int:
 
 def group_sizes(files: Sequence[InputFile], chunk_rows: int) -> list[int]:
     """How many of the files are in each group, in order."""
-    most = group_bytes(chunk_rows)
+    share = sum(file.stored for file in files) // _LEAST_GROUPS
+    most = min(group_bytes(chunk_rows), max(_LEAST_BYTES, share))
     sizes: list[int] = []
     count = held = 0
     for file in files:

@@ -147,8 +147,8 @@ def identify(
     symbols: int,
     length: int,
     *,
-    whole_hash: bool,
-    by_content: bool,
+    whole_hash: bool = False,
+    by_content: bool = False,
     root: str | os.PathLike[str] | None = None,
     endpoint: str | None = None,
 ) -> Given:

@@ -40,6 +40,13 @@ def is_held_by(kind: pa.DataType, other: pa.DataType) -> bool:
     return bool(types.is_floating(kind) and types.is_floating(other) and kind.bit_width > other.bit_width)
 
 
+def type_of_both(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The one of two types that holds every value of the other; else strings."""
+    if is_held_by(kind, other):
+        return kind
+    return other if is_held_by(other, kind) else pa.string()
+
+
 def copied(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """The values as `kind`, which must hold those of their type (`is_held_by`). Raises UsageError where it does not.
 

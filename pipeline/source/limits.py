@@ -13,8 +13,8 @@ class Limits:
     """All in bytes.
 
     field_bytes: of the longest field or line that is read; an unclosed quote would make a longer one. block_bytes: read
-    at once from a stream, and parsed by one thread; with half of it, threads wait for each other at the GIL twice as
-    long. chunk_bytes: of what is held of a chunk's records (`held_bytes`), so that long articles do not make it large.
+    at once from a stream, and parsed by one thread: of a block that large, what holds the GIL is a small part.
+    chunk_bytes: of what is held of a chunk's records (`held_bytes`), so that long articles do not make it large.
     guess_bytes: searched for the first record of a segment. part_bytes: of a table that one thread parses, while others
     parse those after it.
     """

@@ -93,12 +93,14 @@ def _exactly(connection: socket.socket, size: int) -> pa.Buffer:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles Arrow data as one buffer of Arrow's stream format: only the rows that a slice has, and few objects."""
+    """Pickles Arrow data as one buffer of Arrow's stream format: only the rows that a slice has, and few objects. The
+    buffers of an array that is whole, such as the text of a chunk, are sent as they are.
+    """
 
     def reducer_override(self, thing: object) -> Any:
         if isinstance(thing, pa.Table):
             return _table, (pickle.PickleBuffer(_stream(thing)),)
-        if isinstance(thing, pa.Array):
+        if isinstance(thing, pa.Array) and thing.get_total_buffer_size() > thing.nbytes + _LARGE:
             return _array, (pickle.PickleBuffer(_stream(pa.table([pa.chunked_array([thing])], [""]))),)
         return NotImplemented
 

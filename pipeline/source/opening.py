@@ -70,10 +70,11 @@ def open_location(
     return open_remote(location, ranges, expected, endpoint, stop) if is_url(location) else LocalFile(location)
 
 
-def open_at(file: InputFile, start: int = 0, stop: int | None = None) -> BinaryIO:
+def open_at(file: InputFile, start: int = 0, stop: int | None = None, peek: bool = False) -> BinaryIO:
     """Open a file at byte `start`, decompressed, as UTF-8 where its format is one of text.
 
-    stop: the byte up to which it will be read, if not to its end, so that no more is requested of a server.
+    stop: the byte up to which it will be read, if not to its end, so that no more is requested of a server. peek: only
+    its first bytes will be read, so that none are decompressed ahead, nor by other cores.
 
     Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where it is gone, or its
     size or modification time is not that of the plan. InputUnavailable is for what `--resume` may be able to read.
@@ -83,7 +84,7 @@ def open_at(file: InputFile, start: int = 0, stop: int | None = None) -> BinaryI
         content.seek(start)
         return content
     planned = partial(_opened, file, stop)
-    stream = cast(BinaryIO, io.BufferedReader(planned()) if file.seekable else FrontToBack(file, planned))
+    stream = cast(BinaryIO, io.BufferedReader(planned()) if file.seekable else FrontToBack(file, planned, peek))
     if file.format.encoding != UTF8:
         stream = cast(BinaryIO, Transcoded(stream, file.format.encoding))
     if file.front_to_back:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -18,6 +18,37 @@ _MOST_THREADS = 16
 """More threads than this would wait for each other at the GIL."""
 
 _Result = TypeVar("_Result")
+
+
+def in_order(
+    pool: Executor, calls: Iterable[Callable[[], _Result]], ahead: Callable[[], int]
+) -> Generator[_Result, None, None]:
+    """The results of the calls, in order. They are drawn by the caller's thread, and made by the pool, so many ahead.
+
+    An error of `calls` itself is raised after the results of those before it.
+    """
+    waiting: deque[Future[_Result]] = deque()
+    failure: Exception | None = None
+    drawn = iter(calls)
+    try:
+        while True:
+            try:
+                call = next(drawn)
+            except StopIteration:
+                break
+            except Exception as error:
+                failure = error
+                break
+            waiting.append(pool.submit(call))
+            while len(waiting) > ahead():
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+    if failure is not None:
+        raise failure
 
 
 class Parsing:
@@ -36,38 +67,15 @@ class Parsing:
     def in_order(self, calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
         """The results of the calls, in order. They are drawn by the caller's thread, and made ahead by the pool's.
 
-        How far ahead is limited: so many as there are threads, divided among those who read at the same time. An error
-        of `calls` is raised after the results of those before it. In a thread of the pool, which must not wait for
-        others, the calls are made one after another.
+        How far ahead is limited: so many as there are threads, divided among those who read at the same time. In a
+        thread of the pool, which must not wait for others, the calls are made one after another.
         """
         if getattr(self._here, "is_of_pool", False):
             yield from (call() for call in calls)
             return
-        waiting: deque[Future[_Result]] = deque()
-        failure: Exception | None = None
-        drawn = iter(calls)
         with self._reader() as pool:
-            try:
-                while True:
-                    try:
-                        call = next(drawn)
-                    except StopIteration:
-                        break
-                    except Exception as error:
-                        failure = error
-                        break
-                    waiting.append(pool.submit(call))
-                    while len(waiting) > self._ahead:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
-        if failure is not None:
-            raise failure
+            yield from in_order(pool, calls, self._ahead)
 
-    @property
     def _ahead(self) -> int:
         return 1 + min(self.share(), self._threads) // max(self._readers, 1)
 

@@ -149,7 +149,7 @@ def _pieces(
     if isinstance(form, RecordFormat):
         with open_at(file, start) as source:
             streams += [source] if isinstance(source, FrontToBack) else []
-            for records in read_records(source, form.split, start, limits=form.limits):
+            for records in read_records(source, form.quick_split, start, limits=form.limits):
                 if len(records):
                     yield Lines(file, form, row, records)
                     row += len(records)

@@ -1,10 +1,12 @@
-"""From listed files to the groups of a job: only the first readable file is opened, for the columns of all."""
+"""From listed files to the groups of a job: the first readable file is opened, for the columns of all, and a few more
+where columns are copied, for their types.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Selection
@@ -14,6 +16,10 @@ from pipeline.source.formats.base import Format, Fragment, InputFile, Schema
 from pipeline.source.group import Group, Unread, group_bytes, group_sizes
 from pipeline.source.schema import kept_types, resolve
 from pipeline.source.search import Problem
+from pipeline.threads import threads
+
+_FILES_WITH_TYPES = 16
+"""So many files, at even distances, are opened side by side to find types that hold all values of a kept column."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +101,13 @@ def plan_files(
     files = bound(found, selection)
     sizes = group_sizes(files, chunk_rows) if limit is None else [len(files)]
     like = None
-    for file in files[first:]:
+    for number, file in enumerate(files[first:], first):
         try:
             opened, selection = examine_first(file, selection)
         except SourceError:  # it is told by who reads the group that it is in
             continue
         like = (file.path, opened.schema)
+        selection = _with_types(opened.schema, files[:number] + files[number + 1 :], selection)
         break
     return Plan(tuple(files), tuple(sizes or [0]), selection, chunk_rows, like, limit)
 
@@ -111,7 +118,26 @@ def examine_first(file: InputFile, selection: Selection) -> tuple[Examined, Sele
     """
     found = examine(file, selection, None)
     selection = resolve(found.file, found.schema, selection)
-    return found, replace(selection, kept_types=kept_types(found.schema, selection.kept))
+    return found, replace(selection, kept_types=kept_types([found.schema], selection.kept))
+
+
+def _with_types(first: Schema, others: Sequence[InputFile], selection: Selection) -> Selection:
+    """The selection with types of its kept columns that hold those of the first file, and of some others."""
+    if not selection.kept or not others:
+        return selection
+    count = min(len(others), _FILES_WITH_TYPES)
+    some = [others[i * (len(others) - 1) // max(count - 1, 1)] for i in range(count)]
+    with threads(count) as pool:
+        schemas = [first, *filter(None, pool.map(partial(_schema, selection=selection), some))]
+    return replace(selection, kept_types=kept_types(schemas, selection.kept))
+
+
+def _schema(file: InputFile, selection: Selection) -> Schema | None:
+    """None where the file cannot be read: who reads its group says that."""
+    try:
+        return examine(file, selection, None).schema
+    except (SourceError, UsageError):
+        return None
 
 
 def is_split(group: Group, chunk_rows: int) -> bool:

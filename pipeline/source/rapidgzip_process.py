@@ -23,9 +23,10 @@ _TOO_MUCH = 3
 def main(path: str, compression: str, threads: int, most_bytes: int) -> None:
     threading.Thread(target=_watch, args=(os.getppid(), most_bytes), daemon=True).start()
     opened = rapidgzip.IndexedBzip2File if compression == "bz2" else rapidgzip.RapidgzipFile
+    block = memoryview(bytearray(_BLOCK))  # one for all: `read` would copy each twice more, all in this thread
     with opened(path, parallelization=threads) as file:
-        while block := file.read(_BLOCK):
-            left = memoryview(block)
+        while count := file.readinto(block):
+            left = block[:count]
             while left:
                 left = left[os.write(1, left) :]
         whole = file.tell_compressed() == 8 * os.stat(path).st_size

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,9 +16,10 @@ from pipeline.source.group import Group, GroupChunk, GroupEnd, Unread, part_name
 from pipeline.source.held import held_bytes
 from pipeline.source.inputs import JobInput, Loaded, Partition
 from pipeline.source.inputs import Unread as UnreadChunk
-from pipeline.source.parsing import PARSING
+from pipeline.source.parsing import PARSING, in_order
 from pipeline.source.pieces import Lines, Opened, Piece, joinable, open_pieces, parsed
 from pipeline.source.plan import Run, Unit
+from pipeline.source.run_ahead import ahead
 from pipeline.source.search import Problem
 from pipeline.source.split import rows_of
 from pipeline.source.tables import partition_chunk
@@ -29,6 +28,9 @@ from pipeline.threads import threads
 
 _OPENED_AHEAD = 16
 """Files of a group that are opened side by side: a file on an object store takes a tenth of a second to arrive."""
+
+_GROUPS_AT_ONCE = 2
+"""That are read here: while the last blocks of one are parsed, the first of the next are read."""
 
 _PARSED_AT_ONCE = 4 << 20
 """Bytes of small files that are parsed together: a call of the parser takes longer than a small file."""
@@ -139,23 +141,22 @@ class _Reading:
         most = min((file.format.limits.chunk_bytes for file in self.group.files), default=0)
         cutting = Cutting(self.chunk_rows, most)
         waiting: list[Piece] = []
+        size = 0  # of those that wait
         skipped = False
         for piece in self._pieces():
             sizes = held_bytes(piece.sizes, self.selection) if isinstance(piece, Lines) else piece.sizes
             for first, last, new in cutting.cut(sizes):
-                if waiting and (new or not self._fits(waiting, piece)):
+                fits = waiting and joinable(waiting[-1], piece) and size + piece.size <= _PARSED_AT_ONCE
+                if waiting and (new or not fits):
                     yield self._call(waiting, skipped)
-                    waiting = []
+                    waiting, size = [], 0
                 if new:
                     self.chunks += 1
                     skipped = self.skip(part_name(self.group.number, self.chunks - 1))
                 waiting.append(piece.slice(first, last))
+                size += waiting[-1].size
         if waiting:
             yield self._call(waiting, skipped)
-
-    @staticmethod
-    def _fits(waiting: list[Piece], piece: Piece) -> bool:
-        return joinable(waiting[-1], piece) and sum(one.size for one in waiting) + piece.size <= _PARSED_AT_ONCE
 
     def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], _Part]:
         number, sources = self.chunks - 1, [(piece.file.path, piece.row, len(piece)) for piece in pieces]
@@ -169,12 +170,12 @@ class _Reading:
         left = self.group.rows
         with closing(self._opened()) as files:
             for number, opened in enumerate(files):
-                path = opened.file.path
+                path, before = opened.file.path, sum(file.stored for file in self.group.files[:number])
                 try:
                     for piece in opened.pieces:
                         piece = piece if left is None else piece.slice(0, min(left, len(piece)))
                         self.rows[number] += len(piece)
-                        self.stored = opened.stored() if len(self.group.files) == 1 else 0
+                        self.stored = before + opened.stored()
                         left = None if left is None else left - len(piece)
                         yield piece
                         if left == 0:
@@ -196,25 +197,17 @@ class _Reading:
         if self.group.rows is not None or len(self.group.files) == 1:
             yield from map(open_one, self.group.files)
             return
-        waiting: deque[Future[Opened]] = deque()
         with threads(min(_OPENED_AHEAD, len(self.group.files))) as pool:
-            try:
-                for file in self.group.files:
-                    waiting.append(pool.submit(open_one, file))
-                    if len(waiting) > _OPENED_AHEAD:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+            yield from in_order(pool, (partial(open_one, file) for file in self.group.files), lambda: _OPENED_AHEAD)
 
 
 def read_here(job_input: JobInput) -> Iterator[GroupChunk | GroupEnd | UnreadChunk]:
     """All of an input in its order, read in this process."""
     if job_input.plan is not None:
-        for group in job_input.plan.groups:
-            yield from read_group(group, job_input.selection, job_input.plan.chunk_rows, lambda _: False)
+        plan, selection = job_input.plan, job_input.selection
+        reads = (partial(read_group, group, selection, plan.chunk_rows, lambda _: False) for group in plan.groups)
+        with closing(ahead(reads, _GROUPS_AT_ONCE, 1)) as found:
+            yield from found
         return
     for source in job_input.chunks(()):
         if isinstance(source, Loaded):

@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,6 +23,7 @@ from pipeline.source.parsing import PARSING
 from pipeline.source.plan import Run, Unit
 from pipeline.source.read import read_group, read_run, read_unit
 from pipeline.source.readers import Answer, End, Failure, Item, Question, Request, Share
+from pipeline.source.run_ahead import ahead
 from pipeline.telemetry.spans import Span
 
 
@@ -31,6 +33,7 @@ class _Reading:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._received: SimpleQueue[list[Frame]] = SimpleQueue()
+        self._sending = threading.Lock()
         threading.Thread(target=self._run, daemon=True).start()
 
     def receive(self) -> None:
@@ -48,8 +51,9 @@ class _Reading:
     def _answer(self, frames: list[Frame]) -> None:
         spans: list[Span] = []
         try:
-            for item in self._items(unpacked(frames), spans):
-                own, spans[:] = spans[:], []
+            for item in ahead([partial(self._items, unpacked(frames), spans)], 1, 1):  # one is sent, the next one read
+                own = spans[:]
+                del spans[: len(own)]  # others may be added meanwhile
                 self._send(Item(item, own))
         except Closed:
             raise
@@ -77,7 +81,9 @@ class _Reading:
         return answer.is_skipped
 
     def _send(self, message: Item | Question | Failure | End) -> None:
-        send(self._connection, packed(message))
+        frames = packed(message)
+        with self._sending:
+            send(self._connection, frames)
 
 
 def main(connection: int, share: int) -> None:

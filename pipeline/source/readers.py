@@ -1,7 +1,7 @@
 """Reader processes: reading for a worker whose engine takes text faster than the threads of one process read it.
 
-A process takes one request at a time: a group, a run or a unit. Its answer is a stream of chunks, which waits in the
-process while nobody takes them.
+A process takes one request at a time: a group, a run or a unit. Its answer is a stream of chunks. While nobody takes
+them, the process reads two ahead, and waits.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class Readers:
 
     def read_unit(self, unit: Unit, selection: Selection, spans: list[Span] | None = None) -> Chunk:
         """As of `pipeline.source.read`; also raises ReaderLost, as the others do."""
-        with closing(self._answers(Request(unit, selection), lambda _: True, lambda _: False, spans)) as found:
+        request = Request(unit, selection)
+        with closing(self._answers(request, lambda found: (found, True), lambda _: False, spans)) as found:
             chunk: Chunk = next(found)
             return chunk
 
@@ -130,9 +131,7 @@ class Readers:
     ) -> Generator[tuple[Unit, Chunk | None], None, None]:
         """As of `pipeline.source.read`."""
         left = list(run.units)
-        with closing(self._answers(Request(run, selection), lambda _: len(left) == 1, skip, spans)) as found:
-            for chunk in found:
-                yield left.pop(0), chunk
+        return self._answers(Request(run, selection), lambda found: ((left.pop(0), found), not left), skip, spans)
 
     def read_group(
         self,
@@ -144,7 +143,7 @@ class Readers:
     ) -> Generator[GroupChunk | GroupEnd, None, None]:
         """As of `pipeline.source.read`."""
         request = Request(group, selection, chunk_rows)
-        return self._answers(request, lambda found: isinstance(found, GroupEnd), skip, spans)
+        return self._answers(request, lambda found: (found, isinstance(found, GroupEnd)), skip, spans)
 
     def close(self) -> None:
         """End the processes, those too that are reading: whoever waits for one gets ReaderLost."""
@@ -161,20 +160,40 @@ class Readers:
     def _answers(
         self,
         request: Request,
-        is_last: Callable[[Any], bool],
+        told: Callable[[Any], tuple[Any, bool]],
         skip: Callable[[str], bool],
         spans: list[Span] | None,
     ) -> Generator[Any, None, None]:
-        """The items of an answer. A process whose answer is not taken to its end is replaced by another."""
+        """The items of an answer. told: what the caller gets of an item, and whether that is the last one.
+
+        Waits for a process now, not with the first item: whoever waits for that holds room for a chunk, and those who
+        have the processes may need it.
+        """
+        found = self._taken(request, told, skip, spans)
+        next(found)
+        return found
+
+    def _taken(
+        self,
+        request: Request,
+        told: Callable[[Any], tuple[Any, bool]],
+        skip: Callable[[str], bool],
+        spans: list[Span] | None,
+    ) -> Generator[Any, None, None]:
+        """The same, after a first item that says that there is a process. One whose answer is not taken to its end is
+        replaced by another.
+        """
         reader = self._free.get()
-        whole = False
+        whole = True
         self._note(+1)
         try:
+            yield None
             if reader is None or not reader.is_alive:
                 self._discard(reader)
                 reader = self._started()
             if reader is None:
                 raise BroadsheetError("no process can be started that reads: the worker is closing, or out of memory")
+            whole = False
             reader.ask(request)
             while not whole:
                 message = reader.next(request)
@@ -189,9 +208,10 @@ class Readers:
                 if isinstance(message, End):
                     whole = True
                     return
-                if is_last(message.value):
+                item, is_last = told(message.value)
+                if is_last:
                     whole = isinstance(reader.next(request), End)
-                yield message.value
+                yield item
         finally:
             self._note(-1)
             if not whole:

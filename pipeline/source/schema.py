@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import pyarrow as pa
 
@@ -11,7 +12,7 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Selection, is_textual
 from pipeline.source.delimiter import other_delimiter, separated_by
 from pipeline.source.formats.base import InputFile, Schema
-from pipeline.source.kept import is_held_by
+from pipeline.source.kept import is_held_by, type_of_both
 
 
 def refuse_twice(path: str, schema: Schema) -> None:
@@ -48,10 +49,14 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
     return selection
 
 
-def kept_types(schema: Schema, kept: Sequence[str]) -> tuple[pa.DataType, ...]:
-    """The types of the columns that are copied: those of the first file, strings where it holds nulls only."""
-    found = (schema.types.get(name, pa.string()) for name in kept)
-    return tuple(pa.string() if pa.types.is_null(kind) else kind for kind in found)
+def kept_types(schemas: Sequence[Schema], kept: Sequence[str]) -> tuple[pa.DataType, ...]:
+    """The types of the columns that are copied, by which they hold those of some files; strings for nulls only."""
+    found = []
+    for name in kept:
+        kinds = [s.types.get(name, pa.string()) for s in schemas if name in (s.names or ())]
+        kind = reduce(type_of_both, kinds) if kinds else pa.string()
+        found.append(pa.string() if pa.types.is_null(kind) else kind)
+    return tuple(found)
 
 
 def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selection: Selection) -> str | None:
@@ -72,8 +77,8 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
         held = schema.types.get(name, pa.string())
         if name in schema.names and not is_held_by(kind, held):
             raise SourceError(
-                f"{path}: the column {name!r} holds {held}, in {other} {kind}: name a file first in which it holds "
-                "strings, or do not keep it. It was not read"
+                f"{path}: the column {name!r} holds {held}, which this job cannot copy as {kind}, its type in {other} "
+                "and others: name this file first, or do not keep the column. It was not read"
             )
     if not (schema.named and schema.complete) or set(schema.names) == set(expected.names):
         return None

@@ -99,7 +99,7 @@ class Stdin:
     def _pieces(self, selection: Selection, chunk_rows: int) -> Iterator[tuple[Chunk, bool]]:
         """What has arrived, and whether it begins a new chunk."""
         row, limits = 0, self._format.limits
-        blocks = read_records(cast(BinaryIO, self), self._format.split, self._start, limits=limits)
+        blocks = read_records(cast(BinaryIO, self), self._format.quick_split, self._start, limits=limits)
         for records, new in cut(blocks, chunk_rows, limits.chunk_bytes, selection):
             yield self._format.parse(records, STDIN, row, selection), new
             row += len(records)

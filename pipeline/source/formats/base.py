@@ -230,7 +230,7 @@ class Seek(Enum):
     NOTHING = auto()
 
 
-Scan = Callable[[InputFile, int, Splitter], Iterator[Records]]
+Scan = Callable[[InputFile, int, Splitter, Splitter], Iterator[Records]]
 """Where the records of an uncompressed file begin, from a byte on; see `Scanner.scan`."""
 
 
@@ -377,7 +377,7 @@ class Format(ABC):
         chunk_rows : int
             Rows in a fragment at most.
         scan : callable
-            Finds the beginnings of records: ``scan(file, start, split)`` yields `Records` from byte `start` on.
+            Finds the beginnings of records: ``scan(file, start, split, guess)`` yields `Records` from byte `start` on.
 
         Returns
         -------

@@ -30,7 +30,7 @@ from pipeline.source.formats.record_format import RecordFormat
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.opening import open_at
 from pipeline.source.parsing import PARSING
-from pipeline.source.records import Records, Split
+from pipeline.source.records import BOM, Records, Split
 from pipeline.telemetry.spans import Span, span
 
 _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
@@ -45,11 +45,15 @@ _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
 
 @dataclass(frozen=True)
 class Dialect:
-    """How records are found. delimiter: one ASCII character. fields: of each record; None while the header is read."""
+    """How records are found. delimiter: one ASCII character. fields: of each record; None while the header is read.
+    every: whether they are counted in every record; else only where that tells what a record is, in those of several
+    lines.
+    """
 
     delimiter: str
     fields: int | None
     limits: Limits = LIMITS
+    every: bool = True
     _rest: re.Pattern[bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +61,7 @@ class Dialect:
 
     def __call__(self, buffer: bytes, final: bool) -> Split:
         """The records of a buffer that begins at one: vectorised up to the first irregular one, then one by one."""
-        found = _split_regular(buffer, ord(self.delimiter), self.fields, final, self.limits.field_bytes)
+        found = _split_regular(buffer, ord(self.delimiter), self.fields, final, self.limits.field_bytes, self.every)
         starts: list[int] = []
         ends: list[int] = []
         problems, at, overlong = found.problems, found.consumed, b""
@@ -77,6 +81,11 @@ class Dialect:
         if not starts:
             return Split(found.starts, found.ends, problems, at, overlong)
         return Split(np.append(found.starts, starts), np.append(found.ends, ends), problems, at, overlong)
+
+    def problem(self, record: bytes) -> str | None:
+        """What is wrong with a record."""
+        found = self._record(record, 0, True)
+        return found[2] if found else None
 
     def _record(self, buffer: bytes, at: int, final: bool) -> tuple[int, int, str | None] | None:
         """End, position after the line end, and problem of the record at `at`; None if more bytes are needed."""
@@ -136,41 +145,64 @@ def _after_line_end(buffer: bytes, at: int, final: bool) -> int | None:
     return at + 2 if buffer[at + 1 : at + 2] == b"\n" else at + 1
 
 
-def _split_regular(buffer: bytes, delimiter: int, fields: int | None, final: bool, limit: int) -> Split:
+def _split_regular(
+    buffer: bytes, delimiter: int, fields: int | None, final: bool, limit: int, every: bool = True
+) -> Split:
     """All records up to the first that needs the exact scan, by counting quotes: after an odd number, inside a field.
 
-    The count is right as long as every quote is where a quoted field may open or close.
+    The count is right as long as every quote is where a quoted field may open or close. every: as of `Dialect`.
     """
     array = np.frombuffer(buffer, np.uint8)
-    breaks = np.flatnonzero((array == _LF) | (array == _CR))
-    if len(breaks) and breaks[-1] == len(array) - 1 and array[-1] == _CR and not final:
-        breaks = breaks[:-1]
-    second = (array[breaks] == _LF) & (breaks > 0) & (array[breaks - 1] == _CR)  # the LF of a CRLF
-    line_ends = breaks = breaks[~second]
-    quotes = np.flatnonzero(array == _QUOTE)
-    delimiters = np.flatnonzero(array == delimiter)
+    has_cr = bool((array == _CR).any())
+    is_mark = (array == _LF) | (array == _QUOTE)
+    marks = np.flatnonzero(is_mark | (array == _CR) if has_cr else is_mark)
+    is_quote = array[marks] == _QUOTE
+    quotes, breaks = marks[is_quote], marks[~is_quote]
+    ends = np.flatnonzero((np.cumsum(is_quote) & 1 == 0)[~is_quote])  # which line ends are outside of quotes
+    if has_cr:
+        second = (array[breaks] == _LF) & (breaks > 0) & (array[breaks - 1] == _CR)  # the LF of a CRLF
+        if breaks[-1] == len(array) - 1 and array[-1] == _CR and not final:
+            second[-1] = True  # or the first half of one
+        ends = (np.cumsum(~second) - 1)[ends[~second[ends]]]
+        breaks = breaks[~second]
     if len(quotes):
-        line_ends = breaks[np.searchsorted(quotes, breaks) % 2 == 0]
-        delimiters = delimiters[np.searchsorted(quotes, delimiters) % 2 == 0]
-        odd = _first_misplaced(array, quotes, delimiter)
-        line_ends = line_ends[: np.searchsorted(line_ends, odd)]
-    crlf = np.zeros(len(line_ends), np.int64)
-    inner = line_ends + 1 < len(array)
-    crlf[inner] = (array[line_ends[inner]] == _CR) & (array[line_ends[inner] + 1] == _LF)
-    after = line_ends + 1 + crlf
-    starts = np.concatenate([[0], after[:-1]]).astype(np.int64)[: len(line_ends)]
-    counts = np.searchsorted(delimiters, line_ends) - np.searchsorted(delimiters, starts) + 1
-    blank = line_ends == starts
-    wrong = (counts != fields) & ~blank if fields is not None else np.zeros(len(starts), np.bool_)
-    spans = np.searchsorted(breaks, line_ends) > np.searchsorted(breaks, starts)
-    exact = np.flatnonzero((wrong & spans) | (line_ends - starts > limit))
-    stop = int(exact[0]) if len(exact) else len(starts)
+        ends = ends[: np.searchsorted(breaks[ends], _first_misplaced(array, quotes, delimiter))]
+    line_ends = breaks[ends]
+    after = line_ends + 1
+    if has_cr:
+        inner = np.flatnonzero(after < len(array))
+        after[inner] += (array[line_ends[inner]] == _CR) & (array[after[inner]] == _LF)
+    starts = np.append(0, after[:-1])[: len(after)]
+    blank, spans = line_ends == starts, np.diff(ends, prepend=-1) > 1
+    counts = wrong = None
+    exact = line_ends - starts > limit
+    if fields is not None and (every or spans.any()):
+        counts = _fields(array, quotes, delimiter, starts, line_ends)
+        wrong = (counts != fields) & ~blank
+        exact |= wrong & spans
+    stop = int(exact.argmax()) if exact.any() else len(starts)
     consumed = int(after[stop - 1]) if stop else 0
     keep = np.flatnonzero(~blank[:stop])
-    problems = {
-        int(i): f"expected {fields} fields, found {counts[keep[i]]}" for i in np.flatnonzero(wrong[:stop][keep])
-    }
+    problems = {}
+    if counts is not None and wrong is not None:
+        bad = np.flatnonzero(wrong[:stop][keep])
+        problems = {int(i): f"expected {fields} fields, found {counts[keep[i]]}" for i in bad}
     return Split(starts[keep], line_ends[keep], problems, consumed)
+
+
+def _fields(
+    array: NDArray[np.uint8],
+    quotes: NDArray[np.int64],
+    delimiter: int,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """How many fields records have, if all quotes are where a quoted field may open or close."""
+    delimiters = np.flatnonzero(array == delimiter)
+    if len(quotes):
+        delimiters = delimiters[np.searchsorted(quotes, delimiters) & 1 == 0]
+    found: NDArray[np.int64] = np.searchsorted(delimiters, ends) - np.searchsorted(delimiters, starts) + 1
+    return found
 
 
 def _first_misplaced(array: NDArray[np.uint8], quotes: NDArray[np.int64], delimiter: int) -> int:
@@ -208,12 +240,23 @@ class Csv(RecordFormat):
 
     def split(self, buffer: bytes, final: bool) -> Split:
         """The records, each with a field for each of `columns`."""
-        return Dialect(self.delimiter, len(self.columns), self.limits)(buffer, final)
+        return self._dialect(buffer, final)
+
+    def quick_split(self, buffer: bytes, final: bool) -> Split:
+        """The same, with fields counted by the parser: it refuses all records where one has too few or too many."""
+        return replace(self._dialect, every=False)(buffer, final)
+
+    @property
+    def _dialect(self) -> Dialect:
+        return Dialect(self.delimiter, len(self.columns), self.limits)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        head = self.head(file)
         header = selection.header
-        found = Dialect(self.delimiter, None if header is None else len(header), self.limits)(head.data, head.final)
+        dialect = Dialect(self.delimiter, None if header is None else len(header), self.limits)
+        for head in self.heads(file):
+            found = dialect(head.data, head.final)
+            if len(found.starts) > max(1, len(found.problems)):
+                break
         if header is not None:
             if len(found.starts) and len(found.problems) == len(found.starts):
                 first = head.data[found.starts[0] : found.ends[0]].decode(UTF8, "replace")
@@ -265,23 +308,22 @@ class Csv(RecordFormat):
             return None
         return concat(chunks) if first == fragment.first_row + fragment.rows else None
 
-    def _parse_regular(self, data: bytes, path: str, selection: Selection, spans: list[Span] | None) -> Chunk:
+    def _parse_regular(self, data: memoryview, path: str, selection: Selection, spans: list[Span] | None) -> Chunk:
         """A chunk of records that are not counted yet: they have the numbers from 0 on."""
         with span("decode", spans, "read"):
             table = self._table(data, selection.columns)
             return assemble(path, np.arange(len(table)), table, selection, _no_place)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
-        good = np.ones(len(records), np.bool_)
-        good[list(records.problems)] = False
-        kept = np.flatnonzero(good)
-        if records.problems or not len(kept):
-            bounds = list(zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True))
-        else:
-            bounds = [(int(records.starts[0]), int(records.ends[-1]))]
+        try:
+            return self._parsed(records, path, first_row, selection)
+        except pa.ArrowInvalid:
+            return self._parsed(self._counted(records), path, first_row, selection)
+
+    def _parsed(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
+        kept, data = _good(records)
         table = pa.table({name: pa.array([], pa.binary()) for name in selection.columns})
         if len(kept):
-            data = b"\n".join([b"", *(records.data[start:end] for start, end in bounds)])
             table = self._table(data, selection.columns)
         if len(table) != len(kept):
             raise SourceError(
@@ -290,11 +332,28 @@ class Csv(RecordFormat):
         bad = records.bad_rows(first_row)
         return assemble(path, first_row + kept, table, selection, lambda i: records.raw(int(kept[i])), bad)
 
-    def _table(self, data: bytes, columns: tuple[str, ...]) -> pa.Table:
-        """The fields of those of `columns` that the file has, as bytes.
+    def _counted(self, records: Records) -> Records:
+        """The records, with the problems of those that have too few fields or too many."""
+        begin, end = int(records.starts[0]), int(records.ends[-1])
+        array = np.frombuffer(records.data, np.uint8)[begin:end]
+        starts, ends, delimiter = records.starts - begin, records.ends - begin, ord(self.delimiter)
+        quotes = np.flatnonzero(array == _QUOTE)
+        which = np.arange(len(records))
+        is_regular = _first_misplaced(array, quotes, delimiter) == len(array) if len(quotes) else True
+        if is_regular and not (np.searchsorted(quotes, starts) & 1).any():
+            which = np.flatnonzero(_fields(array, quotes, delimiter, starts, ends) != len(self.columns))
+        problems = dict(records.problems)
+        for i in which.tolist():
+            if i not in problems and (
+                problem := self._dialect.problem(records.data[starts[i] + begin : ends[i] + begin])
+            ):
+                problems[i] = problem
+        return replace(records, problems=problems)
 
-        `data` begins with a line end, which the parser skips: at the very start it would drop a byte order mark.
-        """
+    def _table(self, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
+        """The fields of those of `columns` that the file has, as bytes."""
+        if data[: len(BOM)] == BOM:
+            data = b"\n" + bytes(data)  # the parser skips an empty line, and would drop the mark at the very start
         whole = len(data) + 1
         try:
             return self._table_by(min(whole, _PARSED_BYTES), data, columns)
@@ -303,7 +362,7 @@ class Csv(RecordFormat):
                 raise
             return self._table_by(whole, data, columns)  # a record is longer
 
-    def _table_by(self, block_bytes: int, data: bytes, columns: tuple[str, ...]) -> pa.Table:
+    def _table_by(self, block_bytes: int, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
         return pa_csv.read_csv(
             pa.BufferReader(data),
             pa_csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=self.columns),
@@ -327,8 +386,8 @@ class Tsv(Csv):
     delimiter: str = "\t"
 
 
-def _pieces(stream: BinaryIO, size: int, delimiter: int, block_bytes: int) -> Iterator[bytes]:
-    """The next `size` bytes, all of them records, in pieces of whole records with a line end before each.
+def _pieces(stream: BinaryIO, size: int, delimiter: int, block_bytes: int) -> Iterator[memoryview]:
+    """The next `size` bytes, all of them records, in pieces of whole records.
 
     Raises _ScanWanted where quotes do not tell what a record is, or the file is shorter.
     """
@@ -341,7 +400,7 @@ def _pieces(stream: BinaryIO, size: int, delimiter: int, block_bytes: int) -> It
         held = b"".join([held, block])
         stop = len(held) if not size else _last_record_end(held, delimiter)
         if stop:
-            yield b"".join([b"\n", memoryview(held)[:stop]])
+            yield memoryview(held)[:stop]
             held = held[stop:]
 
 
@@ -355,6 +414,17 @@ def _last_record_end(data: bytes, delimiter: int) -> int:
     while at >= 0 and np.searchsorted(quotes, at) % 2:
         at = data.rfind(b"\n", 0, at)
     return at + 1
+
+
+def _good(records: Records) -> tuple[NDArray[np.int64], bytes | memoryview]:
+    """Which records have no problem, and these, one after the other."""
+    good = np.ones(len(records), np.bool_)
+    good[list(records.problems)] = False
+    kept, data = np.flatnonzero(good), memoryview(records.data)
+    if 0 < len(kept) == len(records):
+        return kept, data[int(records.starts[0]) : int(records.ends[-1])]
+    bounds = zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True)
+    return kept, b"\n".join([data[start:end] for start, end in bounds])
 
 
 class _ScanWanted(Exception):

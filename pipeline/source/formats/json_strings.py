@@ -88,14 +88,17 @@ class Strings:
             return None
         begins, ends = self.opens[texts] + 1, self.closes[texts]
         escapes = self._escapes
-        before = np.concatenate([[0], np.cumsum(escapes.saved)])
         invalid = np.concatenate([[0], np.cumsum(~escapes.valid)])
-        cuts = ends.copy()
+        places = [begins]
         for share in _HEADS:
-            left = np.flatnonzero((cuts == ends) & (ends - begins > _LEAST_CUT + int(share * reads)))
-            at = self._boundaries(begins[left] + int(share * reads))
-            enough = self._characters(begins[left], at, before) >= reads
-            cuts[left[enough]] = at[enough]
+            head = int(share * reads)
+            at = self._boundaries(np.minimum(begins + head, ends))
+            places.append(np.where(ends - begins > _LEAST_CUT + head, at, ends))
+        counts = self._characters(np.column_stack([*places, ends]))
+        is_enough = np.cumsum(counts, axis=1)[:, :-1] >= reads
+        which = is_enough.argmax(axis=1)  # the first place with enough before it
+        cuts = np.where(is_enough.any(axis=1), np.column_stack(places[1:])[np.arange(len(ends)), which], ends)
+        removed = counts.sum(axis=1) - np.cumsum(counts, axis=1)[np.arange(len(ends)), which]
         first, last = np.searchsorted(escapes.at, cuts), np.searchsorted(escapes.at, ends)
         good = (cuts < ends) & (invalid[first] == invalid[last])
         if not good.any():
@@ -104,9 +107,9 @@ class Strings:
         bounds = np.empty(2 * len(cuts) + 2, np.int64)
         bounds[0], bounds[-1] = 0, len(self._data)
         bounds[1:-1:2], bounds[2:-1:2] = cuts, ends
-        removed = np.zeros(len(self._starts), np.int64)
-        removed[np.searchsorted(self._starts, cuts) - 1] = self._characters(cuts, ends, before)
-        return Shortened(_every_second(self._block, bounds), removed)
+        of_lines = np.zeros(len(self._starts), np.int64)
+        of_lines[np.searchsorted(self._starts, cuts) - 1] = removed[good]
+        return Shortened(_every_second(self._block, bounds), of_lines)
 
     def _texts(self, key: bytes, least: int) -> Positions:
         """Which strings are values of `key` in the object of their line, not in one within it, and at least so long."""
@@ -150,19 +153,16 @@ class Strings:
             at = np.where(within, np.where(escapes.low[last], begin - 1, begin), at)
         return at
 
-    def _characters(self, begins: Positions, ends: Positions, before: Positions) -> NDArray[np.int64]:
-        """Characters of parts of strings. before: what escapes up to each save."""
-        escapes = self._escapes.at
-        counts = ends - begins
-        if not self._is_ascii and len(begins):
-            bounds = np.column_stack([begins, ends]).ravel()
-            pieces = pa.Array.from_buffers(
-                pa.large_string(), len(bounds) - 1, [None, pa.py_buffer(bounds), self._block]
-            )
-            counts = pc.utf8_length(pieces).to_numpy()[::2]
-        return np.asarray(
-            counts - before[np.searchsorted(escapes, ends)] + before[np.searchsorted(escapes, begins)], np.int64
-        )
+    def _characters(self, bounds: Positions) -> NDArray[np.int64]:
+        """Characters of parts of strings, [N, M]: bounds[i, j] to bounds[i, j + 1]."""
+        escapes = self._escapes
+        counts = np.diff(bounds)
+        if not self._is_ascii:
+            places = pa.py_buffer(np.ascontiguousarray(bounds))
+            pieces = pa.Array.from_buffers(pa.large_string(), bounds.size - 1, [None, places, self._block])
+            counts = np.append(pc.utf8_length(pieces).to_numpy(), 0).reshape(bounds.shape)[:, :-1]
+        saved = np.concatenate([[0], np.cumsum(escapes.saved)])
+        return np.asarray(counts - np.diff(saved[np.searchsorted(escapes.at, bounds)]), np.int64)
 
 
 def is_worth_cutting(sizes: NDArray[np.int64], reads: int) -> bool:

@@ -8,8 +8,9 @@ neighbours. Such lines are found beforehand where that is possible, else in ever
 from __future__ import annotations
 
 import json
-import string
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -23,16 +24,20 @@ from pipeline.source.chunk import BadRow, Chunk, Selection, assemble, concat, no
 from pipeline.source.encoding import UTF8, why_not_decoded
 from pipeline.source.formats.base import InputFile, Schema
 from pipeline.source.formats.json_strings import Strings, is_worth_cutting, lines_refused
-from pipeline.source.formats.record_format import RecordFormat
+from pipeline.source.formats.record_format import Head, RecordFormat
 from pipeline.source.records import Records, Split, split_lines
 
 _BLANK = b" \t\r"
 _IS_BLANK = np.zeros(256, np.bool_)
 _IS_BLANK[list(_BLANK)] = True
 _OPEN_LIST, _OPEN, _CLOSE = b"[{}"
+_CASE = np.uint8(_OPEN ^ _OPEN_LIST)
+"""The bit by which "{" and "[" differ, as letters and capitals do."""
+
 _LF = 0x0A
-_INF, _NEGATIVE = b"Inf", b"-NaN"
-_IS_LETTER = np.isin(np.arange(256), list(string.ascii_letters.encode()))
+_ARROW_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*+"|(?P<nan>-NaN)|(?P<infinity>Inf)(?!inity)')
+"""Numbers that Arrow accepts and `json` does not, outside of strings."""
+
 _DEEPEST = 200
 """Brackets in a line that may go to Arrow: `json` fails at a little less than a thousand nested ones."""
 
@@ -44,9 +49,6 @@ _LINES_WITH_TYPES = 4
 
 _LINES_WITH_KEYS = 100
 """So many first lines say which columns a file has."""
-
-_HEAD_BYTES = 64 << 10
-"""That usually hold these lines."""
 
 _SAMPLED, _DIGITS = 50, 43
 """Python rejects integers of more than 4,300 digits: such a run has 43 digits at steps of 50 bytes."""
@@ -77,26 +79,37 @@ class Jsonl(RecordFormat):
         """The keys of the first lines that are objects, up to that by which all columns that are asked for are found;
         where there is none, these columns: each row has its own keys.
         """
-        head = self.head(file)
-        few = head.data[:_HEAD_BYTES]
-        found = self.split(few, head.final and len(few) == len(head.data))
-        if len(found.starts) < _LINES_WITH_KEYS:
-            found = self.split(head.data, head.final)
-        if len(found.starts) and _is_array(head.data[found.starts[0] : found.ends[0]]):
-            raise SourceError(
-                f"{file.path}: it holds a JSON array, not an object a line: convert it (jq -c '.[]' FILE > FILE.jsonl)"
-            )
-        lines = (head.data[s:e] for s, e in zip(found.starts, found.ends, strict=True))
-        keys: dict[str, None] = {}
         asked = {*(selection.text or ("text",)), *selection.columns}
-        for line in islice(lines, _LINES_WITH_KEYS):
-            keys |= dict.fromkeys(_keys_of(line))
-            if not (selection.keep_all and not selection.kept_types) and keys.keys() >= asked:
+        every = selection.keep_all and not selection.kept_types
+        for head in self.heads(file):
+            keys: dict[str, None] = {}
+            lines = 0
+            for line in islice(_lines(head), _LINES_WITH_KEYS):
+                if not lines and _is_array(line):
+                    raise SourceError(
+                        f"{file.path}: it holds a JSON array, not an object a line: convert it "
+                        "(jq -c '.[]' FILE > FILE.jsonl)"
+                    )
+                keys |= dict.fromkeys(_keys_of(line))
+                lines += 1
+                if not every and keys.keys() >= asked:
+                    break
+            if lines == _LINES_WITH_KEYS or (not every and keys.keys() >= asked):
                 break
         return Schema(tuple(keys) or selection.columns or ("text",), start=head.start, complete=False)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         return concat(list(_chunks(records, path, first_row, selection)))
+
+
+def _lines(head: Head) -> Iterator[bytes]:
+    """The lines that are not blank, without their ends, as `split` finds them."""
+    data, at = head.data, 0
+    while (end := data.find(b"\n", at)) >= 0 or (head.final and at < len(data)):
+        end = len(data) if end < 0 else end
+        line, at = data[at:end].removesuffix(b"\r"), end + 1
+        if line.strip(_BLANK):
+            yield line
 
 
 def _is_array(line: bytes) -> bool:
@@ -113,7 +126,7 @@ def _is_array(line: bytes) -> bool:
 def _keys_of(line: bytes) -> tuple[str, ...]:
     """The keys of the object on a line; empty where it is not an object."""
     try:
-        value = json.loads(line)
+        value = _value(line)
     except (ValueError, RecursionError):
         return ()
     return tuple(value) if isinstance(value, dict) else ()
@@ -188,7 +201,7 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
         table = pa.concat_tables([table, others]).take(pa.array(order))
         removed = None if removed is None else np.append(removed, np.zeros(len(rows), np.int64))[order]
     raw = records.raw if len(numbers) == len(records) else lambda i: records.raw(int(numbers[i]))
-    return assemble(path, first_row + numbers, table, selection, raw, bad, removed=removed)
+    return assemble(path, first_row + numbers, table, selection, raw, bad, removed=removed, is_utf8=True)
 
 
 def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, selection: Selection) -> _Parsed | None:
@@ -272,7 +285,7 @@ def _types(records: Records, selection: Selection) -> _Types | None:
 def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
     """The types of a line's selected values: strings, or integers in columns other than the text."""
     try:
-        value = json.loads(line)
+        value = _value(line)
         kinds = {name: type(value[name]) for name in _needed(selection)}
         kinds |= {name: type(value.get(name)) for name in selection.kept}
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
@@ -300,14 +313,14 @@ def _safe(
             whole = pa.py_buffer(np.array([0, len(block)]))
             pa.Array.from_buffers(pa.large_binary(), 1, [None, whole, block]).cast(pa.large_string())
         is_cut = key is not None and is_worth_cutting(ends - starts, reads)
-        if not is_cut and not _too_deep(data, starts) and not _odd_numbers(data):
+        if not is_cut and not _too_deep(data, starts) and not _long_numbers(data):
             return block, None
         strings = Strings(block, starts, is_ascii)
     except (ValueError, pa.ArrowInvalid):  # the latter where it is not UTF-8
         return None
     outside = strings.outside
     after = np.append(0, np.flatnonzero(outside == _LF) + 1)
-    if _too_deep(outside, after) or _odd_numbers(outside):
+    if _too_deep(outside, after) or _long_numbers(outside):
         return None
     shortened = strings.shortened(key, reads) if is_cut and key is not None else None
     return (block, None) if shortened is None else (shortened.block, shortened.removed)
@@ -321,26 +334,14 @@ def _are_objects(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArr
 
 def _too_deep(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> bool:
     """Whether a line, with so many brackets, may be nested too deep."""
-    count = np.count_nonzero(data == _OPEN) + np.count_nonzero(data == _OPEN_LIST)
-    if count <= len(starts) + _DEEPEST - 1:  # each line begins with one
+    if np.count_nonzero(data | _CASE == _OPEN) <= len(starts) + _DEEPEST - 1:  # each line begins with one
         return False
     brackets = np.flatnonzero((data == _OPEN) | (data == _OPEN_LIST))
     return bool(np.diff(brackets.searchsorted(starts), append=len(brackets)).max(initial=0) > _DEEPEST)
 
 
-def _places(data: NDArray[np.uint8], word: bytes) -> NDArray[np.int64]:
-    """Where a word of ASCII stands. `bytes.find` would hold the GIL."""
-    at = np.flatnonzero((data[:-1] == word[0]) & (data[1:] == word[1]))
-    for step in range(2, len(word)):
-        at = at[data[np.minimum(at + step, len(data) - 1)] == word[step]]
-    return at
-
-
-def _odd_numbers(data: NDArray[np.uint8]) -> bool:
-    """Whether there may be a number that Arrow accepts and `json` does not: Inf, -NaN, or of thousands of digits."""
-    after = _places(data, _INF) + len(_INF)
-    if not _IS_LETTER[data[np.minimum(after, len(data) - 1)]].all() or len(_places(data, _NEGATIVE)):
-        return True
+def _long_numbers(data: NDArray[np.uint8]) -> bool:
+    """Whether there may be a number of thousands of digits, which Arrow accepts and `json` does not."""
     samples = data[::_SAMPLED]
     runs = samples[: len(samples) // _DIGITS * _DIGITS].reshape(-1, _DIGITS)
     return bool(((runs >= ord("0")) & (runs <= ord("9"))).all(axis=1).any())
@@ -350,7 +351,7 @@ def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:
     if why := why_not_decoded(line, selection.encoding):
         raise ValueError(f"the line {why}")
     try:
-        value = json.loads(line.decode(UTF8))
+        value = _value(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -369,6 +370,26 @@ def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:
         except UnicodeEncodeError as error:
             raise ValueError(f"{name!r} holds half of a surrogate pair") from error
     return row
+
+
+def _value(line: bytes) -> Any:
+    """What `json` finds, which takes NaN and Infinity for numbers, and what Arrow finds, which takes Inf and -NaN too.
+    Raises ValueError or RecursionError.
+    """
+    text = line.decode(UTF8)
+    try:
+        return json.loads(text)
+    except ValueError:
+        as_json = _ARROW_NUMBERS.sub(_number_as_json, text)
+        if as_json == text:
+            raise
+        with suppress(ValueError):
+            return json.loads(as_json)
+        raise
+
+
+def _number_as_json(found: re.Match[str]) -> str:
+    return {"nan": "NaN", "infinity": "Infinity"}.get(found.lastgroup or "", found[0])
 
 
 def _kind(value: Any) -> str:

@@ -6,6 +6,7 @@ and compressed. A dictionary of strings holds the length of each, in four bytes,
 
 from __future__ import annotations
 
+import struct
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 _DICTIONARY_PAGE = 2
 _HEADER_BYTES = 256
 _MOST_BYTES = 64 << 20  # of a dictionary that is looked into
+_LENGTH = struct.Struct("<I")
 _TRUE, _FALSE, _INTEGERS, _BINARY, _STRUCT = 1, 2, (4, 5, 6), 8, 12
 
 
@@ -42,10 +44,12 @@ def longest_value(stream: BinaryIO, column: pq.ColumnChunkMetaData) -> int:
         except (OSError, ValueError, pa.ArrowException):
             return int(size)
     longest = at = 0
-    while at + 4 <= len(data):
-        length = int.from_bytes(data[at : at + 4], "little")
-        longest = max(longest, length)
-        at += 4 + length
+    last = len(data) - _LENGTH.size
+    while at <= last:
+        (length,) = _LENGTH.unpack_from(data, at)
+        if length > longest:
+            longest = length
+        at += _LENGTH.size + length
     return min(longest, int(size))
 
 

@@ -24,6 +24,9 @@ from pipeline.source.parsing import PARSING
 from pipeline.source.records import BOM, Records, Split, cut, read_records
 from pipeline.telemetry.spans import Span, span
 
+FEW_BYTES = 64 << 10
+"""Of a file: they usually hold its header, and a hundred lines."""
+
 _COLUMN = "text"
 
 
@@ -61,8 +64,12 @@ class RecordFormat(Format):
     def split(self, buffer: bytes, final: bool) -> Split:
         """The records of `buffer`, which begins at a record; `final` where the stream ends with it."""
 
+    def quick_split(self, buffer: bytes, final: bool) -> Split:
+        """The same for records that are parsed next: some of their problems may be left for `parse` to find."""
+        return self.split(buffer, final)
+
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        return Schema((_COLUMN,), start=self.head(file).start, named=False)
+        return Schema((_COLUMN,), start=self.head(file, FEW_BYTES).start, named=False)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         """A chunk of `records`, the first of which is record `first_row` of the file."""
@@ -72,15 +79,25 @@ class RecordFormat(Format):
         numbers = first_row + np.array(kept, np.int64)
         return assemble(path, numbers, table, selection, lambda i: records.raw(kept[i]), records.bad_rows(first_row))
 
-    def head(self, file: InputFile) -> Head:
-        """Raises SourceError where the file cannot be opened, UsageError where its encoding is plainly another."""
+    def heads(self, file: InputFile) -> Iterator[Head]:
+        """The head of a file, then a larger one, for who has not found what it looks for. Raises as `head`."""
+        head = self.head(file, FEW_BYTES)
+        yield head
+        if not head.final:
+            yield self.head(file, self.limits.block_bytes)
+
+    def head(self, file: InputFile, size: int) -> Head:
+        """The first `size` bytes; of a pipe, all that have arrived.
+
+        Raises SourceError where the file cannot be opened, UsageError where its encoding is plainly another.
+        """
         if isinstance(file, Piped):
             return file.first
         block, final, failure = b"", False, None
-        with open_at(file) as stream:
+        with open_at(file, peek=True) as stream:
             try:
-                while len(block) < self.limits.block_bytes and not final:
-                    more = stream.read(self.limits.block_bytes - len(block))
+                while len(block) < size and not final:
+                    more = stream.read(size - len(block))
                     block, final = block + more, not more
             except InputChanged:
                 raise
@@ -92,7 +109,8 @@ class RecordFormat(Format):
         return Head(block[start:], start, final, failure)
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
-        return FilePlan(self._cut(file, schema.start, selection, chunk_rows, scan(file, schema.start, self.split)))
+        blocks = scan(file, schema.start, self.quick_split, self.split)
+        return FilePlan(self._cut(file, schema.start, selection, chunk_rows, blocks))
 
     def _cut(
         self, file: InputFile, start: int, selection: Selection, chunk_rows: int, blocks: Iterator[Records]
@@ -112,7 +130,7 @@ class RecordFormat(Format):
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         file, row = fragment.file, fragment.first_row
         with open_at(file, fragment.start, fragment.stop) as source:
-            blocks = read_records(source, self.split, fragment.start, fragment.size, self.limits)
+            blocks = read_records(source, self.quick_split, fragment.start, fragment.size, self.limits)
             for chunk in PARSING.in_order(self._calls(blocks, file.path, row, selection, spans)):
                 yield chunk
                 row += chunk.rows_read

@@ -24,7 +24,7 @@ _TIMEOUT = Timeout(connect=10, read=60)
 _REDIRECTS = Retry(total=None, connect=0, read=0, other=0, status=0, redirect=10, raise_on_status=False)
 _MAY_PASS = {408, 425, 429, 500, 502, 503, 504}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-_RANGE = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
+_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+)")
 
 _Result = TypeVar("_Result")
 
@@ -56,7 +56,8 @@ class WebFile(Origin):
         def request() -> memoryview:
             response = self._open({"Range": f"bytes={start}-{stop - 1}"})
             try:
-                if response.status != 206:
+                found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+                if response.status != 206 or found is None or found[1] != str(start):
                     raise OSError(errno.EIO, "its server sent ranges of it, and does so no longer")
                 self._compare(_state_in(response))
                 data = response.read(decode_content=False)
@@ -88,10 +89,11 @@ class WebFile(Origin):
         self._end()
 
     def _ask(self) -> tuple[bool, State]:
-        """Whether it has ranges, and its state."""
+        """Whether it has ranges, and its state. Ranges of a file of unknown size are of no use: where does it end?"""
         response = self._open({"Range": "bytes=0-0"})
         try:
-            return response.status in (206, 416), _state_in(response)
+            state = _state_in(response)
+            return response.status in (206, 416) and state.size is not None, state
         finally:
             response.close()
 
@@ -107,6 +109,8 @@ class WebFile(Origin):
             left = self._given
             while left and (data := self._body.read(min(left, 1 << 20), decode_content=False)):
                 left -= len(data)
+            if left:
+                raise OSError(errno.ESTALE, "it has changed while it was read")
         except BaseException:
             self._end()
             raise
@@ -177,7 +181,7 @@ def _state_in(response: BaseHTTPResponse) -> State:
     length = headers.get("Content-Length", "")
     size = int(length) if length.isdecimal() and response.status == 200 else None
     if found := _RANGE.fullmatch(headers.get("Content-Range", "")):
-        size = int(found[1])
+        size = int(found[2])
     return State(size, headers.get("ETag") or headers.get("Last-Modified") or "")
 
 

@@ -1,0 +1,152 @@
+"""The end of a job: what was committed is checked, what belongs to nothing removed, and the totals written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+
+from pipeline.errors import OutputError
+from pipeline.output import layout
+from pipeline.output.account import Committed, Gap, gaps, groups_of
+from pipeline.output.claim import check_claim
+from pipeline.output.commit import read_committed
+from pipeline.output.folder import REPAIR, OutputFolder, schema_hex
+from pipeline.output.layout import ENTRIES, FOLDERS, MANIFEST, PARTS, QUARANTINE, SUCCESS
+from pipeline.output.record import Entry, Manifest, SavedPlan, Totals, Update, to_json
+from pipeline.output.totals import totals_of
+from pipeline.threads import threads
+
+
+def finish(
+    folder: OutputFolder,
+    totals: Totals,
+    schema: pa.Schema,
+    job: str,
+    counted: Mapping[str, bytes],
+    update: int,
+    updates: int,
+) -> None:
+    """Check all that was committed, and write the totals into the manifest, then _SUCCESS.
+
+    schema: of the job's parts. counted: the digest of the entry of each chunk that this run has counted: of the
+    update of number `update`, or if that is 0 of the whole job with its `updates`. Whatever belongs to none of
+    these entries, such as files of a job that was overwritten, and temporary files are removed; those of earlier
+    updates are not looked at. Raises OutputError where another job took the folder, or where not all is there as it
+    was committed.
+    """
+    check = partial(check_claim, folder.store, job)
+    check()
+    before = folder.store.read(MANIFEST)
+    manifest = folder.manifest()
+    if not update and (len(manifest.updates) != updates or folder.under_way(manifest)):
+        raise OutputError(f"{folder.path} was updated while this job ran: its labels are there, and complete")
+    if update and update <= len(manifest.updates):  # another run of this update has finished it
+        if not folder.under_way(manifest):
+            folder.store.add(SUCCESS, b"", check)
+        return
+    if update and manifest.totals is None:
+        raise OutputError(f"{folder.path} is not finished: continue with --resume")
+    plan = folder.plan_of(manifest, update) if update else folder.checked_plan(manifest)
+    groups = groups_of(plan)
+    others = {group for number in range(update) for group in groups_of(folder.plan_of(manifest, number))}
+    folder.store.remove_attempts(FOLDERS)
+    ours = {layout.entry_file(chunk, job) for chunk in counted}
+    ours |= {layout.closing_file(number, job) for number in groups}
+    _remove_others(folder, (ENTRIES,), lambda name: name in ours or layout.group_in(name, job) in others, check)
+    committed = _check_committed(folder, manifest, plan, counted, check)
+    parts = {file.name for entry in committed.chunks.values() for file in entry.files}
+    _remove_others(
+        folder, (PARTS, QUARANTINE), lambda name: name in parts or layout.group_in(name, job) in others, check
+    )
+    folder.store.remove_empty_folders(PARTS)
+    manifest = msgspec.structs.replace(
+        manifest, totals=totals, schema=schema_hex(schema), updates=_updates(folder, manifest, update, committed)
+    )
+    folder.store.update(MANIFEST, before, to_json(manifest), check)
+    folder.store.add(SUCCESS, b"", check)
+
+
+def seal(folder: OutputFolder, manifest: Manifest) -> None:
+    """Write _SUCCESS, where a job or its last update was killed between its totals and that.
+
+    Raises OutputError where not all is there as it was committed.
+    """
+    job, totals = manifest.fingerprint.id, manifest.totals
+    check = partial(check_claim, folder.store, job)
+    plan = folder.plan_of(manifest, len(manifest.updates))
+    files = folder.entry_files(job, range(groups_of(plan).stop))
+    found = sum(not layout.is_closing(name) for name in files)
+    if totals is not None and found != totals.chunks:
+        raise OutputError(f"{folder.path} has {found:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
+    _check_committed(folder, manifest, plan, {}, check)
+    folder.store.add(SUCCESS, b"", check)
+
+
+def _updates(folder: OutputFolder, manifest: Manifest, number: int, committed: Committed) -> tuple[Update, ...]:
+    """Those of the manifest and the one of this number; with 0, those of the manifest counted anew. committed: of
+    that update, or of all. Raises OutputError.
+    """
+    job, counted = manifest.fingerprint.id, []
+    for each in [number] if number else range(1, 1 + len(manifest.updates)):
+        data = folder.store.read(layout.update_plan(each, job))
+        totals = totals_of(committed, folder.plan_of(manifest, each))
+        counted.append(Update(plan=hashlib.sha256(data).hexdigest(), totals=totals))
+    return (*(manifest.updates if number else ()), *counted)
+
+
+def _remove_others(
+    folder: OutputFolder, places: tuple[str, ...], is_ours: Callable[[str], bool], check: Callable[[], None]
+) -> None:
+    for name in (name for place in places for name in folder.store.files(place)):
+        if not is_ours(name):
+            check()  # it might be that of a job that has taken the folder just now
+            folder.store.remove(name)
+
+
+def _check_committed(
+    folder: OutputFolder,
+    manifest: Manifest,
+    plan: SavedPlan | None,
+    counted: Mapping[str, bytes],
+    check: Callable[[], None],
+) -> Committed:
+    """The entries, which must be those that were counted, with their files as they were written.
+
+    Otherwise raises OutputError, and the entries of the chunks that are not so are removed, so that a resumed job
+    computes these again.
+    """
+    job = manifest.fingerprint.id
+    committed = folder.entries(job, groups_of(plan))
+    wrong = list(gaps(committed, plan))
+    for chunk, digest in counted.items():
+        entry, path = committed.chunks.get(chunk), folder.path / layout.entry_file(chunk, job)
+        if entry is None:
+            wrong.insert(0, Gap(f"{path} was removed while the job ran", chunk))
+        elif entry.digest != digest:
+            wrong.insert(0, Gap(f"{path} was changed while the job ran", chunk))
+
+    def damage(entry: Entry) -> Gap | None:
+        try:
+            for file in entry.files:
+                read_committed(folder.store, file)
+        except OutputError as error:
+            return Gap(error.message, entry.chunk)
+        return None
+
+    with threads(folder.store.readers) as pool:
+        wrong += [gap for gap in pool.map(damage, committed.chunks.values()) if gap]
+    for chunk in {gap.chunk for gap in wrong if gap.chunk}:
+        check()
+        folder.store.remove(layout.entry_file(chunk, job))
+        if chunk in committed.chunks:
+            folder.store.remove_all([file.name for file in committed.chunks[chunk].files])
+    for group in {gap.group for gap in wrong if gap.group is not None}:
+        check()
+        folder.store.remove(layout.closing_file(group, job))
+    for gap in wrong:
+        raise OutputError(f"{gap.message}: {REPAIR}")
+    return committed

@@ -1,0 +1,48 @@
+"""Totals summed over entries: those of a whole job, or of one update."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from pipeline.accuracy import LENGTHS
+from pipeline.output.account import Committed, groups_of
+from pipeline.output.layout import group_of
+from pipeline.output.record import SUMS, Entry, SavedPlan, Totals
+from pipeline.source.chunk import NO_TRUTH
+
+
+def totals_of(committed: Committed, plan: SavedPlan | None) -> Totals:
+    """The totals over the groups of a plan; None for rows in memory."""
+    groups = groups_of(plan)
+    entries = [entry for name, entry in committed.chunks.items() if group_of(name) in groups]
+    closed = [closing for number, closing in committed.closed.items() if number in groups]
+    problems = [(entry.sources[0][0], problem) for entry in entries for problem in entry.problems]
+    problems += [problem for closing in closed for problem in closing.problems]
+    unread = [each for closing in closed for each in closing.unread]
+    return Totals(
+        chunks=len(entries),
+        **{name: sum(getattr(entry, name) for entry in entries) for name in SUMS},
+        labels=_sum(entry.labels for entry in entries),
+        doubtful=_sum(entry.doubtful for entry in entries),
+        lengths=tuple(sum(entry.lengths[i] for entry in entries) for i in range(len(LENGTHS))),
+        confusion=_confusion(entries),
+        problems=tuple(sorted((*(plan.problems if plan else ()), *problems))),
+        unread=tuple(sorted((*(plan.unread if plan else ()), *unread), key=str)),
+    )
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def _confusion(entries: Iterable[Entry]) -> tuple[tuple[int, int, int], ...] | None:
+    """As `accuracy.Confusion.pairs` has it; None where no entry has one."""
+    counts: Counter[tuple[int, int]] = Counter()
+    told = [entry.confusion for entry in entries if entry.confusion is not None]
+    for true, label, rows in (pair for pairs in told for pair in pairs):
+        counts[true, 0 if true == NO_TRUTH else label] += rows
+    return tuple((true, label, rows) for (true, label), rows in sorted(counts.items())) if told else None
