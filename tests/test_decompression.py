@@ -215,14 +215,18 @@ def by_rapidgzip(path: Path, compression: str, most_memory: int = 1 << 30) -> tu
     with path.open("rb") as file:
         reader = start(lambda: path.open("rb"), COMPRESSIONS[compression], file.fileno(), lambda: None, most_memory)
     assert reader is not None
-    found = []
+    found, positions = [], [0]
     try:
         while block := reader.read(1 << 20):
             found.append(block)
+            positions.append(reader.position())
     except Damaged as error:
         return b"".join(found), str(error), False
     finally:
         reader.close()
+    assert positions == sorted(positions)
+    if reader.is_by_all_cores:  # pages of the pipe may be read before their position is told
+        assert path.stat().st_size // 2 < positions[-1] <= path.stat().st_size
     return b"".join(found), "", reader.is_by_all_cores
 
 

@@ -61,9 +61,9 @@ class FrontToBack:
 
     @property
     def stored(self) -> int:
-        """How many bytes have been read of the file as it is stored; 0 where another process reads it."""
+        """How many bytes have been read of the file as it is stored; 0 where that is no longer known."""
         with suppress(ValueError):  # the thread that reads ahead closes it at its end
-            return self._first.tell()
+            return self._position()
         return 0
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class FrontToBack:
             first.close()
             first = self._open()
         opened = [first]
-        self._first = first
+        self._position = first.tell
 
         def open_raw() -> BinaryIO:
             return opened.pop() if opened else self._open()
@@ -103,6 +103,7 @@ class FrontToBack:
         if rapidgzip_reader.pays(compression, file.stored) and planned.descriptor is not None:
             reader = rapidgzip_reader.start(open_raw, compression, planned.descriptor, planned.check)
             if reader is not None:
+                self._position = reader.position
                 return reader
         if frames.pay(compression, file.stored):
             return frames.Frames(open_raw, file.stored)

@@ -1,5 +1,7 @@
 """Decompresses a gzip or bz2 file to stdout by `rapidgzip`, with many threads. Started by `rapidgzip_reader.py`.
 
+How many bytes of the file as it is stored that took is kept in a second, small file: eight bytes, little-endian.
+
 It imports nothing of ours, so that it starts at once. It ends by itself with its reader (EPIPE), with its parent, and
 where it would hold more memory than it may.
 
@@ -20,7 +22,7 @@ _LOOK_SECONDS = 0.01
 _TOO_MUCH = 3
 
 
-def main(path: str, compression: str, threads: int, most_bytes: int) -> None:
+def main(path: str, compression: str, threads: int, most_bytes: int, position: int) -> None:
     threading.Thread(target=_watch, args=(os.getppid(), most_bytes), daemon=True).start()
     opened = rapidgzip.IndexedBzip2File if compression == "bz2" else rapidgzip.RapidgzipFile
     block = memoryview(bytearray(_BLOCK))  # one for all: `read` would copy each twice more, all in this thread
@@ -29,6 +31,7 @@ def main(path: str, compression: str, threads: int, most_bytes: int) -> None:
             left = block[:count]
             while left:
                 left = left[os.write(1, left) :]
+            os.pwrite(position, (file.tell_compressed() // 8).to_bytes(8, "little"), 0)
         whole = file.tell_compressed() == 8 * os.stat(path).st_size
     os._exit(0 if whole else 1)
 
@@ -46,6 +49,6 @@ def _watch(parent: int, most_bytes: int) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
     except BaseException:  # damage, which one core finds again; rapidgzip itself ends a process in other ways
         os._exit(1)

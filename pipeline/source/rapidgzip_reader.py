@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import os
 import subprocess
 import sys
 import threading
@@ -81,12 +82,13 @@ class RapidgzipReader:
         self._given = 0
         self._ended = False
         self._rest: Decompressed | None = None
+        self._told = open(os.memfd_create("position"), "rb", buffering=0)  # noqa: SIM115 - until `close`
         cores = min(PARSING.share(), _MOST_CORES)
         command = [sys.executable, "-P", str(_PROGRAM), f"/proc/self/fd/{descriptor}"]
         self._process = subprocess.Popen(
-            [*command, compression.name, str(cores), str(most_memory)],
+            [*command, compression.name, str(cores), str(most_memory), str(self._told.fileno())],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-            pass_fds=(descriptor,), process_group=0,
+            pass_fds=(descriptor, self._told.fileno()), process_group=0,
         )  # fmt: skip
         assert self._process.stdout is not None
         self._pipe = self._process.stdout
@@ -112,8 +114,13 @@ class RapidgzipReader:
         """Whether one core has not had to take over."""
         return self._rest is None
 
+    def position(self) -> int:
+        """How many bytes of the file as it is stored the process has decompressed. Raises ValueError once closed."""
+        return int.from_bytes(os.pread(self._told.fileno(), 8, 0), "little")
+
     def close(self) -> None:
         self._stop()
+        self._told.close()
         if self._rest is not None:
             self._rest.close()
 
