@@ -121,8 +121,8 @@ class Readers:
 
     def read_unit(self, unit: Unit, selection: Selection, spans: list[Span] | None = None) -> Chunk:
         """As of `pipeline.source.read`; also raises ReaderLost, as the others do."""
-        request = Request(unit, selection)
-        with closing(self._answers(request, lambda found: (found, True), lambda _: False, spans)) as found:
+        answers = self._answers(Request(unit, selection), lambda found: (found, True), lambda _: False, spans)
+        with closing(_with_process(answers)) as found:
             chunk: Chunk = next(found)
             return chunk
 
@@ -131,7 +131,8 @@ class Readers:
     ) -> Generator[tuple[Unit, Chunk | None], None, None]:
         """As of `pipeline.source.read`."""
         left = list(run.units)
-        return self._answers(Request(run, selection), lambda found: ((left.pop(0), found), not left), skip, spans)
+        request = Request(run, selection)
+        return _with_process(self._answers(request, lambda found: ((left.pop(0), found), not left), skip, spans))
 
     def read_group(
         self,
@@ -143,7 +144,7 @@ class Readers:
     ) -> Generator[GroupChunk | GroupEnd, None, None]:
         """As of `pipeline.source.read`."""
         request = Request(group, selection, chunk_rows)
-        return self._answers(request, lambda found: (found, isinstance(found, GroupEnd)), skip, spans)
+        return _with_process(self._answers(request, lambda found: (found, isinstance(found, GroupEnd)), skip, spans))
 
     def close(self) -> None:
         """End the processes, those too that are reading: whoever waits for one gets ReaderLost."""
@@ -164,24 +165,8 @@ class Readers:
         skip: Callable[[str], bool],
         spans: list[Span] | None,
     ) -> Generator[Any, None, None]:
-        """The items of an answer. told: what the caller gets of an item, and whether that is the last one.
-
-        Waits for a process now, not with the first item: whoever waits for that holds room for a chunk, and those who
-        have the processes may need it.
-        """
-        found = self._taken(request, told, skip, spans)
-        next(found)
-        return found
-
-    def _taken(
-        self,
-        request: Request,
-        told: Callable[[Any], tuple[Any, bool]],
-        skip: Callable[[str], bool],
-        spans: list[Span] | None,
-    ) -> Generator[Any, None, None]:
-        """The same, after a first item that says that there is a process. One whose answer is not taken to its end is
-        replaced by another.
+        """None once there is a process, then the items of its answer. told: what the caller gets of an item, and
+        whether that is the last one. A process whose answer is not taken to its end is replaced by another.
         """
         reader = self._free.get()
         whole = True
@@ -241,6 +226,14 @@ class Readers:
             reader.end()
             with self._lock:
                 self._running.discard(reader)
+
+
+def _with_process(answers: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """Wait for a process now, not with the first item: whoever waits for that holds room for a chunk, and those who
+    have the processes may need it.
+    """
+    next(answers)
+    return answers
 
 
 class _Reader:
