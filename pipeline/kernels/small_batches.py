@@ -36,11 +36,15 @@ class _Twins:
         except cp.cuda.runtime.CUDARuntimeError as error:
             raise NotPageLocked(error) from error
 
+    # The runtime's own call: CuPy's copies of a memory pointer refuse to be captured.
+
     def copy_in(self, size: int, stream: cp.cuda.Stream) -> None:
-        self.device.data.copy_from_host_async(self.host.ctypes.data, size, stream)
+        to_gpu = cp.cuda.runtime.memcpyHostToDevice
+        cp.cuda.runtime.memcpyAsync(self.device.data.ptr, self.host.ctypes.data, size, to_gpu, stream.ptr)
 
     def copy_out(self, size: int, stream: cp.cuda.Stream) -> None:
-        self.device.data.copy_to_host_async(self.host.ctypes.data, size, stream)
+        to_host = cp.cuda.runtime.memcpyDeviceToHost
+        cp.cuda.runtime.memcpyAsync(self.host.ctypes.data, self.device.data.ptr, size, to_host, stream.ptr)
 
 
 class _Captured(NamedTuple):
