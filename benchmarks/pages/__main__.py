@@ -25,7 +25,7 @@ PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
 }
 """What makes each page, and from which files."""
 
-FURTHER = {"scaling.md": ("corpora", "object_store")}
+FURTHER = {"scaling.md": ("corpora_1", "corpora_2", "object_store")}
 """Files from which a page has a section each, where they are there."""
 
 

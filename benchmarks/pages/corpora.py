@@ -6,29 +6,40 @@ from typing import Any
 
 from benchmarks.pages.markdown import machine, table
 
-_HEAD = "input | GPUs | files, stored GB | articles/s | GPU busy | of the engine's | reader alone | most memory, GB"
+_HEAD = (
+    "input | GPUs | files, stored GB | articles/s | GPU busy | of the engine's "
+    "| reader alone | cores a GPU | most memory, GB"
+)
 
 
-def section(part: dict[str, Any]) -> str:
-    """What each corpus gave."""
+_ABOUT = """## Real corpora
+
+By `python -m benchmarks.corpora`, into `corpora_1.json` on one GPU and `corpora_2.json` on two: AG News articles with
+15 % of their words drawn anew; a "long" text is 20 of them joined, 5 KB. A call of `classify` on a cluster that has
+done a job before, from files in the page cache to Parquet; articles/s and the share of time in which the GPU was busy
+are those of the time from the first chunk's reading to the last one's end. "Reader alone" is the same job with a
+stand-in for the network, so it is what reading and writing can do; "cores a GPU" is how many of this machine's cores,
+at that rate, keep one GPU busy. A host of 16 GPUs needs 16 times as many, and one scheduler for the chunks of them all.
+"""
+
+
+def section(*parts: dict[str, Any]) -> str:
+    """What each corpus gave, on each machine."""
+    return "\n".join([_ABOUT, *map(_machine, parts)])
+
+
+def _machine(part: dict[str, Any]) -> str:
     engine = {kind: found["articles_per_second"] for kind, found in part.get("engine", {}).items()}
-    rows = [_row(run, engine) for run in part["runs"]]
+    rows = [_row(run, engine, part["about"]["cores"]) for run in part["runs"]]
     alone = ", ".join(f"{rate:,.0f} articles/s for {kind} texts" for kind, rate in engine.items())
-    return f"""## Real corpora
-
-{machine(part["about"], "python", "pyarrow", "dask", "distributed", "dask-cuda")}.
-
-By `python -m benchmarks.corpora`, into `corpora.json`: AG News articles with 15 % of their words drawn anew; a "long"
-text is 20 of them joined, 5 KB. A call of `classify` on a cluster that has done a job before, from files in the page
-cache to Parquet; articles/s and the share of time in which the GPU was busy are those of the time from the first
-chunk's reading to the last one's end. "Reader alone" is the same job with a stand-in for the network, so it is what
-reading and writing can do. The engine alone, from host memory: {alone}.
+    return f"""{machine(part["about"], "python", "pyarrow", "dask", "distributed", "dask-cuda")}. The engine alone, from
+host memory: {alone}.
 
 {table(_HEAD, rows)}
 """
 
 
-def _row(run: dict[str, Any], engine: dict[str, float]) -> str:
+def _row(run: dict[str, Any], engine: dict[str, float], cores: int) -> str:
     job, reader = run.get("job"), run["reader"]
     rate = engine.get("short" if run["name"].startswith(("short", "small")) else "long")
     cells = [run["name"], str(run["workers"]), f"{run['files']:,}, {run['stored_bytes'] / 1e9:.2f}"]
@@ -38,4 +49,5 @@ def _row(run: dict[str, Any], engine: dict[str, float]) -> str:
         share = job["rows_per_second"] / (run["workers"] * rate) if rate else 0.0
         cells += [f"{job['rows_per_second']:,.0f}", f"{job['busy']:.0%}", f"{share:.0%}"]
     most = max(found["peak_bytes"][role] for found in (job, reader) if found for role in found["peak_bytes"])
-    return " | ".join([*cells, f"{reader['rows_per_second']:,.0f}", f"{most / 1e9:.2f}"])
+    feeding = f"{cores * rate / reader['rows_per_second']:.0f}" if rate else ""
+    return " | ".join([*cells, f"{reader['rows_per_second']:,.0f}", feeding, f"{most / 1e9:.2f}"])

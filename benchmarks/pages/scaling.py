@@ -39,11 +39,18 @@ to as many workers as it has row groups, and one that is to be read by several s
 """
 
 
-def page(result: dict[str, Any], by_corpus: dict[str, Any] | None = None, buckets: dict[str, Any] | None = None) -> str:
+def page(
+    result: dict[str, Any],
+    corpora_1: dict[str, Any] | None = None,
+    corpora_2: dict[str, Any] | None = None,
+    buckets: dict[str, Any] | None = None,
+) -> str:
     """The page, with the parts that were measured; those of `result` that were not are named."""
     makers = {"small": _small, "large": _large, "planning": _planning, "scheduler": _scheduler, "memory": _memory}
     parts = [HEAD, *(make(result[name]) for name, make in makers.items() if name in result)]
-    parts += [corpora.section(by_corpus)] if by_corpus else []
+    parts += [_rule(result["scheduler"], result["large"])] if result.keys() >= {"scheduler", "large"} else []
+    by_corpus = [found for found in (corpora_1, corpora_2) if found]
+    parts += [corpora.section(*by_corpus)] if by_corpus else []
     parts += [object_store.section(buckets)] if buckets else []
     absent = [name for name in makers if name not in result]
     if absent:
@@ -160,7 +167,7 @@ is less than 1 GB to scan, or if fewer than three workers are running then.
 
 
 def _scheduler(part: dict[str, Any]) -> str:
-    rate, limit = part["articles_per_second_a_gpu"], limit_of(part)
+    rate = part["articles_per_second_a_gpu"]
     sizes = sorted({run["chunk_rows"] for run in part["runs"]})
     lines = []
     for gpus in sorted({run["gpus"] for run in part["runs"]}):
@@ -170,9 +177,6 @@ def _scheduler(part: dict[str, Any]) -> str:
     fastest = max(part["runs"], key=lambda run: run["chunks_per_second"])
     used = fastest["processor_seconds"].items()
     busy = ", ".join(f"{role} {seconds / fastest['seconds']:.2f}" for role, seconds in used)
-    rule = RULE.format(
-        limit=limit, most=part["most_chunks_per_second"], rate=rate, rows=rate / limit, default=131_072 * limit / rate
-    )
     return f"""## How many GPUs one scheduler keeps busy
 
 {_machine(part)}.
@@ -190,8 +194,19 @@ client can use about one core each: where neither comes near that, the machine o
 scheduler could do more. Short runs, of a few seconds, are dominated by the job's start: their figures are lower bounds.
 
 ![GPUs that one scheduler keeps busy](scaling.png)
+"""
 
-{rule}"""
+
+def _rule(scheduler: dict[str, Any], large: dict[str, Any]) -> str:
+    """How large chunks must be, for GPUs as fast as the one that labelled the large job."""
+    rate, limit = large["engine"]["articles_per_second"], limit_of(scheduler)
+    return RULE.format(
+        limit=limit,
+        most=scheduler["most_chunks_per_second"],
+        rate=rate,
+        rows=rate / limit,
+        default=131_072 * limit / rate,
+    )
 
 
 def limit_of(part: dict[str, Any]) -> float:
