@@ -153,7 +153,8 @@ def _open(
     try:
         with postponed(), starting:
             running = _started(kind, options)
-        with Client(running, set_as_default=set_as_default) as client:
+        # Workers of this machine are in reach: text in the client's memory need not go through the scheduler to them.
+        with Client(running, set_as_default=set_as_default, direct_to_workers=True) as client:
             yield client
     finally:
         if running is not None:
