@@ -90,4 +90,4 @@ class DashboardProgress(Progress):
 
 
 def _knows_page() -> bool:
-    return "cluster.dashboard" in sys.modules
+    return "cluster.dashboard" in sys.modules or "cluster.late_dashboard" in sys.modules
