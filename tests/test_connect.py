@@ -48,7 +48,7 @@ def test_ucx_gives_the_labels_that_tcp_gives(
     broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "in.csv").write_text("text\n" + "".join(f"{text}\n" for text in TEXTS))
-    arguments = ["classify", tmp_path / "in.csv", "--model", small_model_file, "--chunk-size", 10, "--workers", 2]
+    arguments = ["classify", tmp_path / "in.csv", "--model", small_model_file, "--chunk-size", 10, "--workers", 1]
     env = {"UCX_TLS": "tcp,self"} if not count_gpus() else {}
     run = broadsheet(*arguments, "-o", tmp_path / "ucx", "--protocol", "ucx", "--cluster", "local", env=env)
     assert run.returncode == 0, run.stderr
@@ -124,12 +124,12 @@ def test_a_small_job_leaves_no_message_that_delays_the_next_one(client: Client, 
 
 
 def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(
-    broadsheet: Command, broadsheet_in_process: Command, tmp_path: Path
+    broadsheet_in_process: Command, tmp_path: Path
 ) -> None:
     site = tmp_path / "site.yaml"
     site.write_text("partition: gpu\naccount: news\ninterface: ib0\ndirectives: ['--qos=long']\n")
     arguments = ["submit", "my news.csv", "-o", "out", "--text-column", "title", "--nodes", 4, "--gpus-per-node", 4]
-    run = broadsheet(*arguments, "--site", site, "--dry-run")
+    run = broadsheet_in_process(*arguments, "--site", site, "--dry-run")
     assert run.returncode == 0, run.stderr
     for line in ("--nodes=4", "--gpus-per-node=4", "--partition=gpu", "--account=news", "--qos=long", "--requeue",
                  "--signal=B:USR1@120"):  # fmt: skip
