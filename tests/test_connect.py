@@ -153,10 +153,13 @@ def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(
 
 
 @pytest.mark.parametrize("protocol", ["auto", "ucx"] if has_ucx() else ["auto"])
-def test_the_doctor_finds_nothing_wrong_here(broadsheet: Command, tmp_path: Path, protocol: str) -> None:
+def test_the_doctor_finds_nothing_wrong_here(
+    broadsheet: Command, broadsheet_in_process: Command, tmp_path: Path, protocol: str
+) -> None:
     """But with UCX, which has to be named, that it has no TLS."""
     env = {"COLUMNS": "80"} | ({} if count_gpus() else {"UCX_TLS": "tcp,self"})
-    run = broadsheet("doctor", "-o", tmp_path / "out", "--protocol", protocol, env=env)
+    doctor = broadsheet if protocol == "ucx" else broadsheet_in_process  # UCX stays in the process that has it
+    run = doctor("doctor", "-o", tmp_path / "out", "--protocol", protocol, env=env)
     assert run.returncode == 0, run.stdout + run.stderr
     assert max(map(len, run.stdout.splitlines())) <= 80
     checks = ["versions", "imports", "GPUs", "CPU cores", "kernels", "interface", "TLS", "listening", "output folder"]
