@@ -7,7 +7,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -197,12 +196,3 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     assert findings["TLS"]["found"] == "none: any user of this host can run code as you"
     assert findings["listening"]["verdict"] == "warning"  # its dashboard, on every interface
     assert findings["transfer, tcp"]["verdict"] == "ok"
-
-
-def test_a_folder_called_cluster_where_a_job_starts_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "cluster").mkdir()
-    (tmp_path / "cluster" / "__init__.py").write_text("raise ImportError('the wrong one')\n")
-    (tmp_path / "in.csv").write_text("text\nhello\n")
-    command = [Path(sys.executable).with_name("broadsheet"), "classify", "in.csv", "-o", "out", "--workers", "1"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ, check=False)
-    assert run.returncode == 0, run.stderr

@@ -78,11 +78,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_stops_the_job_and_resume_finishes_it(
-    broadsheet: Command, resume: Resume, job, small_disk: Path
+    broadsheet_in_process: Command, resume: Resume, job, small_disk: Path
 ) -> None:
     arguments, undisturbed = job
     out = small_disk / "out"
-    run = broadsheet(*arguments, "-o", out)
+    run = broadsheet_in_process(*arguments, "-o", out)
     assert run.returncode == 1
     assert "No space left on device" in run.stderr
     assert "bytes are free there. Free some space, then continue with --resume" in run.stderr

@@ -98,7 +98,8 @@ def test_the_command_runs_beside_a_file_that_would_hide_ours(small_model_file: P
     """The folder of a console script is that of the script, and its workers look for modules where it does. And a job
     whose dashboard nobody opens does without Bokeh.
     """
-    for name in ("pipeline.py", "cluster.py"):
+    (tmp_path / "cluster").mkdir()
+    for name in ("pipeline.py", "cluster/__init__.py"):
         (tmp_path / name).write_text("raise SystemExit('the file of the user has run')\n")
     (tmp_path / "news.txt").write_text("Stocks fell on Monday\n")
     script = tmp_path / "bin" / "broadsheet"
@@ -107,8 +108,9 @@ def test_the_command_runs_beside_a_file_that_would_hide_ours(small_model_file: P
         "import sys\nfrom broadsheet.__main__ import main\nif __name__ == '__main__':\n    try:\n        main()\n"
         "    finally:\n        assert 'distributed' in sys.modules and 'bokeh.models' not in sys.modules\n"
     )
+    arguments = ["classify", "news.txt", "-o", "out", "--model", small_model_file, "--quiet", "--workers", "1"]
     run = subprocess.run(
-        [sys.executable, script, "classify", "news.txt", "-o", "out", "--model", small_model_file, "--quiet"],
+        [sys.executable, script, *arguments],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
