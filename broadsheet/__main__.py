@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import broadsheet
+
+gc.set_threshold(50_000)  # as `pipeline/__main__.py` does, which a worker process of this command does not import
 
 
 def main() -> None:

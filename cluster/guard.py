@@ -10,6 +10,7 @@ Dask documents no such interface, so all code that depends on it is in this file
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,7 +28,12 @@ _LOOPBACK = ("127.0.0.1:*", "localhost:*", "[::1]:*")  # any port: that of a tun
 
 
 class GuardedApplication(RoutingApplication):
-    """Dask's HTTP server, below the token; without one in the configuration it is as Dask made it."""
+    """Dask's HTTP server, below the token; without one in the configuration it is as Dask made it.
+
+    when_opened: called once, before the first request that is admitted is answered.
+    """
+
+    when_opened: Callable[[], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,6 +48,9 @@ class GuardedApplication(RoutingApplication):
                 return self.get_handler_delegate(request, ErrorHandler, {"status_code": 404})
             prefix = f"/{self._token}"
             request.path, request.uri = request.path.removeprefix(prefix), (request.uri or "").removeprefix(prefix)
+        if self.when_opened is not None:
+            add, self.when_opened = self.when_opened, None
+            add()
         return super().find_handler(request, **kwargs)
 
     def _admits(self, request: HTTPServerRequest) -> bool:

@@ -19,6 +19,7 @@ from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 
 from cluster.interrupts import postponed
+from cluster.late_dashboard import WITHOUT_DASHBOARD, add_when_opened
 from cluster.nsys import nsys_workers
 from cluster.open_files import need_open_files
 from cluster.private import scratch_folder
@@ -32,7 +33,11 @@ from pipeline.threads import available_cores
 _CORES_PER_WORKER = 4
 _CLOSE_SECONDS = 30
 
-_QUIETLY: dict[str, Any] = {"dashboard_address": DASHBOARD_ADDRESS, "silence_logs": logging.CRITICAL}
+_QUIETLY: dict[str, Any] = {
+    "dashboard_address": DASHBOARD_ADDRESS,
+    "scheduler_kwargs": WITHOUT_DASHBOARD,
+    "silence_logs": logging.CRITICAL,
+}
 _TLS_FOLDER = "tls"
 
 
@@ -122,6 +127,7 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
         certificates = scratch / _TLS_FOLDER
         security = make_certificates(certificates) if protocol == "tls" else None
         cluster = stack.enter_context(LocalCluster(n_workers=0, host="127.0.0.1", security=security, **_QUIETLY))
+        add_when_opened(cluster.scheduler)
         client = stack.enter_context(Client(cluster))
         more = tls_settings(certificates) if security else {}
         stack.enter_context(nsys_workers(cluster.scheduler_address, count, folder, cuda, more))
@@ -153,6 +159,7 @@ def _open(
     try:
         with postponed(), starting:
             running = _started(kind, options)
+        add_when_opened(running.scheduler)
         # Workers of this machine are in reach: text in the client's memory need not go through the scheduler to them.
         with Client(running, set_as_default=set_as_default, direct_to_workers=True) as client:
             yield client

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from distributed import Client
+from distributed import Client, Scheduler
 
 from pipeline.report.job import JobReport, Progress
 from pipeline.visible import visible
@@ -89,5 +89,7 @@ class DashboardProgress(Progress):
         }
 
 
-def _knows_page() -> bool:
-    return "cluster.dashboard" in sys.modules
+def _knows_page(dask_scheduler: Scheduler) -> bool:
+    """Whether it has the page, or will have it once somebody opens the dashboard."""
+    will_have = getattr(dask_scheduler.http_application, "when_opened", None) is not None
+    return will_have or "cluster.dashboard" in sys.modules

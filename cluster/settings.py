@@ -110,10 +110,11 @@ def export(more: Mapping[str, Any] | None = None) -> list[str]:
 
 @contextmanager
 def configured(scratch: Path) -> Iterator[None]:
-    """Apply the settings for a scheduler that starts in this process, with the page "Broadsheet" and a dashboard that
-    only its link opens. scratch: a folder for temporary files of the scheduler and its workers.
+    """Apply the settings for a scheduler that starts in this process, with a dashboard that only its link opens.
+
+    scratch: a folder for temporary files of the scheduler and its workers.
     """
-    import cluster.dashboard  # noqa: F401  # adds its page, which must be done before the scheduler starts
+    import cluster.guard  # noqa: F401  # which must be done before the scheduler starts
 
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # before UCX is loaded here
     with dask.config.set(settings() | dashboard_settings(_TOKEN) | {SCRATCH: str(scratch)}):

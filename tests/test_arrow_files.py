@@ -83,23 +83,23 @@ def test_every_writers_file_gives_the_same_rows(tmp_path: Path, name: str) -> No
 
 
 def test_a_saved_dataset_is_read_by_its_shards_and_splits(client: Client, small_model: Model, tmp_path: Path) -> None:
-    rows = datasets.Dataset.from_dict({"text": [f"article {i}" for i in range(2500)], "n": range(2500)})
+    rows = datasets.Dataset.from_dict({"text": [f"article {i}" for i in range(900)], "n": range(900)})
     rows.save_to_disk(tmp_path / "one", num_shards=3)
     datasets.load_from_disk(str(tmp_path / "one")).map(lambda row: {"n": len(row["text"])})  # leaves a cache there
     assert list((tmp_path / "one").glob("cache-*.arrow"))
     out = tmp_path / "out"
-    report = pipeline.classify(tmp_path / "one", out, model=small_model, client=client, chunk_size=600, keep="n")
-    assert (report.exit_code, report.rows_written, report.job.left_out) == (0, 2500, ())
+    report = pipeline.classify(tmp_path / "one", out, model=small_model, client=client, chunk_size=200, keep="n")
+    assert (report.exit_code, report.rows_written, report.job.left_out) == (0, 900, ())
     table = report.to_pandas()
     assert list(table["file"].unique()) == [f"{tmp_path}/one/data-0000{i}-of-00003.arrow" for i in range(3)]
     expected = pipeline.classify(rows.to_pandas(), model=small_model, client=client).to_pandas()
     assert table["label"].tolist() == expected["label"].tolist()
-    assert pipeline.verify(out, input=True).rows_read == 2500
+    assert pipeline.verify(out, input=True).rows_read == 900
     (min((out / "parts").iterdir())).unlink()
     resumed = pipeline.classify(
-        tmp_path / "one", out, model=small_model, client=client, chunk_size=600, keep="n", resume=True
+        tmp_path / "one", out, model=small_model, client=client, chunk_size=200, keep="n", resume=True
     )
-    assert resumed.rows_written == 2500
+    assert resumed.rows_written == 900
     both = datasets.DatasetDict(train=rows.select(range(10)), test=rows.select(range(5)))
     both.save_to_disk(tmp_path / "splits")
     split = find_files([str(tmp_path / "splits")], 70, 1014)

@@ -10,19 +10,20 @@ from benchmarks.chaos import files, machine, processes
 from benchmarks.chaos.jobs import Job, run_undisturbed
 from benchmarks.chaos.trial import BAD, Kind, run_trial
 
+# By which each job is small, and disturbed in its middle.
 SEEDS = {
-    processes.kill_workers: 1,
+    processes.kill_workers: 49,
     processes.kill_client: 2,
     processes.kill_at_a_step: 3,
     processes.stop_and_continue: 4,
-    processes.kill_a_stopped_worker: 5,
-    processes.lose_the_scheduler: 12,
+    processes.kill_a_stopped_worker: 49,
+    processes.lose_the_scheduler: 68,
     files.change_the_input: 8,
     files.lose_output: 9,
     files.damage_output: 10,
-    processes.resume_twice_at_once: 11,
-    processes.overwrite_while_it_runs: 12,
-    machine.set_the_clock: 13,
+    processes.resume_twice_at_once: 66,
+    processes.overwrite_while_it_runs: 54,
+    machine.set_the_clock: 68,
 }
 
 

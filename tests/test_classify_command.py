@@ -20,7 +20,7 @@ from pipeline.model.charcnn import Model, to_params
 
 
 def test_the_command_on_many_files_with_bad_rows(
-    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
     """One run through it all; the output is read by pandas, DuckDB and Dask, and verify finds any damage."""
     folder, out = tmp_path / "in", tmp_path / "out"
@@ -30,7 +30,7 @@ def test_the_command_on_many_files_with_bad_rows(
     (folder / "c.csv").write_bytes(b"")
     arguments = [folder, "-o", out, "--model", small_model_file, "--id-column", "id", "--chunk-size", 40, "--scores"]
     arguments += ["--truth-column", "truth"]
-    run = broadsheet("classify", *arguments, "--json")
+    run = broadsheet_in_process("classify", *arguments, "--json")
     assert run.returncode == 3, run.stderr
     summary = json.loads(run.stdout)
     assert summary["rows_read"] == 93
@@ -64,11 +64,13 @@ def test_the_command_on_many_files_with_bad_rows(
     assert broadsheet_in_process("verify", out).returncode == 1
 
 
-def test_the_summary_fits_a_terminal(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_the_summary_fits_a_terminal(
+    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "in.csv"
     path.write_text("text,truth\n" + "".join(f"{t.replace(',', '')},class {i % 4}\n" for i, t in enumerate(TEXTS)))
     arguments = ["classify", "in.csv", "-o", "out", "--model", small_model_file, "--truth-column", "truth"]
-    run = broadsheet(*arguments, env={"COLUMNS": "80"}, cwd=tmp_path)
+    run = broadsheet_in_process(*arguments, env={"COLUMNS": "80"}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "90 read = 90 labelled + 0 quarantined" in run.stdout
     assert "accuracy" in run.stdout

@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask
 import pytest
 from conftest import Command
+from distributed import Client
 from jobs import (
     SLOW,
     Processes,
@@ -22,6 +24,7 @@ from jobs import (
 )  # fmt: skip
 
 from benchmarks.chaos.processes import KILL_PRELOAD
+from pipeline import classify
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +68,15 @@ def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
 
 
 def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
-    broadsheet: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
+    broadsheet_in_process: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
 ) -> None:
     """None that comes at all; then all of them gone in mid-job."""
     arguments, _ = job
-    wait = {"DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT": "3s"}
     _, file = start_scheduler(processes, tmp_path, NO_WORKERS_TIMEOUT="3s")
     out = tmp_path / "out"
     resume = [*arguments, "-o", out, "--scheduler-file", file, "--resume"]
-    run = broadsheet(*resume, env=wait)
+    with dask.config.set({"distributed.scheduler.no-workers-timeout": "3s"}):
+        run = broadsheet_in_process(*resume)
     assert run.returncode == 1
     assert f"no worker has joined the scheduler {file} within 3 s" in run.stderr
     worker = start_worker(processes, file, slow)
@@ -110,7 +113,7 @@ def test_a_worker_of_another_kind_that_joins_is_refused(
 
 
 def test_a_job_told_to_stop_finishes_what_is_in_flight(
-    broadsheet_in_process: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
+    client: Client, small_model_file: Path, job, processes: Processes, slow: dict[str, str], tmp_path: Path
 ) -> None:
     arguments, undisturbed = job
     out = tmp_path / "out"
@@ -121,5 +124,6 @@ def test_a_job_told_to_stop_finishes_what_is_in_flight(
     assert command.returncode == 4, errors
     assert "--resume does the chunks that are left" in output
     assert committed(out) == len(list((out / "parts").iterdir())) < 60
-    assert broadsheet_in_process(*arguments, "-o", out, "--resume").returncode == 0
+    same = {"model": small_model_file, "id_column": "text", "chunk_size": 2}
+    assert classify(arguments[1], out, client=client, resume=True, **same).exit_code == 0
     check_whole(out, undisturbed)

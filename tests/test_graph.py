@@ -25,7 +25,6 @@ from jobs import spans_of, workers_that_run
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.slow import slowed
-from cluster import connect
 from pipeline import classify, verify
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
@@ -185,7 +184,7 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
 
 
 def test_files_that_vanish_are_set_aside_and_the_rest_is_done(
-    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+    broadsheet_in_process: Command, client: Client, small_model_file: Path, tmp_path: Path
 ) -> None:
     """One is small, and one large, so that it is scanned; both are read once they are there again."""
     preload, folder, out = tmp_path / "vanish.py", tmp_path / "in", tmp_path / "out"
@@ -199,28 +198,29 @@ def test_files_that_vanish_are_set_aside_and_the_rest_is_done(
     for name, width in {"a": 30_000, "b": 100, "c": 30_000, "d": 30_000}.items():
         write_csv(folder / f"{name}.csv", 5, width)
     arguments = ["classify", folder, "-o", out, "--model", small_model_file, "--chunk-size", 5]
-    run = broadsheet(*arguments, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
+    with dask_config.set({"distributed.worker.preload": [str(preload)]}):
+        run = broadsheet_in_process(*arguments)
     assert run.returncode == 3
     for path, chunk in zip(gone, ("part-000001-0000000", "part-000003-0000000"), strict=True):
         assert f"{chunk}: {path}: it can no longer be read: No such file or directory" in run.stdout
         os.rename(f"{path}.away", path)
     assert len(pd.read_parquet(out)) == 10
-    assert broadsheet_in_process(*arguments, "--resume").returncode == 0
+    assert classify(folder, out, model=small_model_file, chunk_size=5, client=client, resume=True).exit_code == 0
     assert len(pd.read_parquet(out)) == 20
 
 
-def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(small_model: Model) -> None:
-    with connect(workers=2) as client:
-        classify(["x"] * 40, model=small_model, client=client)
-        me = psutil.Process()
-        processes = [me, *me.children(recursive=True)]
-        addresses = {c.laddr.ip for p in processes for c in p.net_connections("tcp") if c.status == "LISTEN"}
-        assert addresses <= {"127.0.0.1", "::1"}
-        assert client.dashboard_link.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(client.dashboard_link, timeout=30) as page:
-            assert b"Dask" in page.read()
-        threads = client.run(lambda: (os.environ.get("OPENBLAS_NUM_THREADS"), _compute_threads()))
-        assert all(blas == "1" and count <= max(1, (os.cpu_count() or 1) // 2) for blas, count in threads.values())
+def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(client: Client, small_model: Model) -> None:
+    classify(["x"] * 40, model=small_model, client=client)
+    me = psutil.Process()
+    processes = [me, *me.children(recursive=True)]
+    addresses = {c.laddr.ip for p in processes for c in p.net_connections("tcp") if c.status == "LISTEN"}
+    assert addresses
+    assert addresses <= {"127.0.0.1", "::1"}
+    assert client.dashboard_link.startswith("http://127.0.0.1:")
+    with urllib.request.urlopen(client.dashboard_link, timeout=30) as page:
+        assert b"Dask" in page.read()
+    threads = client.run(lambda: (os.environ.get("OPENBLAS_NUM_THREADS"), _compute_threads()))
+    assert all(blas == "1" and count <= max(1, (os.cpu_count() or 1) // 2) for blas, count in threads.values())
 
 
 def _compute_threads() -> int:
@@ -257,21 +257,23 @@ def dask(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Po
 
 
 def test_a_scheduler_that_runs_and_workers_that_differ(
-    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, scheduler_file: Path, tmp_path: Path
+    broadsheet_in_process: Command, client: Client, small_model_file: Path, scheduler_file: Path, tmp_path: Path
 ) -> None:
     """Workers of one kind give what the embedded cluster gives; another kind among them is refused unless asked for."""
     path = write_csv(tmp_path / "in.csv", 40)
     arguments = ["classify", path, "--model", small_model_file, "--chunk-size", 5]
     here = ["worker", "--scheduler-file", scheduler_file, "--host", "127.0.0.1", "--nthreads", 4, "--no-dashboard"]
+    here += ["--no-nanny"]
     workers = [dask(*here)]
     try:
-        there = broadsheet(*arguments, "-o", tmp_path / "there", "--scheduler-file", scheduler_file)
+        there = broadsheet_in_process(*arguments, "-o", tmp_path / "there", "--scheduler-file", scheduler_file)
         assert there.returncode == 0, there.stderr
-        assert broadsheet_in_process(*arguments, "-o", tmp_path / "here").returncode == 0
+        assert re.search(r"^dashboard: http://.+/status$", there.stderr, re.MULTILINE)  # of Dask, without our page
+        classify(path, tmp_path / "here", model=small_model_file, chunk_size=5, client=client)
         assert contents(tmp_path / "there") == contents(tmp_path / "here")
         workers.append(dask(*here, env={"OPENBLAS_CORETYPE": "Prescott"}))
-        with Client(scheduler_file=str(scheduler_file)) as client:
-            client.wait_for_workers(2, timeout=60)
+        with Client(scheduler_file=str(scheduler_file), set_as_default=False) as running:
+            running.wait_for_workers(2, timeout=60)
         mixed = [*arguments, "-o", tmp_path / "mixed", "--scheduler-file", scheduler_file]
         refused = broadsheet_in_process(*mixed)
         assert refused.returncode == 2

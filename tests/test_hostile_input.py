@@ -30,7 +30,7 @@ from pipeline.source.read import read_unit
 from pipeline.source.scan import threads_scanner
 
 ROWS = 400
-MANY_ROWS = 2_000  # in chunks of ten more than two workers are given at once
+MANY_ROWS = 1_200  # in chunks of ten more than two workers are given at once
 OLD, NEW = "an old article number {:04}" + 200 * ".", "a later article no. {:04}xx" + 200 * "."  # of one length
 
 

@@ -46,10 +46,11 @@ def test_the_work_of_the_published_network(model: Model) -> None:
 
 
 def test_the_command_measures_every_kernel(
-    broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
     arguments = ["profile", "--model", small_model_file, "--device", "cpu"]
-    run = broadsheet(*arguments, "--batch", 64, "--plot", "roofline.png", env={"COLUMNS": "80"}, cwd=tmp_path)
+    shown = ["--batch", 16, "--plot", "roofline.png"]
+    run = broadsheet_in_process(*arguments, *shown, env={"COLUMNS": "80"}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     for name in NAMES:
@@ -122,7 +123,7 @@ exec "$@"
 """
 
 
-def test_workers_start_under_nsys(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_workers_start_under_nsys(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
     """With a stand-in that notes how it was called and then runs what it was given, as nsys does."""
     program = tmp_path / "bin" / "nsys"
     program.parent.mkdir()
@@ -133,7 +134,7 @@ def test_workers_start_under_nsys(broadsheet: Command, small_model_file: Path, t
     arguments = ["classify", "one.csv", "two.csv", "-o", "out", "--model", small_model_file, "--json"]
     arguments += ["--chunk-size", 5, "--workers", 2, "--nsys", "profiles"]
     path = f"{program.parent}:{Path(shutil.which('sh')).parent}"
-    run = broadsheet(*arguments, env={"PATH": path, "NSYS_ASKED": str(tmp_path / "asked")}, cwd=tmp_path)
+    run = broadsheet_in_process(*arguments, env={"PATH": path, "NSYS_ASKED": str(tmp_path / "asked")}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert len(json.loads(run.stdout)["workers"]) == 2
     asked = (tmp_path / "asked").read_text()
@@ -142,5 +143,5 @@ def test_workers_start_under_nsys(broadsheet: Command, small_model_file: Path, t
     documented = (ROOT / "docs" / "explain.md").read_text()
     assert "nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --output=" in documented
     assert subprocess.run(["pgrep", "-f", str(program)], check=False, capture_output=True).stdout == b""
-    run = broadsheet(*arguments, "--overwrite", env={"PATH": str(tmp_path)}, cwd=tmp_path)
+    run = broadsheet_in_process(*arguments, "--overwrite", env={"PATH": str(tmp_path)}, cwd=tmp_path)
     assert (run.returncode, "there is no nsys on the PATH" in run.stderr) == (2, True)

@@ -88,7 +88,7 @@ def killing(parent: int, name: str, times: int) -> Iterator[list[int]]:
     over = threading.Event()
 
     def run() -> None:
-        while len(killed) < times and not over.wait(0.001):
+        while len(killed) < times and not over.wait(0.01):
             for pid in pids_of(parent) - set(killed):
                 with suppress(OSError):
                     files = [os.readlink(file.path) for file in os.scandir(f"/proc/{pid}/fd")]

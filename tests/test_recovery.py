@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,9 +21,11 @@ from jobs import alive, check_whole, committed, run_undisturbed
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.processes import KILL_PRELOAD
 from benchmarks.chaos.slow import slowed
-from pipeline import OutputError, UsageError, classify, verify
+from pipeline import JobReport, OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
 from pipeline.output.layout import FOLDERS, MANIFEST
+
+Resume = Callable[[Path], JobReport]
 
 STEPS = ["after-temporary", "before-entry"]  # for the others see tests/test_chaos.py
 
@@ -34,9 +36,16 @@ def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=70, chunk_size=10)
 
 
+@pytest.fixture
+def resume(job, client: Client, small_model_file: Path) -> Resume:
+    """Finish the job of an output folder; the command does so in `test_resume_refuses_another_job_…`."""
+    given = {"model": small_model_file, "id_column": "text", "chunk_size": 10, "client": client}
+    return lambda out: classify(job[0][1], out, resume=True, **given)
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_everything_killed_at_a_step_of_a_commit(
-    broadsheet: Command, broadsheet_in_process: Command, job, tmp_path: Path, step: str
+    broadsheet: Command, resume: Resume, job, tmp_path: Path, step: str
 ) -> None:
     arguments, undisturbed = job
     out, flag = tmp_path / "out", tmp_path / "killed"
@@ -49,9 +58,8 @@ def test_everything_killed_at_a_step_of_a_commit(
     with pytest.raises(OutputError, match="is not finished: continue with resume=True"):
         verify(out)
     done = committed(out)
-    resumed = broadsheet_in_process(*arguments, "-o", out, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"{done} of 7 chunks were there before" in resumed.stdout
+    resumed = resume(out)
+    assert (resumed.exit_code, resumed.run.chunks_before) == (0, done)
     kept = [name for name, time_ in before.items() if (out / name).stat().st_mtime_ns == time_]
     assert len(kept) >= done
     check_whole(out, undisturbed)
@@ -70,22 +78,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_stops_the_job_and_resume_finishes_it(
-    broadsheet: Command, broadsheet_in_process: Command, job, small_disk: Path
+    broadsheet_in_process: Command, resume: Resume, job, small_disk: Path
 ) -> None:
     arguments, undisturbed = job
     out = small_disk / "out"
-    run = broadsheet(*arguments, "-o", out)
+    run = broadsheet_in_process(*arguments, "-o", out)
     assert run.returncode == 1
     assert "No space left on device" in run.stderr
     assert "bytes are free there. Free some space, then continue with --resume" in run.stderr
     assert "Traceback" not in run.stderr
     subprocess.run(["mount", "-o", "remount,size=10m", small_disk], check=True)
-    assert broadsheet_in_process(*arguments, "-o", out, "--resume").returncode == 0
+    assert resume(out).exit_code == 0
     check_whole(out, undisturbed)
 
 
 def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(
-    broadsheet: Command, broadsheet_in_process: Command, job, tmp_path: Path
+    broadsheet: Command, resume: Resume, job, tmp_path: Path
 ) -> None:
     arguments, undisturbed = job
     out = tmp_path / "out"
@@ -99,7 +107,7 @@ def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(
     assert "File too large" in run.stderr
     assert "then continue with --resume" in run.stderr
     assert not list((out / "parts").iterdir())
-    assert broadsheet_in_process(*arguments, "-o", out, "--resume").returncode == 0
+    assert resume(out).exit_code == 0
     check_whole(out, undisturbed)
 
 
@@ -116,9 +124,7 @@ def test_a_limit_on_open_files_is_told_before_anything_waits(broadsheet: Command
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_job_ends_cleanly_and_is_resumed(
-    broadsheet_in_process: Command, job, tmp_path: Path, number: int
-) -> None:
+def test_an_interrupted_job_ends_cleanly_and_is_resumed(resume: Resume, job, tmp_path: Path, number: int) -> None:
     arguments, undisturbed = job
     out = tmp_path / "out"
     slow = tmp_path / "slow.py"
@@ -148,7 +154,7 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(
         if alive(process.pid, seconds=0):
             os.killpg(process.pid, signal.SIGKILL)
     assert committed(out) < 7
-    assert broadsheet_in_process(*arguments, "-o", out, "--resume").returncode == 0
+    assert resume(out).exit_code == 0
     check_whole(out, undisturbed)
 
 
@@ -198,7 +204,7 @@ def test_a_folder_whose_job_was_killed_before_its_manifest(
     check_whole(out, undisturbed)
 
 
-def test_verify_finds_any_damage(broadsheet: Command, job, tmp_path: Path) -> None:
+def test_verify_finds_any_damage(broadsheet_in_process: Command, job, tmp_path: Path) -> None:
     _, undisturbed = job
     part, entry = (
         str(next((undisturbed / f).glob("*-0000003-*")).relative_to(undisturbed)) for f in ("parts", "_entries")
@@ -215,7 +221,7 @@ def test_verify_finds_any_damage(broadsheet: Command, job, tmp_path: Path) -> No
     data = bytearray((undisturbed / part).read_bytes())
     data[len(data) // 2] ^= 1
     (damaged("flipped") / part).write_bytes(data)
-    run = broadsheet("verify", tmp_path / "flipped")  # the command; the others through the function that it calls
+    run = broadsheet_in_process("verify", tmp_path / "flipped")  # the others through what it calls
     assert run.returncode == 1
     assert f"{part} is damaged" in run.stderr
     assert "Traceback" not in run.stderr

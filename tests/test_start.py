@@ -95,17 +95,22 @@ def test_a_file_that_hides_ours_is_named_in_one_line(hidden: str, tmp_path: Path
 
 
 def test_the_command_runs_beside_a_file_that_would_hide_ours(small_model_file: Path, tmp_path: Path) -> None:
-    """The folder of a console script is that of the script, and its workers look for modules where it does."""
-    for name in ("pipeline.py", "cluster.py"):
+    """The folder of a console script is that of the script, and its workers look for modules where it does. And a job
+    whose dashboard nobody opens does without Bokeh.
+    """
+    (tmp_path / "cluster").mkdir()
+    for name in ("pipeline.py", "cluster/__init__.py"):
         (tmp_path / name).write_text("raise SystemExit('the file of the user has run')\n")
     (tmp_path / "news.txt").write_text("Stocks fell on Monday\n")
     script = tmp_path / "bin" / "broadsheet"
     script.parent.mkdir()
     script.write_text(
-        "import sys\nfrom broadsheet.__main__ import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+        "import sys\nfrom broadsheet.__main__ import main\nif __name__ == '__main__':\n    try:\n        main()\n"
+        "    finally:\n        assert 'distributed' in sys.modules and 'bokeh.models' not in sys.modules\n"
     )
+    arguments = ["classify", "news.txt", "-o", "out", "--model", small_model_file, "--quiet", "--workers", "1"]
     run = subprocess.run(
-        [sys.executable, script, "classify", "news.txt", "-o", "out", "--model", small_model_file, "--quiet"],
+        [sys.executable, script, *arguments],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -12,6 +12,7 @@ from typing import Any
 
 from distributed import Client
 
+from cluster.late_dashboard import WITHOUT_DASHBOARD, add_when_opened
 from cluster.private import make_private, scratch_folder
 from cluster.protocol import choose
 from cluster.settings import DASHBOARD_ADDRESS, NO_DASHBOARD, THREADS_PER_WORKER, configured, export, no_workers_seconds
@@ -66,6 +67,7 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Calla
             running = stack.enter_context(SLURMCluster(**options, job_cls=Job))
         except FileNotFoundError as error:
             raise UsageError("sbatch is not on this machine's path: connect from a login node") from error
+        add_when_opened(running.scheduler)
         # A job ends after a minute without work, not between two cells of a notebook.
         running.adapt(minimum_jobs=1, maximum_jobs=nodes or 1, interval="2s", wait_count=30)
         client = stack.enter_context(Client(running))
@@ -98,6 +100,7 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "protocol": f"{protocol}://",
         "scheduler_options": {
             "dashboard_address": DASHBOARD_ADDRESS,
+            **WITHOUT_DASHBOARD,
             "interface": site.scheduler_interface or site.interface,
         },
         "worker_extra_args": [*NO_DASHBOARD],

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from dask.base import is_dask_collection
-
 from pipeline.errors import InputChanged, SourceError, UsageError
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.encoding import UTF8
@@ -164,7 +162,7 @@ def identify(
     paths = _paths(source)
     if paths is not None:
         return _find(source, paths, symbols, length, whole_hash, root, endpoint)
-    if is_dask_collection(source):
+    if _is_dask(source):
         frame = _dask_frame(source)
         return Frame(frame, [{"path": MEMORY, "digest": frame._name}])
     tables = as_tables(source)
@@ -205,6 +203,14 @@ def _find(
                 "list of texts"
             ) from error
         raise
+
+
+def _is_dask(source: Any) -> bool:
+    if not hasattr(source, "__dask_graph__"):
+        return False
+    from dask.base import is_dask_collection  # takes a tenth of a second to import, so only where it is needed
+
+    return bool(is_dask_collection(source))
 
 
 def _dask_frame(source: Any) -> Any:

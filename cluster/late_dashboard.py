@@ -1,0 +1,27 @@
+"""The dashboard of a scheduler in this process, made for the first who opens it: Bokeh takes a third of a second to
+import, and most jobs end without a look at theirs.
+
+Dask documents no such interface, so all code that depends on it is in this file and in `cluster/guard.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from distributed import Scheduler
+
+WITHOUT_DASHBOARD = {"dashboard": False}
+"""The option with which such a scheduler starts. Its HTTP server, and so its link, is there all the same."""
+
+
+def add_when_opened(scheduler: Scheduler) -> None:
+    """Add Dask's dashboard, with our page, before the first request that the guard admits is answered."""
+    scheduler.http_application.when_opened = partial(_add, scheduler)
+
+
+def _add(scheduler: Scheduler) -> None:
+    from distributed.dashboard.scheduler import connect
+
+    import cluster.dashboard  # noqa: F401  # adds its page
+
+    connect(scheduler.http_application, scheduler.http_server, scheduler)
