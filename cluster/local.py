@@ -160,8 +160,7 @@ def _open(
         with postponed(), starting:
             running = _started(kind, options)
         add_when_opened(running.scheduler)
-        # Workers of this machine are in reach: text in the client's memory need not go through the scheduler to them.
-        with Client(running, set_as_default=set_as_default, direct_to_workers=True) as client:
+        with Client(running, set_as_default=set_as_default) as client:
             yield client
     finally:
         if running is not None:

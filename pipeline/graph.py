@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import dask
-from distributed import CancelledError, Client, Future, KilledWorker
+from distributed import CancelledError, Client, Future, KilledWorker, LocalCluster
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
@@ -280,8 +280,10 @@ class _Run:
             self._heard.put((key, pickle.loads(event[1]["noted"])))
 
     def _scatter(self, loaded: list[Loaded]) -> list[Future]:
+        # Workers of this machine are in reach: what they are sent need not go through the scheduler.
+        direct = isinstance(self._client.cluster, LocalCluster)
         try:
-            chunks: list[Future] = self._client.scatter(loaded, hash=False)
+            chunks: list[Future] = self._client.scatter(loaded, hash=False, direct=direct)
         except TimeoutError as error:
             raise BroadsheetError(NO_WORKERS) from error
         return chunks

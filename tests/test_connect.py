@@ -91,7 +91,7 @@ def test_another_model_replaces_the_engine_and_the_same_one_stays(client: Client
 def test_a_small_job_on_a_warm_cluster_costs_few_requests(
     client: Client, small_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that the client asks of the scheduler: nothing is passed on to workers but text, and nothing asked twice."""
+    """All that the client asks of the scheduler: text goes straight to the workers, and nothing is asked twice."""
     pipeline.classify(TEXTS, model=small_model, client=client, device="cpu")
     asked: list[str] = []
     kept = PooledRPCCall.__getattr__
@@ -106,7 +106,7 @@ def test_a_small_job_on_a_warm_cluster_costs_few_requests(
     wait_until(lambda: asked.count("set_metadata") >= 2)  # for the dashboard, with nobody waiting
     waited_for = Counter(name for name in asked if name != "set_metadata")
     assert 1 <= waited_for.pop("gather") <= 3
-    assert waited_for == {"run_function": 1, "scatter": 1}
+    assert waited_for == {"run_function": 1, "ncores_running": 1, "update_data": 1}
 
 
 def test_a_small_job_leaves_no_message_that_delays_the_next_one(client: Client, small_model: Model) -> None:
