@@ -177,12 +177,13 @@ def test_spans_of_a_worker_with_another_clock_come_home_right(
 
 
 def test_spans_survive_their_worker(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
-    path, out = write_csv(tmp_path / "in.csv", 64), tmp_path / "out"
+    path, out = tmp_path / "in.csv", tmp_path / "out"
+    path.write_text("text\n" + f"{'x' * 1_000}\n" * 1_600)  # a chunk is told before the next one is done
     env = {
         "BROADSHEET_KILL": f"before-entry worker {tmp_path / 'flag'}",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    arguments = ["classify", path, "-o", out, "--model", small_model_file, "--workers", 1, "--chunk-size", 4, "--json"]
+    arguments = ["classify", path, "-o", out, "--model", small_model_file, "--workers", 1, "--chunk-size", 100, "--json"]
     with dask.config.set({"distributed.worker.preload": [KILL_PRELOAD]}):
         run = broadsheet_in_process(*arguments, env=env)
     assert run.returncode == 0, run.stderr
