@@ -183,9 +183,9 @@ def test_spans_survive_their_worker(broadsheet_in_process: Command, small_model_
         "BROADSHEET_KILL": f"before-entry worker {tmp_path / 'flag'}",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    arguments = ["classify", path, "-o", out, "--model", small_model_file, "--workers", 1, "--chunk-size", 100, "--json"]
+    options = ["--model", small_model_file, "--workers", 1, "--chunk-size", 100, "--json"]
     with dask.config.set({"distributed.worker.preload": [KILL_PRELOAD]}):
-        run = broadsheet_in_process(*arguments, env=env)
+        run = broadsheet_in_process("classify", path, "-o", out, *options, env=env)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "flag").exists()
     report = json.loads(run.stdout)
