@@ -162,7 +162,7 @@ def test_classify_keeps_its_worker_and_leaves_dask_alone(small_model: Model, mod
 
 
 ENDS = """
-import itertools, os, signal, sys, threading, time
+import os, signal, sys, threading, time
 import pipeline
 
 def main():
@@ -180,7 +180,7 @@ def main():
     assert os.waitpid(child, 0)[1] == 0
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
-        pipeline.classify(itertools.repeat("a b c"), model=sys.argv[1], device="cpu")
+        pipeline.classify(["a b c"] * 200_000, model=sys.argv[1], device="cpu")
     except KeyboardInterrupt:
         print("interrupted")
     print(pipeline.classify(["a"], model=sys.argv[1], device="cpu").rows_written, held("a").label)
