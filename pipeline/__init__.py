@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.api import classify, close
-    from pipeline.calibrate import quantise
     from pipeline.classifier import Classifier, Prediction, load
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
+    from pipeline.int8_scales import quantise
     from pipeline.labelled import label
     from pipeline.model.charcnn import Model, load_model
     from pipeline.options import Options
     from pipeline.output.verify import verify
     from pipeline.report.job import JobReport
     from pipeline.source.inputs import Paths
+    from pipeline.temperature import calibrate
 
     __version__: str
 
@@ -38,6 +39,7 @@ __all__ = [
     "Prediction",
     "SourceError",
     "UsageError",
+    "calibrate",
     "classify",
     "close",
     "dry_run",
@@ -56,13 +58,14 @@ _MODULES = {
     "Options": "options",
     "Paths": "source.inputs",
     "Prediction": "classifier",
+    "calibrate": "temperature",
     "classify": "api",
     "close": "api",
     "dry_run": "estimate",
     "label": "labelled",
     "load": "classifier",
     "load_model": "model.charcnn",
-    "quantise": "calibrate",
+    "quantise": "int8_scales",
     "verify": "output.verify",
 }
 

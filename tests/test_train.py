@@ -18,11 +18,12 @@ import torch
 from conftest import Command, random_model
 
 from pipeline.errors import BroadsheetError, UsageError
+from pipeline.held_out import hold_out
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Model
 from pipeline.train import Epoch, Recipe, train
 from pipeline.train.augment import augment
-from pipeline.train.data import hold_out, read_labelled
+from pipeline.train.data import read_labelled
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.recipe import WITH_SPACE
 

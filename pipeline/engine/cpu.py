@@ -72,7 +72,7 @@ class CpuEngine:
                     ids, n_chars, truncated, unknown = of_ids(texts.ids, self.model.alphabet)
             logits = self._logits(ids, kernels)
             with span("head", kernels, "compute", self.device_name):
-                scores = reference.softmax(logits)
+                scores = reference.softmax(logits, self.model.temperature)
                 labels, best = reference.top_k(scores, top_k)
         every, saturated = scores if all_scores else None, sum(self._saturated)
         found = Predictions(labels, best, every, n_chars, truncated, unknown, saturated)

@@ -27,7 +27,7 @@ from pipeline.model.frame import Frame
 from pipeline.model.scales import ActivationScales
 
 FORMAT = "broadsheet-charcnn/2"
-FEATURES = ("frame", "scales")
+FEATURES = ("frame", "scales", "temperature")
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
 _CHECKSUM = "checksum"
@@ -44,6 +44,7 @@ class About(Struct):
     card: dict[str, Any] = {}
     frame: Frame = "dense"
     scales: ActivationScales | None = None
+    temperature: float | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]

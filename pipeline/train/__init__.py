@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from pipeline.errors import UsageError
+from pipeline.held_out import hold_out
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.calibration import CALIBRATION_ROWS, calibrated
 from pipeline.model.charcnn import Model, layer_table
 from pipeline.model.frame import FRAMES, Frame
 from pipeline.train.checkpoint import Checkpoint, Epoch
-from pipeline.train.data import Labelled, hold_out, read_labelled
+from pipeline.train.data import Labelled, read_labelled
 from pipeline.train.loop import Rows, Run, Saving
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.recipe import WITH_SPACE, Recipe
