@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.api import classify
 from pipeline.model.charcnn import Model, load_model
+from pipeline.output.labelling import Labelling
 from pipeline.output.parts import REASON, computed_columns
 from pipeline.report.job import Progress
 from pipeline.report.join import Frame, refuse_taken
@@ -80,7 +81,7 @@ def label(
 
     """
     model = load_model(model)
-    added = computed_columns(model.classes, top_k, scores, truth_column is not None)
+    added = computed_columns([Labelling(model.classes, top_k, scores)], truth_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     report = classify(
         frame,

@@ -7,10 +7,12 @@ is labelled right.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pipeline.model.temperature import log_loss, probabilities
 
 BINS = 15
 """Of equal width, from 0 to 1, as in Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks"
@@ -74,6 +76,18 @@ def reliability(scores: NDArray[np.float32], right: NDArray[np.bool_]) -> Reliab
     edges = np.linspace(0, 1, BINS + 1)
     columns = (edges[:-1], edges[1:], rows, score, accuracy)
     return Reliability(tuple(Bin(*values) for values in zip(*(column.tolist() for column in columns), strict=True)))
+
+
+def improvement(logits: NDArray[np.float64], truth: NDArray[np.int64], temperature: float) -> dict[str, Any]:
+    """What a temperature does on N rows, for a card: both measures, before and after."""
+    figures: dict[str, Any] = {}
+    for name, value in (("before", 1.0), ("after", temperature)):
+        scores = probabilities(logits, value)
+        right = scores.argmax(axis=1) == truth
+        error = reliability(scores.max(axis=1).astype(np.float32), right).expected_error
+        figures[f"log loss {name}"] = round(log_loss(logits, truth, value), 6)
+        figures[f"calibration error {name}"] = round(error, 6)
+    return figures
 
 
 class Threshold(NamedTuple):

@@ -16,15 +16,12 @@ from pipeline.engine.open import open_engine
 from pipeline.errors import UsageError
 from pipeline.held_out import hold_out
 from pipeline.model.charcnn import Model, load_model
-from pipeline.model.temperature import LEAST_ROWS, fitted, log_loss, log_scores, probabilities
-from pipeline.reliability import reliability
+from pipeline.model.temperature import CARD, LEAST_ROWS, fitted, log_scores
+from pipeline.reliability import improvement
 from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
 from pipeline.source.files import Files
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.read import chunks_here
-
-CARD = "temperature fitted on"
-"""The key of a model's card under which it says by which rows its scores were calibrated."""
 
 _CHUNK_ROWS = 2048
 
@@ -122,18 +119,6 @@ def calibrate(
     if isinstance(found, Files):
         about["files"] = [os.path.basename(file.path) for file in found.found]
     return replace(plain, temperature=temperature, card={**plain.card, CARD: about})
-
-
-def improvement(logits: NDArray[np.float64], truth: NDArray[np.int64], temperature: float) -> dict[str, Any]:
-    """What a temperature does on N rows, for a card: both measures, before and after."""
-    figures: dict[str, Any] = {}
-    for name, value in (("before", 1.0), ("after", temperature)):
-        scores = probabilities(logits, value)
-        right = scores.argmax(axis=1) == truth
-        error = reliability(scores.max(axis=1).astype(np.float32), right).expected_error
-        figures[f"log loss {name}"] = round(log_loss(logits, truth, value), 6)
-        figures[f"calibration error {name}"] = round(error, 6)
-    return figures
 
 
 def _held(chunks: Iterable[Chunk], share: float) -> NDArray[np.bool_]:

@@ -34,8 +34,9 @@ def command(
     No label changes. `train` does this itself, on the rows that it holds out. (The scales for `--precision int8` are
     another thing: `broadsheet quantise`.)
     """
+    from pipeline.model.temperature import CARD
     from pipeline.source.inputs import Paths
-    from pipeline.temperature import CARD, calibrate
+    from pipeline.temperature import calibrate
 
     if output.exists() and not overwrite:
         raise UsageError(f"{output} is there already: give another name, or --overwrite")

@@ -17,6 +17,9 @@ TEMPERATURES = (0.05, 20.0)
 LEAST_ROWS = 100
 """Labelled rows on which a temperature is fitted at least; on fewer it would follow a handful of mistakes."""
 
+CARD = "temperature fitted on"
+"""The key of a model's card under which it says by which rows its scores were calibrated."""
+
 _STEPS = 60
 
 
