@@ -241,9 +241,10 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Plan
         job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner, options.limit)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
-    columns = columns_of(job_input.selection, model.classes, options.top_k, options.scores, options.where)
+    columns = columns_of(job_input.selection, [options.labelling(model)], options.where)
     if request.folder is not None:
-        check_writable(columns.written, PartNames(options.format, options.partition_by is not None), model.classes)
+        names = PartNames(options.format, options.partition_by is not None)
+        check_writable(columns.written, names, columns.labellings[0].labels)
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
     return Planned(prepared, job_input, columns, chunk_rows, seconds)
 
