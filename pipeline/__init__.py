@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.api import classify, close
     from pipeline.classifier import Classifier, Prediction, load
+    from pipeline.ecosystem.onnx import export_onnx, onnx_inputs
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
     from pipeline.int8_scales import quantise
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.report.job import JobReport
     from pipeline.source.inputs import Paths
     from pipeline.temperature import calibrate
+    from pipeline.train.module import torch_module
 
     __version__: str
 
@@ -43,10 +45,13 @@ __all__ = [
     "classify",
     "close",
     "dry_run",
+    "export_onnx",
     "label",
     "load",
     "load_model",
+    "onnx_inputs",
     "quantise",
+    "torch_module",
     "verify",
 ]
 
@@ -62,10 +67,13 @@ _MODULES = {
     "classify": "api",
     "close": "api",
     "dry_run": "estimate",
+    "export_onnx": "ecosystem.onnx",
     "label": "labelled",
     "load": "classifier",
     "load_model": "model.charcnn",
+    "onnx_inputs": "ecosystem.onnx",
     "quantise": "int8_scales",
+    "torch_module": "train.module",
     "verify": "output.verify",
 }
 

@@ -18,6 +18,7 @@ from pipeline.cli import (
     convert,
     doctor,
     evaluate,
+    export,
     inspect,
     profile,
     quantise,
@@ -53,6 +54,7 @@ app.command("evaluate")(evaluate.command)
 app.command("inspect")(inspect.command)
 app.command("profile")(profile.command)
 app.command("convert")(convert.command)
+app.command("export")(export.command)
 
 
 @app.callback(invoke_without_command=True)

@@ -18,6 +18,7 @@ from pipeline.errors import ModelError
 from pipeline.model import model_file, sidecar
 from pipeline.model.alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
 from pipeline.model.frame import FRAMES, Frame
+from pipeline.model.ngrams import MOST_TABLE_BYTES, NGrams
 from pipeline.model.scales import ActivationScales
 from pipeline.model.temperature import TEMPERATURES
 
@@ -178,12 +179,14 @@ class Model:
     temperature : float
         What `calibrate` found: the logits are divided by it before the softmax, which changes scores and no label. 1
         leaves them as they are.
+    ngrams : NGrams, optional
+        A branch beside the network, whose scores are added to the network's logits.
 
     Raises
     ------
     ModelError
         For a tensor that is missing, unknown, misshapen or not finite, a class without a name, two of one name, an
-        unknown frame, scales that do not fit, or a temperature out of range.
+        unknown frame, scales or n-grams that do not fit, or a temperature out of range.
 
     Examples
     --------
@@ -204,6 +207,7 @@ class Model:
     frame: Frame = "dense"
     scales: ActivationScales | None = field(default=None, repr=False)
     temperature: float = 1.0
+    ngrams: NGrams | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_classes()
@@ -232,6 +236,8 @@ class Model:
         if not TEMPERATURES[0] <= self.temperature <= TEMPERATURES[1]:
             least, most = TEMPERATURES
             raise ModelError(f"{self.name}: temperature {self.temperature:g} is outside {least:g} to {most:g}")
+        if self.ngrams is not None:
+            self.ngrams.check(len(self.classes), self.name)
 
     def _check_classes(self) -> None:
         """Names go into Parquet, CSV and JSON, where a label must be a text that is told from a missing one."""
@@ -256,7 +262,7 @@ class Model:
         >>> pipeline.load_model("ag-news").reads
         1014
         """
-        return self.length
+        return self.length if self.ngrams is None else max(self.length, self.ngrams.kinds.reads)
 
     @property
     def meant_for(self) -> str | None:
@@ -266,7 +272,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """The number of weights."""
+        """The number of weights of the network."""
         return sum(t.size for t in self.tensors.values())
 
     @property
@@ -276,7 +282,9 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of all that decides a score: alphabet, classes, length, frame, scales, temperature and tensors."""
+        """sha256 of all that decides a score: alphabet, classes, length, frame, scales, temperature, n-grams and
+        tensors.
+        """
         about = [self.alphabet.symbols, self.classes, self.length]
         if self.frame != "dense":  # digests of dense models are older than the choice
             about.append({"frame": self.frame})
@@ -284,12 +292,18 @@ class Model:
             about.append({"steps": self.scales.steps})
         if self.temperature != 1:
             about.append({"temperature": self.temperature})
+        if self.ngrams is not None:
+            about.append({"ngrams": self.ngrams.about})
         digest = hashlib.sha256(json.dumps(about).encode())
-        for name in sorted(self.tensors):
-            tensor = np.ascontiguousarray(self.tensors[name])
+        for name in sorted(stored := {**self.tensors, **self._of_ngrams}):
+            tensor = np.ascontiguousarray(stored[name])
             digest.update(f"{name} {tensor.dtype.str}".encode())
             digest.update(tensor.data)
         return digest.hexdigest()
+
+    @property
+    def _of_ngrams(self) -> dict[str, NDArray[Any]]:
+        return {} if self.ngrams is None else self.ngrams.tensors()
 
     def to_bytes(self, dtype: str | None = None) -> bytes:
         """Encode the model as a safetensors file.
@@ -316,15 +330,11 @@ class Model:
                 raise ModelError(f"tensor {name} does not fit {dtype}")
         temperature = None if self.temperature == 1 else self.temperature
         about = model_file.About(
-            self.alphabet.symbols,
-            list(self.classes),
-            self.length,
-            dict(self.card),
-            self.frame,
-            self.scales,
-            temperature,
-        )
+            self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
+            temperature=temperature, ngrams=None if self.ngrams is None else self.ngrams.kinds,
+        )  # fmt: skip
         digest = replace(self, tensors=tensors).digest
+        tensors |= self._of_ngrams
         return model_file.encode(tensors, about, [_describe(layer) for layer in self.layers], digest)
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
@@ -367,9 +377,12 @@ class Model:
         shipped = next((known for known in SHIPPED.values() if known.header == record.header), None)
         if shipped:
             card = {MEANT_FOR: shipped.meant_for, **card}
+        branch = None if about.ngrams is None else NGrams.of_file(about.ngrams, tensors, name)
         temperature = 1.0 if about.temperature is None else about.temperature
         classes = tuple(about.classes)
-        model = cls(alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature)
+        model = cls(
+            alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch
+        )
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
         return model
@@ -449,6 +462,7 @@ def read_model_file(path: Path) -> bytes:
     Raises OSError or ValueError where there is no such file; ModelError where it is none, or larger than any model.
     """
     largest = 4 * _parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + model_file.MOST_HEADER_BYTES
+    largest += MOST_TABLE_BYTES
     return model_file.read_file(path, largest)
 
 
