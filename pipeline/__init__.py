@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipeline.api import classify, close
     from pipeline.calibrate import quantise
     from pipeline.classifier import Classifier, Prediction, load
+    from pipeline.ecosystem.onnx import export_onnx, onnx_inputs
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
     from pipeline.labelled import label
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.output.verify import verify
     from pipeline.report.job import JobReport
     from pipeline.source.inputs import Paths
+    from pipeline.train.module import torch_module
 
     __version__: str
 
@@ -41,10 +43,13 @@ __all__ = [
     "classify",
     "close",
     "dry_run",
+    "export_onnx",
     "label",
     "load",
     "load_model",
+    "onnx_inputs",
     "quantise",
+    "torch_module",
     "verify",
 ]
 
@@ -59,10 +64,13 @@ _MODULES = {
     "classify": "api",
     "close": "api",
     "dry_run": "estimate",
+    "export_onnx": "ecosystem.onnx",
     "label": "labelled",
     "load": "classifier",
     "load_model": "model.charcnn",
+    "onnx_inputs": "ecosystem.onnx",
     "quantise": "calibrate",
+    "torch_module": "train.module",
     "verify": "output.verify",
 }
 
