@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipeline.api import classify, close
     from pipeline.calibrate import quantise
     from pipeline.classifier import Classifier, Prediction, load
+    from pipeline.client import AsyncClient, Client, ServerError
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
     from pipeline.labelled import label
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AsyncClient",
     "BroadsheetError",
     "Classifier",
+    "Client",
     "Estimate",
     "JobReport",
     "Model",
@@ -36,6 +39,7 @@ __all__ = [
     "OutputError",
     "Paths",
     "Prediction",
+    "ServerError",
     "SourceError",
     "UsageError",
     "classify",
@@ -49,13 +53,16 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AsyncClient": "client",
     "Classifier": "classifier",
+    "Client": "client",
     "Estimate": "estimate",
     "JobReport": "report.job",
     "Model": "model.charcnn",
     "Options": "options",
     "Paths": "source.inputs",
     "Prediction": "classifier",
+    "ServerError": "client",
     "classify": "api",
     "close": "api",
     "dry_run": "estimate",

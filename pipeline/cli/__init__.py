@@ -12,7 +12,7 @@ from typing import cast
 
 import typer
 
-from pipeline.cli import classify, convert, doctor, evaluate, inspect, profile, quantise, submit, train, verify
+from pipeline.cli import classify, convert, doctor, evaluate, inspect, profile, quantise, serve, submit, train, verify
 from pipeline.errors import BroadsheetError
 from pipeline.report.console import say
 from pipeline.visible import visible
@@ -40,6 +40,7 @@ app.command("evaluate")(evaluate.command)
 app.command("inspect")(inspect.command)
 app.command("profile")(profile.command)
 app.command("convert")(convert.command)
+app.command("serve")(serve.command)
 
 
 @app.callback(invoke_without_command=True)

@@ -46,18 +46,28 @@ def computed_columns(classes: tuple[str, ...], top_k: int, all_scores: bool, tru
 
 def label_table(chunk: Chunk, predictions: Predictions, schema: pa.Schema, classes: tuple[str, ...]) -> pa.Table:
     """The labelled rows: the columns of `chunk.rows` and of its predictions, in the order of `schema`."""
+    truth = None
+    if chunk.truth is not None:
+        truth = pa.array(classes, pa.string()).take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
+    top = "top_labels" in schema.names
+    return pa.table([*chunk.rows.columns, *label_columns(predictions, classes, top, truth)], schema)
+
+
+def label_columns(
+    predictions: Predictions, classes: tuple[str, ...], top: bool, truth: pa.Array | None = None
+) -> list[pa.Array]:
+    """The columns of `computed_columns`. top: with the best labels, and their scores, as lists."""
     names = pa.array(classes, pa.string())
     count, k = predictions.labels.shape
-    columns = list(chunk.rows.columns)
-    columns += [names.take(pa.array(predictions.labels[:, 0])), pa.array(predictions.scores[:, 0])]
-    if chunk.truth is not None:
-        columns.append(names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH)))
+    columns = [names.take(pa.array(predictions.labels[:, 0])), pa.array(predictions.scores[:, 0])]
+    if truth is not None:
+        columns.append(truth)
     if predictions.all_scores is not None:
         columns += [pa.array(np.ascontiguousarray(scores)) for scores in predictions.all_scores.T]
-    if "top_labels" in schema.names:
+    if top:
         bounds = pa.array(np.arange(count + 1, dtype=np.int32) * k)
         labels = names.take(pa.array(predictions.labels.reshape(-1)))
         columns.append(pa.ListArray.from_arrays(bounds, labels))
         columns.append(pa.ListArray.from_arrays(bounds, pa.array(predictions.scores.reshape(-1))))
     columns += [pa.array(c) for c in (predictions.n_chars, predictions.truncated, predictions.unknown_chars)]
-    return pa.table(columns, schema)
+    return columns
