@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.api import classify, close
-    from pipeline.calibrate import quantise
     from pipeline.classifier import Classifier, Prediction, load
     from pipeline.client import AsyncClient, Client, ServerError
+    from pipeline.ecosystem.onnx import export_onnx, onnx_inputs
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
+    from pipeline.int8_scales import quantise
     from pipeline.labelled import label
     from pipeline.model.charcnn import Model, load_model
     from pipeline.options import Options
     from pipeline.output.verify import verify
     from pipeline.report.job import JobReport
     from pipeline.source.inputs import Paths
+    from pipeline.temperature import calibrate
+    from pipeline.train.module import torch_module
 
     __version__: str
 
@@ -42,13 +45,17 @@ __all__ = [
     "ServerError",
     "SourceError",
     "UsageError",
+    "calibrate",
     "classify",
     "close",
     "dry_run",
+    "export_onnx",
     "label",
     "load",
     "load_model",
+    "onnx_inputs",
     "quantise",
+    "torch_module",
     "verify",
 ]
 
@@ -63,13 +70,17 @@ _MODULES = {
     "Paths": "source.inputs",
     "Prediction": "classifier",
     "ServerError": "client",
+    "calibrate": "temperature",
     "classify": "api",
     "close": "api",
     "dry_run": "estimate",
+    "export_onnx": "ecosystem.onnx",
     "label": "labelled",
     "load": "classifier",
     "load_model": "model.charcnn",
-    "quantise": "calibrate",
+    "onnx_inputs": "ecosystem.onnx",
+    "quantise": "int8_scales",
+    "torch_module": "train.module",
     "verify": "output.verify",
 }
 

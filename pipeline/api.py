@@ -10,6 +10,7 @@ from typing import Any
 
 from distributed import Client
 
+from pipeline.ecosystem.resident import release
 from pipeline.errors import UsageError
 from pipeline.job import run_job
 from pipeline.model.charcnn import Model, load_model
@@ -205,7 +206,8 @@ def classify(
 
 
 def close() -> None:
-    """Release what `classify` keeps in this process: a worker, and on it the model, with the memory of its GPU.
+    """Release what `classify` keeps in this process: a worker, and on it the model, with the memory of its GPU. The
+    engines that labels of Dask collections and DuckDB queries keep here are released too.
 
     A later call starts another, in half a second. At the end of the process it is released by itself; so is one whose
     job has failed or was interrupted. While a job of another thread runs, it is released at the end of that job.
@@ -219,6 +221,7 @@ def close() -> None:
     from cluster.kept import KEPT
 
     KEPT.close()
+    release()
 
 
 def _embedded(workers: int | None) -> Callable[[], AbstractContextManager[Client]]:

@@ -23,7 +23,6 @@ from pipeline.output.columns import columns_of
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PartNames
 from pipeline.output.part_files import check_writable, part_files
-from pipeline.output.parts import label_table
 from pipeline.output.place import place_of
 from pipeline.output.store import Location
 from pipeline.overflow import set_aside_overflow
@@ -256,19 +255,20 @@ strict, hash, allow_mixed, profile, trace, report
 
 def _label(sample: Sample, engine: Engine, options: Options) -> _Labelled:
     """Label the sample, and measure how long that takes and how large its parts are."""
-    classes, found = engine.model.classes, _Labelled(Counter(), Counter())
-    columns = columns_of(sample.selection, classes, options.top_k, options.scores, options.where)
+    found = _Labelled(Counter(), Counter())
+    columns = columns_of(sample.selection, [options.labelling(engine.model)], options.where)
+    (labelling,) = columns.labellings
     names = PartNames(options.format, options.partition_by is not None)
-    check_writable(columns.written, names, classes)
+    check_writable(columns.written, names, labelling.labels)
     chunk_rows = options.chunk_size or CHUNK_ROWS[engine.backend.device]
     seconds, timed, size = 0.0, 0, 0
     for readable in _joined(sample.chunks):
-        predictions, typical, taken = _classified(readable, engine, options.top_k, columns.every_score)
+        predictions, typical, taken = _classified(readable, engine, labelling.top_k, labelling.scores)
         seconds, timed = seconds + taken, timed + typical
         chunk, predictions = set_aside_overflow(readable, predictions, engine, first=False)
-        table = label_table(chunk, predictions, columns.labelled, classes)
+        table = columns.table(chunk, [predictions])
         found.rows += chunk.rows_read
-        found.labels.update(table.column("label").to_pylist())
+        found.labels.update(labelling.counts(predictions))
         found.reasons.update(chunk.quarantine.column("reason").to_pylist())
         found.empty += int((predictions.n_chars == 0).sum())
         found.cut += int(predictions.truncated.sum())

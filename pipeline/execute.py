@@ -90,7 +90,7 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         folder.create(fingerprint, planned.columns.written, saved, again, options.overwrite)
     if folder and (options.resume or (update and update.saved)):
         number = update.number if update else 0
-        before = folder.committed(fingerprint.id, model.classes, planned.columns.written, number)
+        before = folder.committed(fingerprint.id, planned.columns.labellings[0], planned.columns.written, number)
     report.committed_before(before)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
     chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))
@@ -112,15 +112,13 @@ def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprin
 def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
     """The values that every task needs."""
     request = planned.prepared.request
-    options, model = request.options, request.model
+    options = request.options
     return Job(
         selection=planned.input.selection,
-        classes=model.classes,
         engine=engines.key,
         backend=None if options.allow_mixed else engines.backend,
         columns=planned.columns,
         names=fingerprint.settings.names,
-        top_k=options.top_k,
         strict=options.strict,
         chunk_rows=planned.chunk_rows,
         out=request.folder.path if request.folder else None,

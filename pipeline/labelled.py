@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.api import classify
+from pipeline.ecosystem.lazy import is_lazy, label_lazily
+from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model, load_model
+from pipeline.options import Options
+from pipeline.output.labelling import Labelling
 from pipeline.output.parts import REASON, computed_columns
 from pipeline.report.job import Progress
 from pipeline.report.join import Frame, refuse_taken
@@ -39,12 +43,16 @@ def label(
     """Label every row of a frame, and return the frame with the labels as columns.
 
     This is `classify` and then `JobReport.join`; call these two where you also want the report, with the accuracy and
-    the timings. A frame that does not fit in memory is labelled from files, or as a Dask DataFrame, by `classify`.
+    the timings. A frame that does not fit in memory is labelled as a Dask DataFrame, here when you compute it, or by
+    `classify`, which makes a job of it.
 
     Parameters
     ----------
-    frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
-        The rows. It is not changed.
+    frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table; or a Dask DataFrame or Bag of strings
+        The rows. It is not changed. Of a Dask collection nothing is computed yet: its partitions are labelled where
+        and when Dask computes them, in each process by one engine that stays loaded. The graph holds the model's name
+        and digest: give the path of a file that each worker can read. A `Model` is sent to the workers of the current
+        `distributed.Client`.
     text_column : str or iterable of str
         Column with the text, "text" by default. Several are joined by a space, and the result is stripped.
     truth_column : str, optional
@@ -52,12 +60,14 @@ def label(
     suffix : str, optional
         Appended to the name of an added column where the frame has a column of that name.
     model, client, progress, scores, top_k, chunk_size, device, precision, kernels, workers, strict, allow_mixed
-        As `classify` takes them.
+        As `classify` takes them. `client`, `progress`, `workers` and `allow_mixed` are not for Dask collections, which
+        Dask computes.
 
     Returns
     -------
-    pandas.DataFrame, polars.DataFrame or pyarrow.Table
-        Of the type of `frame`: its rows in their order, with their index and all columns, and after these
+    pandas.DataFrame, polars.DataFrame or pyarrow.Table, dask.dataframe.DataFrame or dask.bag.Bag
+        Of a Bag of strings, a Bag of dicts, with the string as ``text``. Else of the type of `frame`: its rows in their
+        order, with their index and all columns, and after these
 
         - ``label``, ``score``: the class, and its probability;
         - ``truth``, ``score_<class>``, ``top_labels`` and ``top_scores``, where they are asked for;
@@ -78,9 +88,32 @@ def label(
     >>> frame = pipeline.label(frame, text_column=["title", "body"])
     >>> frame[["title", "label", "score"]]
 
+    >>> articles = dask.dataframe.read_parquet("news/")
+    >>> labelled = pipeline.label(articles[articles.year == 2024], text_column="body")
+    >>> labelled[labelled.label == "Sports"].to_parquet("sports/")
+
     """
+    if is_lazy(frame):
+        for name, given in (("client", client), ("progress", progress), ("workers", workers)):
+            if given is not None:
+                raise UsageError(f"{name} is for rows in memory: a Dask collection is labelled where Dask computes it")
+        if allow_mixed:
+            raise UsageError("allow_mixed is for a job, whose workers are known: a Dask collection is computed later")
+        options = Options(
+            text_column=text_column,
+            truth_column=truth_column,
+            scores=scores,
+            top_k=top_k,
+            chunk_size=chunk_size,
+            device=device,
+            precision=precision,
+            kernels=kernels,
+            strict=strict,
+        )
+        lazy: Frame = label_lazily(frame, model, options, suffix)
+        return lazy
     model = load_model(model)
-    added = computed_columns(model.classes, top_k, scores, truth_column is not None)
+    added = computed_columns([Labelling(model.classes, top_k, scores)], truth_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     report = classify(
         frame,

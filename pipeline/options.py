@@ -11,6 +11,7 @@ from pipeline.buckets import check_endpoint
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
 from pipeline.output.expression import parse
+from pipeline.output.labelling import Labelling
 from pipeline.output.layout import FORMATS
 from pipeline.output.record import Settings
 from pipeline.report.explain import refuse_unwritable
@@ -119,6 +120,10 @@ class Options:
             delimiter=self.delimiter,
             reads=model.reads,
         )
+
+    def labelling(self, model: Model) -> Labelling:
+        """What the model is to say of each row."""
+        return Labelling(model.classes, self.top_k, self.scores)
 
     def settings(self, chunk_rows: int) -> Settings:
         """The options that change a byte of the output."""

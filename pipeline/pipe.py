@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipeline.accuracy import Confusion, confusion_of, count_doubtful, count_pairs
+from pipeline.accuracy import Confusion, confusion_of, count_doubtful
 from pipeline.engine.base import Engine
 from pipeline.engine.open import open_engine
 from pipeline.errors import SourceError
@@ -29,7 +29,7 @@ from pipeline.output.formats.base import PartFormat
 from pipeline.output.layout import PartNames
 from pipeline.output.memory import every_row
 from pipeline.output.part_files import FORMATS, check_writable
-from pipeline.output.parts import REASON, label_table
+from pipeline.output.parts import REASON
 from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import Chunk, Selection, concat
 from pipeline.source.encoding import not_decoded
@@ -195,24 +195,25 @@ class _Labelling:
     """What is done with each batch. schema: of the rows that are written. found: where they are counted."""
 
     def __init__(self, engine: Engine, selection: Selection, options: Options, kind: str, found: Piped) -> None:
-        self._engine, self._found, self._top_k = engine, found, options.top_k
+        self._engine, self._found = engine, found
         self._classes = engine.model.classes
-        self._columns = columns_of(selection, self._classes, options.top_k, options.scores, options.where)
+        self._columns = columns_of(selection, [options.labelling(engine.model)], options.where)
         self.schema = self._columns.written.append(REASON)
-        check_writable(self.schema, PartNames(kind), self._classes)
+        check_writable(self.schema, PartNames(kind), self._columns.labellings[0].labels)
 
     def of(self, batch: _Piece) -> pa.Table:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
         columns, found = self._columns, self._found
-        predictions = self._engine.classify(batch.chunk.texts, self._top_k, columns.every_score)
+        (labelling,) = columns.labellings
+        predictions = self._engine.classify(batch.chunk.texts, labelling.top_k, labelling.scores)
         chunk, predictions = set_aside_overflow(batch.chunk, predictions, self._engine, first=False)
         if chunk.truth is not None:
-            pairs = count_pairs(chunk.truth, predictions.labels[:, 0])
+            pairs = labelling.pairs(predictions, chunk.truth)
             found.confusion = confusion_of(pairs, self._classes, found.confusion)
         found.doubtful.update(
             count_doubtful(chunk, predictions.n_chars, predictions.unknown_chars, self._engine.model.length)
         )
-        table = label_table(chunk, predictions, columns.labelled, self._classes)
+        table = columns.table(chunk, [predictions])
         table = columns.of_written(table, columns.chosen(table))
         found.problems += chunk.problems
         found.rows_written += len(table)
@@ -239,5 +240,5 @@ class _Rows:
 
 def _first_bad(table: pa.Table) -> int | None:
     """The first row without a label."""
-    bad = np.flatnonzero(table.column("label").is_null().to_numpy())
+    bad = np.flatnonzero(table.column(REASON.name).is_valid().to_numpy())
     return int(bad[0]) if len(bad) else None

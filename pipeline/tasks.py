@@ -15,13 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.accuracy import Example, closest, count_doubtful, count_lengths, count_pairs
+from pipeline.accuracy import Example, closest, count_doubtful, count_lengths
 from pipeline.engine.base import Backend, Predictions
 from pipeline.errors import BroadsheetError, SourceError
 from pipeline.output.columns import Columns
 from pipeline.output.layout import PartNames
 from pipeline.output.memory import every_row
-from pipeline.output.parts import label_table
 from pipeline.output.place import open_store
 from pipeline.output.record import Entry
 from pipeline.output.store import Location, Store
@@ -50,12 +49,10 @@ class Job:
     """
 
     selection: Selection
-    classes: tuple[str, ...]
     engine: str
     backend: Backend | None
     columns: Columns
     names: PartNames
-    top_k: int
     strict: bool
     chunk_rows: int
     out: Location | None
@@ -197,7 +194,8 @@ def infer(work: Work, job: Job) -> Work:
     and with `job.strict` SourceError where it does on one.
     """
     spans = list(work.spans)
-    top_k = max(2, job.top_k) if job.examples else job.top_k
+    (labelling,) = job.columns.labellings
+    top_k = max(2, labelling.top_k) if job.examples else labelling.top_k
     with STATE.computing:
         engine, place = STATE.engine(job.engine)
         if job.backend is not None and engine.backend != job.backend:
@@ -212,13 +210,13 @@ def infer(work: Work, job: Job) -> Work:
         # The engine of a GPU reports activities itself, from its events.
         doing = ACTIVITY.during("computing") if engine.backend.device == "cpu" else nullcontext()
         with span("infer", spans, "infer", engine.device_name, number_of(work.name)), doing:
-            predictions = engine.classify(work.chunk.texts, top_k, job.columns.every_score, spans, job.each_kernel)
+            predictions = engine.classify(work.chunk.texts, top_k, labelling.scores, spans, job.each_kernel)
         ACTIVITY.rows += len(work.chunk)
     chunk, predictions = set_aside_overflow(work.chunk, predictions, engine, first=work.name == part_name(0, 0))
     refuse_bad_rows(chunk, job)
-    examples = closest(chunk, predictions.labels, predictions.scores, job.classes, job.examples)
+    examples = closest(chunk, predictions.labels, predictions.scores, labelling.classes, job.examples)
     doubtful = count_doubtful(chunk, predictions.n_chars, predictions.unknown_chars, engine.model.length)
-    done = replace(work, chunk=chunk.without_text(), predictions=predictions.cut(job.top_k), doubtful=doubtful)
+    done = replace(work, chunk=chunk.without_text(), predictions=predictions.cut(labelling.top_k), doubtful=doubtful)
     return replace(done, place=place, spans=spans, examples=examples)
 
 
@@ -229,7 +227,7 @@ def write(work: Work, job: Job) -> Done:
         raise ValueError(f"{work.name} was not classified")
     spans = list(work.spans)
     with span("write", spans, "write", number=number_of(work.name)):
-        table = label_table(chunk, predictions, job.columns.labelled, job.classes)
+        table = job.columns.table(chunk, [predictions])
         chosen = job.columns.chosen(table)
         entry = _entry(work, chunk, predictions, chosen, job)
         table = job.columns.of_written(table, chosen)
@@ -259,24 +257,23 @@ def _entry(work: Work, chunk: Chunk, predictions: Predictions, chosen: NDArray[n
         raise BroadsheetError(
             f"{work.name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this"
         )
-    best = predictions.labels[:, 0]
-    numbers, counts = np.unique(best[chosen], return_counts=True)
-    written = int(chosen.sum())
+    (labelling,) = job.columns.labellings
+    written = predictions if chosen.all() else predictions.take(chosen)
     return Entry(
         chunk=work.name,
         job=job.fingerprint,
         sources=work.sources,
         rows_read=planned,
-        rows_written=written,
-        rows_filtered=len(chunk) - written,
+        rows_written=len(written.labels),
+        rows_filtered=len(chunk) - len(written.labels),
         rows_quarantined=len(chunk.quarantine),
-        labels={job.classes[i]: int(n) for i, n in zip(numbers, counts, strict=True)},
-        chars=int(predictions.n_chars[chosen].sum()),
-        truncated=int(predictions.truncated[chosen].sum()),
-        unknown_chars=int(predictions.unknown_chars[chosen].sum()),
+        labels=labelling.counts(written),
+        chars=int(written.n_chars.sum()),
+        truncated=int(written.truncated.sum()),
+        unknown_chars=int(written.unknown_chars.sum()),
         saturated=predictions.saturated,
-        lengths=tuple(count_lengths(predictions.n_chars[chosen])),
+        lengths=tuple(count_lengths(written.n_chars)),
         doubtful=work.doubtful,
-        confusion=None if chunk.truth is None else tuple(count_pairs(chunk.truth, best)),
+        confusion=None if chunk.truth is None else tuple(labelling.pairs(predictions, chunk.truth)),
         problems=chunk.problems,
     )

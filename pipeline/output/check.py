@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import OutputError
 from pipeline.output.commit import read_committed
+from pipeline.output.labelling import N_CHARS, Names
 from pipeline.output.layout import QUARANTINE
 from pipeline.output.part_files import read_part
 from pipeline.output.quarantine import quarantine_table
@@ -18,19 +19,18 @@ from pipeline.output.record import Entry
 from pipeline.output.store import Store
 from pipeline.output.where import Where
 
-_FIGURES = {"chars": "n_chars", "truncated": "truncated", "unknown_chars": "unknown_chars"}
 _ROWS = ["file", "row"]
-_READ = [*_ROWS, "label", *_FIGURES.values()]
 
 
-def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | None) -> None:
+def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | None, names: Names) -> None:
     """Raise OutputError unless the files of an entry are as they were written, hold what it says, and each row of its
     sources is there once, written or quarantined, but for as many as were filtered. schema: of the job's parts. Each
-    written row must satisfy `where`, if all its columns are there.
+    written row must satisfy `where`, if all its columns are there. names: of the model's columns.
     """
     named = where.columns if where is not None else set()
     decided = where if named <= set(schema.names) else None
-    columns = [name for name in schema.names if name in _READ or (decided and name in named)]
+    filled = {*_ROWS, names.label, *_figures(names).values()}
+    columns = [name for name in schema.names if name in filled or (decided and name in named)]
     parts, tables = [], []
     for file in entry.files:
         path, data = store.root / file.name, read_committed(store, file)
@@ -42,19 +42,24 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
             parts.append(table)
         if len(table) != file.rows:
             raise OutputError(f"{path} holds {len(table):,} rows, its entry has {file.rows:,}")
-        if any(table.column(name).null_count for name in table.column_names if quarantined or name in _READ):
+        if any(table.column(name).null_count for name in table.column_names if quarantined or name in filled):
             raise OutputError(f"{path} has a null among file, row, label and counts")
         if decided and not quarantined and not decided.mask(table).all():
             raise OutputError(f"{path} has a row for which the job's `where` is not true")
         tables.append(table.select(_ROWS))
     _check_rows(entry, tables)
-    _check_figures(entry, pa.concat_tables([schema.empty_table().select(columns), *parts]))
+    _check_figures(entry, pa.concat_tables([schema.empty_table().select(columns), *parts]), names)
 
 
-def _check_figures(entry: Entry, rows: pa.Table) -> None:
+def _figures(names: Names) -> dict[str, str]:
+    """Figures of an entry that are the sums of columns, and these."""
+    return {"chars": N_CHARS.name, "truncated": names.truncated, "unknown_chars": names.unknown_chars}
+
+
+def _check_figures(entry: Entry, rows: pa.Table, names: Names) -> None:
     """The entry's share of the totals must be that of its written rows."""
-    labels = {count["values"]: count["counts"] for count in rows.column("label").value_counts().to_pylist()}
-    sums = {name: pc.sum(rows.column(column)).as_py() or 0 for name, column in _FIGURES.items()}
+    labels = {count["values"]: count["counts"] for count in rows.column(names.label).value_counts().to_pylist()}
+    sums = {name: pc.sum(rows.column(column)).as_py() or 0 for name, column in _figures(names).items()}
     if labels != entry.labels or any(getattr(entry, name) != value for name, value in sums.items()):
         raise OutputError(f"{entry.chunk}: the labels or counts in its entry are not those of its part")
 

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.output.parts import output_schema
+from pipeline.engine.base import Predictions
+from pipeline.output.labelling import Labelling
+from pipeline.output.parts import label_table, output_schema
 from pipeline.output.where import Where
-from pipeline.source.chunk import Selection
+from pipeline.source.chunk import Chunk, Selection
 
 
 @dataclass(frozen=True)
 class Columns:
     """written: of the parts. labelled: the same, or also the score of every class, where `where` names one of them.
-    every_score: whether the engine has to return these. where: which rows are written; None for all.
+    labellings: what each model is to say of a row, for `labelled`. where: which rows are written; None for all.
     """
 
     written: pa.Schema
     labelled: pa.Schema
-    every_score: bool
+    labellings: tuple[Labelling, ...]
     where: Where | None
+
+    def table(self, chunk: Chunk, predictions: Sequence[Predictions]) -> pa.Table:
+        """The labelled rows of a chunk. predictions: by each model."""
+        return label_table(chunk, predictions, self.labelled, self.labellings)
 
     def chosen(self, table: pa.Table) -> NDArray[np.bool_]:
         """Which of the labelled rows are written, [N]."""
@@ -34,18 +41,19 @@ class Columns:
         return table if chosen.all() else table.filter(pa.array(chosen))
 
 
-def columns_of(
-    selection: Selection, classes: tuple[str, ...], top_k: int, scores: bool, expression: str | None
-) -> Columns:
+def columns_of(selection: Selection, labellings: Sequence[Labelling], expression: str | None) -> Columns:
     """The columns of a job with these options. expression: of `where`.
 
     Raises UsageError for a kept column with the name of another, and an expression that does not fit the columns.
     """
-    written = output_schema(selection, classes, top_k, scores)
+    asked = tuple(labellings)
+    written = output_schema(selection, asked)
     if expression is None:
-        return Columns(written, written, scores, None)
-    where, all_of_them = Where(expression), output_schema(selection, classes, top_k, all_scores=True)
+        return Columns(written, written, asked, None)
+    every_score = tuple(labelling.with_every_score for labelling in asked)
+    where, all_of_them = Where(expression), output_schema(selection, every_score)
     where.check(all_of_them)
-    where.check_labels(classes)
-    every_score = scores or not where.columns <= {*written.names}
-    return Columns(written, all_of_them if every_score else written, every_score, where)
+    where.check_labels(asked[0].labels)
+    if where.columns <= {*written.names}:
+        return Columns(written, written, asked, where)
+    return Columns(written, all_of_them, every_score, where)

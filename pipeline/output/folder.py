@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from pipeline.output.account import Committed, gaps, groups_of, open_to_change
 from pipeline.output.check import check_chunk
 from pipeline.output.claim import check_claim, claim, claimed_by, is_claimed, take_over
 from pipeline.output.commit import commit_end, committed_entry
+from pipeline.output.labelling import Labelling
 from pipeline.output.layout import (
     CLAIM,
     ENTRIES,
@@ -290,10 +291,10 @@ class OutputFolder:
                 closed[entry.group] = entry
         return Committed(chunks, closed)
 
-    def committed(self, job: str, classes: Sequence[str], schema: pa.Schema, update: int) -> Committed:
+    def committed(self, job: str, labelling: Labelling, schema: pa.Schema, update: int) -> Committed:
         """The entries by which a resumed job skips chunks and groups: not those that are damaged, or have labels other
-        than `classes` or other rows than their group, or whose files are not there in their size. Such a chunk is
-        computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
+        than `labelling` gives or other rows than their group, or whose files are not there in their size. Such a chunk
+        is computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
 
         A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and groups in
         which files could not be read, or not wholly, are read again from there on. If an entry is not as it should be,
@@ -310,12 +311,12 @@ class OutputFolder:
         size = self.store.sizes((PARTS, QUARANTINE))  # once the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
-            if not _is_of(entry, len(classes), {*classes}):
+            if not _is_of(entry, labelling):
                 return False
             if not finished:
                 return all(size(file.name) == file.bytes for file in entry.files)
             try:
-                check_chunk(self.store, entry, schema, where)
+                check_chunk(self.store, entry, schema, where, labelling.names)
             except OutputError:
                 return False
             return True
@@ -443,7 +444,8 @@ def schema_hex(schema: pa.Schema) -> str:
     return str(schema.serialize().to_pybytes().hex())
 
 
-def _is_of(entry: Entry, count: int, classes: set[str]) -> bool:
-    """Whether an entry's labels are among the model's classes."""
-    pairs = entry.confusion or ()
-    return entry.labels.keys() <= classes and all(NO_TRUTH <= a < count and 0 <= b < count for a, b, _ in pairs)
+def _is_of(entry: Entry, labelling: Labelling) -> bool:
+    """Whether an entry's labels are those of the model."""
+    pairs, count = entry.confusion or (), len(labelling.classes)
+    known = entry.labels.keys() <= {*labelling.labels}
+    return known and all(NO_TRUTH <= a < count and 0 <= b < count for a, b, _ in pairs)

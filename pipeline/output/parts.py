@@ -1,22 +1,24 @@
-"""Predictions as the rows of a part."""
+"""A job's rows: the columns that are copied, and after these what each model says."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from pipeline.engine.base import Predictions
 from pipeline.errors import UsageError
+from pipeline.output.labelling import N_CHARS, TRUTH, Labelling
 from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
 
 REASON = pa.field("reason", pa.string())
 """The last column of results in memory: why a row has no label."""
 
 
-def output_schema(selection: Selection, classes: tuple[str, ...], top_k: int, all_scores: bool) -> pa.Schema:
+def output_schema(selection: Selection, labellings: Sequence[Labelling]) -> pa.Schema:
     """The columns of a part. Raises UsageError where a kept column has the name of another."""
     rows, truth = selection.row_schema, bool(selection.truth or selection.answers)
-    computed = computed_columns(classes, top_k, all_scores, truth)
+    computed = computed_columns(labellings, truth)
     for name in rows.names[2:]:
         if name in ("file", "row", *computed.names, REASON.name):
             raise UsageError(
@@ -26,48 +28,26 @@ def output_schema(selection: Selection, classes: tuple[str, ...], top_k: int, al
     return pa.schema([*rows, *computed])
 
 
-def computed_columns(classes: tuple[str, ...], top_k: int, all_scores: bool, truth: bool) -> pa.Schema:
+def computed_columns(labellings: Sequence[Labelling], truth: bool) -> pa.Schema:
     """Those that a job adds to `file`, `row` and the kept columns."""
-    fields = [pa.field("label", pa.string()), pa.field("score", pa.float32())]
-    if truth:
-        fields.append(pa.field("truth", pa.string()))
-    if all_scores:
-        fields += [pa.field(f"score_{name}", pa.float32()) for name in classes]
-    if top_k > 1:
-        fields.append(pa.field("top_labels", pa.list_(pa.string())))
-        fields.append(pa.field("top_scores", pa.list_(pa.float32())))
-    fields += [
-        pa.field("n_chars", pa.int64()),
-        pa.field("truncated", pa.bool_()),
-        pa.field("unknown_chars", pa.int64()),
-    ]
-    return pa.schema(fields)
+    fields: list[pa.Field] = []
+    for labelling in labellings:
+        fields += labelling.first
+        if truth and labelling is labellings[0]:
+            fields.append(TRUTH)
+        fields += labelling.more
+    return pa.schema([*fields, N_CHARS, *(field for labelling in labellings for field in labelling.of_text)])
 
 
-def label_table(chunk: Chunk, predictions: Predictions, schema: pa.Schema, classes: tuple[str, ...]) -> pa.Table:
-    """The labelled rows: the columns of `chunk.rows` and of its predictions, in the order of `schema`."""
-    truth = None
+def label_table(
+    chunk: Chunk, predictions: Sequence[Predictions], schema: pa.Schema, labellings: Sequence[Labelling]
+) -> pa.Table:
+    """The labelled rows: the columns of `chunk.rows` and of its predictions by each model, in the order of `schema`."""
+    found = {N_CHARS.name: pa.array(predictions[0].n_chars)}
+    for labelling, predicted in zip(labellings, predictions, strict=True):
+        found |= labelling.columns(predicted)
     if chunk.truth is not None:
-        truth = pa.array(classes, pa.string()).take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
-    top = "top_labels" in schema.names
-    return pa.table([*chunk.rows.columns, *label_columns(predictions, classes, top, truth)], schema)
-
-
-def label_columns(
-    predictions: Predictions, classes: tuple[str, ...], top: bool, truth: pa.Array | None = None
-) -> list[pa.Array]:
-    """The columns of `computed_columns`. top: with the best labels, and their scores, as lists."""
-    names = pa.array(classes, pa.string())
-    count, k = predictions.labels.shape
-    columns = [names.take(pa.array(predictions.labels[:, 0])), pa.array(predictions.scores[:, 0])]
-    if truth is not None:
-        columns.append(truth)
-    if predictions.all_scores is not None:
-        columns += [pa.array(np.ascontiguousarray(scores)) for scores in predictions.all_scores.T]
-    if top:
-        bounds = pa.array(np.arange(count + 1, dtype=np.int32) * k)
-        labels = names.take(pa.array(predictions.labels.reshape(-1)))
-        columns.append(pa.ListArray.from_arrays(bounds, labels))
-        columns.append(pa.ListArray.from_arrays(bounds, pa.array(predictions.scores.reshape(-1))))
-    columns += [pa.array(c) for c in (predictions.n_chars, predictions.truncated, predictions.unknown_chars)]
-    return columns
+        names = pa.array(labellings[0].classes, pa.string())
+        found[TRUTH.name] = names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
+    computed = schema.names[chunk.rows.num_columns :]
+    return pa.table([*chunk.rows.columns, *(found[name] for name in computed)], schema)

@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 from pipeline.accuracy import LENGTHS
 from pipeline.engine.base import Backend
 from pipeline.errors import OutputError
+from pipeline.output.labelling import Names
 from pipeline.output.layout import (
     CHUNK_PATTERN,
     FILE_PATTERN,
@@ -189,6 +190,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: str
     partition_by: str | None
     where: str | None
+
+    @property
+    def labelled(self) -> Names:
+        """Of the model's columns."""
+        return Names()
 
     @property
     def names(self) -> PartNames:

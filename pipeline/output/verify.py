@@ -77,11 +77,12 @@ def verify(
     plan = folder.checked_plan(manifest)
     schema, given = folder.schema(manifest), manifest.fingerprint.settings.where
     where = None if given is None else Where(given)
+    labelled = manifest.fingerprint.settings.labelled
     committed = folder.entries(job)
     files: set[str] = set()
     for entry in committed.chunks.values():
         try:
-            check_chunk(folder.store, entry, schema, where)
+            check_chunk(folder.store, entry, schema, where, labelled)
         except OutputError as error:
             raise OutputError(f"{error.message}: {REPAIR}") from error
         files.update(file.name for file in entry.files)

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from pipeline.engine.base import Predictions
 from pipeline.output.formats.plain import to_plain
-from pipeline.output.parts import REASON, computed_columns, label_columns
+from pipeline.output.labelling import N_CHARS, Labelling
+from pipeline.output.parts import REASON, computed_columns
 
 _FEW = 64
 """Numbers that Python converts sooner than Arrow does."""
@@ -21,60 +21,51 @@ _FEW = 64
 _NO_LABEL = "the model overflows on this text"
 
 
-def to_json(model: str, found: Predictions, classes: tuple[str, ...], top_k: int, scores: bool) -> bytes:
+def to_json(model: str, found: Predictions, labelling: Labelling) -> bytes:
     """An object with the fields `model` and `results`, an object a text; floats as in a job's JSON lines."""
-    names = computed_columns(classes, top_k, scores, truth=False).names
-    columns: list[list[Any]] = [
-        [_name(classes, label) for label in found.labels[:, 0].tolist()],
-        _plain(found.scores[:, 0]),
-    ]
-    if scores and found.all_scores is not None:
-        columns += [_plain(column) for column in found.all_scores.T]
-    if top_k > 1:
-        columns.append([[_name(classes, label) for label in row] for row in found.labels.tolist()])
-        best, k = _plain(found.scores.reshape(-1)), found.scores.shape[1]
-        columns.append([best[i : i + k] for i in range(0, len(best), k)])
-    columns += [found.n_chars.tolist(), found.truncated.tolist(), found.unknown_chars.tolist()]
-    results = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    columns = _columns(found, labelling)
+    values = [_plain(column) for column in columns.values()]
+    results = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
     if found.overflowed.any():
-        for i in np.flatnonzero(found.overflowed).tolist():
-            results[i] = {**dict.fromkeys(names), **_counts(results[i]), REASON.name: _NO_LABEL}
+        for result, is_lost in zip(results, found.overflowed.tolist(), strict=True):
+            if is_lost:
+                result |= {**dict.fromkeys(set(columns) - _counts(labelling)), REASON.name: _NO_LABEL}
     return msgspec.json.encode({"model": model, "results": results})
 
 
-def to_arrow(found: Predictions, classes: tuple[str, ...], top_k: int, scores: bool) -> bytes:
+def to_arrow(found: Predictions, labelling: Labelling) -> bytes:
     """A stream with the same columns."""
-    schema = computed_columns(classes, top_k, scores, truth=False)
-    lost = found.overflowed
-    known = replace(found, labels=np.maximum(found.labels, 0), all_scores=found.all_scores if scores else None)
-    table = pa.table(label_columns(known, classes, top_k > 1), schema)
-    if lost.any():
-        mask, counts = pa.array(lost), ("n_chars", "truncated", "unknown_chars")
-        columns = [c if n in counts else _nulled(c, mask) for n, c in zip(schema.names, table.columns, strict=True)]
-        reason = pc.if_else(mask, _NO_LABEL, pa.scalar(None, pa.string()))
-        table = pa.table([*columns, reason], pa.schema([*schema, REASON]))
-    sink = pa.BufferOutputStream()
+    columns = _columns(found, labelling)
+    if found.overflowed.any():
+        lost, kept = pa.array(found.overflowed), _counts(labelling)
+        for name in set(columns) - kept:
+            columns[name] = columns[name].take(pa.array(np.arange(len(lost)), mask=found.overflowed))
+        columns[REASON.name] = pc.if_else(lost, _NO_LABEL, pa.scalar(None, pa.string()))
+    table, sink = pa.table(columns), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue())
 
 
-def _nulled(column: pa.ChunkedArray, mask: pa.Array) -> pa.Array:
-    column = column.combine_chunks()
-    return column.take(pa.array(np.arange(len(column)), mask=np.asarray(mask)))
+def _columns(found: Predictions, labelling: Labelling) -> dict[str, pa.Array]:
+    """By name, in the order of a job's columns; of texts on which the model overflows, with the first class."""
+    known = replace(found, labels=np.maximum(found.labels, 0))
+    columns = {N_CHARS.name: pa.array(found.n_chars), **labelling.columns(known)}
+    return {name: columns[name] for name in computed_columns([labelling], truth=False).names}
 
 
-def _counts(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: result[name] for name in ("n_chars", "truncated", "unknown_chars")}
+def _counts(labelling: Labelling) -> set[str]:
+    """The columns that a text has even where it has no label."""
+    return {N_CHARS.name, *(field.name for field in labelling.of_text)}
 
 
-def _name(classes: tuple[str, ...], label: int) -> str | None:
-    return classes[label] if label >= 0 else None
+def _plain(column: pa.Array) -> list[Any]:
+    """A float32 as the float64 with the fewest digits that reads back as the same float32."""
+    if len(column) <= _FEW and pa.types.is_float32(column.type):
+        return [float(str(value)) for value in column.to_numpy()]
+    values: list[Any] = (to_plain(column) if _has_floats(column.type) else column).to_pylist()
+    return values
 
 
-def _plain(column: NDArray[np.float32]) -> list[float]:
-    """Each as the float64 with the fewest digits that reads back as the same float32."""
-    if len(column) <= _FEW:
-        return [float(str(value)) for value in column]
-    plain: list[float] = to_plain(pa.array(np.ascontiguousarray(column))).to_pylist()
-    return plain
+def _has_floats(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_float32(kind) or (pa.types.is_list(kind) and pa.types.is_float32(kind.value_type)))

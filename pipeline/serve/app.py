@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pipeline.errors import BroadsheetError
+from pipeline.output.labelling import Labelling
 from pipeline.serve import answers, openapi
 from pipeline.serve.bodies import ARROW, JSON, Asked, BadRequest, from_arrow, from_json, texts_of
 from pipeline.serve.dispatcher import Dispatcher, Gone, Refused
@@ -119,7 +120,7 @@ class App:
             found = await waiting.answer
         finally:
             gone.discard(forget)
-        arguments = (found, waiting.classes, asked.top_k, asked.scores)
+        arguments = (found, Labelling(waiting.classes, asked.top_k, asked.scores))
         write = partial(answers.to_json, name, *arguments) if kind == JSON else partial(answers.to_arrow, *arguments)
         content = write() if len(texts) <= _AT_ONCE_TEXTS else await asyncio.to_thread(write)
         return Response(content, media_type=kind)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pipeline.errors import BroadsheetError
@@ -18,6 +17,7 @@ from pipeline.model.alphabet import Alphabet
 from pipeline.train.augment import augment
 from pipeline.train.checkpoint import Checkpoint, Epoch
 from pipeline.train.network import CharCNN, predict
+from pipeline.train.objective import Objective
 from pipeline.train.recipe import Recipe
 
 _WARMUP_FROM = 0.04  # share of the peak rate at the first step
@@ -27,10 +27,10 @@ _AUGMENTED_AT_ONCE = 4096  # articles, which bounds the memory that augmentation
 
 @dataclass(frozen=True)
 class Rows:
-    """Encoded articles on the training device. ids: uint8 [N, length]. labels: int64 [N]."""
+    """Encoded articles on the training device. ids: uint8 [N, length]. targets: as the objective takes them."""
 
     ids: Tensor
-    labels: Tensor
+    targets: Tensor
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,20 @@ class Run:
     """A run of `recipe` from `seed` over the rows `train`, evaluated on the rows `held_out` (maybe none)."""
 
     def __init__(
-        self, network: CharCNN, train: Rows, held_out: Rows, alphabet: Alphabet, recipe: Recipe, seed: int
+        self,
+        network: CharCNN,
+        train: Rows,
+        held_out: Rows,
+        alphabet: Alphabet,
+        recipe: Recipe,
+        objective: Objective,
+        seed: int,
     ) -> None:
-        self.network, self.recipe = network, recipe
+        self.network, self.recipe, self._objective = network, recipe, objective
         self._train, self._held_out, self._alphabet, self._seed = train, held_out, alphabet, seed
         self._device = train.ids.device
-        self._batch = min(recipe.batch_size, len(train.labels))
-        self._steps_per_epoch = len(train.labels) // self._batch
+        self._batch = min(recipe.batch_size, len(train.ids))
+        self._steps_per_epoch = len(train.ids) // self._batch
         self._all_steps = self._steps_per_epoch * recipe.epochs
         self.average = copy.deepcopy(network).requires_grad_(False)
         self._optimizer = _optimizer(network, recipe, fused=self._device.type == "cuda")
@@ -76,21 +83,21 @@ class Run:
         self.network.train()
         losses = torch.zeros((), device=self._device)
         block = max(_AUGMENTED_AT_ONCE // self._batch, 1) * self._batch
-        order = torch.randperm(len(self._train.labels), device=self._device)[: self._steps_per_epoch * self._batch]
+        order = torch.randperm(len(self._train.ids), device=self._device)[: self._steps_per_epoch * self._batch]
         for rows in torch.split(order, block):
             changed = augment(self._train.ids[rows], self._alphabet, self.recipe)
-            labels = self._train.labels[rows]
+            targets = self._train.targets[rows]
             for first in range(0, len(rows), self._batch):
                 batch = slice(first, first + self._batch)
-                losses += self._step(changed[batch], labels[batch])
+                losses += self._step(changed[batch], targets[batch])
         return float(losses) / self._steps_per_epoch
 
-    def _step(self, ids: Tensor, labels: Tensor) -> Tensor:
+    def _step(self, ids: Tensor, targets: Tensor) -> Tensor:
         recipe = self.recipe
         rate = recipe.learning_rate * _rate(self._steps / self._all_steps, recipe.warmup)
         for group in self._optimizer.param_groups:
             group["lr"] = rate * group["share"]
-        loss = F.cross_entropy(self.network(ids), labels, label_smoothing=recipe.label_smoothing)
+        loss = self._objective.loss(self.network(ids), targets)
         self._optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
@@ -108,9 +115,9 @@ class Run:
 
     def held_out_accuracy(self) -> float:
         """Share of the held-out rows that the averaged network labels right."""
-        if not len(self._held_out.labels):
+        if not len(self._held_out.ids):
             return math.nan
-        right = predict(self.average, self._held_out.ids).argmax(1) == self._held_out.labels
+        right = self._objective.right(predict(self.average, self._held_out.ids), self._held_out.targets)
         return float(right.float().mean())
 
     def _checkpoint(self, job: dict[str, Any]) -> Checkpoint:

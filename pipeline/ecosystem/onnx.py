@@ -1,0 +1,266 @@
+"""A model as an ONNX graph, for ONNX Runtime, Triton, browsers and phones; and the function that makes its inputs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.engine.base import Texts
+from pipeline.engine.cpu import CpuEngine
+from pipeline.errors import BroadsheetError, OutputError, UsageError
+from pipeline.model.alphabet import encode
+from pipeline.model.charcnn import NORM_EPSILON, Layer, Model, load_model
+from pipeline.threads import available_cores
+
+OPSET = 17
+"""The first with LayerNormalization."""
+
+_IR = 8  # of the same release as that opset
+_CHECKED = 1_000
+_BATCH = 100
+
+TOLERANCE = 1e-3
+"""By how much a score may differ: both sum in fp32, in different orders. A wrong graph differs by far more."""
+
+
+def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict[str, NDArray[Any]]:
+    """Encode texts as an exported model reads them.
+
+    A program in another language does the same in a few lines: decode UTF-8, lower-case A to Z, look each of the first
+    `length` characters up in the alphabet, with ``symbols`` for one that is not there, and fill up with
+    ``symbols + 1``. Alphabet and length are in the metadata of the ONNX file.
+
+    Parameters
+    ----------
+    model : str, Path or Model
+        A shipped model's name, a model file, or a loaded `Model`.
+    texts : iterable of str or bytes
+        N texts; bytes are UTF-8.
+
+    Returns
+    -------
+    dict of str to ndarray
+        The inputs by name: ``ids``, uint8 [N, length].
+
+    Raises
+    ------
+    ModelError
+        For a model that cannot be loaded.
+
+    Examples
+    --------
+    >>> session = onnxruntime.InferenceSession("ag-news.onnx")
+    >>> (scores,) = session.run(["scores"], pipeline.onnx_inputs("ag-news", ["Stocks fell on Monday."]))
+
+    """
+    return _inputs(load_model(model), texts_of(texts))
+
+
+def texts_of(texts: Iterable[str | bytes]) -> Texts:
+    """Texts in UTF-8, one after another."""
+    return Texts.of([text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in texts])
+
+
+def _inputs(model: Model, texts: Texts) -> dict[str, NDArray[Any]]:
+    return {"ids": encode(texts.data, texts.offsets, model.alphabet, model.length).ids}
+
+
+def export_onnx(model: str | Path | Model, path: str | Path) -> float:
+    """Write a model as an ONNX file, and compare its scores with our own.
+
+    The graph takes ``ids``, uint8 [N, length] (`onnx_inputs` makes them), and gives ``scores``, float32 [N, classes].
+    It takes ids and not strings, since no ONNX operator splits a string into characters. Weights are fp32; activation
+    scales for int8 are left out. The metadata has the alphabet, the classes, the length, the digest and the card, each
+    as JSON.
+
+    Parameters
+    ----------
+    model : str, Path or Model
+        A shipped model's name, a model file, or a loaded `Model`.
+    path : str or Path
+        The file, which is replaced if it exists, once it is verified.
+
+    Returns
+    -------
+    float
+        The greatest difference between a score of ONNX Runtime and one of ours, on 1,000 texts.
+
+    Raises
+    ------
+    UsageError
+        Without the packages ``onnx`` and ``onnxruntime``.
+    ModelError
+        For a model that cannot be loaded.
+    OutputError
+        For a file that cannot be written.
+    BroadsheetError
+        If a score differs by more than `TOLERANCE`; nothing is written then.
+
+    Examples
+    --------
+    >>> pipeline.export_onnx("ag-news", "ag-news.onnx") < 1e-3
+    True
+
+    """
+    loaded = load_model(model)
+    data = to_onnx(loaded)
+    try:
+        difference = _difference(loaded, data)
+        if not difference <= TOLERANCE:
+            raise BroadsheetError(
+                f"{loaded.name}: a score of the ONNX graph differs from ours by {difference:.2g}, more than "
+                f"{TOLERANCE:.0e}: nothing is written. Please report this"
+            )
+        with tempfile.NamedTemporaryFile(dir=Path(path).parent, delete=False) as temporary:
+            temporary.write(data)
+        Path(temporary.name).replace(path)
+        Path(path).chmod(0o644)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+    return difference
+
+
+def to_onnx(model: Model) -> bytes:
+    """The ONNX file of a model. Raises UsageError without the package ``onnx``."""
+    onnx = _package("onnx")
+    graph = _Graph(onnx, model)
+    made = onnx.helper.make_model(
+        graph.made(), opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=_IR, producer_name="broadsheet"
+    )
+    about = {
+        "alphabet": model.alphabet.symbols,
+        "classes": list(model.classes),
+        "length": model.length,
+        "frame": model.frame,
+        "digest": model.digest,
+        "card": dict(model.card),
+    }
+    onnx.helper.set_model_props(made, {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()})
+    onnx.checker.check_model(made)
+    return bytes(made.SerializeToString())
+
+
+class _Graph:
+    """The nodes of a model's graph, added one after the other; each is called by its output."""
+
+    def __init__(self, onnx: Any, model: Model) -> None:
+        self._onnx, self._model = onnx, model
+        self._nodes: list[Any] = []
+        self._constants: dict[str, NDArray[Any]] = {}
+        for name, tensor in model.tensors.items():
+            self._constants[name] = np.ascontiguousarray(tensor, np.float32)
+
+    def made(self) -> Any:
+        helper, kinds, model = self._onnx.helper, self._onnx.TensorProto, self._model
+        ids = self._node("Cast", ["ids"], "ids int32", to=kinds.INT32)
+        x = self._one_hot(ids)
+        for layer in model.layers:
+            x = self._convolution(x, ids, layer) if layer.kind == "conv1d" else self._linear(x, layer)
+        if model.temperature != 1:
+            temperature = self._constant("temperature", np.float32(model.temperature))
+            x = self._node("Div", [x, temperature], "logits at temperature")
+        self._node("Softmax", [x], "scores", axis=1)
+        constants = [self._onnx.numpy_helper.from_array(value, name) for name, value in self._constants.items()]
+        return helper.make_graph(
+            self._nodes,
+            "broadsheet",
+            [helper.make_tensor_value_info("ids", kinds.UINT8, ["articles", model.length])],
+            [helper.make_tensor_value_info("scores", kinds.FLOAT, ["articles", len(model.classes)])],
+            constants,
+        )
+
+    def _one_hot(self, ids: str) -> str:
+        """[N, symbols, length]: the columns of unknown characters and of padding are zero."""
+        symbols = len(self._model.alphabet)
+        rows = self._constant("columns", np.eye(symbols + 2, symbols, dtype=np.float32))
+        columns = self._node("Gather", [rows, ids], "one-hot rows", axis=0)
+        return self._node("Transpose", [columns], "one-hot", perm=[0, 2, 1])
+
+    def _convolution(self, x: str, ids: str, layer: Layer) -> str:
+        name = layer.name
+        x = self._node("Conv", [x, f"{name}.weight", f"{name}.bias"], f"{name} sums", kernel_shape=[layer.kernel])
+        if layer.norm:
+            given = [x, f"{layer.norm}.weight", f"{layer.norm}.bias"]
+            x = self._node("LayerNormalization", given, f"{layer.norm} rows", axis=1, epsilon=NORM_EPSILON)
+        x = self._node("Relu", [x], f"{name} relu")
+        if layer.is_lookup and self._model.frame == "text":
+            zero = self._constant("zero", np.float32(0))
+            x = self._node("Where", [self._of_text(ids, layer.rows_out), x, zero], f"{name} of text")
+        if layer.pool > 1:
+            x = self._node("MaxPool", [x], f"{name} pool", kernel_shape=[layer.pool], strides=[layer.pool])
+        return x
+
+    def _of_text(self, ids: str, rows: int) -> str:
+        """Whether each row of block 1 comes before the end of the text, [N, 1, rows]."""
+        kinds = self._onnx.TensorProto
+        padding = self._constant("padding", np.int32(self._model.alphabet.padding))
+        places = self._constant("places", np.arange(1, self._model.length + 1, dtype=np.int32))
+        padded = self._node("Equal", [ids, padding], "is padding")
+        inside = self._node("Cast", [self._node("Not", [padded], "is text")], "is text int32", to=kinds.INT32)
+        ends = self._node("ReduceMax", [self._node("Mul", [inside, places], "text places")], "ends", axes=[1])
+        before = self._node("Less", [self._constant("rows", np.arange(rows, dtype=np.int32)), ends], "rows of text")
+        return self._node("Unsqueeze", [before, self._constant("one", np.array([1]))], "channels of text")
+
+    def _linear(self, x: str, layer: Layer) -> str:
+        if layer.name == "fc1":
+            x = self._node("Flatten", [x], "flat", axis=1)
+        x = self._node("Gemm", [x, f"{layer.name}.weight", f"{layer.name}.bias"], f"{layer.name} sums", transB=1)
+        return self._node("Relu", [x], f"{layer.name} relu") if layer.relu else x
+
+    def _node(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        output = output.replace(" ", "_")
+        self._nodes.append(self._onnx.helper.make_node(kind, inputs, [output], output, **attributes))
+        return output
+
+    def _constant(self, name: str, value: NDArray[Any] | np.generic) -> str:
+        self._constants[name] = np.asarray(value)
+        return name
+
+
+def _difference(model: Model, data: bytes) -> float:
+    """The greatest difference of a score between ONNX Runtime and the CPU engine, on 1,000 texts of any kind, or up to
+    the first that is too large.
+    """
+    runtime = _package("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = available_cores()
+    session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    texts = sample_texts(model)
+    engine = CpuEngine(model, available_cores(), "fp32")
+    greatest = 0.0
+    try:
+        for first in range(0, len(texts), _BATCH):
+            part = Texts.of(texts[first : first + _BATCH])
+            ours = engine.classify(part, all_scores=True).all_scores
+            (theirs,) = session.run(["scores"], _inputs(model, part))
+            greatest = float(np.maximum(greatest, np.abs(theirs - ours).max()))  # NaN where one of them is
+            if not greatest <= TOLERANCE:
+                break
+    finally:
+        engine.close()
+    return greatest
+
+
+def sample_texts(model: Model, count: int = _CHECKED) -> list[bytes]:
+    """Texts for a comparison, always the same: of every length up to a little more than what the model reads, most of
+    them short, with characters within and outside the alphabet; and an empty one.
+    """
+    rng = np.random.default_rng(0)
+    symbols = np.array([*model.alphabet.symbols, *"AZé漢🎈\x00"])
+    lengths = (rng.random(count) ** 3 * (model.length + 20)).astype(int)
+    lengths[:2] = 0, model.length
+    return ["".join(rng.choice(symbols, length)).encode() for length in lengths]
+
+
+def _package(name: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise UsageError(f"{name} is not installed: pip install 'broadsheet[onnx]'") from error

@@ -1,0 +1,107 @@
+"""The engine of a model that another library's calls use: found by the model's name, and loaded once in a process.
+
+What a Dask graph or a database holds is a `Resident`: a name and a digest, never weights.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.engine.base import Engine
+from pipeline.errors import BroadsheetError, ModelError
+from pipeline.model.charcnn import SHIPPED, Model, load_model
+from pipeline.threads import available_cores
+from pipeline.worker import STATE
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A model by name, and how it is to be computed.
+
+    name: of a shipped model, the path of a file, or what a `Model` that was given is called. digest: of the model.
+    """
+
+    name: str
+    digest: str
+    device: str = "auto"
+    precision: str = "auto"
+    kernels: str = "auto"
+
+    @property
+    def key(self) -> str:
+        return f"resident-{self.digest[:16]}-{self.device}-{self.precision}-{self.kernels}"
+
+    @contextmanager
+    def engine(self) -> Iterator[Engine]:
+        """The engine in this process, for one thread at a time; loaded at the first call.
+
+        Raises BroadsheetError where the model is not to be had here, or is another; what `open_engine` raises.
+        """
+        with _LOADING:
+            if self.key not in _HELD:
+                STATE.install(self.key, self._load)
+                _HELD.add(self.key)
+        with STATE.computing:
+            yield STATE.engine(self.key)[0]
+
+    def _load(self) -> Engine:
+        return STATE.open_engine(self.model(), self.device, self.precision, _threads(), self.kernels)
+
+    def model(self) -> Model:
+        """The model. Raises BroadsheetError where it is not to be had in this process, or is another."""
+        if self.digest in _GIVEN:
+            return _GIVEN[self.digest]
+        try:
+            found = load_model(self.name)
+        except ModelError as error:
+            raise BroadsheetError(
+                f"a worker cannot load the model: {error.message}. Give the path of a file that each worker can read"
+            ) from error
+        if found.digest != self.digest:
+            raise BroadsheetError(f"{self.name} is another model on this worker, or was replaced: label again")
+        return found
+
+
+_LOADING = threading.Lock()
+_HELD: set[str] = set()
+_GIVEN: dict[str, Model] = {}
+
+
+def resident(
+    model: str | Path | Model, device: str = "auto", precision: str = "auto", kernels: str = "auto"
+) -> tuple[Resident, Model]:
+    """A model by name, and the model. One that was given as a `Model` is kept in this process."""
+    loaded = load_model(model)
+    if isinstance(model, Model):
+        hold(model)
+    name = loaded.name if isinstance(model, Model) or str(model) in SHIPPED else os.path.abspath(model)
+    return Resident(name, loaded.digest, device, precision, kernels), loaded
+
+
+def hold(model: Model) -> None:
+    """Keep a model in this process, for those who know its digest."""
+    _GIVEN[model.digest] = model
+
+
+def release() -> None:
+    """Give up the engines and models of this process; a later call loads them again."""
+    with _LOADING:
+        for key in _HELD:
+            STATE.remove(key)
+        _HELD.clear()
+        _GIVEN.clear()
+
+
+def _threads() -> int:
+    """The cores for a CPU engine: those of this Dask worker, where this is one."""
+    from distributed.worker import get_worker
+
+    try:
+        return min(int(get_worker().state.nthreads), available_cores())
+    except ValueError:
+        return available_cores()

@@ -1,0 +1,42 @@
+"""What a run minimises, and when a row counts as right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+
+class Objective(Protocol):
+    """The loss of a run, and what its accuracy counts.
+
+    Targets have one row an article, of whatever dtype and width the objective takes; they lie on the training device.
+    """
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss, a mean over the rows of `logits`, float32 [N, classes]."""
+        ...
+
+    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Whether each row is labelled right, bool [N]."""
+        ...
+
+
+@dataclass(frozen=True)
+class OneLabel:
+    """Cross-entropy of the softmax. Targets: int64 [N], class indices.
+
+    label_smoothing: probability spread evenly over the classes.
+    """
+
+    label_smoothing: float
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy."""
+        return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+
+    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Whether the most probable class is the label."""
+        return logits.argmax(1) == targets

@@ -1,0 +1,57 @@
+"""The first stage of `train`: labelled articles, encoded, and which of them are held out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import UsageError
+from pipeline.held_out import hold_out
+from pipeline.model.alphabet import Alphabet
+from pipeline.train.data import Labelled, read_labelled
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is trained on.
+
+    data: every labelled article. tested: those of `test`, if there are any. fit, held: row numbers of `data` to train
+    on and to hold out, int64.
+    """
+
+    data: Labelled
+    tested: Labelled | None
+    fit: NDArray[np.int64]
+    held: NDArray[np.int64]
+    symbols: Alphabet
+    length: int
+
+
+def prepare(
+    source: Any,
+    test: Any,
+    text_columns: tuple[str, ...],
+    label_column: str,
+    alphabet: str,
+    length: int,
+    hold_out_share: float,
+    columns: Iterable[str] | None,
+    classes: Iterable[str] | None,
+) -> Prepared:
+    """Read `source`, and `test` where it is not None, and hold rows out. Arguments and errors are those of `train`."""
+    if not 0 <= hold_out_share <= 0.5:
+        raise UsageError(f"{hold_out_share} of the rows cannot be held out: at most half of them")
+    try:
+        symbols = Alphabet(alphabet)
+    except ValueError as error:
+        raise UsageError(f"the alphabet: {error}") from error
+    data = read_labelled(source, text_columns, label_column, symbols, length, columns, classes)
+    tested = None
+    if test is not None:
+        tested = read_labelled(test, text_columns, label_column, symbols, length, columns, data.classes)
+    fit, held = hold_out(data.labels, hold_out_share)
+    return Prepared(data, tested, fit, held, symbols, length)
