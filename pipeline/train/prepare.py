@@ -27,7 +27,6 @@ class Prepared:
     fit: NDArray[np.int64]
     held: NDArray[np.int64]
     symbols: Alphabet
-    length: int
 
 
 def prepare(
@@ -53,4 +52,4 @@ def prepare(
     if test is not None:
         tested = read_labelled(test, text_columns, label_column, symbols, length, columns, data.classes)
     fit, held = hold_out(data.labels, hold_out_share)
-    return Prepared(data, tested, fit, held, symbols, length)
+    return Prepared(data, tested, fit, held, symbols)
