@@ -22,7 +22,7 @@ TEXTS = ["Stocks fell on Monday as oil rose.", "", "é漢 " * 60, b"raw \xff byt
 
 @pytest.fixture(scope="module", params=["text", "dense"])
 def framed(request: pytest.FixtureRequest, small_model: Model) -> Model:
-    return replace(small_model, frame=request.param)
+    return replace(small_model, frame=request.param, temperature=0.8)
 
 
 def scores_by_us(model: Model) -> np.ndarray:
@@ -39,13 +39,15 @@ def test_a_torch_module_gives_our_scores(framed: Model) -> None:
     with torch.inference_mode():
         found = module(ids)
     assert np.allclose(found.numpy(), scores_by_us(framed), atol=1e-5)
-    assert torch.equal(torch.softmax(module.logits(ids), 1), found)
+    assert torch.equal(torch.softmax(module.logits(ids) / 0.8, 1), found)
 
 
 def test_an_exported_model_gives_our_scores_in_onnx_runtime(
-    small_model: Model, small_model_file: Path, tmp_path: Path, broadsheet_here: CommandHere
+    small_model: Model, tmp_path: Path, broadsheet_here: CommandHere
 ) -> None:
-    target = tmp_path / "small.onnx"
+    small_model = replace(small_model, temperature=0.8)
+    small_model_file, target = tmp_path / "small.safetensors", tmp_path / "small.onnx"
+    small_model.save(small_model_file)
     code, said = broadsheet_here("export", small_model_file, target)
     assert code == 0, said
     assert "1,000 texts" in said

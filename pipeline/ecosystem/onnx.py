@@ -162,6 +162,9 @@ class _Graph:
         x = self._one_hot(ids)
         for layer in model.layers:
             x = self._convolution(x, ids, layer) if layer.kind == "conv1d" else self._linear(x, layer)
+        if model.temperature != 1:
+            temperature = self._constant("temperature", np.float32(model.temperature))
+            x = self._node("Div", [x, temperature], "logits at temperature")
         self._node("Softmax", [x], "scores", axis=1)
         constants = [self._onnx.numpy_helper.from_array(value, name) for name, value in self._constants.items()]
         return helper.make_graph(

@@ -20,14 +20,15 @@ class TorchModule(CharCNN):
     def __init__(self, model: Model) -> None:
         super().__init__(model.layers, model.frame)
         self.load_tensors(model.tensors)
+        self._temperature = model.temperature
         self.eval()
 
     def forward(self, ids: Tensor) -> Tensor:
         """Scores float32 [N, classes] of encoded texts, uint8 [N, length]."""
-        return torch.softmax(self.logits(ids), 1)
+        return torch.softmax(self.logits(ids) / self._temperature, 1)
 
     def logits(self, ids: Tensor) -> Tensor:
-        """What `forward` takes the softmax of, float32 [N, classes]: for a loss, such as that of fine-tuning."""
+        """What `forward` takes the softmax of, at the model's temperature: float32 [N, classes], for a loss."""
         return super().forward(ids)
 
 
