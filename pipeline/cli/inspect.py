@@ -15,6 +15,7 @@ from pipeline.report.console import PlainConsole, facts_table, print_fact, print
 if TYPE_CHECKING:
     from pipeline.kernels.memory_plan import Buffer
     from pipeline.model.charcnn import Model
+    from pipeline.model.ngrams import NGrams
 
 _MOST_NAMES = 20
 _LONGEST_NAME = 60
@@ -82,6 +83,7 @@ def about_model(model: Model) -> dict[str, object]:
         "length": model.length,
         "frame": model.frame,
         "scales": None if model.scales is None else msgspec.to_builtins(model.scales),
+        "ngrams": None if model.ngrams is None else {**model.ngrams.about, "buckets": len(model.ngrams.table)},
         "alphabet": model.alphabet.symbols,
         "classes": list(model.classes),
         "layers": [
@@ -90,6 +92,17 @@ def about_model(model: Model) -> dict[str, object]:
         ],
         "card": dict(model.card),
     }
+
+
+def _worded(ngrams: NGrams) -> str:
+    kinds, (low, high) = ngrams.kinds, ngrams.kinds.characters
+    found = [f"1 to {kinds.words} words" if kinds.words > 1 else "1 word"] if kinds.words else []
+    found += [f"{low} to {high} characters" if low < high else f"{low} characters"] if high else []
+    used = int(ngrams.table.any(axis=1).sum())
+    return (
+        f"of {' and of '.join(found)}, in the first {kinds.reads:,} characters; {used:,} of {len(ngrams.table):,} "
+        "buckets used"
+    )
 
 
 def print_model(model: Model, console: PlainConsole) -> None:
@@ -112,6 +125,8 @@ def print_model(model: Model, console: PlainConsole) -> None:
     if model.scales is not None:
         scales = ", ".join(f"{name} {step:.3g}" for name, step in model.scales.steps.items())
         facts["int8"] = f"steps of 8-bit inputs: {scales}; calibration {model.scales.calibration[:16]}"
+    if model.ngrams is not None:
+        facts["n-grams"] = _worded(model.ngrams)
     console.print(facts_table(facts.items()))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, justify in (("block", "left"), ("operation", "left"), ("output", "right"), ("MFLOP", "right")):

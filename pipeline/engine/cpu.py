@@ -1,7 +1,7 @@
 """The CPU engine: the network on NumPy's BLAS, groups of articles on its own threads.
 
 The dense frame is `reference` itself; of the text frame, `text_rows` computes what the texts reach. In int8,
-`quantised` computes all rows of either frame.
+`quantised` computes all rows of either frame. `ngrams` is the branch beside the network, of models that have one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pipeline.engine.base import Backend, Predictions, Texts
 from pipeline.model import quantised, reference
 from pipeline.model.alphabet import encode, of_ids
 from pipeline.model.charcnn import Model
+from pipeline.model.ngrams import NGrams, scores, scores_of_ids
 from pipeline.telemetry.spans import Span, span
 
 
@@ -71,16 +72,28 @@ class CpuEngine:
                 else:
                     ids, n_chars, truncated, unknown = of_ids(texts.ids, self.model.alphabet)
             logits = self._logits(ids, kernels)
+            if self.model.ngrams is not None:
+                with span("ngrams", kernels, "compute", self.device_name):
+                    logits += self._branch(texts, self.model.ngrams)
             with span("head", kernels, "compute", self.device_name):
-                scores = reference.softmax(logits)
-                labels, best = reference.top_k(scores, top_k)
-        every, saturated = scores if all_scores else None, sum(self._saturated)
+                probabilities = reference.softmax(logits)
+                labels, best = reference.top_k(probabilities, top_k)
+        every, saturated = probabilities if all_scores else None, sum(self._saturated)
         found = Predictions(labels, best, every, n_chars, truncated, unknown, saturated)
         return found.of_whole_texts(texts, self.model.length)
 
     def _logits(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
         logits = self.each_group(lambda group: self._forward(group, kernels), self.groups(ids))
         return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *logits])
+
+    def _branch(self, texts: Texts, ngrams: NGrams) -> NDArray[np.float32]:
+        """What the branch adds to the logits."""
+        if texts.ids is not None:
+            return scores_of_ids(texts.ids, self.model.alphabet, ngrams)
+        share = max(1, -(-len(texts) // self.threads))
+        parts = [texts.offsets[first : first + share + 1] for first in range(0, len(texts), share)]
+        found = self._pool.map(lambda offsets: scores(texts.data, offsets, ngrams), parts)
+        return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *found])
 
     def _forward(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
         x: Any = ids

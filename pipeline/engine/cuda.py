@@ -80,6 +80,8 @@ class CudaEngine:
     def __init__(
         self, model: Model, precision: str = "auto", kernels: str = "auto", batch: int | None = None, device: int = 0
     ) -> None:
+        if model.ngrams is not None:
+            raise UsageError(f"{model.name} has n-grams beside its network, which a GPU does not compute: --device cpu")
         self.model = model
         self.device = cp.cuda.Device(device)
         with self.device:

@@ -22,6 +22,9 @@ MAX_SYMBOLS = 254
 _BATCH_BYTES = 1 << 20  # bounds the working memory of one vectorised step
 _LONGEST_SEQUENCE = 4
 
+NOT_UTF8 = 0x110000
+"""Above every code point."""
+
 
 class Encoded(NamedTuple):
     """What the network reads of N articles, and three counts of their characters.
@@ -192,6 +195,44 @@ def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphab
     return out
 
 
+def characters(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64], length: int
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """The first `length` characters of each of N texts, as code points; and where each text begins, int64 [N + 1].
+
+    A byte that is not part of a well-formed sequence is NOT_UTF8 and that byte.
+    """
+    leads = _sequences(data, offsets[1:], 0, len(data))
+    points = np.where(data < 0x80, np.uint32(0), np.uint32(NOT_UTF8)) | data
+    points[leads.at] = _code_points(data, leads)
+    starts = _starts(data, leads)
+    before = np.searchsorted(starts, offsets)
+    n_chars = np.diff(before)
+    position = np.arange(len(starts)) - np.repeat(before[:-1], n_chars)
+    bounds = np.concatenate([[0], np.cumsum(np.minimum(n_chars, length))])
+    return points[starts[position < length]], bounds
+
+
+def texts_of_ids(ids: NDArray[np.uint8], alphabet: Alphabet) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Texts that would be encoded as these ids, uint8 [N, length]: data and offsets as for `encode`.
+
+    What the alphabet does not hold is a space; if it holds that, a byte that is not UTF-8.
+    """
+    unknown = b"\xff" if " " in alphabet.symbols else b" "
+    spelled = [*(symbol.encode() for symbol in alphabet.symbols), unknown, unknown]
+    ends = text_ends(ids, alphabet.padding)
+    texts = [b"".join([spelled[i] for i in row[:end]]) for row, end in zip(ids, ends, strict=True)]
+    return np.frombuffer(b"".join(texts), np.uint8), np.cumsum([0, *map(len, texts)]).astype(np.int64)
+
+
+def _starts(data: NDArray[np.uint8], leads: _Sequences) -> NDArray[np.int64]:
+    """Where characters begin."""
+    begins = np.ones(len(data), np.bool_)
+    for distance in (1, 2, 3):
+        begins[leads.at[leads.size > distance] + distance] = False
+    return np.flatnonzero(begins)
+
+
 def _encode_batch(
     data: NDArray[np.uint8],
     bounds: NDArray[np.int64],
@@ -201,10 +242,7 @@ def _encode_batch(
     part: slice,
 ) -> NDArray[np.int64]:
     leads = _sequences(data, bounds[1:], 0, len(data))
-    begins = np.ones(len(data), np.bool_)
-    for distance in (1, 2, 3):
-        begins[leads.at[leads.size > distance] + distance] = False
-    starts = np.flatnonzero(begins)
+    starts = _starts(data, leads)
     before = np.searchsorted(starts, bounds)  # characters before each bound
     n_chars = np.diff(before)
     article = np.repeat(np.arange(len(n_chars)), n_chars)

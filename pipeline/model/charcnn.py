@@ -18,6 +18,7 @@ from pipeline.errors import ModelError
 from pipeline.model import model_file, sidecar
 from pipeline.model.alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
 from pipeline.model.frame import FRAMES, Frame
+from pipeline.model.ngrams import MOST_TABLE_BYTES, NGrams
 from pipeline.model.scales import ActivationScales
 
 CHANNELS = 256
@@ -174,12 +175,14 @@ class Model:
         "text" if block 1's output is zero after the end of an article's text, "dense" if it is not.
     scales : ActivationScales, optional
         What `quantise` found, by which the model computes in int8.
+    ngrams : NGrams, optional
+        A branch beside the network, whose scores are added to the network's logits.
 
     Raises
     ------
     ModelError
         For a tensor that is missing, unknown, misshapen or not finite, a class without a name, two of one name, an
-        unknown frame, or scales that do not fit.
+        unknown frame, or scales or n-grams that do not fit.
 
     Examples
     --------
@@ -199,6 +202,7 @@ class Model:
     name: str = "model"
     frame: Frame = "dense"
     scales: ActivationScales | None = field(default=None, repr=False)
+    ngrams: NGrams | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_classes()
@@ -224,6 +228,8 @@ class Model:
         if self.scales is not None:
             convolutions = [layer.name for layer in self.layers if layer.kind == "conv1d" and not layer.is_lookup]
             self.scales.check(convolutions, self.name)
+        if self.ngrams is not None:
+            self.ngrams.check(len(self.classes), self.name)
 
     def _check_classes(self) -> None:
         """Names go into Parquet, CSV and JSON, where a label must be a text that is told from a missing one."""
@@ -248,7 +254,7 @@ class Model:
         >>> pipeline.load_model("ag-news").reads
         1014
         """
-        return self.length
+        return self.length if self.ngrams is None else max(self.length, self.ngrams.kinds.reads)
 
     @property
     def meant_for(self) -> str | None:
@@ -258,7 +264,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """The number of weights."""
+        """The number of weights of the network."""
         return sum(t.size for t in self.tensors.values())
 
     @property
@@ -268,18 +274,24 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of everything that decides a score: alphabet, classes, length, frame, scales and tensors."""
+        """sha256 of everything that decides a score: alphabet, classes, length, frame, scales, n-grams and tensors."""
         about = [self.alphabet.symbols, self.classes, self.length]
         if self.frame != "dense":  # digests of dense models are older than the choice
             about.append({"frame": self.frame})
         if self.scales is not None:
             about.append({"steps": self.scales.steps})
+        if self.ngrams is not None:
+            about.append({"ngrams": self.ngrams.about})
         digest = hashlib.sha256(json.dumps(about).encode())
-        for name in sorted(self.tensors):
-            tensor = np.ascontiguousarray(self.tensors[name])
+        for name in sorted(stored := {**self.tensors, **self._of_ngrams}):
+            tensor = np.ascontiguousarray(stored[name])
             digest.update(f"{name} {tensor.dtype.str}".encode())
             digest.update(tensor.data)
         return digest.hexdigest()
+
+    @property
+    def _of_ngrams(self) -> dict[str, NDArray[Any]]:
+        return {} if self.ngrams is None else self.ngrams.tensors()
 
     def to_bytes(self, dtype: str | None = None) -> bytes:
         """Encode the model as a safetensors file.
@@ -305,9 +317,11 @@ class Model:
             if not np.isfinite(tensor).all():
                 raise ModelError(f"tensor {name} does not fit {dtype}")
         about = model_file.About(
-            self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales
-        )
+            self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
+            ngrams=None if self.ngrams is None else self.ngrams.kinds,
+        )  # fmt: skip
         digest = replace(self, tensors=tensors).digest
+        tensors |= self._of_ngrams
         return model_file.encode(tensors, about, [_describe(layer) for layer in self.layers], digest)
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
@@ -350,7 +364,10 @@ class Model:
         shipped = next((known for known in SHIPPED.values() if known.header == record.header), None)
         if shipped:
             card = {MEANT_FOR: shipped.meant_for, **card}
-        model = cls(alphabet, tuple(about.classes), about.length, tensors, card, name, about.frame, about.scales)
+        branch = None if about.ngrams is None else NGrams.of_file(about.ngrams, tensors, name)
+        model = cls(
+            alphabet, tuple(about.classes), about.length, tensors, card, name, about.frame, about.scales, ngrams=branch
+        )
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
         return model
@@ -430,6 +447,7 @@ def read_model_file(path: Path) -> bytes:
     Raises OSError or ValueError where there is no such file; ModelError where it is none, or larger than any model.
     """
     largest = 4 * _parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + model_file.MOST_HEADER_BYTES
+    largest += MOST_TABLE_BYTES
     return model_file.read_file(path, largest)
 
 

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ModelError
 from pipeline.model.frame import Frame
+from pipeline.model.ngrams import Kinds
 from pipeline.model.scales import ActivationScales
 
 FORMAT = "broadsheet-charcnn/2"
-FEATURES = ("frame", "scales")
+FEATURES = ("frame", "scales", "ngrams")
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
 _CHECKSUM = "checksum"
@@ -44,6 +45,7 @@ class About(Struct):
     card: dict[str, Any] = {}
     frame: Frame = "dense"
     scales: ActivationScales | None = None
+    ngrams: Kinds | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]
@@ -88,9 +90,7 @@ def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[
 
     Raises ModelError for a card that is too large, or that JSON cannot hold.
     """
-    of_model = {name: value for name, value in msgspec.structs.asdict(about).items() if value is not None}
-    if about.scales is not None:
-        of_model["scales"] = msgspec.structs.asdict(about.scales)
+    of_model = {name: value for name, value in msgspec.to_builtins(about).items() if value is not None}
     features = [name for name in FEATURES if name in of_model]
     values = {"format": FORMAT, "features": features, "layers": layers, **of_model}
     metadata = {name: _json(value) for name, value in values.items()}
@@ -130,7 +130,7 @@ def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About, Reco
     size = int.from_bytes(data[:8], "little")
     if size > MOST_HEADER_BYTES:
         raise ModelError(f"{name}: not a safetensors file of a model (it claims a header of {size:,} bytes)")
-    with _damage_told(f"{name}: not a safetensors file of fp32 or fp16 tensors"):
+    with _damage_told(f"{name}: not a safetensors file of fp32, fp16 or int16 tensors"):
         header = msgspec.json.decode(data[8 : 8 + size], type=_Header)
         tensors = safetensors.numpy.load(data)
     with _damage_told(f"{name}: its metadata is damaged"):

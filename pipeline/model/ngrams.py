@@ -1,0 +1,372 @@
+"""The wide branch beside the network, in NumPy: the specification of its kernel, and the CPU backend of it.
+
+A text has n-grams of words and n-grams of characters. Each is hashed to a bucket, and a bucket has a row in a table of
+integers: a weight for each class, and the square of its own importance (in a TF-IDF model, of the inverse document
+frequency). With the sums of these rows over all n-grams of one kind, as often as they occur, that kind gives class c
+
+    scale[c] * sum of the weights for c / sqrt(sum of the squares)
+
+or 0 where the sum of squares is 0. Both kinds are added to the network's logits. `NGrams.of_weights` makes the table of
+a linear model on TF-IDF, each kind with an L2 norm of its own. An n-gram that occurs t times counts t times in the norm
+too, where scikit-learn's counts t squared: so the norm takes one pass, and no n-gram is compared with another.
+
+Sums are exact in 32 bits, so their order does not matter. The rest is a product, a root, a quotient and a sum of fp32,
+each rounded by IEEE 754, so every backend gives the same bits.
+
+Text is read as characters, as `alphabet.encode` reads it, each as one symbol of 16 bits: its code point after a simple
+lower-casing; 0x20 for every white space and control character; 0xD800 with the lower 11 bits of the code point beyond
+the first plane, and with the byte itself for a byte that is not UTF-8. A word is a run of symbols that are letters,
+digits or underscores. An n-gram of characters is n neighbouring symbols with no white space but in the first or the
+last place, where there is one before the text and after it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from msgspec import Meta, Struct, to_builtins
+from numpy.typing import NDArray
+
+from pipeline.errors import ModelError
+from pipeline.model.alphabet import Alphabet, characters, head_bytes, texts_of_ids
+
+Floats = NDArray[np.float32]
+Hashes = NDArray[np.uint32]
+Offsets = NDArray[np.int64]
+_Hashed = tuple[Hashes, Offsets]
+
+TABLE, SCALE = "ngrams.table", "ngrams.scale"
+"""Its tensors in a model file."""
+
+MOST_READ = 16_384
+"""Characters. With so many, and FEW_ORDERS orders, a sum of 16-bit rows stays within 32 bits."""
+
+FEW_ORDERS = 4
+LARGEST_ORDER = 8
+BITS = (8, 22)
+MOST_TABLE_BYTES = 256 << 20
+LARGEST_WEIGHT = 32_767
+
+_LEAST = 1e-30
+"""Of a largest weight, where all are zero."""
+
+SPACE = 0x20
+BEYOND = 0xD800
+"""Symbols from here to 0xDFFF stand for no code point: UTF-8 has none of these."""
+
+_BATCH_BYTES = 1 << 17
+_BATCH_VALUES = 1 << 24
+
+# First symbol, last symbol, and what is added to it.
+_CAPITALS = (
+    (0x41, 0x5A, 32), (0xC0, 0xD6, 32), (0xD8, 0xDE, 32), (0x391, 0x3A9, 32), (0x400, 0x40F, 80), (0x410, 0x42F, 32),
+)  # fmt: skip
+_SPACES = ((0, 0x20), (0x7F, 0xA0), (0x2000, 0x200F), (0x2028, 0x202F), (0x3000, 0x3000), (0xFEFF, 0xFEFF))
+_LETTERS = (
+    (0x30, 0x39), (0x5F, 0x5F), (0x61, 0x7A), (0xC0, 0xD6), (0xD8, 0xF6), (0xF8, 0x1FFF), (0x2C00, 0x2DFF),
+    (0x3040, 0xD7FF), (0xF900, 0xFDFF), (0xFE70, 0xFEFE), (0xFF10, 0xFF19), (0xFF21, 0xFFDC),
+)  # fmt: skip
+
+
+def _tables() -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
+    symbols = np.arange(1 << 16, dtype=np.uint16)
+    for first, last, distance in _CAPITALS:
+        symbols[first : last + 1] += np.uint16(distance)
+    for first, last in _SPACES:
+        symbols[first : last + 1] = SPACE
+    letters = np.zeros(1 << 16, np.bool_)
+    for first, last in _LETTERS:
+        letters[first : last + 1] = True
+    return symbols, letters
+
+
+_SYMBOLS, _IS_LETTER = _tables()
+
+# The hash, in unsigned arithmetic of 32 bits.
+_MULTIPLIER = np.uint32(0x9E3779B1)
+_OF_CHARACTERS, _OF_WORDS = np.uint32(0x3C6EF372), np.uint32(0xBB67AE85)
+
+
+def _step(state: Hashes, symbol: Hashes | NDArray[np.uint16]) -> Hashes:
+    """A hash and one more symbol."""
+    state = (state ^ symbol) * _MULTIPLIER
+    state ^= state >> np.uint32(15)
+    return state
+
+
+def _buckets(hashes: Hashes, bits: int) -> NDArray[np.uint32]:
+    """The upper `bits` of hashes that are mixed once more, as MurmurHash3 ends (https://github.com/aappleby/smhasher)."""
+    mixed = hashes ^ (hashes >> np.uint32(16))
+    mixed *= np.uint32(0x85EBCA6B)
+    mixed ^= mixed >> np.uint32(13)
+    mixed *= np.uint32(0xC2B2AE35)
+    mixed ^= mixed >> np.uint32(16)
+    return mixed >> np.uint32(32 - bits)
+
+
+class Kinds(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which n-grams there are.
+
+    Attributes
+    ----------
+    words : int
+        Words of the longest n-gram of words: 0 for none, 1, or 2.
+    characters : tuple of int
+        Characters of the shortest and of the longest n-gram of characters; (0, 0) for none.
+    reads : int
+        Characters at the beginning of a text in which they are looked for.
+    hash : str
+        The name of what this module does from bytes to buckets.
+
+    """
+
+    words: Annotated[int, Meta(ge=0, le=2)]
+    characters: tuple[int, int]
+    reads: Annotated[int, Meta(ge=1, le=MOST_READ)]
+    hash: Literal["16-bit symbols/1"] = "16-bit symbols/1"
+
+    def check(self, model: str) -> None:
+        """Raise ModelError for orders that no kernel computes."""
+        low, high = self.characters
+        some = 1 <= low <= high <= LARGEST_ORDER and high - low < FEW_ORDERS
+        if not (some or (low, high) == (0, 0)) or not (self.words or high):
+            raise ModelError(f"{model}: n-grams of {self.words} words and of {low} to {high} characters are not known")
+
+
+class Grams(NamedTuple):
+    """The n-grams of N texts, of one kind and one n. buckets: uint32 [G]. offsets: int64 [N + 1], ascending."""
+
+    buckets: NDArray[np.uint32]
+    offsets: Offsets
+
+
+class Found(NamedTuple):
+    """The n-grams of N texts, one Grams for each n."""
+
+    words: list[Grams]
+    characters: list[Grams]
+
+
+@dataclass(frozen=True)
+class NGrams:
+    """The branch of a model; immutable.
+
+    Attributes
+    ----------
+    kinds : Kinds
+        Which n-grams there are.
+    table : int16 [buckets, classes + 1]
+        Of each bucket the weights of the classes, then the square of its importance. The number of buckets is a power
+        of two, from 2^8 to 2^22.
+    scale : float32 [2, classes]
+        What one step of a weight stands for: of words, then of characters.
+
+    Examples
+    --------
+    >>> table = np.zeros((256, 5), np.int16)
+    >>> branch = NGrams(Kinds(words=2, characters=(3, 5), reads=1014), table, np.ones((2, 4), np.float32))
+    >>> branch.bits
+    8
+
+    """
+
+    kinds: Kinds
+    table: NDArray[np.int16] = field(repr=False)
+    scale: Floats = field(repr=False)
+
+    @classmethod
+    def of_file(cls, kinds: Kinds, tensors: dict[str, NDArray[Any]], model: str) -> NGrams:
+        """Take the branch's tensors out of those of a model file. Raises ModelError where one is missing."""
+        for name in (TABLE, SCALE):
+            if name not in tensors:
+                raise ModelError(f"{model}: tensor {name} is missing")
+        return cls(kinds, tensors.pop(TABLE), tensors.pop(SCALE))
+
+    def check(self, classes: int, model: str) -> None:
+        """Raise ModelError unless this fits a model of so many classes."""
+        self.kinds.check(model)
+        _expect(model, TABLE, self.table, "int16", [1 << self.bits, classes + 1])
+        _expect(model, SCALE, self.scale, "float32", [2, classes])
+        if not BITS[0] <= self.bits <= BITS[1] or self.table.nbytes > MOST_TABLE_BYTES:
+            most = f"2^{BITS[0]} to 2^{BITS[1]} rows and at most {MOST_TABLE_BYTES:,} bytes"
+            raise ModelError(
+                f"{model}: tensor {TABLE} has {len(self.table):,} rows, {self.table.nbytes:,} bytes: not {most}"
+            )
+        if (self.table[:, -1] < 0).any():
+            raise ModelError(f"{model}: tensor {TABLE} holds a negative square")
+        if not np.isfinite(self.scale).all():
+            raise ModelError(f"{model}: tensor {SCALE} holds a value that is not finite")
+
+    @classmethod
+    def of_weights(cls, kinds: Kinds, weights: NDArray[np.floating], importance: NDArray[np.floating]) -> NGrams:
+        """The branch of a linear model, rounded to 16 bits.
+
+        Parameters
+        ----------
+        kinds : Kinds
+            Which n-grams there are.
+        weights : float [buckets, classes]
+            The model's coefficients.
+        importance : float [buckets]
+            Of each bucket: the inverse document frequency, or 0 for one that is left out.
+
+        Returns
+        -------
+        NGrams
+            Its scores are, but for the rounding, the coefficients times the features. The feature of a bucket is, for
+            each kind, importance * occurrences / sqrt(sum over buckets of importance² * occurrences).
+
+        """
+        exact, squares = weights * importance[:, None], np.square(importance)
+        step = np.maximum(np.abs(exact).max(axis=0), _LEAST) / LARGEST_WEIGHT
+        step_of_squares = max(float(squares.max()), _LEAST) / LARGEST_WEIGHT
+        table = np.rint(np.column_stack([exact / step, squares / step_of_squares])).astype(np.int16)
+        table[(importance != 0) & (table[:, -1] == 0), -1] = 1
+        return cls(kinds, table, np.tile((step / np.sqrt(step_of_squares)).astype(np.float32), (2, 1)))
+
+    @property
+    def bits(self) -> int:
+        """The number of buckets is 2 to this power."""
+        return max(len(self.table) - 1, 0).bit_length()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What decides its scores, beside the tensors, as JSON values."""
+        about: dict[str, Any] = to_builtins(self.kinds)
+        return about
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """The tensors by their names in a model file."""
+        return {TABLE: self.table, SCALE: self.scale}
+
+
+def _expect(model: str, name: str, tensor: NDArray[Any], dtype: str, shape: list[int]) -> None:
+    if tensor.dtype != dtype or list(tensor.shape) != shape:
+        found = f"{tensor.dtype} {list(tensor.shape)}"
+        raise ModelError(f"{model}: tensor {name} is {found}, expected {dtype} {shape}")
+
+
+def scores(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> Floats:
+    """What the branch adds to the logits of N texts, fp32 [N, classes].
+
+    data: uint8 [bytes], UTF-8. offsets: int64 [N + 1], ascending; text i is data[offsets[i]:offsets[i + 1]].
+    """
+    columns = ngrams.table.shape[1]
+    out = np.empty((len(offsets) - 1, columns - 1), np.float32)
+    most = min(_BATCH_BYTES, _BATCH_VALUES // columns)
+    for texts, part, bounds in _heads(data, offsets, head_bytes(ngrams.kinds.reads), most):
+        found = find(part, bounds, ngrams.kinds, ngrams.bits)
+        words, letters = (
+            _weighted(_sums(grams, ngrams.table, len(bounds) - 1), scale)
+            for grams, scale in zip(found, ngrams.scale, strict=True)
+        )
+        np.add(words, letters, out=out[texts])
+    return out
+
+
+def scores_of_ids(ids: NDArray[np.uint8], alphabet: Alphabet, ngrams: NGrams) -> Floats:
+    """The same of texts that are given as ids, uint8 [N, length], as `alphabet.texts_of_ids` spells them."""
+    return scores(*texts_of_ids(ids, alphabet), ngrams)
+
+
+def find(data: NDArray[np.uint8], offsets: Offsets, kinds: Kinds, bits: int) -> Found:
+    """The n-grams of N texts, which are not cut to what is read. Takes some hundred times the memory of the text.
+
+    data, offsets: as for `scores`, but offsets[0] is 0 and offsets[-1] is len(data).
+    """
+    points, bounds = characters(data, offsets, kinds.reads)
+    count = len(bounds) - 1
+    # A white space before each text and after the last one, so that each n-gram lies within the places of its text.
+    symbols = np.full(len(points) + count + 1, SPACE, np.uint16)
+    symbols[np.arange(len(points)) + np.repeat(np.arange(count) + 1, np.diff(bounds))] = _symbols(points)
+    begins = bounds + np.arange(count + 1)
+    words = _of_words(symbols, begins, kinds.words) if kinds.words else []
+    letters = _of_characters(symbols, begins, *kinds.characters) if kinds.characters[0] else []
+    return Found(*([Grams(_buckets(h, bits), at) for h, at in found] for found in (words, letters)))
+
+
+def _symbols(points: NDArray[np.uint32]) -> NDArray[np.uint16]:
+    low = points < 1 << 16
+    folded = np.where(low, points, BEYOND | (points & 0x7FF))
+    return np.asarray(np.where(low, _SYMBOLS[folded], folded), np.uint16)
+
+
+def _of_characters(symbols: NDArray[np.uint16], begins: Offsets, lowest: int, highest: int) -> list[_Hashed]:
+    """begins: of each text the place before its first character, [N + 1]."""
+    space = symbols == SPACE
+    hashes = np.full(len(symbols), _OF_CHARACTERS)
+    whole = np.ones(len(symbols), np.bool_)
+    found = []
+    for n in range(1, highest + 1):
+        places = max(len(symbols) - n + 1, 0)
+        hashes = _step(hashes[:places], symbols[n - 1 :])
+        whole = whole[:places]
+        if n > 2:
+            whole &= ~space[n - 2 : n - 2 + places]
+        if n >= lowest:
+            at = np.flatnonzero(whole & ~(space[:places] & space[n - 1 :]) if n < 3 else whole)
+            found.append((hashes[at], np.searchsorted(at, begins)))
+    return found
+
+
+def _of_words(symbols: NDArray[np.uint16], begins: Offsets, highest: int) -> list[_Hashed]:
+    letter = _IS_LETTER[symbols]
+    first = np.flatnonzero(letter[1:] & ~letter[:-1]) + 1
+    size = np.flatnonzero(letter[:-1] & ~letter[1:]) + 1 - first
+    hashes = np.full(len(first), _OF_WORDS)
+    longer, place = np.arange(len(first)), 0
+    while len(longer):
+        hashes[longer] = _step(hashes[longer], symbols[first[longer] + place])
+        place += 1
+        longer = longer[size[longer] > place]
+    of_text = np.searchsorted(first, begins)
+    if highest == 1:
+        return [(hashes, of_text)]
+    within = np.ones(max(len(hashes) - 1, 0), np.bool_)
+    last = of_text[1:] - 1
+    within[last[(last >= 0) & (last < len(within))]] = False
+    at = np.flatnonzero(within)
+    pairs = _step(hashes[at] * _MULTIPLIER, hashes[at + 1])
+    return [(hashes, of_text), (pairs, np.searchsorted(at, of_text))]
+
+
+def _sums(found: list[Grams], table: NDArray[np.int16], count: int) -> NDArray[np.int32]:
+    """The sums of the rows of each text, [N, classes + 1]."""
+    sums = np.zeros((count, table.shape[1]), np.int32)
+    for grams in found:
+        some = np.diff(grams.offsets) > 0
+        if some.any():
+            rows = table[grams.buckets]
+            sums[some] += np.add.reduceat(rows, grams.offsets[:-1][some], axis=0, dtype=np.int32)
+    return sums
+
+
+def _weighted(sums: NDArray[np.int32], scale: Floats) -> Floats:
+    """scale: fp32 [classes]. A product with the scale, a division by the square root: no sum that may be contracted."""
+    squares = sums[:, -1:]
+    values = sums[:, :-1].astype(np.float32) * scale
+    norms = np.sqrt(np.maximum(squares, 1).astype(np.float32))
+    return np.where(squares > 0, values / norms, np.float32(0))
+
+
+def _heads(
+    data: NDArray[np.uint8], offsets: Offsets, most_of_text: int, most: int
+) -> Iterator[tuple[slice, NDArray[np.uint8], Offsets]]:
+    """Texts by the `most` bytes or one text, each cut to its first bytes: which, and data and offsets as for `find`."""
+    sizes = np.minimum(np.diff(offsets), most_of_text)
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(sizes):
+        before = int(ends[first] - sizes[first])
+        last = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
+        bounds = np.concatenate([[0], ends[first:last] - before])
+        part = data[offsets[first] : offsets[last]]
+        if len(part) > bounds[-1]:
+            part = np.concatenate(
+                [data[at : at + size] for at, size in zip(offsets[first:last], sizes[first:last], strict=True)]
+            )
+        yield slice(first, last), part, bounds
+        first = last
