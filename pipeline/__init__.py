@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.api import classify, close
-    from pipeline.calibrate import quantise
     from pipeline.classifier import Classifier, Prediction, load
     from pipeline.ecosystem.onnx import export_onnx, onnx_inputs
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
+    from pipeline.int8_scales import quantise
     from pipeline.labelled import label
     from pipeline.model.charcnn import Model, load_model
     from pipeline.options import Options
     from pipeline.output.verify import verify
     from pipeline.report.job import JobReport
     from pipeline.source.inputs import Paths
+    from pipeline.temperature import calibrate
     from pipeline.train.module import torch_module
 
     __version__: str
@@ -40,6 +41,7 @@ __all__ = [
     "Prediction",
     "SourceError",
     "UsageError",
+    "calibrate",
     "classify",
     "close",
     "dry_run",
@@ -61,6 +63,7 @@ _MODULES = {
     "Options": "options",
     "Paths": "source.inputs",
     "Prediction": "classifier",
+    "calibrate": "temperature",
     "classify": "api",
     "close": "api",
     "dry_run": "estimate",
@@ -69,7 +72,7 @@ _MODULES = {
     "load": "classifier",
     "load_model": "model.charcnn",
     "onnx_inputs": "ecosystem.onnx",
-    "quantise": "calibrate",
+    "quantise": "int8_scales",
     "torch_module": "train.module",
     "verify": "output.verify",
 }

@@ -95,10 +95,11 @@ def _phases(prepared: Prepared) -> JobReport:
     if isinstance(request.cluster, Running):
         client = request.cluster.client
         engines = _start_engines(client, request)
-        planned = plan(prepared, engines, partial(_scanner, prepared, lambda: client))
+        planned = plan(prepared, engines, partial(_scanner, prepared, lambda: client), lambda: len(client.nthreads()))
         return finish(planned, execute(planned, client, engines))
     with beside(_with_engines(request.cluster, request), _HEAD_START_SECONDS) as started:
-        planned = plan(prepared, None, partial(_scanner, prepared, lambda: started()[0]))
+        scanner = partial(_scanner, prepared, lambda: started()[0])
+        planned = plan(prepared, None, scanner, lambda: len(started()[0].nthreads()))
         began = time.perf_counter()
         client, engines = started()
         engines = replace(engines, seconds=time.perf_counter() - began)
@@ -203,9 +204,9 @@ def _nothing_new(prepared: Prepared, before: Manifest, update: Update) -> JobRep
     return report
 
 
-def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Planned:
+def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers: Callable[[], int]) -> Planned:
     """Put the input into groups, or take these from the job to be resumed. engines: of a cluster that runs already.
-    scanner: makes the one for large files, which are scanned beside the job.
+    scanner: makes the one for large files, which are scanned beside the job. workers: how many there are.
 
     Raises UsageError for columns that do not exist, and with `strict` SourceError for input that cannot be read.
     """
@@ -236,9 +237,10 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners) -> Plan
         elif data is not None:
             saved = plan_from(data, prepared.found.found, asked, settings.chunk_size, path, settings.limit)
     if saved is not None and before and (prepared.update or before.updates):
-        job_input = planned_files(saved, scanner)
+        job_input = planned_files(saved, scanner, workers)
     else:
-        job_input = open_input(prepared.found, options.selection(model), chunk_rows, saved, scanner, options.limit)
+        selection = options.selection(model)
+        job_input = open_input(prepared.found, selection, chunk_rows, saved, scanner, options.limit, workers)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     columns = columns_of(job_input.selection, [options.labelling(model)], options.where)

@@ -17,12 +17,14 @@ import safetensors.numpy
 import torch
 from conftest import Command, random_model
 
+from pipeline import calibrate
 from pipeline.errors import BroadsheetError, UsageError
+from pipeline.held_out import hold_out
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Model
 from pipeline.train import Epoch, Recipe, train
 from pipeline.train.augment import augment
-from pipeline.train.data import hold_out, read_labelled
+from pipeline.train.data import read_labelled
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.recipe import WITH_SPACE
 
@@ -78,6 +80,18 @@ def test_a_few_hundred_rows_are_learnt() -> None:
     assert list(model.scales.steps) == ["conv2", "conv3", "conv4", "conv5", "conv6"]
     assert card["calibrated on"] == {"rows": 240}
     assert Model.from_bytes(model.to_bytes()).card == card
+
+
+def test_scores_are_calibrated_on_the_rows_held_out() -> None:
+    rows = articles(240)
+    rng = random.Random(2)
+    kinds = [rng.choice(list(TOPICS)) if rng.random() < 0.3 else kind for kind in rows.column("kind").to_pylist()]
+    noisy = rows.set_column(1, "kind", pa.array(kinds))
+    model = quick_train(noisy, hold_out_share=0.5).model
+    assert model.card["temperature fitted on"]["rows"] == model.card["data"]["held_out_rows"]
+    again = calibrate(model, noisy, label_column="kind", held_out=0.5)  # which finds the same rows
+    assert model.temperature == pytest.approx(again.temperature, rel=1e-3)
+    assert model.temperature != 1
 
 
 class Stop(Exception):

@@ -1,9 +1,10 @@
-"""The last stage of `train`: from trained weights to a model with its card, held-out and test accuracy, and scales."""
+"""The last stage of `train`: from trained weights to a model with its card, accuracies, scales and temperature."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from pipeline.model.calibration import CALIBRATION_ROWS, calibrated
 from pipeline.model.charcnn import Model
+from pipeline.model.temperature import CARD, LEAST_ROWS, fitted
+from pipeline.reliability import improvement
 from pipeline.train.data import Labelled
 from pipeline.train.job import Job
 from pipeline.train.network import CharCNN, predict
@@ -22,7 +25,7 @@ from pipeline.train.prepare import Prepared
 def model_of(
     weights: Mapping[str, NDArray[np.float32]], job: Job, prepared: Prepared, dtype: str, about: Mapping[str, Any]
 ) -> Model:
-    """The finished model: its weights rounded to `dtype`, its card, and the scales that int8 needs."""
+    """The finished model: its weights rounded to `dtype`, its card, the scales that int8 needs, and its temperature."""
     device, compute = job.device_and_dtype()
     tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and then replaced
@@ -44,21 +47,32 @@ def model_of(
             "python": platform.python_version(),
         },
     }
+    temperature = None
     if len(held):
         card["held_out_accuracy"] = _accuracy(final, job, data, held)
+    if len(held) >= LEAST_ROWS:
+        logits, truth = _logits(final, data, held).double().cpu().numpy(), data.labels[held]
+        temperature = fitted(logits, truth)
+        if temperature is not None:
+            card[CARD] = {"rows": len(held), **improvement(logits, truth, temperature)}
     if prepared.tested is not None:
         rows = np.arange(len(prepared.tested))
         card["test"] = prepared.tested.about() | {"accuracy": _accuracy(final, job, prepared.tested, rows)}
     sample = np.random.default_rng(0).permutation(prepared.fit)[:CALIBRATION_ROWS]
     model = Model(prepared.symbols, data.classes, prepared.length, tensors, card, frame=job.frame)
+    model = replace(model, temperature=temperature or 1.0)
     return calibrated(model, data.ids[sample])
 
 
 def _accuracy(network: CharCNN, job: Job, data: Labelled, rows: NDArray[np.int64]) -> float:
-    device = next(network.parameters()).device
-    logits = predict(network, torch.from_numpy(data.ids[rows]).to(device))
-    right = job.objective.right(logits, torch.from_numpy(data.labels[rows]).to(device))
+    logits = _logits(network, data, rows)
+    right = job.objective.right(logits, torch.from_numpy(data.labels[rows]).to(logits.device))
     return round(float(right.double().mean()), 6)
+
+
+def _logits(network: CharCNN, data: Labelled, rows: NDArray[np.int64]) -> torch.Tensor:
+    device = next(network.parameters()).device
+    return predict(network, torch.from_numpy(data.ids[rows]).to(device))
 
 
 def _name(device: torch.device) -> str:

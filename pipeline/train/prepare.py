@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
+from pipeline.held_out import hold_out
 from pipeline.model.alphabet import Alphabet
-from pipeline.train.data import Labelled, hold_out, read_labelled
+from pipeline.train.data import Labelled, read_labelled
 
 
 @dataclass(frozen=True)
