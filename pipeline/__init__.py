@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipeline.api import classify, close
     from pipeline.classifier import Classifier, Prediction, load
     from pipeline.ecosystem.onnx import export_onnx, onnx_inputs
+    from pipeline.ecosystem.push import push
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
     from pipeline.int8_scales import quantise
@@ -50,6 +51,7 @@ __all__ = [
     "load",
     "load_model",
     "onnx_inputs",
+    "push",
     "quantise",
     "torch_module",
     "verify",
@@ -72,6 +74,7 @@ _MODULES = {
     "load": "classifier",
     "load_model": "model.charcnn",
     "onnx_inputs": "ecosystem.onnx",
+    "push": "ecosystem.push",
     "quantise": "int8_scales",
     "torch_module": "train.module",
     "verify": "output.verify",

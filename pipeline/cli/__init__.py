@@ -21,6 +21,7 @@ from pipeline.cli import (
     export,
     inspect,
     profile,
+    push,
     quantise,
     submit,
     train,
@@ -55,6 +56,7 @@ app.command("inspect")(inspect.command)
 app.command("profile")(profile.command)
 app.command("convert")(convert.command)
 app.command("export")(export.command)
+app.command("push")(push.command)
 
 
 @app.callback(invoke_without_command=True)

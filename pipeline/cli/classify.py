@@ -48,7 +48,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="A shipped model's name, or a file.")] = "ag-news",
+    model: Annotated[str, typer.Option(help="A shipped model's name, a file, or hf://USER/NAME.")] = "ag-news",
     text_column: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
