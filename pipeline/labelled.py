@@ -11,9 +11,9 @@ from pipeline.api import classify
 from pipeline.ecosystem.hugging_face import is_dataset, label_dataset
 from pipeline.ecosystem.lazy import is_lazy, label_lazily
 from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model, load_model
+from pipeline.model.charcnn import Model
+from pipeline.model.several import load_models
 from pipeline.options import Options
-from pipeline.output.labelling import Labelling
 from pipeline.output.parts import REASON, computed_columns
 from pipeline.report.job import Progress
 from pipeline.report.join import Frame, refuse_taken
@@ -28,7 +28,7 @@ def label(
     text_column: str | Iterable[str] = (),
     truth_column: str | None = None,
     suffix: str | None = None,
-    model: str | Path | Model = "ag-news",
+    model: str | Path | Model | Iterable[str | Path | Model] = "ag-news",
     client: Client | Callable[[], AbstractContextManager[Client]] | None = None,
     progress: Progress | None = None,
     scores: bool = False,
@@ -115,14 +115,15 @@ def label(
         )
         made: Frame = (label_lazily if is_lazy(frame) else label_dataset)(frame, model, options, suffix)
         return made
-    model = load_model(model)
-    added = computed_columns([Labelling(model.classes, top_k, scores)], truth_column is not None)
+    models = load_models(model)
+    asked = Options(top_k=top_k, scores=scores).labellings(models)
+    added = computed_columns(asked, truth_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     report = classify(
         frame,
         text_column=text_column,
         truth_column=truth_column,
-        model=model,
+        model=models.every,
         client=client,
         progress=progress,
         scores=scores,

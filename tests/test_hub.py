@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from conftest import ROOT
 
 import pipeline
 from pipeline.errors import UsageError
-from pipeline.model.charcnn import load_model
+from pipeline.model.charcnn import Model, load_model
 from pipeline.model.hub import repository_of
+from pipeline.model.several import Models
 
 STEPS = """
 import json, sys
@@ -177,8 +179,9 @@ def test_a_model_goes_to_the_hub_and_comes_back(
     assert steps(first, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="1") == [[first, digest]]
 
 
-def test_what_is_no_repository_is_told() -> None:
+def test_what_a_repository_is_called(small_model: Model) -> None:
     assert repository_of("hf://user/name@v1/2") == ("user/name", "v1/2")
+    assert Models((replace(small_model, name="hf://user/name@v1/2"),)).short_names == ("name",)
     for url in ("hf://name", "hf://a/b/c", "hf://a/", "hf://a/b@"):
         with pytest.raises(UsageError, match="names no repository"):
             repository_of(url)

@@ -23,6 +23,7 @@ from pipeline.cli import (
     profile,
     push,
     quantise,
+    serve,
     submit,
     train,
     verify,
@@ -57,6 +58,7 @@ app.command("profile")(profile.command)
 app.command("convert")(convert.command)
 app.command("export")(export.command)
 app.command("push")(push.command)
+app.command("serve")(serve.command)
 
 
 @app.callback(invoke_without_command=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ def is_dataset(frame: Any) -> bool:
     return type(frame).__module__.startswith("datasets.") and hasattr(frame, "features")
 
 
-def label_dataset(dataset: Any, model: str | Path | Model, options: Options, suffix: str | None) -> Any:
+def label_dataset(
+    dataset: Any, model: str | Path | Model | Iterable[str | Path | Model], options: Options, suffix: str | None
+) -> Any:
     """The dataset with the columns of labels after its own.
 
     Raises UsageError for a column or option that does not fit.
@@ -34,7 +37,7 @@ def label_dataset(dataset: Any, model: str | Path | Model, options: Options, suf
         own, features = pa.schema([(name, pa.string()) for name in names]), None
     else:
         own, features = dataset.features.arrow_schema, dataset.features
-    labels = labels_of(model, options, own)
+    labels = labels_of([model] if isinstance(model, str | Path | Model) else list(model), options, own)
     called = [name + suffix if suffix and name in own.names else name for name in labels.schema.names]
     for name in called:
         if name in own.names:
