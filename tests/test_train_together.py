@@ -1,4 +1,4 @@
-"""Training in several processes, here and on the workers of a cluster: the same run; if one is lost, it ends clearly."""
+"""Training in several processes, here and on workers of a cluster: the same run; one that is lost ends it clearly."""
 
 from __future__ import annotations
 
