@@ -36,6 +36,9 @@ class Settings:
     words: float = 0.5
 
 
+_PLAIN = Settings(1e-4, salience=0.0, words=1.0)
+
+
 class Bags(NamedTuple):
     """N texts. words, letters: [N, used buckets], how often each counts. buckets: which they are, ascending."""
 
@@ -51,13 +54,16 @@ class Bags(NamedTuple):
 class Branch(NamedTuple):
     """The result of `fit_branch`.
 
-    ngrams, bias: [classes]; what they give a text are its logits. logits: [N, classes], of each of the N rows by a fit
-    to other rows. settings: the chosen ones.
+    ngrams, bias: [classes]; what they give a text are its logits. known: the rows that were held out in turn. logits:
+    [N, classes], of each of these by a fit to other rows. plain: the same of a plain linear model on words, to compare
+    with. settings: the chosen ones.
     """
 
     ngrams: NGrams
     bias: Floats
+    known: Labels
     logits: Floats
+    plain: Floats
     settings: Settings
 
 
@@ -88,25 +94,32 @@ def fit_branch(
     classes: int,
     kinds: Kinds,
     bits: int,
+    held: Labels,
     balanced: bool = False,
 ) -> Branch:
     """Fit the branch to N labelled texts, data[offsets[i]:offsets[i + 1]].
 
-    balanced: every class weighs the same, however many rows it has.
+    Its settings are chosen on rows that it was not fitted to: up to 10,000 rows are held out in turn, of more those of
+    `held` are, or a fifth if there are none. It is then fitted to all of them. balanced: every class weighs the same,
+    however many rows it has.
     """
     found = bags(data, offsets, kinds, bits)
-    settings, logits = _chosen(found, labels, classes, balanced)
+    folds = folds_of(labels, held)
+    settings, logits = _chosen(found, labels, classes, folds, balanced)
+    plain = plain_logits(found, labels, classes, folds)
     importance, solved, features = _fit(found, labels, classes, settings, balanced)
     weights, all_importance = np.zeros((1 << bits, classes)), np.zeros(1 << bits)
     weights[found.buckets], all_importance[found.buckets] = solved.weights(features), importance
     ngrams = NGrams.of_weights(kinds, weights, all_importance)
     shares = np.sqrt([[settings.words], [1 - settings.words]]).astype(np.float32)
-    return Branch(replace(ngrams, scale=ngrams.scale * shares), solved.bias, logits, settings)
+    ngrams = replace(ngrams, scale=ngrams.scale * shares)
+    return Branch(ngrams, solved.bias, np.sort(np.concatenate(folds)), logits, plain, settings)
 
 
-def _chosen(found: Bags, labels: Labels, classes: int, balanced: bool) -> tuple[Settings, Floats]:
+def _chosen(
+    found: Bags, labels: Labels, classes: int, folds: list[Labels], balanced: bool
+) -> tuple[Settings, Floats]:
     """The settings with the least log loss on rows that they were not fitted to, and the logits of these rows."""
-    folds = _folds(labels)
     best: tuple[float, Settings, Floats] | None = None
     for salience in (0.5, 0.0):
         before: list[Fitted | None] = [None] * len(folds)
@@ -132,7 +145,7 @@ def _tried(
     found: Bags,
     labels: Labels,
     classes: int,
-    folds: list[NDArray[np.int64]],
+    folds: list[Labels],
     settings: Settings,
     balanced: bool,
     before: list[Fitted | None],
@@ -150,12 +163,19 @@ def _tried(
     return log_loss(logits[known], labels[known], temperature), logits, fits
 
 
-def _folds(labels: Labels) -> list[NDArray[np.int64]]:
-    """Rows that are held out in turn, a like share of each class; of many rows a fifth, once."""
+def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[Labels]) -> Floats:
+    """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
+    return _tried(found, labels, classes, folds, _PLAIN, False, [None] * len(folds))[1]
+
+
+def folds_of(labels: Labels, held: Labels) -> list[Labels]:
+    """Rows that are held out in turn, a like share of each class; of many rows `held`, or if it is empty a fifth."""
+    count = next((folds for rows, folds in _FOLDS if len(labels) <= rows), None)
+    if count is None and len(held):
+        return [held]
     order = np.random.default_rng(0).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
-    count = next((folds for rows, folds in _FOLDS if len(labels) <= rows), None)
-    return [np.sort(order[::5])] if count is None else [np.sort(order[fold::count]) for fold in range(count)]
+    return [np.sort(order[fold :: count or 5]) for fold in range(count or 1)]
 
 
 def _fit(
