@@ -44,7 +44,9 @@ class Compared:
         told = f"on the same {self.rows:,} rows: the most frequent class {self.most_frequent:.2%}"
         lines = [f"{told}, a linear model on words {self.linear:.2%}"]
         if self.unclear:
-            lines.append(f"warning: the model ({self.model:.2%}) is not clearly better than {' or '.join(self.unclear)}")
+            lines.append(
+                f"warning: the model ({self.model:.2%}) is not clearly better than {' or '.join(self.unclear)}"
+            )
         return lines
 
 
@@ -74,4 +76,4 @@ def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Label
 def _is_clear(right: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:
     """By McNemar's test: of the rows about which one of the two is right, how many more are ours."""
     ours, its = int((right & ~other).sum()), int((other & ~right).sum())
-    return ours - its > _CLEARLY * np.sqrt(ours + its)
+    return bool(ours - its > _CLEARLY * np.sqrt(ours + its))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.model.ngrams import Grams, Kinds, NGrams, counted, find
 from pipeline.model.temperature import fitted, log_loss
+from pipeline.train.data import Texts
 from pipeline.train.linear import Fitted, fit
 
 Labels = NDArray[np.int64]
@@ -54,17 +55,21 @@ class Bags(NamedTuple):
 class Branch(NamedTuple):
     """The result of `fit_branch`.
 
-    ngrams, bias: [classes]; what they give a text are its logits. known: the rows that were held out in turn. logits:
-    [N, classes], of each of these by a fit to other rows. plain: the same of a plain linear model on words, to compare
-    with. settings: the chosen ones.
+    ngrams, bias: [classes]; what they give a text are its logits. settings: the chosen ones. rows: M row numbers.
+    logits: [M, classes], of each of these by a fit to other rows. plain: the same by a plain linear model on words, to
+    compare with.
     """
 
     ngrams: NGrams
     bias: Floats
-    known: Labels
+    settings: Settings
+    rows: Labels
     logits: Floats
     plain: Floats
-    settings: Settings
+
+    def about(self) -> dict[str, Any]:
+        """Its settings as a model's card has them."""
+        return asdict(self.settings)
 
 
 def bags(data: NDArray[np.uint8], offsets: NDArray[np.int64], kinds: Kinds, bits: int) -> Bags:
@@ -88,37 +93,35 @@ def _counts(grams: list[Grams], texts: int, bits: int) -> sp.csr_array:
 
 
 def fit_branch(
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    labels: Labels,
-    classes: int,
-    kinds: Kinds,
-    bits: int,
-    held: Labels,
-    balanced: bool = False,
+    text: Texts, labels: Labels, classes: int, fit: Labels, held: Labels, kinds: Kinds, bits: int, balanced: bool
 ) -> Branch:
-    """Fit the branch to N labelled texts, data[offsets[i]:offsets[i + 1]].
+    """Fit the branch to the rows `fit` of labelled texts.
 
-    Its settings are chosen on rows that it was not fitted to: up to 10,000 rows are held out in turn, of more those of
-    `held` are, or a fifth if there are none. It is then fitted to all of them. balanced: every class weighs the same,
-    however many rows it has.
+    Its settings are chosen on rows that were held out of these in turn, or if there are more than 10,000, on a fifth of
+    them. Rows that it was not fitted to are `held`; or if there are none, those on which the settings were chosen.
+    balanced: every class weighs the same, however many rows it has.
     """
-    found = bags(data, offsets, kinds, bits)
-    folds = folds_of(labels, held)
-    settings, logits = _chosen(found, labels, classes, folds, balanced)
-    plain = plain_logits(found, labels, classes, folds)
-    importance, solved, features = _fit(found, labels, classes, settings, balanced)
+    found = bags(*text.rows(np.concatenate([fit, held])), kinds, bits)
+    ours, others = found.rows(np.arange(len(fit))), np.arange(len(fit), len(fit) + len(held))
+    folds = folds_of(labels[fit])
+    settings, logits = _chosen(ours, labels[fit], classes, folds, balanced)
+    importance, solved, features = _fit(ours, labels[fit], classes, settings, balanced)
     weights, all_importance = np.zeros((1 << bits, classes)), np.zeros(1 << bits)
-    weights[found.buckets], all_importance[found.buckets] = solved.weights(features), importance
+    of_used = solved.weights(features)
+    weights[found.buckets], all_importance[found.buckets] = of_used, importance
     ngrams = NGrams.of_weights(kinds, weights, all_importance)
     shares = np.sqrt([[settings.words], [1 - settings.words]]).astype(np.float32)
     ngrams = replace(ngrams, scale=ngrams.scale * shares)
-    return Branch(ngrams, solved.bias, np.sort(np.concatenate(folds)), logits, plain, settings)
+    if len(held):
+        logits = features_of(found.rows(others), importance, settings) @ of_used + solved.bias
+        plain = plain_logits(found, np.concatenate([labels[fit], labels[held]]), classes, [others])[others]
+        return Branch(ngrams, solved.bias, settings, held, logits, plain)
+    known = np.sort(np.concatenate(folds))
+    plain = plain_logits(ours, labels[fit], classes, folds)[known]
+    return Branch(ngrams, solved.bias, settings, fit[known], logits[known], plain)
 
 
-def _chosen(
-    found: Bags, labels: Labels, classes: int, folds: list[Labels], balanced: bool
-) -> tuple[Settings, Floats]:
+def _chosen(found: Bags, labels: Labels, classes: int, folds: list[Labels], balanced: bool) -> tuple[Settings, Floats]:
     """The settings with the least log loss on rows that they were not fitted to, and the logits of these rows."""
     best: tuple[float, Settings, Floats] | None = None
     for salience in (0.5, 0.0):
@@ -168,14 +171,12 @@ def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[Labels])
     return _tried(found, labels, classes, folds, _PLAIN, False, [None] * len(folds))[1]
 
 
-def folds_of(labels: Labels, held: Labels) -> list[Labels]:
-    """Rows that are held out in turn, a like share of each class; of many rows `held`, or if it is empty a fifth."""
-    count = next((folds for rows, folds in _FOLDS if len(labels) <= rows), None)
-    if count is None and len(held):
-        return [held]
+def folds_of(labels: Labels) -> list[Labels]:
+    """Rows that are held out in turn, a like share of each class; of many rows a fifth, once."""
+    count = next((folds for rows, folds in _FOLDS if len(labels) <= rows), 1)
     order = np.random.default_rng(0).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
-    return [np.sort(order[fold :: count or 5]) for fold in range(count or 1)]
+    return [np.sort(order[fold :: 5 if count == 1 else count]) for fold in range(count)]
 
 
 def _fit(
@@ -213,8 +214,3 @@ def features_of(found: Bags, importance: Floats, settings: Settings) -> sp.csr_a
         scaled = sp.diags_array(np.sqrt(share) / np.maximum(length, 1e-12)) @ weighed
         total = scaled if total is None else total + scaled
     return sp.csr_array(total)
-
-
-def about(branch: Branch) -> dict[str, Any]:
-    """What a model's card says of the branch."""
-    return asdict(branch.settings)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from pipeline.errors import UsageError
 from pipeline.model.ngrams import BITS, MOST_READ, MOST_TABLE_BYTES, Kinds
 from pipeline.train.data import Texts
+from pipeline.train.recipe import Recipe
 
 _TABLE_BYTES = 32 << 20
 _MOST_BITS = 20
 _MOST_TEXTS = 0.95  # so many are read to their end
+
+
+def is_alone(recipe: Recipe | None, ngrams: int | None, device: str) -> bool:
+    """Whether n-grams are fitted alone: where there is no GPU, and nobody asked for the network."""
+    without_gpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    return recipe is None and ngrams != 0 and without_gpu
 
 
 def ngram_bits(buckets: int | None, classes: int) -> int | None:
@@ -25,7 +33,9 @@ def ngram_bits(buckets: int | None, classes: int) -> int | None:
         return None
     bits = buckets.bit_length() - 1
     if buckets != 1 << bits or not BITS[0] <= bits <= BITS[1]:
-        raise UsageError(f"{buckets} buckets for n-grams: give a power of two from {1 << BITS[0]} to {1 << BITS[1]:,}, or 0")
+        raise UsageError(
+            f"{buckets} buckets for n-grams: give a power of two from {1 << BITS[0]} to {1 << BITS[1]:,}, or 0"
+        )
     if buckets * row > MOST_TABLE_BYTES:
         most = 1 << ((MOST_TABLE_BYTES // row).bit_length() - 1)
         raise UsageError(f"{buckets:,} buckets for n-grams are too many for {classes} classes: at most {most:,}")

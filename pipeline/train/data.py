@@ -39,9 +39,9 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class Labelled:
-    """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. text: their first MOST_READ characters. labels: int64 [N], indices into `classes`.
-
-    files: path and sha256 of each input file (one entry "memory" for rows in memory). skipped: unreadable rows.
+    """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. text: their first MOST_READ characters.
+    labels: int64 [N], indices into `classes`. files: path and sha256 of each input file (one entry "memory" for rows in
+    memory). skipped: unreadable rows.
     """
 
     ids: NDArray[np.uint8]

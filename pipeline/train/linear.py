@@ -9,7 +9,7 @@ costs one product with the features and one with their transpose, and a line sea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
