@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline import (
+        AsyncClient,
         BroadsheetError,
         Classifier,
+        Client,
         Estimate,
         JobReport,
         Model,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         OutputError,
         Paths,
         Prediction,
+        ServerError,
         SourceError,
         UsageError,
         __version__,
@@ -32,16 +35,22 @@ if TYPE_CHECKING:
         classify,
         close,
         dry_run,
+        export_onnx,
         label,
         load,
         load_model,
+        onnx_inputs,
+        push,
         quantise,
+        torch_module,
         verify,
     )
 
 __all__ = [
+    "AsyncClient",
     "BroadsheetError",
     "Classifier",
+    "Client",
     "Estimate",
     "JobReport",
     "Model",
@@ -50,6 +59,7 @@ __all__ = [
     "OutputError",
     "Paths",
     "Prediction",
+    "ServerError",
     "SourceError",
     "UsageError",
     "__version__",
@@ -57,17 +67,21 @@ __all__ = [
     "classify",
     "close",
     "dry_run",
+    "export_onnx",
     "label",
     "load",
     "load_model",
+    "onnx_inputs",
+    "push",
     "quantise",
+    "torch_module",
     "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import what a public name stands for when it is first asked for. Raises ImportError where it is hidden."""
-    if name not in __all__:
+    if name not in __all__ and name not in ("duckdb", "sklearn"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     message = hidden()
     if message:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.api import classify, close
     from pipeline.classifier import Classifier, Prediction, load
+    from pipeline.client import AsyncClient, Client, ServerError
     from pipeline.ecosystem.onnx import export_onnx, onnx_inputs
+    from pipeline.ecosystem.push import push
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
     from pipeline.int8_scales import quantise
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AsyncClient",
     "BroadsheetError",
     "Classifier",
+    "Client",
     "Estimate",
     "JobReport",
     "Model",
@@ -39,6 +43,7 @@ __all__ = [
     "OutputError",
     "Paths",
     "Prediction",
+    "ServerError",
     "SourceError",
     "UsageError",
     "calibrate",
@@ -50,19 +55,23 @@ __all__ = [
     "load",
     "load_model",
     "onnx_inputs",
+    "push",
     "quantise",
     "torch_module",
     "verify",
 ]
 
 _MODULES = {
+    "AsyncClient": "client",
     "Classifier": "classifier",
+    "Client": "client",
     "Estimate": "estimate",
     "JobReport": "report.job",
     "Model": "model.charcnn",
     "Options": "options",
     "Paths": "source.inputs",
     "Prediction": "classifier",
+    "ServerError": "client",
     "calibrate": "temperature",
     "classify": "api",
     "close": "api",
@@ -72,6 +81,7 @@ _MODULES = {
     "load": "classifier",
     "load_model": "model.charcnn",
     "onnx_inputs": "ecosystem.onnx",
+    "push": "ecosystem.push",
     "quantise": "int8_scales",
     "torch_module": "train.module",
     "verify": "output.verify",

@@ -21,7 +21,9 @@ from pipeline.cli import (
     export,
     inspect,
     profile,
+    push,
     quantise,
+    serve,
     submit,
     train,
     verify,
@@ -55,6 +57,8 @@ app.command("inspect")(inspect.command)
 app.command("profile")(profile.command)
 app.command("convert")(convert.command)
 app.command("export")(export.command)
+app.command("push")(push.command)
+app.command("serve")(serve.command)
 
 
 @app.callback(invoke_without_command=True)

@@ -202,7 +202,7 @@ def train(
         right = branch.logits.argmax(axis=1) == data.labels[branch.rows]
         tell(Note(f"n-grams: {right.mean():.2%} of {len(right):,} rows right that they were not fitted to"))
     if alone:
-        tell(Note("n-grams alone: without a GPU the network would take hours, and is trained if a number of epochs is given"))
+        tell(Note("n-grams alone: the network takes long without a GPU, and is trained if told how many epochs"))
         outcome = without_network(job)
     else:
         examples = Examples(data.ids, data.labels, prepared.fit, prepared.held)
