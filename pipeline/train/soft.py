@@ -12,16 +12,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Engine, Texts
+from pipeline.engine import base
 from pipeline.engine.open import open_engine
 from pipeline.errors import UsageError
 from pipeline.held_out import hold_out
 from pipeline.model.alphabet import Alphabet, encode
 from pipeline.model.charcnn import Model, load_model
+from pipeline.model.ngrams import MOST_READ
 from pipeline.source.chunk import NO_TRUTH, Selection, truth_indices
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.read import chunks_here
-from pipeline.train.data import Labelled
+from pipeline.train.data import Labelled, Texts, joined
 
 _CHUNK_ROWS = 16_384
 _PREFIX = "score_"  # of the columns that `classify --scores` writes
@@ -31,7 +32,7 @@ _PREFIX = "score_"  # of the columns that `classify --scores` writes
 class Teachers:
     """Models whose mean probabilities are soft labels. Raises UsageError where their classes differ."""
 
-    engines: tuple[Engine, ...]
+    engines: tuple[base.Engine, ...]
 
     def __post_init__(self) -> None:
         for engine in self.engines:
@@ -43,7 +44,7 @@ class Teachers:
         """Those of the first."""
         return self.engines[0].model.classes
 
-    def probabilities(self, texts: Texts, classes: tuple[str, ...]) -> NDArray[np.float64]:
+    def probabilities(self, texts: base.Texts, classes: tuple[str, ...]) -> NDArray[np.float64]:
         """Their mean, [N, classes] in this order; NaN where one of them overflows."""
         found = np.zeros((len(texts), len(classes)))
         for engine in self.engines:
@@ -134,6 +135,7 @@ class Taught:
         """These articles, then those."""
         data = Labelled(
             np.concatenate([self.data.ids, more.data.ids]),
+            joined([self.data.text, more.data.text]),
             np.concatenate([self.data.labels, more.data.labels]),
             self.data.classes,
             (*self.data.files, *more.data.files),
@@ -176,19 +178,21 @@ def read_taught(
     kept = tuple(dict.fromkeys((*([label_column] if label_column else []), *soft_columns)))
     if both := set(kept) & set(text_columns):
         raise UsageError(f"column {min(both)!r} is a label, it cannot be the text too")
-    selection = Selection(text_columns, kept, header=None if header is None else tuple(header))
+    header = None if header is None else tuple(header)
+    selection = Selection(text_columns, kept, header=header, reads=MOST_READ)
     found = identify(source, len(alphabet), length, whole_hash=True, by_content=True)
     names = classes or (by.classes if by else None)
-    ids, labels, columns, soft, skipped = [], [], [], [], 0
+    ids, parts, labels, columns, soft, skipped = [], [], [], [], [], 0
     for chunk in chunks_here(open_input(found, selection, _CHUNK_ROWS)):
         if chunk.ids is not None:
             raise UsageError("a one-hot file holds no text to train on")
         rows = chunk.rows
         ids.append(encode(chunk.data, chunk.offsets, alphabet, length).ids)
+        parts.append(Texts(chunk.data[chunk.offsets[0] : chunk.offsets[-1]], chunk.offsets - chunk.offsets[0]))
         labels.append(_labels(rows, label_column))
         columns.append(rows.select(list(soft_columns)))
         if by is not None and names is not None:
-            soft.append(by.probabilities(Texts(chunk.data, chunk.offsets), names))
+            soft.append(by.probabilities(base.Texts(chunk.data, chunk.offsets), names))
         skipped += len(chunk.quarantine)
     label = pa.chunked_array(labels, pa.large_string()).combine_chunks()
     if names is None:
@@ -205,7 +209,7 @@ def read_taught(
     best = np.where(np.isnan(probabilities), 0, probabilities).argmax(1)
     files = tuple({"path": f["path"], "digest": f["digest"]} for f in found.identity)
     truth = np.where(labelled, indices, best).astype(np.int64)
-    return Taught(Labelled(np.concatenate(ids), truth, names, files, skipped), probabilities, labelled)
+    return Taught(Labelled(np.concatenate(ids), joined(parts), truth, names, files, skipped), probabilities, labelled)
 
 
 def hold_out_labelled(
