@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -14,6 +16,8 @@ from pipeline.errors import UsageError
 from pipeline.report.console import PlainConsole, say
 
 if TYPE_CHECKING:
+    from distributed import Client
+
     from pipeline.model.frame import Frame
 
 _DATA = "Files, folders, globs or URLs, read as `classify` reads them."
@@ -40,7 +44,9 @@ def command(
         str,
         typer.Option(metavar="text|dense", help="text: compute an article's text only; dense: all of its length."),
     ] = "text",
-    hold_out: Annotated[float, typer.Option(metavar="SHARE", help="Share of each class held out.")] = 0.05,
+    hold_out: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Share of each class held out.  [default: 0.05]")
+    ] = None,
     test: Annotated[
         list[str] | None, typer.Option(metavar="DATA", help="Rows to evaluate the finished model on, once.")
     ] = None,
@@ -50,6 +56,11 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the recipe.")
     ] = None,
+    ngrams: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Buckets for n-grams, a power of two; 0: none.  [default: by the classes]"),
+    ] = None,
+    balanced: Annotated[bool, typer.Option("--balanced", help="Every class weighs the same.")] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Of every random choice.")] = 0,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
     precision: Annotated[str, typer.Option(metavar="auto|fp32|bf16", help="Of products; auto: bf16 on a GPU.")] = (
@@ -61,6 +72,14 @@ def command(
     ] = 10,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from MODEL.checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model file, and its checkpoint.")] = False,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="GPUs that share each batch.  [default: 1; all of a cluster]")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", help="Train on workers: local, cuda, slurm, or a scheduler's address."),
+    ] = None,
+    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File of a running scheduler.")] = None,
     note: Annotated[str | None, typer.Option(metavar="TEXT", help="A line for the model card.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the training curve.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
@@ -93,36 +112,39 @@ def command(
         say(f"broadsheet: {checkpoint} is replaced: a run that did not end is lost", error=True)
         checkpoint.unlink()
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
-    settings = [f"{name}={value}" for name, value in given.items() if value is not None]
-    recipe = Recipe().with_settings([*settings, *(set_ or [])])
+    settings = [f"{name}={value}" for name, value in given.items() if value is not None] + (set_ or [])
+    recipe = Recipe().with_settings(settings)
     watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), recipe.epochs)
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
+    options: dict[str, Any] = {
+        "text_column": text_column or (),
+        "label_column": label_column,
+        "columns": None if columns is None else columns.split(","),
+        "classes": None if classes is None else classes.split(","),
+        "alphabet": ALPHABETS.get(alphabet) or _symbols(alphabet),
+        "length": length,
+        "frame": cast("Frame", frame),
+        "recipe": recipe if settings else None,
+        "ngrams": ngrams,
+        "balanced": balanced,
+        "hold_out_share": hold_out,
+        "test": Paths(test) if test else None,
+        "seed": seed,
+        "device": device,
+        "precision": precision,
+        "dtype": dtype,
+        "checkpoint": checkpoint,
+        "checkpoint_every": checkpoint_every,
+        "resume": resume,
+        "about": about,
+        "on_start": watch.start,
+        "tell": watch,
+    }
     try:
-        trained = train(
-            Paths(data),
-            text_column=text_column or (),
-            label_column=label_column,
-            columns=None if columns is None else columns.split(","),
-            classes=None if classes is None else classes.split(","),
-            alphabet=ALPHABETS.get(alphabet) or _symbols(alphabet),
-            length=length,
-            frame=cast("Frame", frame),
-            recipe=recipe,
-            hold_out_share=hold_out,
-            test=Paths(test) if test else None,
-            seed=seed,
-            device=device,
-            precision=precision,
-            dtype=dtype,
-            checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every,
-            resume=resume,
-            about=about,
-            on_start=watch.start,
-            tell=watch,
-        )
+        with _workers(cluster, scheduler_file, gpus) as client:
+            trained = train(Paths(data), gpus=gpus, client=client, **options)
     except KeyboardInterrupt:
         watch.stop()
         if checkpoint.exists():
@@ -136,6 +158,21 @@ def command(
     watch.finish(trained, output)
     if plot:
         plot_curve(trained.history, plot)
+
+
+@contextmanager
+def _workers(where: str | None, scheduler_file: Path | None, count: int | None) -> Iterator[Client | None]:
+    """The cluster to train on, if one is named."""
+    if where is None and scheduler_file is None:
+        yield None
+        return
+    if where is not None and scheduler_file is not None:
+        raise UsageError("--scheduler-file excludes --cluster")
+    from cluster import connect
+
+    workers = count if where in ("local", "cuda", "slurm") else None
+    with connect(where or "local", workers=workers, scheduler_file=scheduler_file) as client:
+        yield client
 
 
 def _symbols(path: str) -> str:
