@@ -72,6 +72,8 @@ class Labels:
             rows = self.options.chunk_size or CHUNK_ROWS[device]
         if device == "cpu" and not isinstance(given.texts.data, np.ndarray):
             raise UsageError("the texts are on a GPU, and the model is computed on the CPU: give device='cuda'")
+        if any(labelling.windows is not None for labelling in self.columns.labellings):
+            raise UsageError("windows are cut on the host, and the texts are on a GPU: leave out windows")
         found = [self.columns.labelled.empty_table().append_column(REASON, pa.nulls(0, REASON.type))]
         for first in range(0, len(given.texts), rows):
             texts = replace(given.texts, offsets=given.texts.offsets[first : first + rows + 1])
@@ -88,7 +90,7 @@ class Labels:
         with in_use(self.models) as engines:
             predictions = classify(texts or chunk.texts, engines, self.columns.labellings)
         sources = ((MEMORY, row, chunk.rows_read),)
-        found = checked(chunk, predictions, engines, first=False)
+        found = checked(chunk, predictions, engines, self.columns.labellings, first=False)
         return every_row(self.columns.table(found.chunk, found.predictions), found.chunk, sources)
 
 
