@@ -50,6 +50,9 @@ BITS = (8, 22)
 MOST_TABLE_BYTES = 256 << 20
 LARGEST_WEIGHT = 32_767
 
+_LARGEST_SCALE = 1e20
+"""With it, no score overflows."""
+
 _LEAST = 1e-30
 """Of a largest weight, where all are zero."""
 
@@ -69,6 +72,18 @@ _LETTERS = (
     (0x30, 0x39), (0x5F, 0x5F), (0x61, 0x7A), (0xC0, 0xD6), (0xD8, 0xF6), (0xF8, 0x1FFF), (0x2C00, 0x2DFF),
     (0x3040, 0xD7FF), (0xF900, 0xFDFF), (0xFE70, 0xFEFE), (0xFF10, 0xFF19), (0xFF21, 0xFFDC),
 )  # fmt: skip
+
+
+class Script(NamedTuple):
+    """symbols: uint16 [65536], of code points. letters: uint32 [2048], a bit for each symbol that a word may hold."""
+
+    symbols: NDArray[np.uint16]
+    letters: NDArray[np.uint32]
+
+
+def script() -> Script:
+    """What characters are to a kernel."""
+    return Script(_SYMBOLS, np.packbits(_IS_LETTER, bitorder="little").view("<u4"))
 
 
 def _tables() -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
@@ -197,8 +212,8 @@ class NGrams:
             )
         if (self.table[:, -1] < 0).any():
             raise ModelError(f"{model}: tensor {TABLE} holds a negative square")
-        if not np.isfinite(self.scale).all():
-            raise ModelError(f"{model}: tensor {SCALE} holds a value that is not finite")
+        if not (np.abs(self.scale) <= _LARGEST_SCALE).all():
+            raise ModelError(f"{model}: tensor {SCALE} holds a value that is not finite, or beyond {_LARGEST_SCALE:g}")
 
     @classmethod
     def of_weights(cls, kinds: Kinds, weights: NDArray[np.floating], importance: NDArray[np.floating]) -> NGrams:
@@ -254,17 +269,18 @@ def scores(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> Floats:
 
     data: uint8 [bytes], UTF-8. offsets: int64 [N + 1], ascending; text i is data[offsets[i]:offsets[i + 1]].
     """
-    columns = ngrams.table.shape[1]
-    out = np.empty((len(offsets) - 1, columns - 1), np.float32)
-    most = min(_BATCH_BYTES, _BATCH_VALUES // columns)
-    for texts, part, bounds in _heads(data, offsets, head_bytes(ngrams.kinds.reads), most):
+    out = np.zeros((len(offsets) - 1, ngrams.table.shape[1] - 1), np.float32)
+    for texts, part, bounds in _parts(data, offsets, ngrams):
         found = find(part, bounds, ngrams.kinds, ngrams.bits)
-        words, letters = (
-            _weighted(_sums(grams, ngrams.table, len(bounds) - 1), scale)
-            for grams, scale in zip(found, ngrams.scale, strict=True)
-        )
-        np.add(words, letters, out=out[texts])
+        for grams, scale in zip(found, ngrams.scale, strict=True):
+            out[texts] += _weighted(_sums(grams, ngrams.table, len(bounds) - 1), scale)
     return out
+
+
+def count_rows(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> int:
+    """How many rows of the table the n-grams of N texts take."""
+    found = (find(part, bounds, ngrams.kinds, ngrams.bits) for _, part, bounds in _parts(data, offsets, ngrams))
+    return sum(len(grams.buckets) for of_part in found for kind in of_part for grams in kind)
 
 
 def scores_of_ids(ids: NDArray[np.uint8], alphabet: Alphabet, ngrams: NGrams) -> Floats:
@@ -352,11 +368,12 @@ def _weighted(sums: NDArray[np.int32], scale: Floats) -> Floats:
     return np.where(squares > 0, values / norms, np.float32(0))
 
 
-def _heads(
-    data: NDArray[np.uint8], offsets: Offsets, most_of_text: int, most: int
+def _parts(
+    data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams
 ) -> Iterator[tuple[slice, NDArray[np.uint8], Offsets]]:
-    """Texts by the `most` bytes or one text, each cut to its first bytes: which, and data and offsets as for `find`."""
-    sizes = np.minimum(np.diff(offsets), most_of_text)
+    """Texts by bounded bytes, or one by one, without what is not read: which, and data and offsets as for `find`."""
+    most = min(_BATCH_BYTES, _BATCH_VALUES // ngrams.table.shape[1])
+    sizes = np.minimum(np.diff(offsets), head_bytes(ngrams.kinds.reads))
     ends = np.cumsum(sizes)
     first = 0
     while first < len(sizes):
