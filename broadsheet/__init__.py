@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline import (
+        AsyncClient,
         BroadsheetError,
         Classifier,
+        Client,
         Estimate,
         JobReport,
         Model,
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
         OutputError,
         Paths,
         Prediction,
+        ServerError,
         SourceError,
         UsageError,
         __version__,
+        calibrate,
         classify,
         close,
         dry_run,
@@ -39,8 +43,10 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AsyncClient",
     "BroadsheetError",
     "Classifier",
+    "Client",
     "Estimate",
     "JobReport",
     "Model",
@@ -49,9 +55,11 @@ __all__ = [
     "OutputError",
     "Paths",
     "Prediction",
+    "ServerError",
     "SourceError",
     "UsageError",
     "__version__",
+    "calibrate",
     "classify",
     "close",
     "dry_run",

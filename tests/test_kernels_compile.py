@@ -33,7 +33,8 @@ GENERATIONS = {
     "sm_120": ("simt", "sm80"),
 }
 REGISTERS_OF_A_BLOCK = 65_536
-NGRAMS = {4: Kinds(2, (3, 5), 1014), 1000: Kinds(1, (1, 4), 16_384)}
+NGRAMS = {4: (Kinds(2, (3, 5), 1014), 20), 1000: (Kinds(1, (1, 4), 16_384), 16)}
+"""By the number of classes: those of the shipped model, and the most that a kernel takes."""
 
 
 def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
@@ -43,7 +44,7 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
         for precision in STORAGE[generation]:
             for symbols, classes, frame in ((70, 4, "text"), (70, 4, "dense"), (254, 1000, "text")):
                 layers = layer_table(symbols, 1014, classes)
-                branch = ngrams_kernel(NGRAMS[classes], classes)
+                branch = ngrams_kernel(*NGRAMS[classes], classes)
                 for kernel in [*network_kernels(generation, precision, architecture, layers, frame), branch]:
                     compiled_for = target(generation, architecture)
                     found[kernel.file, kernel.expression, compiled_for] = kernel, compiled_for

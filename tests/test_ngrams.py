@@ -34,7 +34,7 @@ def branch(kinds: Kinds, classes: int = 4, seed: int = 0) -> NGrams:
     """Random weights; every eighth bucket is empty."""
     rng = np.random.default_rng(seed)
     table = rng.integers(-32_767, 32_768, (1 << BITS, classes + 1)).astype(np.int16)
-    table[:, -1] = np.abs(table[:, -1])
+    table[:, -1] = rng.integers(0, ngrams.LARGEST_SQUARE + 1, 1 << BITS)
     table[::8] = 0
     return NGrams(kinds, table, rng.normal(0, 1e-3, (2, classes)).astype(np.float32))
 
@@ -96,7 +96,9 @@ def slow_grams(text: bytes, kinds: Kinds) -> tuple[Counter[int], Counter[int]]:
 def slow_scores(text: bytes, at: NGrams) -> NDArray[np.float32]:
     found = np.zeros(at.table.shape[1] - 1, np.float32)
     for grams, scale in zip(slow_grams(text, at.kinds), at.scale, strict=True):
-        *sums, squares = (sum(n * int(at.table[b, c]) for b, n in grams.items()) for c in range(at.table.shape[1]))
+        times = {bucket: n.bit_length() for bucket, n in grams.items()}
+        sums = [sum(n * int(at.table[bucket, c]) for bucket, n in times.items()) for c in range(len(found))]
+        squares = sum(n * n * int(at.table[bucket, -1]) for bucket, n in times.items())
         if squares:
             found += np.float32(sums) * scale / np.float32(math.sqrt(np.float32(squares)))
     return found
@@ -145,13 +147,13 @@ def test_neighbours_and_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -
 def test_a_linear_model_on_tf_idf_is_kept() -> None:
     """The table is what is documented: features of two kinds, each of length one where no n-gram is repeated."""
     rng = np.random.default_rng(2)
-    kinds, text = KINDS[0], b"The home team won, and stocks fell on Monday"
+    kinds, text = KINDS[0], b"The home team won, and the stocks of the home fell on Monday"
     weights, importance = rng.normal(size=(1 << BITS, 3)), rng.uniform(1, 9, 1 << BITS)
     want = np.zeros(3)
     for grams in slow_grams(text, kinds):
-        buckets, counts = np.array(list(grams)), np.array(list(grams.values()))
-        norm = np.sqrt((importance[buckets] ** 2 * counts).sum())
-        want += (weights[buckets] * (importance[buckets] * counts)[:, None]).sum(axis=0) / norm
+        buckets, counts = np.array(list(grams)), [n.bit_length() for n in grams.values()]
+        features = importance[buckets] * counts
+        want += features @ weights[buckets] / np.sqrt((features**2).sum())
     assert scored([text], NGrams.of_weights(kinds, weights, importance))[0] == pytest.approx(want, abs=2e-3)
 
 
@@ -208,14 +210,15 @@ def test_a_model_file_holds_the_branch(small_model: Model, tmp_path: Path, capsy
 def test_a_branch_that_does_not_fit_is_refused(small_model: Model) -> None:
     classes = len(small_model.classes)
     good = branch(KINDS[0], classes)
-    negative, endless = good.table.copy(), good.scale.copy()
-    negative[3, -1], endless[0, 0] = -1, np.inf
+    negative, large, endless = good.table.copy(), good.table.copy(), good.scale.copy()
+    negative[3, -1], large[3, -1], endless[0, 0] = -1, 20_000, np.inf
     for wrong, message in (
         (replace(good, table=good.table[:1000]), r"ngrams\.table is int16 \[1000, .*expected int16 \[1024"),
         (replace(good, table=good.table[:, 1:]), r"ngrams\.table is int16"),
         (replace(good, table=good.table.astype(np.int32)), r"ngrams\.table is int32"),
         (replace(good, table=good.table[:128]), "128 rows"),
-        (replace(good, table=negative), "negative square"),
+        (replace(good, table=negative), "a square that is not from 0"),
+        (replace(good, table=large), "a square that is not from 0"),
         (replace(good, scale=good.scale[:1]), r"ngrams\.scale is float32 \[1, "),
         (replace(good, scale=endless), "not finite"),
         (replace(good, kinds=Kinds(0, (0, 0), 9)), "0 words and of 0 to 0 characters"),

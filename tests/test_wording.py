@@ -84,7 +84,7 @@ def test_every_flag_in_a_message_is_known() -> None:
 
 
 def test_known_flags_are_keywords_of_public_functions() -> None:
-    functions = (classify, pipeline.verify, connect)
+    functions = (classify, pipeline.verify, pipeline.calibrate, connect)
     found = {name: p.default for function in functions for name, p in inspect.signature(function).parameters.items()}
     found["learning_rate"] = 0.001  # of `train.Recipe`
     found["classes"] = None  # of `model.charcnn.from_params`

@@ -12,7 +12,21 @@ from typing import cast
 
 import typer
 
-from pipeline.cli import classify, convert, doctor, evaluate, export, inspect, profile, quantise, submit, train, verify
+from pipeline.cli import (
+    calibrate,
+    classify,
+    convert,
+    doctor,
+    evaluate,
+    export,
+    inspect,
+    profile,
+    quantise,
+    serve,
+    submit,
+    train,
+    verify,
+)
 from pipeline.errors import BroadsheetError
 from pipeline.report.console import say
 from pipeline.visible import visible
@@ -35,12 +49,14 @@ app.command("submit", context_settings=submit.CONTEXT)(submit.command)
 app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
 app.command("train")(train.command)
+app.command("calibrate")(calibrate.command)
 app.command("quantise")(quantise.command)
 app.command("evaluate")(evaluate.command)
 app.command("inspect")(inspect.command)
 app.command("profile")(profile.command)
 app.command("convert")(convert.command)
 app.command("export")(export.command)
+app.command("serve")(serve.command)
 
 
 @app.callback(invoke_without_command=True)

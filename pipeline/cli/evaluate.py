@@ -12,6 +12,8 @@ from pipeline.errors import OutputError, UsageError
 from pipeline.report.console import PlainConsole, facts_table, print_fact, print_json
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from pipeline.evaluate import Evaluation
 
 _INDENT = 6
@@ -35,12 +37,23 @@ def command(
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the confusion matrix.")] = None,
+    reliability: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the reliability diagram there, not in the terminal.")
+    ] = None,
+    precision_target: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="From which score on labels have this precision, and how many they are."),
+    ] = None,
+    abstain: Annotated[
+        float | None, typer.Option(metavar="BELOW", help="Give rows with a lower score no label, as `classify` does.")
+    ] = None,
 ) -> None:
-    """Print accuracy, its standard error, figures by class, the confusion matrix and the most confident mistakes."""
-    if plot and find_spec("matplotlib") is None:
-        raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
-    if plot and (not plot.absolute().parent.is_dir() or plot.is_dir()):
-        raise UsageError(f"--plot {plot}: give a file in a folder that exists")
+    """Print accuracy, figures by class, the confusion matrix, calibration error and the most confident mistakes."""
+    for flag, picture in (("--plot", plot), ("--reliability", reliability)):
+        if picture and find_spec("matplotlib") is None:
+            raise UsageError(f"{flag} needs Matplotlib: pip install 'broadsheet[report]'")
+        if picture and (not picture.absolute().parent.is_dir() or picture.is_dir()):
+            raise UsageError(f"{flag} {picture}: give a file in a folder that exists")
     from pipeline.evaluate import evaluate
     from pipeline.source.inputs import Paths
 
@@ -51,28 +64,42 @@ def command(
         label_column=label_column,
         columns=None if columns is None else columns.split(","),
         mistakes=mistakes,
+        abstain=abstain,
+        precision_target=precision_target,
         device=device,
         precision=precision,
         kernels=kernels,
     )
-    if not result.confusion.rows:
+    if not result.confusion.rows and not result.abstained:
         raise UsageError(f"no row has a class of the model in column {label_column!r}")
     if as_json:
         print_json(result.to_dict())
     else:
-        _print(result, PlainConsole())
+        _print(result, abstain, reliability is None, PlainConsole())
     if plot:
-        from pipeline.report.plots import confusion_matrix, save_png
+        from pipeline.report.plots import confusion_matrix
 
-        try:
-            save_png(confusion_matrix(result.confusion), plot)
-        except OSError as error:
-            raise OutputError(f"{plot} cannot be written: {error.strerror}") from error
+        _save(confusion_matrix(result.confusion), plot)
+    if reliability:
+        from pipeline.report.plots import reliability_diagram
+
+        _save(reliability_diagram(result.reliability, result.uncalibrated), reliability)
 
 
-def _print(result: Evaluation, console: PlainConsole) -> None:
+def _save(drawn: Figure, path: Path) -> None:
+    from pipeline.report.plots import save_png
+
+    try:
+        save_png(drawn, path)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _print(result: Evaluation, abstain: float | None, diagram: bool, console: PlainConsole) -> None:
+    """diagram: whether the reliability diagram is part of it."""
     from rich.padding import Padding
 
+    from pipeline.report.reliability_table import print_reliability, print_thresholds
     from pipeline.report.terminal import print_confusion
 
     print_fact("model", result.model, console)
@@ -81,7 +108,16 @@ def _print(result: Evaluation, console: PlainConsole) -> None:
         console.print(f"{result.quarantined:,} unreadable rows left out", style="yellow")
     if result.overflowed:
         console.print(f"{result.overflowed:,} rows left out on which the model overflows", style="yellow")
+    if abstain is not None:
+        rows = result.abstained + result.confusion.rows
+        share = f"{result.abstained:,} of {rows:,} rows ({result.abstained / rows:.1%})"
+        console.print(
+            f"{share} get no label, with a score below {abstain:g}; figures of labels are those of the others"
+        )
     print_confusion(result.confusion, console)
+    print_reliability(result.reliability, result.uncalibrated, diagram, console)
+    if result.thresholds:
+        print_thresholds(result.thresholds, console)
     if result.mistakes:
         console.print("most confident mistakes", style="bold")
     for mistake in result.mistakes:

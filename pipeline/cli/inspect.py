@@ -25,6 +25,7 @@ _FRAMES = {
 }
 
 _NO_SCALES = "no activation scales: broadsheet quantise finds them"
+_NO_TEMPERATURE = "not calibrated: broadsheet calibrate finds a temperature"
 
 
 def command(
@@ -82,6 +83,7 @@ def about_model(model: Model) -> dict[str, object]:
         "dtype": model.dtype,
         "length": model.length,
         "frame": model.frame,
+        "temperature": model.temperature,
         "scales": None if model.scales is None else msgspec.to_builtins(model.scales),
         "ngrams": None if model.ngrams is None else {**model.ngrams.about, "buckets": len(model.ngrams.table)},
         "alphabet": model.alphabet.symbols,
@@ -120,6 +122,7 @@ def print_model(model: Model, console: PlainConsole) -> None:
         "alphabet": f"{len(model.alphabet)} symbols: {model.alphabet.symbols!r}",
         "length": f"{model.length} characters",
         "frame": _FRAMES[model.frame],
+        "scores": _NO_TEMPERATURE if model.temperature == 1 else f"calibrated: temperature {model.temperature:.4g}",
         "int8": _NO_SCALES,
     }
     if model.scales is not None:

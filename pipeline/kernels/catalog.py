@@ -31,10 +31,10 @@ COUNTED_BYTES = 4096
 HEAD_WARPS = 4
 HEAD_ARTICLES = 4
 
-_WORDS_QUEUED = 48
-"""Of each warp of the n-grams' kernel."""
+_WORDS_QUEUED, _COUNTED = 48, 1024
+"""Places for words and for counts of each warp of the n-grams' kernel."""
 
-_NGRAMS_SHARED = 48 << 10
+_NGRAMS_SHARED = 52 << 10
 """Bytes of shared memory that a block of that kernel takes at most."""
 
 
@@ -123,13 +123,17 @@ def norm_kernel(stored: Storage, architecture: str, layer: Layer) -> Kernel:
 
 
 @cache
-def ngrams_kernel(kinds: Kinds, classes: int) -> Kernel:
-    """A warp has an article in shared memory, as symbols of two bytes between two white spaces."""
-    of_warp = -(-2 * (_WORDS_QUEUED + kinds.reads + 2) // 16) * 16
-    warps = next(warps for warps in (8, 4, 2, 1) if warps * of_warp <= _NGRAMS_SHARED)
+def ngrams_kernel(kinds: Kinds, bits: int, classes: int) -> Kernel:
+    """A warp has an article in shared memory, as symbols of two bytes between two white spaces, and counts of buckets:
+    in 32 bits where a bucket's number and the count of all n-grams fit. bits: of the number of a bucket.
+    """
     low, high = kinds.characters
-    instance = f"ngrams<{warps}, {lanes(classes)}, {kinds.words}, {low}, {high}, {warps * of_warp}>"
-    return Kernel("ngrams", "common/ngrams.cu", instance, warps * WARP, warps * of_warp)
+    most = max(kinds.words, high - low + 1) * (kinds.reads + 1)
+    entry = 4 if bits + most.bit_length() <= 32 else 8
+    of_warp = -(-(_COUNTED * entry + 2 * (_WORDS_QUEUED + kinds.reads + 2)) // 16) * 16
+    warps = next(warps for warps in (8, 4, 2, 1) if warps * of_warp <= _NGRAMS_SHARED)
+    instance = f"{warps}, {lanes(classes)}, {kinds.words}, {low}, {high}, uint{8 * entry}, {warps * of_warp}"
+    return Kernel("ngrams", "common/ngrams.cu", f"ngrams<{instance}>", warps * WARP, warps * of_warp)
 
 
 @cache

@@ -117,6 +117,7 @@ class Network:
         generation: str, precision: str, device: cp.cuda.Device,
     ) -> None:  # fmt: skip
         self.layers, self.frame = weights.layers, weights.frame
+        self._temperature = weights.temperature
         self.whole = self.frame == "dense"
         self._length = length
         self._padding = alphabet.padding
@@ -127,7 +128,7 @@ class Network:
         self.ops = operations(generation, precision, device, self._mark)
         kernels = network_kernels(generation, precision, self.ops.architecture, self.layers, self.frame)
         if ngrams is not None:
-            kernels.append(ngrams_kernel(ngrams.kinds, self.layers[-1].outputs))
+            kernels.append(ngrams_kernel(ngrams.kinds, ngrams.bits, self.layers[-1].outputs))
         for kernel in kernels:
             load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
         self._weights = upload(weights, integers, alphabet, generation, precision, self.ops.architecture)
@@ -342,7 +343,8 @@ class Network:
         x = rows[: count * last.inputs].reshape(count, last.inputs)
         of_block_1 = statistics if self.ops.stored.is_int8 else None
         beside = None if self._branch is None else out.logits
-        self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out, of_block_1, beside)
+        weight, bias = weights.products[last.name], weights.bias[last.name]
+        self.ops.head(x, last, weight, bias, out, of_block_1, beside, self._temperature)
 
     def _activation(self, at: memory_plan.Activation) -> cp.ndarray:
         """All the room for it, so that tensor maps are the same for every batch."""

@@ -115,7 +115,7 @@ class Operations:
     def ngrams(self, data: cp.ndarray, offsets: cp.ndarray, branch: DeviceNGrams, out: cp.ndarray) -> None:
         """What the branch adds to the logits, fp32 [N, classes], of UTF-8 bytes as for `encode`."""
         count = len(offsets) - 1
-        kernel = catalog.ngrams_kernel(branch.kinds, branch.classes)
+        kernel = catalog.ngrams_kernel(branch.kinds, 32 - branch.shift, branch.classes)
         self._launch(
             kernel,
             (-(-count // (kernel.threads // catalog.WARP)), len(branch.table)),
@@ -211,9 +211,9 @@ class Operations:
 
     def head(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored,
-        statistics: cp.ndarray | None = None, beside: cp.ndarray | None = None,
+        statistics: cp.ndarray | None = None, beside: cp.ndarray | None = None, temperature: float = 1.0,
     ) -> None:  # fmt: skip
-        """The last layer, softmax, and the k best classes.
+        """The last layer, softmax at a temperature, and the k best classes.
 
         statistics: block 1's, by which its overflow takes the scores where 8-bit rows have not shown it. beside: fp32
         [N, classes], added to the logits; it may be `out.logits`.
@@ -223,18 +223,9 @@ class Operations:
         self._launch(
             kernel,
             (-(-len(x) // articles),),
-            (
-                x,
-                weight,
-                bias,
-                _or_null(beside),
-                _or_null(statistics),
-                _int(len(x)),
-                _int(layer.outputs),
-                _int(out.labels.shape[1]),
-                *out,
-            ),
-        )
+            (x, weight, bias, _or_null(beside), _or_null(statistics), np.float32(1 / temperature), _int(len(x)),
+             _int(layer.outputs), _int(out.labels.shape[1]), *out),
+        )  # fmt: skip
 
     def _product(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, count: cp.ndarray,

@@ -1,4 +1,4 @@
-"""Calibration: which values the activations of a model take on texts, so that 8 bits hold them."""
+"""Calibration for int8: which values the activations of a model take on texts, so that 8 bits hold them."""
 
 from __future__ import annotations
 

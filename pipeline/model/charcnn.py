@@ -20,6 +20,7 @@ from pipeline.model.alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
 from pipeline.model.frame import FRAMES, Frame
 from pipeline.model.ngrams import MOST_TABLE_BYTES, NGrams
 from pipeline.model.scales import ActivationScales
+from pipeline.model.temperature import TEMPERATURES
 
 CHANNELS = 256
 HIDDEN = 1024
@@ -45,8 +46,8 @@ class Shipped(NamedTuple):
 SHIPPED = {
     "ag-news": Shipped(
         "ag_news.safetensors",
-        "c651c13b3a9e3ea1bd467b08d3ee3c5d51d28452d0126c203aff3b196c1cf252",
-        "a87615a7617ef205b7447e46e8fc630e4e8ea62c8666b9f7f1aaf3e887851e0a",
+        "9260c497a31c0cb7ea3deb7196c5b9e76955bfe5001aa5b6dbc314c39206ef0d",
+        "3a000942431f8a49d4c73e0086d7b252055e0e4b5b734f1224252c2f2179ddf5",
         "English news",
     )
 }
@@ -175,6 +176,9 @@ class Model:
         "text" if block 1's output is zero after the end of an article's text, "dense" if it is not.
     scales : ActivationScales, optional
         What `quantise` found, by which the model computes in int8.
+    temperature : float
+        What `calibrate` found: the logits are divided by it before the softmax, which changes scores and no label. 1
+        leaves them as they are.
     ngrams : NGrams, optional
         A branch beside the network, whose scores are added to the network's logits.
 
@@ -182,7 +186,7 @@ class Model:
     ------
     ModelError
         For a tensor that is missing, unknown, misshapen or not finite, a class without a name, two of one name, an
-        unknown frame, or scales or n-grams that do not fit.
+        unknown frame, scales or n-grams that do not fit, or a temperature out of range.
 
     Examples
     --------
@@ -202,6 +206,7 @@ class Model:
     name: str = "model"
     frame: Frame = "dense"
     scales: ActivationScales | None = field(default=None, repr=False)
+    temperature: float = 1.0
     ngrams: NGrams | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -228,6 +233,9 @@ class Model:
         if self.scales is not None:
             convolutions = [layer.name for layer in self.layers if layer.kind == "conv1d" and not layer.is_lookup]
             self.scales.check(convolutions, self.name)
+        if not TEMPERATURES[0] <= self.temperature <= TEMPERATURES[1]:
+            least, most = TEMPERATURES
+            raise ModelError(f"{self.name}: temperature {self.temperature:g} is outside {least:g} to {most:g}")
         if self.ngrams is not None:
             self.ngrams.check(len(self.classes), self.name)
 
@@ -274,12 +282,16 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of everything that decides a score: alphabet, classes, length, frame, scales, n-grams and tensors."""
+        """sha256 of all that decides a score: alphabet, classes, length, frame, scales, temperature, n-grams and
+        tensors.
+        """
         about = [self.alphabet.symbols, self.classes, self.length]
         if self.frame != "dense":  # digests of dense models are older than the choice
             about.append({"frame": self.frame})
         if self.scales is not None:
             about.append({"steps": self.scales.steps})
+        if self.temperature != 1:
+            about.append({"temperature": self.temperature})
         if self.ngrams is not None:
             about.append({"ngrams": self.ngrams.about})
         digest = hashlib.sha256(json.dumps(about).encode())
@@ -316,9 +328,10 @@ class Model:
         for name, tensor in tensors.items():
             if not np.isfinite(tensor).all():
                 raise ModelError(f"tensor {name} does not fit {dtype}")
+        temperature = None if self.temperature == 1 else self.temperature
         about = model_file.About(
             self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
-            ngrams=None if self.ngrams is None else self.ngrams.kinds,
+            temperature=temperature, ngrams=None if self.ngrams is None else self.ngrams.kinds,
         )  # fmt: skip
         digest = replace(self, tensors=tensors).digest
         tensors |= self._of_ngrams
@@ -365,8 +378,10 @@ class Model:
         if shipped:
             card = {MEANT_FOR: shipped.meant_for, **card}
         branch = None if about.ngrams is None else NGrams.of_file(about.ngrams, tensors, name)
+        temperature = 1.0 if about.temperature is None else about.temperature
+        classes = tuple(about.classes)
         model = cls(
-            alphabet, tuple(about.classes), about.length, tensors, card, name, about.frame, about.scales, ngrams=branch
+            alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch
         )
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")

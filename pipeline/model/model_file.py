@@ -28,7 +28,7 @@ from pipeline.model.ngrams import Kinds
 from pipeline.model.scales import ActivationScales
 
 FORMAT = "broadsheet-charcnn/2"
-FEATURES = ("frame", "scales", "ngrams")
+FEATURES = ("frame", "scales", "temperature", "ngrams")
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
 _CHECKSUM = "checksum"
@@ -45,6 +45,7 @@ class About(Struct):
     card: dict[str, Any] = {}
     frame: Frame = "dense"
     scales: ActivationScales | None = None
+    temperature: float | None = None
     ngrams: Kinds | None = None
 
 

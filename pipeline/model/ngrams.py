@@ -2,13 +2,15 @@
 
 A text has n-grams of words and n-grams of characters. Each is hashed to a bucket, and a bucket has a row in a table of
 integers: a weight for each class, and the square of its own importance (in a TF-IDF model, of the inverse document
-frequency). With the sums of these rows over all n-grams of one kind, as often as they occur, that kind gives class c
+frequency). A bucket that t n-grams of one kind fall into, of whatever n, counts b times, where b is the number of
+binary digits of t: 1, 2, 2, 3, 3, 3, 3, 4, ... Over the buckets of one kind, that kind gives class c
 
-    scale[c] * sum of the weights for c / sqrt(sum of the squares)
+    scale[c] * sum of b * weight for c / sqrt(sum of b² * square)
 
 or 0 where the sum of squares is 0. Both kinds are added to the network's logits. `NGrams.of_weights` makes the table of
-a linear model on TF-IDF, each kind with an L2 norm of its own. An n-gram that occurs t times counts t times in the norm
-too, where scikit-learn's counts t squared: so the norm takes one pass, and no n-gram is compared with another.
+a linear model on TF-IDF, each kind with an L2 norm of its own. b takes the place of 1 + log(t), which is usual there:
+in long texts, words that occur often would outweigh all others. So that it needs no second pass, a kernel may add the
+weights at the 1st, 2nd, 4th, 8th, ... n-gram of a bucket, and the square 1, 3, 5, 7, ... times.
 
 Sums are exact in 32 bits, so their order does not matter. The rest is a product, a root, a quotient and a sum of fp32,
 each rounded by IEEE 754, so every backend gives the same bits.
@@ -49,6 +51,8 @@ LARGEST_ORDER = 8
 BITS = (8, 22)
 MOST_TABLE_BYTES = 256 << 20
 LARGEST_WEIGHT = 32_767
+LARGEST_SQUARE = 14_563
+"""Four ninths of LARGEST_WEIGHT, since b² is at most nine quarters of t."""
 
 _LARGEST_SCALE = 1e20
 """With it, no score overflows."""
@@ -165,6 +169,14 @@ class Found(NamedTuple):
     characters: list[Grams]
 
 
+class Counted(NamedTuple):
+    """The buckets of N texts. buckets: uint32 [B]. times: int32 [B], `b` above. offsets: int64 [N + 1], ascending."""
+
+    buckets: NDArray[np.uint32]
+    times: NDArray[np.int32]
+    offsets: Offsets
+
+
 @dataclass(frozen=True)
 class NGrams:
     """The branch of a model; immutable.
@@ -210,8 +222,8 @@ class NGrams:
             raise ModelError(
                 f"{model}: tensor {TABLE} has {len(self.table):,} rows, {self.table.nbytes:,} bytes: not {most}"
             )
-        if (self.table[:, -1] < 0).any():
-            raise ModelError(f"{model}: tensor {TABLE} holds a negative square")
+        if self.table[:, -1].min() < 0 or self.table[:, -1].max() > LARGEST_SQUARE:
+            raise ModelError(f"{model}: tensor {TABLE} holds a square that is not from 0 to {LARGEST_SQUARE:,}")
         if not (np.abs(self.scale) <= _LARGEST_SCALE).all():
             raise ModelError(f"{model}: tensor {SCALE} holds a value that is not finite, or beyond {_LARGEST_SCALE:g}")
 
@@ -232,12 +244,12 @@ class NGrams:
         -------
         NGrams
             Its scores are, but for the rounding, the coefficients times the features. The feature of a bucket is, for
-            each kind, importance * occurrences / sqrt(sum over buckets of importance² * occurrences).
+            each kind, importance * b / sqrt(sum over buckets of importance² * b²).
 
         """
         exact, squares = weights * importance[:, None], np.square(importance)
         step = np.maximum(np.abs(exact).max(axis=0), _LEAST) / LARGEST_WEIGHT
-        step_of_squares = max(float(squares.max()), _LEAST) / LARGEST_WEIGHT
+        step_of_squares = max(float(squares.max()), _LEAST) / LARGEST_SQUARE
         table = np.rint(np.column_stack([exact / step, squares / step_of_squares])).astype(np.int16)
         table[(importance != 0) & (table[:, -1] == 0), -1] = 1
         return cls(kinds, table, np.tile((step / np.sqrt(step_of_squares)).astype(np.float32), (2, 1)))
@@ -278,9 +290,12 @@ def scores(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> Floats:
 
 
 def count_rows(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> int:
-    """How many rows of the table the n-grams of N texts take."""
-    found = (find(part, bounds, ngrams.kinds, ngrams.bits) for _, part, bounds in _parts(data, offsets, ngrams))
-    return sum(len(grams.buckets) for of_part in found for kind in of_part for grams in kind)
+    """How many rows of the table are added for N texts."""
+    total = 0
+    for _, part, bounds in _parts(data, offsets, ngrams):
+        for kind in find(part, bounds, ngrams.kinds, ngrams.bits):
+            total += int(counted(kind, len(bounds) - 1, ngrams.bits).times.sum()) if kind else 0
+    return total
 
 
 def scores_of_ids(ids: NDArray[np.uint8], alphabet: Alphabet, ngrams: NGrams) -> Floats:
@@ -349,14 +364,28 @@ def _of_words(symbols: NDArray[np.uint16], begins: Offsets, highest: int) -> lis
     return [(hashes, of_text), (pairs, np.searchsorted(at, of_text))]
 
 
+def counted(found: list[Grams], count: int, bits: int) -> Counted:
+    """The buckets of each of N texts over all n of one kind, in ascending order, with the times that each counts."""
+    bounds = [np.concatenate([[0], np.cumsum(np.diff(grams.offsets))]) for grams in found]
+    keys = [
+        (np.repeat(np.arange(count), np.diff(at)) << bits) | grams.buckets
+        for grams, at in zip(found, bounds, strict=True)
+    ]
+    each, often = np.unique(np.concatenate(keys, dtype=np.int64), return_counts=True)
+    offsets = np.searchsorted(each, np.arange(count + 1) << bits)
+    return Counted((each & ((1 << bits) - 1)).astype(np.uint32), np.frexp(often)[1], offsets)
+
+
 def _sums(found: list[Grams], table: NDArray[np.int16], count: int) -> NDArray[np.int32]:
     """The sums of the rows of each text, [N, classes + 1]."""
     sums = np.zeros((count, table.shape[1]), np.int32)
-    for grams in found:
-        some = np.diff(grams.offsets) > 0
+    if found:
+        buckets, times, offsets = counted(found, count, (len(table) - 1).bit_length())
+        some = np.diff(offsets) > 0
         if some.any():
-            rows = table[grams.buckets]
-            sums[some] += np.add.reduceat(rows, grams.offsets[:-1][some], axis=0, dtype=np.int32)
+            rows = table[buckets] * times[:, None]
+            rows[:, -1] *= times
+            sums[some] = np.add.reduceat(rows, offsets[:-1][some], axis=0, dtype=np.int32)
     return sums
 
 

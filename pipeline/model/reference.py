@@ -66,8 +66,8 @@ class Weights:
 
     table: fp32 [7, symbols + 2, 256], block 1's weights by tap and id, zero for unknown and padding.
     conv: by layer name fp32 [kernel, inputs, outputs]. linear: fp32 [inputs, outputs], fc1's inputs in channels-last
-    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. linear_batches: of the linear layers, the one with
-    the least room first.
+    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. temperature: of the scores. linear_batches: of the
+    linear layers, the one with the least room first.
     """
 
     layers: tuple[Layer, ...]
@@ -78,6 +78,7 @@ class Weights:
     bias: dict[str, Floats]
     norm: dict[str, Norm]
     frame: Frame
+    temperature: float = 1.0
     linear_batches: tuple[Batch, ...] = LINEAR_BATCHES
 
 
@@ -103,7 +104,8 @@ def prepare(model: Model) -> Weights:
             gamma, beta = tensors[f"{layer.norm}.weight"], tensors[f"{layer.norm}.bias"]
             norm[layer.name] = Norm(np.ascontiguousarray(gamma.T), np.ascontiguousarray(beta.T))
     bias = {layer.name: tensors[f"{layer.name}.bias"] for layer in model.layers}
-    return Weights(model.layers, model.alphabet.padding, table, conv, linear, bias, norm, model.frame)
+    padding = model.alphabet.padding
+    return Weights(model.layers, padding, table, conv, linear, bias, norm, model.frame, model.temperature)
 
 
 def lookup_norm_pool(
@@ -247,9 +249,9 @@ def linear(x: Floats, weight: Floats, bias: Floats, relu: bool, batches: tuple[B
     return out
 
 
-def softmax(logits: Floats) -> Floats:
-    """Probabilities fp32 [N, classes]; NaN where `linear` found an overflow."""
-    powers: Floats = np.exp(logits - logits.max(axis=1, keepdims=True))
+def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
+    """Probabilities fp32 [N, classes] of the logits over `temperature`; NaN where `linear` found an overflow."""
+    powers: Floats = np.exp((logits - logits.max(axis=1, keepdims=True)) * np.float32(1 / temperature))
     powers /= powers.sum(axis=1, keepdims=True)
     return powers
 

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from pipeline.accuracy import Confusion
 from pipeline.profiling.measure import Point, Profile
+from pipeline.reliability import Reliability
 from pipeline.report.breakdown import Breakdown
 from pipeline.report.breakdown_table import device_name
 from pipeline.report.roofline import Judged, judge
@@ -191,6 +192,37 @@ def confusion_matrix(confusion: Confusion) -> Figure:
                 for j, count in enumerate(row):
                     color = "white" if shares[i, j] > 0.5 else "black"
                     axes.text(j, i, f"{count:,}", ha="center", va="center", color=color)
+    return drawn
+
+
+def reliability_diagram(found: Reliability, before: Reliability | None) -> Figure:
+    """Accuracy by score, as bars over the bins, and how many rows each bin has. before: without temperature, a line."""
+    some = [b for b in found.bins if b.rows]
+    with mpl.rc_context(_STYLE):
+        drawn = Figure(figsize=(4.6, 5.2), layout="constrained")
+        axes, below = drawn.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+        axes.plot([0, 1], [0, 1], color="#8a8f98", linestyle=(0, (4, 3)), label="as they should be")
+        label = f"scores: calibration error {found.expected_error:.4f}"
+        left, width = [b.low for b in some], [b.high - b.low for b in some]
+        axes.bar(
+            left,
+            [b.accuracy for b in some],
+            width,
+            align="edge",
+            color=COLORS["compute"],
+            edgecolor="white",
+            label=label,
+        )
+        if before is not None:
+            others = [b for b in before.bins if b.rows]
+            name = f"without temperature: {before.expected_error:.4f}"
+            places = [b.score for b in others], [b.accuracy for b in others]
+            axes.plot(*places, "o-", color=COLORS["write"], markersize=4, label=name)
+        axes.set(xlim=(0, 1), ylim=(0, 1), ylabel="share of labels that are right")
+        axes.legend(loc="upper left", frameon=False)
+        below.bar(left, [b.rows for b in some], width, align="edge", color="#c9ccd1", edgecolor="white")
+        below.set(xlabel="score of the label", ylabel="rows")
+        below.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     return drawn
 
 

@@ -19,7 +19,7 @@ from pipeline.source.first_rows import first_chunks
 from pipeline.source.formats.base import Scan, Seek
 from pipeline.source.group import Group, GroupEnd, group_name, part_name
 from pipeline.source.items import Items, as_items
-from pipeline.source.plan import Plan, Run, Unit, is_split, plan_files, refuse_useless
+from pipeline.source.plan import Plan, Run, Unit, plan_files, refuse_useless, to_split
 from pipeline.source.run_ahead import ahead
 from pipeline.source.scan import Scanner, no_scan, threads_scanner
 from pipeline.source.search import Problem
@@ -133,6 +133,11 @@ class Frame:
     identity: Identity
 
 
+def one_worker() -> int:
+    """For who has no cluster."""
+    return 1
+
+
 Scanners = Callable[[], AbstractContextManager[Scanner | None]]
 """Makes a scanner of large files; its value is None where threads of this process are to scan."""
 
@@ -244,9 +249,10 @@ def open_input(
     saved: Plan | None = None,
     scanner: Scanners = threads_scanner,
     limit: int | None = None,
+    workers: Callable[[], int] = one_worker,
 ) -> JobInput:
     """Plan an input, or use the plan of its files that was saved before. scanner: makes the one for large files, once
-    there are some to scan. limit: only so many rows.
+    there are some to scan. limit: only so many rows. workers: how many there are, asked once the chunks are wanted.
 
     Raises UsageError for a column that does not exist.
     """
@@ -254,7 +260,7 @@ def open_input(
     if isinstance(given, Files):
         plan = plan_files(given.found, selection, chunk_rows, limit) if saved is None else saved
         unread = tuple((path, None) for path, _ in given.problems)
-        return planned_files(replace(plan, problems=given.problems, unread=unread), scanner)
+        return planned_files(replace(plan, problems=given.problems, unread=unread), scanner, workers)
     if isinstance(given, Stdin):
         selection = given.open(selection)
 
@@ -290,18 +296,19 @@ def refuse_unfit(given: Given, selection: Selection) -> None:
         raise UsageError("an encoding or a delimiter goes with files only: these rows are in memory")
 
 
-def planned_files(plan: Plan, scanner: Scanners) -> JobInput:
+def planned_files(plan: Plan, scanner: Scanners, workers: Callable[[], int] = one_worker) -> JobInput:
     """Groups for workers to read, and the chunks of large files, which are found beside the job."""
 
     def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
         used = (group for group in plan.groups if group.files or not group.number)
         left = (group for group in used if group_name(group.number) not in done)
         ordered = sorted(left, key=lambda group: group.bytes, reverse=True)
-        splits = [group for group in ordered if is_split(group, plan.chunk_rows)]
+        chosen = to_split(ordered, plan.chunk_rows, workers)
+        splits = [group for group in ordered if group.number in chosen]
         with _scanning(scanner, splits) as scan:
             found = ahead((partial(_split, group, plan, scan) for group in splits), _SPLIT_AT_ONCE, _FOUND_AHEAD)
             with closing(found):
-                yield from (group for group in ordered if not is_split(group, plan.chunk_rows))
+                yield from (group for group in ordered if group.number not in chosen)
                 for each in found:
                     if isinstance(each, GroupEnd):
                         ended(each)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +20,7 @@ from pipeline.source.first_rows import rows_between
 from pipeline.source.formats.base import InputFile, Schema, Stream
 from pipeline.source.formats.record_format import RecordFormat
 from pipeline.source.front_to_back import FrontToBack
-from pipeline.source.opening import open_at
+from pipeline.source.opening import Held, open_at
 from pipeline.source.records import Records, read_records
 from pipeline.source.scan import no_scan
 from pipeline.telemetry.spans import Span
@@ -102,9 +104,9 @@ def open_pieces(
     try:
         found = examine_like(held(file), selection, first)
         problems = [found.remark] if found.remark else []
-        streams: list[FrontToBack] = []
-        pieces = _pieces(found, selection, chunk_rows, problems, streams, spans)
-        return Opened(found.file, _begun(pieces), problems, lambda: sum(stream.stored for stream in streams))
+        read: list[Callable[[], int]] = []
+        pieces = _pieces(found, selection, chunk_rows, problems, read, spans)
+        return Opened(found.file, _begun(pieces), problems, lambda: sum(count() for count in read))
     except InputChanged:
         raise
     except (SourceError, UsageError) as error:
@@ -141,14 +143,14 @@ def _pieces(
     selection: Selection,
     chunk_rows: int,
     problems: list[str],
-    streams: list[FrontToBack],
+    read: list[Callable[[], int]],
     spans: list[Span] | None,
 ) -> Iterator[Piece]:
     file, form, start = found.file, found.file.format, found.schema.start
     row = 0
     if isinstance(form, RecordFormat):
         with open_at(file, start) as source:
-            streams += [source] if isinstance(source, FrontToBack) else []
+            read.append(partial(_stored, source, file))
             for records in read_records(source, form.quick_split, start, limits=form.limits):
                 if len(records):
                     yield Lines(file, form, row, records)
@@ -165,6 +167,15 @@ def _pieces(
         if chunk.rows_read:
             yield Rows(file, row, replace(chunk, problems=()))
             row += chunk.rows_read
+
+
+def _stored(source: BinaryIO, file: InputFile) -> int:
+    """How many bytes have been read of a file as it is stored; 0 where that is not known, or no longer."""
+    if isinstance(source, FrontToBack):
+        return source.stored
+    with suppress(ValueError):  # it is closed
+        return 0 if file.front_to_back or isinstance(file, Held) else source.tell()
+    return 0
 
 
 def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | None) -> Chunk:

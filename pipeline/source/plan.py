@@ -4,7 +4,7 @@ where columns are copied, for their types.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -12,11 +12,14 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.source.chunk import Selection
 from pipeline.source.encoding import UTF8
 from pipeline.source.examine import Examined, examine
-from pipeline.source.formats.base import Format, Fragment, InputFile, Schema
+from pipeline.source.formats.base import Format, Fragment, InputFile, Schema, Seek
 from pipeline.source.group import Group, Unread, group_bytes, group_sizes
 from pipeline.source.schema import kept_types, resolve
 from pipeline.source.search import Problem
 from pipeline.threads import threads
+
+_WHOLE_FILES = 32
+"""So many files of one size for each worker are handed out whole: about two for each reader of a GPU's worker."""
 
 _FILES_WITH_TYPES = 16
 """So many files, at even distances, are opened side by side to find types that hold all values of a kept column."""
@@ -146,6 +149,23 @@ def is_split(group: Group, chunk_rows: int) -> bool:
         return False
     (file,) = group.files
     return file.stored > group_bytes(chunk_rows) and file.can_be_split
+
+
+def to_split(groups: Sequence[Group], chunk_rows: int, workers: Callable[[], int]) -> set[int]:
+    """The numbers of the groups whose file many workers are to read at once. workers: how many there are.
+
+    A file of records is scanned for that, which takes as long as reading it: so not where there are so many others that
+    all readers have work without. Its chunks are the same either way.
+    """
+    large = [group for group in groups if is_split(group, chunk_rows)]
+    most = sum(group.bytes for group in groups) // _WHOLE_FILES
+    if any(_is_scanned(group) and group.bytes <= most for group in large):
+        most //= max(workers(), 1)
+    return {group.number for group in large if not _is_scanned(group) or group.bytes > most}
+
+
+def _is_scanned(group: Group) -> bool:
+    return group.files[0].format.seeks is Seek.RECORDS
 
 
 def bound(found: Sequence[InputFile], selection: Selection) -> list[InputFile]:

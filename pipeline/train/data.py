@@ -115,13 +115,3 @@ def _sorted_names(values: list[str]) -> tuple[str, ...]:
 
 def _count(names: tuple[str, ...]) -> str:
     return f"one class only, {names[0]!r}" if names else "no labels"
-
-
-def hold_out(labels: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row numbers to train on and to hold out: `share` of each class, the same rows for every seed."""
-    rng = np.random.default_rng(0)
-    held = np.zeros(len(labels), np.bool_)
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        held[rng.permutation(rows)[: round(share * len(rows))]] = True
-    return np.flatnonzero(~held), np.flatnonzero(held)

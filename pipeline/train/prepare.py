@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
+from pipeline.held_out import hold_out
 from pipeline.model.alphabet import Alphabet
-from pipeline.train.data import Labelled, hold_out, read_labelled
+from pipeline.train.data import Labelled, read_labelled
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class Prepared:
     fit: NDArray[np.int64]
     held: NDArray[np.int64]
     symbols: Alphabet
-    length: int
 
 
 def prepare(
@@ -53,4 +53,4 @@ def prepare(
     if test is not None:
         tested = read_labelled(test, text_columns, label_column, symbols, length, columns, data.classes)
     fit, held = hold_out(data.labels, hold_out_share)
-    return Prepared(data, tested, fit, held, symbols, length)
+    return Prepared(data, tested, fit, held, symbols)

@@ -1,0 +1,16 @@
+"""Which labelled rows are held out of training: a choice that any later command can make again."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def hold_out(labels: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row numbers to train on and to hold out: `share` of each class, the same rows for every seed."""
+    rng = np.random.default_rng(0)
+    held = np.zeros(len(labels), np.bool_)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        held[rng.permutation(rows)[: round(share * len(rows))]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)

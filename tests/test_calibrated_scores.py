@@ -1,0 +1,183 @@
+"""Scores one can act on: their temperature, how far they can be believed, and from which on labels are precise."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pytest
+from conftest import AG_NEWS, Command, CommandHere
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline.engine.base import Texts
+from pipeline.engine.cpu import CpuEngine
+from pipeline.errors import ModelError, UsageError
+from pipeline.evaluate import evaluate
+from pipeline.held_out import hold_out
+from pipeline.model.charcnn import Model
+from pipeline.model.temperature import fitted, log_loss, log_scores, probabilities
+from pipeline.reliability import reliability, threshold
+
+TRUE_TEMPERATURE = 2.5
+TEXTS = [f"{i} word{i % 7} " * (1 + i % 4) for i in range(400)]
+
+
+def drawn(scores: np.ndarray, seed: int = 0) -> np.ndarray:
+    """True classes, drawn by these probabilities, [N, classes]."""
+    chance = np.random.default_rng(seed).random((len(scores), 1))
+    return (scores.cumsum(axis=1) < chance).sum(axis=1).clip(max=scores.shape[1] - 1)
+
+
+def scores_of(model: Model, precision: str = "fp32") -> np.ndarray:
+    engine = CpuEngine(model, 2, precision)
+    found = engine.classify(Texts.of([text.encode() for text in TEXTS]), all_scores=True).all_scores
+    engine.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def overconfident(small_model: Model) -> pa.Table:
+    """Rows whose classes are less sure than the small model says."""
+    truth = drawn(probabilities(log_scores(scores_of(small_model)), TRUE_TEMPERATURE))
+    return pa.table({"text": TEXTS, "topic": [small_model.classes[i] for i in truth]})
+
+
+def test_the_temperature_that_made_the_labels_is_found() -> None:
+    logits = np.random.default_rng(1).normal(0, 3, (20_000, 5))
+    truth = drawn(probabilities(logits, TRUE_TEMPERATURE))
+    found = fitted(logits, truth)
+    assert found == pytest.approx(TRUE_TEMPERATURE, rel=0.05)
+    best = log_loss(logits, truth, found)
+    assert best <= min(log_loss(logits, truth, found * factor) for factor in (0.99, 1.01))
+    assert fitted(logits, logits.argmax(axis=1)) is None  # all right: the scores could be as high as one likes
+    assert fitted(logits, logits.argmin(axis=1)) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans()), max_size=60), st.floats(0.1, 1))
+def test_bins_and_thresholds_are_what_their_definitions_say(rows: list[tuple[float, bool]], target: float) -> None:
+    scores, right = np.array([s for s, _ in rows], np.float32), np.array([r for _, r in rows], np.bool_)
+    found = reliability(scores, right)
+    error = 0.0
+    for i, one in enumerate(found.bins):
+        inside = [(s, r) for s, r in rows if i / 15 < s <= (i + 1) / 15 or (i == 0 and s == 0)]
+        assert one.rows == len(inside)
+        error += abs(sum(s for s, _ in inside) - sum(r for _, r in inside))
+    assert (
+        found.expected_error == pytest.approx(error / len(rows), abs=1e-6) if rows else math.isnan(error / 1 - np.nan)
+    )
+    at = threshold(scores, right, target)
+    good = [s for s in scores if right[scores >= s].mean() >= target]
+    if good:
+        assert at.score == min(good)
+        assert (at.rows, at.precision) == ((scores >= min(good)).sum(), right[scores >= min(good)].mean())
+        assert at.coverage == at.rows / len(rows)
+    else:
+        assert math.isnan(at.score)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_temperature_changes_scores_as_it_should_and_no_label(small_model: Model, precision: str) -> None:
+    model = pipeline.quantise(small_model, TEXTS) if precision == "int8" else small_model
+    plain, warm = scores_of(model, precision), scores_of(replace(model, temperature=TRUE_TEMPERATURE), precision)
+    expected = probabilities(log_scores(plain), TRUE_TEMPERATURE)
+    np.testing.assert_allclose(warm, expected, rtol=1e-4, atol=1e-7)
+    assert (warm.argmax(axis=1) == plain.argmax(axis=1)).all()
+
+
+def test_a_model_file_keeps_its_temperature_and_an_earlier_one_has_none(small_model: Model) -> None:
+    warm = replace(small_model, temperature=0.8)
+    again = Model.from_bytes(warm.to_bytes())
+    assert (again.temperature, again.digest) == (0.8, warm.digest)
+    assert warm.digest != small_model.digest  # so that no job goes on with other scores
+    assert b"temperature" not in small_model.to_bytes()[:5000]
+    assert Model.from_bytes(small_model.to_bytes()).temperature == 1
+    for damaged in (0.0, -1.0, float("nan"), 1e9):
+        with pytest.raises(ModelError, match="temperature"):
+            replace(small_model, temperature=damaged)
+    whole = warm.to_bytes()
+    with pytest.raises(ModelError, match="damaged"):
+        Model.from_bytes(whole.replace(b'"temperature":"0.8"', b'"temperature":"0.9"', 1))
+
+
+def test_calibrate_makes_scores_better_and_evaluate_tells(
+    broadsheet_in_process: Command, overconfident: pa.Table, small_model: Model, small_model_file: Path, tmp_path: Path
+) -> None:
+    rows, out = tmp_path / "rows.csv", tmp_path / "calibrated.safetensors"
+    pa_csv.write_csv(overconfident, rows)
+    made = broadsheet_in_process("calibrate", small_model_file, rows, "--label-column", "topic", "-o", out)
+    assert made.returncode == 0, made.stderr
+    assert "fitted on 400 rows" in made.stdout
+    model = pipeline.load_model(out)
+    assert model.temperature == pytest.approx(TRUE_TEMPERATURE, rel=0.3)
+    assert "another name, or --overwrite" in broadsheet_in_process(
+        "calibrate", out, rows, "--label-column", "topic", "-o", out
+    ).stderr  # fmt: skip
+    again = pipeline.calibrate(model, overconfident, label_column="topic")
+    assert again.digest == model.digest  # it begins anew, whatever temperature the model has
+    arguments = ["evaluate", out, rows, "--label-column", "topic", "--precision-target", 0.5]
+    said = broadsheet_in_process(*arguments).stdout
+    for expected in ("before the model's temperature", "mean score", "score from"):
+        assert expected in said
+    found = json.loads(broadsheet_in_process(*arguments, "--json").stdout)
+    assert found["calibration_error"] < found["calibration_error_before"]
+    plain = evaluate(small_model_file, overconfident, label_column="topic")
+    assert found["calibration_error_before"] == pytest.approx(plain.reliability.expected_error, rel=1e-4)
+    assert plain.uncalibrated is None
+    assert sum(one["rows"] for one in found["reliability"]) == 400
+    assert [one["name"] for one in found["thresholds"]] == [None, *model.classes]
+    shown = json.loads(broadsheet_in_process("inspect", out, "--json").stdout)
+    assert shown["temperature"] == model.temperature
+    assert shown["card"]["temperature fitted on"]["files"] == ["rows.csv"]
+
+
+def test_the_rows_that_training_held_out_can_be_taken_from_its_data(
+    overconfident: pa.Table, small_model: Model
+) -> None:
+    by_share = pipeline.calibrate(small_model, overconfident, label_column="topic", held_out=0.5)
+    truth = np.array([small_model.classes.index(name) for name in overconfident.column("topic").to_pylist()])
+    rows = overconfident.take(pa.array(hold_out(truth, 0.5)[1]))
+    given_apart = pipeline.calibrate(small_model, rows, label_column="topic")
+    assert by_share.temperature == given_apart.temperature
+    other = overconfident.set_column(1, "topic", pa.array(["no class", *overconfident.column("topic").to_pylist()[1:]]))
+    with pytest.raises(UsageError, match="1 rows have no class of the model"):
+        pipeline.calibrate(small_model, other, label_column="topic", held_out=0.5)
+
+
+def test_rows_of_which_no_temperature_follows_are_refused(overconfident: pa.Table, small_model: Model) -> None:
+    with pytest.raises(UsageError, match="needs 100 or more"):
+        pipeline.calibrate(small_model, overconfident.slice(0, 99), label_column="topic")
+    labels = scores_of(small_model).argmax(axis=1)
+    right = pa.table({"text": TEXTS, "topic": [small_model.classes[i] for i in labels]})
+    with pytest.raises(UsageError, match="all are labelled right"):
+        pipeline.calibrate(small_model, right, label_column="topic")
+
+
+def test_the_reliability_diagram_is_drawn(
+    broadsheet_here: CommandHere, overconfident: pa.Table, small_model: Model, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    rows, model, picture = tmp_path / "rows.csv", tmp_path / "warm.safetensors", tmp_path / "scores.png"
+    pa_csv.write_csv(overconfident, rows)
+    replace(small_model, temperature=2.0).save(model)
+    code, said = broadsheet_here("evaluate", model, rows, "--label-column", "topic", "--reliability", picture)
+    assert code == 0, said
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "mean score" not in said
+
+
+def test_the_shipped_model_is_calibrated(ag_news: Path, tmp_path: Path) -> None:
+    about = pipeline.load_model("ag-news").card["temperature fitted on"]
+    assert about["rows"] >= 976
+    lines = (ag_news / "test.csv").read_text().splitlines(keepends=True)[::6]
+    (tmp_path / "some.csv").write_text("".join(lines))
+    columns = {"columns": AG_NEWS[1].split(","), "text_column": ["title", "description"], "label_column": "class"}
+    result = evaluate("ag-news", tmp_path / "some.csv", **columns)
+    assert result.uncalibrated is not None
+    assert result.reliability.expected_error < 0.75 * result.uncalibrated.expected_error
