@@ -222,7 +222,7 @@ __device__ __forceinline__ bool add_characters(const Read& read, int shift, Coun
 // scores fp32 [articles, classes]. Entry: of a count and a bucket. A block has WARPS articles and one slab, blockIdx.y.
 // Dynamic shared memory: SHARED.
 template <int WARPS, int LANES, int ORDER, int LOWEST, int HIGHEST, typename Entry, int SHARED>
-__global__ void __launch_bounds__(WARPS* WARP, 4)  // without the 4, NVRTC 13.0 spills for 40 registers on sm_80
+__global__ void __launch_bounds__(WARPS* WARP, LANES == 1 ? 4 : 2)  // blocks an SM; with more lanes, 4 make it spill
     ngrams(const uint8* data, const int64* offsets, int articles, int reads, const uint16* symbols,
            const uint32* letters, const int4* table, int shift, const float* scales, int classes, float* scores) {
     constexpr int WIDTH = LANES * COLUMNS;
