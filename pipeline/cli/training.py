@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.progress import BarColumn, Progress, TextColumn
 
 from pipeline.report.console import PlainConsole
-from pipeline.train import Cost, Epoch, Step, Trained
+from pipeline.train import Cost, Epoch, Note, Step, Trained
 from pipeline.train.data import Labelled
 
 _SECONDS_BETWEEN_LINES = 60.0
@@ -33,12 +33,14 @@ class TrainingProgress:
             soft_wrap=True,
         )
 
-    def __call__(self, what: Cost | Step | Epoch) -> None:
+    def __call__(self, what: Cost | Step | Epoch | Note) -> None:
         """What `train` tells."""
         if isinstance(what, Cost):
             self._cost(what)
         elif isinstance(what, Step):
             self._step(what)
+        elif isinstance(what, Note):
+            self._console.print(what.text, soft_wrap=True)
         else:
             self._epoch(what)
 
@@ -53,6 +55,8 @@ class TrainingProgress:
         card = trained.model.card
         if "held_out_accuracy" in card:
             self._console.print(f"held out: {card['held_out_accuracy']:.2%}")
+        for line in trained.compared.lines() if trained.compared else ():
+            self._console.print(line, soft_wrap=True)
         if "test" in card:
             self._console.print(f"test: {card['test']['accuracy']:.2%} of {card['test']['rows']:,} rows")
         self._console.print(f"{output} written after {time.monotonic() - self._began:,.0f} s", soft_wrap=True)
