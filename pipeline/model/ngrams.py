@@ -366,14 +366,16 @@ def _of_words(symbols: NDArray[np.uint16], begins: Offsets, highest: int) -> lis
 
 def counted(found: list[Grams], count: int, bits: int) -> Counted:
     """The buckets of each of N texts over all n of one kind, in ascending order, with the times that each counts."""
-    bounds = [np.concatenate([[0], np.cumsum(np.diff(grams.offsets))]) for grams in found]
+    kind: type[np.unsignedinteger] = (
+        np.uint32 if count <= 1 << (32 - bits) else np.uint64
+    )  # the smaller one is sorted in half the time
     keys = [
-        (np.repeat(np.arange(count), np.diff(at)) << bits) | grams.buckets
-        for grams, at in zip(found, bounds, strict=True)
+        (np.repeat(np.arange(count, dtype=kind), np.diff(grams.offsets)) << kind(bits)) | grams.buckets.astype(kind)
+        for grams in found
     ]
-    each, often = np.unique(np.concatenate(keys, dtype=np.int64), return_counts=True)
+    each, often = np.unique(np.concatenate(keys), return_counts=True)
     offsets = np.searchsorted(each, np.arange(count + 1) << bits)
-    return Counted((each & ((1 << bits) - 1)).astype(np.uint32), np.frexp(often)[1], offsets)
+    return Counted((each & kind((1 << bits) - 1)).astype(np.uint32), np.frexp(often)[1], offsets)
 
 
 def _sums(found: list[Grams], table: NDArray[np.int16], count: int) -> NDArray[np.int32]:
