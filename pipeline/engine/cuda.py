@@ -169,6 +169,8 @@ class CudaEngine:
             truncated=np.empty(count, np.bool_),
             unknown_chars=np.empty(count, np.int64),
         )
+        if not _is_on_host(texts):
+            self.device.synchronize()  # whoever wrote the text may have used any stream
         if self._is_small(texts) and not each_kernel:
             saturated = self._in_a_graph(texts, top_k, found, spans)
         else:
@@ -180,7 +182,8 @@ class CudaEngine:
     def _is_small(self, texts: Texts) -> bool:
         """Whether one graph labels these texts. A profile watches each launch, which a graph does not show."""
         watched = self.network.watcher is not None
-        return texts.ids is None and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
+        here = texts.ids is None and _is_on_host(texts)
+        return here and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
 
     def _in_a_graph(self, texts: Texts, top_k: int, found: Predictions, spans: list[Span] | None) -> int:
         """Label a small batch at once. Returns its saturated activations."""
@@ -254,7 +257,8 @@ class CudaEngine:
             units = np.cumsum(self._units[np.minimum(np.diff(ahead), length)])
             by_text = int(np.searchsorted(ahead, ahead[0] + room_for_text, side="right")) - 1
             if not by_text:
-                given = encode(texts.data, ahead[:2], self.model.alphabet, length)
+                text = cp.asnumpy(texts.data[ahead[0] : ahead[1]])
+                given = encode(text, ahead[:2] - ahead[0], self.model.alphabet, length)
                 yield Batch(first, first + 1, int(units[0]), given)
                 first += 1
                 continue
@@ -325,6 +329,10 @@ class CudaEngine:
             self.network.close()
             cp.get_default_memory_pool().free_all_blocks()
             cp.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def _is_on_host(texts: Texts) -> bool:
+    return isinstance(texts.data, np.ndarray)
 
 
 def _note(done: list[Span], spans: list[Span] | None) -> None:

@@ -189,12 +189,17 @@ class Network:
     def start_text(
         self, slot: Slot, data: NDArray[np.uint8], offsets: NDArray[np.int64], units: int, top_k: int
     ) -> None:
-        """Start a batch: data[offsets[0]:offsets[-1]], UTF-8. units: that it takes at most."""
+        """Start a batch: data[offsets[0]:offsets[-1]], UTF-8, on host or GPU. units: that it takes at most."""
         count, size = len(offsets) - 1, int(offsets[-1] - offsets[0])
-        self._copy(data[offsets[0] : offsets[-1]], slot.host["text"][:size])
+        given, is_on_host = data[offsets[0] : offsets[-1]], isinstance(data, np.ndarray)
+        if is_on_host:
+            self._copy(given, slot.host["text"][:size])
         slot.host["offsets"][: count + 1] = offsets
         slot.copy_begun.record(self._in)
-        slot.copy_in("text", size, self._in)
+        if is_on_host:
+            slot.copy_in("text", size, self._in)
+        else:
+            slot.device["text"].data.copy_from_device_async(given.data, size, self._in)
         slot.copy_in("offsets", count + 1, self._in)
         slot.copied_in.record(self._in)
         ids = self.ids(count)
