@@ -40,7 +40,8 @@ def page(cpu: dict[str, Any], gpu: dict[str, Any] | None = None) -> str:
     parts = [HEAD]
     for result in (gpu, cpu):
         if result is not None:
-            parts += ["\n## One ", "GPU" if result["about"]["gpus"] else "CPU", "\n\n", _steps(result)]
+            title = "GPU" if result["about"]["gpus"] else "core of a CPU, by its processor time"
+            parts += ["\n## One ", title, "\n\n", _steps(result)]
     if gpu is not None:
         parts += [SEVERAL, _epochs(gpu)]
     return "".join(parts)
