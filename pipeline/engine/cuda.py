@@ -329,7 +329,8 @@ class CudaEngine:
             return None
         if texts.ids is not None:
             return scores_of_ids(given.ids, self.model.alphabet, self.model.ngrams)
-        return scores(texts.data, texts.offsets[batch.first : batch.last + 1], self.model.ngrams)
+        bounds = texts.offsets[batch.first : batch.last + 1]
+        return scores(cp.asnumpy(texts.data[bounds[0] : bounds[-1]]), bounds - bounds[0], self.model.ngrams)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """The time on the host's clock of an event that the idle GPU records now, and the event."""
