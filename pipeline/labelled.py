@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.api import classify
+from pipeline.ecosystem.gpu_frames import is_gpu_frame, label_gpu_frame
 from pipeline.ecosystem.hugging_face import is_dataset, label_dataset
 from pipeline.ecosystem.lazy import is_lazy, label_lazily
 from pipeline.errors import UsageError
@@ -33,6 +34,9 @@ def label(
     progress: Progress | None = None,
     scores: bool = False,
     top_k: int = 1,
+    windows: int | None = None,
+    overlap: int = 0,
+    window_score: str = "mean",
     chunk_size: int | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -49,7 +53,8 @@ def label(
 
     Parameters
     ----------
-    frame : pandas.DataFrame, polars.DataFrame, pyarrow.Table, Dask DataFrame or Bag of strings, Hugging Face dataset
+    frame : pandas.DataFrame, polars.DataFrame, pyarrow.Table, Dask DataFrame or Bag of strings,
+            cudf.DataFrame, Hugging Face dataset
         The rows. It is not changed. Of a Dask collection nothing is computed yet: its partitions are labelled where
         and when Dask computes them, in each process by one engine that stays loaded. The graph holds the model's name
         and digest: give the path of a file that each worker can read. A `Model` is sent to the workers of the current
@@ -61,7 +66,8 @@ def label(
         Column with the true class, by name or by number from 1; adds it by name as ``truth``.
     suffix : str, optional
         Appended to the name of an added column where the frame has a column of that name.
-    model, client, progress, scores, top_k, chunk_size, device, precision, kernels, workers, strict, allow_mixed
+    model, client, progress, scores, top_k, windows, overlap, window_score, chunk_size, device, precision, kernels, \
+workers, strict, allow_mixed
         As `classify` takes them. `client`, `progress`, `workers` and `allow_mixed` are not for Dask
         collections, which Dask computes, and datasets; nor is `truth_column` for datasets.
 
@@ -95,29 +101,32 @@ def label(
     >>> labelled[labelled.label == "Sports"].to_parquet("sports/")
 
     """
-    if is_lazy(frame) or is_dataset(frame):
+    options = Options(
+        text_column=text_column,
+        truth_column=truth_column,
+        scores=scores,
+        top_k=top_k,
+        windows=windows,
+        overlap=overlap,
+        window_score=window_score,
+        chunk_size=chunk_size,
+        device=device,
+        precision=precision,
+        kernels=kernels,
+        strict=strict,
+    )
+    if is_lazy(frame) or is_dataset(frame) or is_gpu_frame(frame):
         later = f"a {type(frame).__name__} is labelled as it is computed"
         for name, given in (("client", client), ("progress", progress), ("workers", workers)):
             if given is not None:
                 raise UsageError(f"{name} is for frames in memory: {later}")
         if allow_mixed:
             raise UsageError(f"allow_mixed is for a job: {later}")
-        options = Options(
-            text_column=text_column,
-            truth_column=truth_column,
-            scores=scores,
-            top_k=top_k,
-            chunk_size=chunk_size,
-            device=device,
-            precision=precision,
-            kernels=kernels,
-            strict=strict,
-        )
-        made: Frame = (label_lazily if is_lazy(frame) else label_dataset)(frame, model, options, suffix)
+        labelled_as = {is_lazy(frame): label_lazily, is_gpu_frame(frame): label_gpu_frame}.get(True, label_dataset)
+        made: Frame = labelled_as(frame, model, options, suffix)
         return made
     models = load_models(model)
-    asked = Options(top_k=top_k, scores=scores).labellings(models)
-    added = computed_columns(asked, truth_column is not None)
+    added = computed_columns(options.labellings(models), truth_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     report = classify(
         frame,
@@ -128,6 +137,9 @@ def label(
         progress=progress,
         scores=scores,
         top_k=top_k,
+        windows=windows,
+        overlap=overlap,
+        window_score=window_score,
         chunk_size=chunk_size,
         device=device,
         precision=precision,

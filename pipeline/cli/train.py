@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
 
     from pipeline.model.frame import Frame
 
+_AXIS = re.compile(r"\w+=[^=/]+")  # of --sweep, after the first
 _DATA = "Files, folders, globs or URLs, read as `classify` reads them."
 
 
 def command(
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=_DATA, show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="MODEL", help="The model file to write.")],
-    label_column: Annotated[str, typer.Option(metavar="NAME", help="Column with the class.")],
+    label_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column with the class; needed without soft labels.")
+    ] = None,
     text_column: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
@@ -44,7 +48,9 @@ def command(
         str,
         typer.Option(metavar="text|dense", help="text: compute an article's text only; dense: all of its length."),
     ] = "text",
-    hold_out: Annotated[float, typer.Option(metavar="SHARE", help="Share of each class held out.")] = 0.05,
+    hold_out: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Share of each class held out.  [default: 0.05]")
+    ] = None,
     test: Annotated[
         list[str] | None, typer.Option(metavar="DATA", help="Rows to evaluate the finished model on, once.")
     ] = None,
@@ -54,6 +60,11 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the recipe.")
     ] = None,
+    ngrams: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Buckets for n-grams, a power of two; 0: none.  [default: by the classes]"),
+    ] = None,
+    balanced: Annotated[bool, typer.Option("--balanced", help="Every class weighs the same.")] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Of every random choice.")] = 0,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
     precision: Annotated[str, typer.Option(metavar="auto|fp32|bf16", help="Of products; auto: bf16 on a GPU.")] = (
@@ -65,6 +76,26 @@ def command(
     ] = 10,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from MODEL.checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model file, and its checkpoint.")] = False,
+    teacher: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="Learn its scores too; of several, the mean.")
+    ] = None,
+    soft_labels: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Learn these probabilities: a column of lists, or one for each class."),
+    ] = None,
+    soft_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Of what is learned of a row that has a label too.")
+    ] = 0.5,
+    unlabelled: Annotated[
+        list[str] | None, typer.Option(metavar="DATA", help="More text, for a --teacher to label.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=A,B …",
+            help="Run a grid of settings and seeds on the cluster; keep the best by held-out rows.",
+        ),
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="GPUs that share each batch.  [default: 1; all of a cluster]")
     ] = None,
@@ -83,7 +114,7 @@ def command(
     """
     try:
         from pipeline.cli.training import TrainingProgress
-        from pipeline.train import CHECKPOINT, Recipe, train
+        from pipeline.train import CHECKPOINT, Recipe, SoftLabels, train
         from pipeline.train.curve import plot_curve
         from pipeline.train.recipe import ALPHABETS
     except ModuleNotFoundError as error:
@@ -105,13 +136,31 @@ def command(
         say(f"broadsheet: {checkpoint} is replaced: a run that did not end is lost", error=True)
         checkpoint.unlink()
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
-    settings = [f"{name}={value}" for name, value in given.items() if value is not None]
-    recipe = Recipe().with_settings([*settings, *(set_ or [])])
-    watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), recipe.epochs)
+    settings = [f"{name}={value}" for name, value in given.items() if value is not None] + (set_ or [])
+    recipe = Recipe().with_settings(settings)
+    watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), recipe.epochs, bar=not sweep)
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
+    soft = None
+    if teacher or soft_labels:
+        more = Paths(unlabelled) if unlabelled else None
+        soft = SoftLabels(tuple(soft_labels or ()), tuple(teacher or ()), more, soft_share, device)
+    elif unlabelled:
+        raise UsageError("--unlabelled text needs a --teacher")
+    if sweep:
+        more_axes = [one for one in data if _AXIS.fullmatch(one) and not Path(one).exists()]
+        data = [one for one in data if one not in more_axes]
+        sweep = [axis for one in (*sweep, *more_axes) for axis in one.split()]
+        if gpus or resume:
+            raise UsageError("a run of a sweep has one GPU, and no checkpoint: leave out --gpus and --resume")
+        if cluster is None and scheduler_file is None:
+            from cluster import nearest
+
+            cluster = nearest(device)
     options: dict[str, Any] = {
+        "sweep": sweep or (),
+        "soft_labels": soft,
         "text_column": text_column or (),
         "label_column": label_column,
         "columns": None if columns is None else columns.split(","),
@@ -119,7 +168,9 @@ def command(
         "alphabet": ALPHABETS.get(alphabet) or _symbols(alphabet),
         "length": length,
         "frame": cast("Frame", frame),
-        "recipe": recipe,
+        "recipe": recipe if settings else None,
+        "ngrams": ngrams,
+        "balanced": balanced,
         "hold_out_share": hold_out,
         "test": Paths(test) if test else None,
         "seed": seed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipeline.errors import UsageError
 from pipeline.model.alphabet import Alphabet, encode
 from pipeline.model.charcnn import CLASSES
+from pipeline.model.ngrams import MOST_READ
 from pipeline.source.chunk import NO_TRUTH, Selection, truth_indices
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.read import chunks_here
@@ -22,14 +23,29 @@ from pipeline.source.read import chunks_here
 _CHUNK_ROWS = 16_384
 
 
+class Texts(NamedTuple):
+    """N texts, UTF-8. data: uint8 [bytes]. offsets: int64 [N + 1]; text i is data[offsets[i]:offsets[i + 1]]."""
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+
+    def rows(self, rows: NDArray[np.int64]) -> Texts:
+        """Those of some texts."""
+        sizes = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        at = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], sizes)
+        return Texts(self.data[at], offsets)
+
+
 @dataclass(frozen=True)
 class Labelled:
-    """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. labels: int64 [N], indices into `classes`.
-
-    files: path and sha256 of each input file (one entry "memory" for rows in memory). skipped: unreadable rows.
+    """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. text: their first MOST_READ characters.
+    labels: int64 [N], indices into `classes`. files: path and sha256 of each input file (one entry "memory" for rows in
+    memory). skipped: unreadable rows.
     """
 
     ids: NDArray[np.uint8]
+    text: Texts
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     files: tuple[dict[str, str], ...]
@@ -69,16 +85,18 @@ def read_labelled(
     names = None if classes is None else tuple(classes)
     if label_column in (texts := tuple(text_columns)):
         raise UsageError(f"column {label_column!r} is the label, it cannot be the text too")
-    selection = Selection(texts, (label_column,), header=None if header is None else tuple(header))
+    header = None if header is None else tuple(header)
+    selection = Selection(texts, (label_column,), header=header, reads=MOST_READ)
     found = identify(source, len(alphabet), length, whole_hash=True, by_content=True)
     job_input = open_input(found, selection, _CHUNK_ROWS)
-    ids, labels, skipped = [], [], 0
+    ids, parts, labels, skipped = [], [], [], 0
     for chunk in chunks_here(job_input):
         if chunk.ids is not None:
             raise UsageError("a one-hot file holds no labels to train on")
         label = chunk.rows.column(label_column).combine_chunks()
         _refuse_nulls(label, label_column, chunk.rows)
         ids.append(encode(chunk.data, chunk.offsets, alphabet, length).ids)
+        parts.append(Texts(chunk.data[chunk.offsets[0] : chunk.offsets[-1]], chunk.offsets - chunk.offsets[0]))
         labels.append(label.cast(pa.large_string()))
         skipped += len(chunk.quarantine)
     column = pa.chunked_array(labels, pa.large_string()).combine_chunks()
@@ -93,7 +111,14 @@ def read_labelled(
         unknown = column[int(np.argmax(indices == NO_TRUTH))].as_py()
         raise UsageError(f"column {label_column!r} holds {unknown!r}, which is none of {', '.join(names)}")
     files = tuple({"path": f["path"], "digest": f["digest"]} for f in found.identity)
-    return Labelled(np.concatenate(ids), indices.astype(np.int64), names, files, skipped)
+    return Labelled(np.concatenate(ids), joined(parts), indices.astype(np.int64), names, files, skipped)
+
+
+def joined(parts: list[Texts]) -> Texts:
+    """The articles of the first, then those of the next, and so on."""
+    sizes = np.concatenate([np.diff(part.offsets) for part in parts])
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Texts(np.concatenate([part.data for part in parts]), offsets)
 
 
 def _refuse_nulls(label: pa.Array, name: str, rows: pa.Table) -> None:

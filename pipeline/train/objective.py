@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -26,17 +28,25 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class OneLabel:
-    """Cross-entropy of the softmax. Targets: int64 [N], class indices.
+    """Cross-entropy of the softmax. Targets: int64 [N], class indices, or float32 [N, classes], probabilities.
 
-    label_smoothing: probability spread evenly over the classes.
+    label_smoothing: probability spread evenly over the classes. weights: of each class; none for one of 1.
     """
 
     label_smoothing: float
+    weights: tuple[float, ...] = ()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy."""
-        return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        weights = logits.new_tensor(self.weights) if self.weights else None
+        return F.cross_entropy(logits, targets, weights, label_smoothing=self.label_smoothing)
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Whether the most probable class is the label."""
-        return logits.argmax(1) == targets
+        """Whether the most probable class is the label, or the most probable target."""
+        return logits.argmax(1) == (targets if targets.ndim == 1 else targets.argmax(1))
+
+
+def class_weights(labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:
+    """With which each class that occurs weighs the same in all, and a row on average 1."""
+    rows = np.bincount(labels, minlength=classes)
+    return tuple(len(labels) / (max(n, 1) * np.count_nonzero(rows)) for n in rows.tolist())

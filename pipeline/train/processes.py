@@ -27,7 +27,7 @@ from pipeline.errors import BroadsheetError, UsageError
 from pipeline.source.messages import Closed, packed, receive, send, unpacked
 from pipeline.threads import share_of_cores
 from pipeline.train.job import Examples, Job, Outcome
-from pipeline.train.progress import Cost, Epoch, Step, Stopped, Tell
+from pipeline.train.progress import Cost, Epoch, Note, Step, Stopped, Tell
 
 _END_SECONDS = 5.0
 _OTHERS_SECONDS = 2.0  # in which the others of a run may say why they fail too
@@ -55,7 +55,7 @@ class Part:
 class Told:
     """Of the progress of a run."""
 
-    what: Cost | Step | Epoch
+    what: Cost | Step | Epoch | Note
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ def run_here(job: Job, examples: Examples, count: int, tell: Tell, stop: Callabl
     """Run a job in `count` processes on this machine. Raises as `job.run` does, and Lost."""
     if job.device != "cpu" and torch.cuda.device_count() < count:
         raise UsageError(
-            f"--gpus {count}: PyTorch finds {torch.cuda.device_count()} here (with --device cpu: so many processes on "
-            "its cores)"
+            f"{count} GPUs are wanted, and PyTorch finds {torch.cuda.device_count()} here (with --device cpu, so many "
+            "processes use its cores)"
         )
-    told: SimpleQueue[Cost | Step | Epoch] = SimpleQueue()
+    told: SimpleQueue[Cost | Step | Epoch | Note] = SimpleQueue()
     threads = share_of_cores(count)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
         meeting = f"file://{folder}/meeting"
