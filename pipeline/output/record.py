@@ -199,7 +199,7 @@ def listing_digest(files: Iterable[ListedFile]) -> str:
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options that change a byte of the output. truth: SHA-256 of the answer file. models: the names of several, by
-    which their columns are named.
+    which their columns are named. windows: the most of a text, their overlap, and how they are scored together.
     """
 
     text_columns: tuple[str, ...]
@@ -219,6 +219,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     partition_by: str | None
     where: str | None
     models: tuple[str, ...] | UnsetType = UNSET
+    windows: tuple[AtLeastOne, Count, str] | UnsetType = UNSET
 
     @property
     def labelled(self) -> tuple[Names, ...]:

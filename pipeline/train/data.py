@@ -111,10 +111,11 @@ def read_labelled(
         unknown = column[int(np.argmax(indices == NO_TRUTH))].as_py()
         raise UsageError(f"column {label_column!r} holds {unknown!r}, which is none of {', '.join(names)}")
     files = tuple({"path": f["path"], "digest": f["digest"]} for f in found.identity)
-    return Labelled(np.concatenate(ids), _joined(parts), indices.astype(np.int64), names, files, skipped)
+    return Labelled(np.concatenate(ids), joined(parts), indices.astype(np.int64), names, files, skipped)
 
 
-def _joined(parts: list[Texts]) -> Texts:
+def joined(parts: list[Texts]) -> Texts:
+    """The articles of the first, then those of the next, and so on."""
     sizes = np.concatenate([np.diff(part.offsets) for part in parts])
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return Texts(np.concatenate([part.data for part in parts]), offsets)
