@@ -29,6 +29,7 @@ from pipeline.kernels.small_batches import SmallBatches
 from pipeline.model import quantised, reference
 from pipeline.model.alphabet import Encoded, encode, of_ids
 from pipeline.model.charcnn import CLASSES, Model
+from pipeline.model.ngrams import scores, scores_of_ids
 from pipeline.telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from pipeline.telemetry.spans import Span, device_spans
 
@@ -80,8 +81,6 @@ class CudaEngine:
     def __init__(
         self, model: Model, precision: str = "auto", kernels: str = "auto", batch: int | None = None, device: int = 0
     ) -> None:
-        if model.ngrams is not None:
-            raise UsageError(f"{model.name} has n-grams beside its network, which a GPU does not compute: --device cpu")
         self.model = model
         self.device = cp.cuda.Device(device)
         with self.device:
@@ -97,7 +96,7 @@ class CudaEngine:
                 raise UsageError(f"{generation} kernels take batches of at most {most:,} articles of this model")
             try:
                 self.network = Network(
-                    weights, integers, model.alphabet, model.length, generation, precision, self.device
+                    weights, integers, model.ngrams, model.alphabet, model.length, generation, precision, self.device
                 )
             except cp.cuda.memory.OutOfMemoryError as error:
                 raise NoRoom(self._no_room("the model's weights", error)) from error
@@ -170,6 +169,8 @@ class CudaEngine:
             truncated=np.empty(count, np.bool_),
             unknown_chars=np.empty(count, np.int64),
         )
+        if not _is_on_host(texts):
+            self.device.synchronize()  # whoever wrote the text may have used any stream
         if self._is_small(texts) and not each_kernel:
             saturated = self._in_a_graph(texts, top_k, found, spans)
         else:
@@ -181,7 +182,8 @@ class CudaEngine:
     def _is_small(self, texts: Texts) -> bool:
         """Whether one graph labels these texts. A profile watches each launch, which a graph does not show."""
         watched = self.network.watcher is not None
-        return texts.ids is None and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
+        here = texts.ids is None and _is_on_host(texts)
+        return here and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
 
     def _in_a_graph(self, texts: Texts, top_k: int, found: Predictions, spans: list[Span] | None) -> int:
         """Label a small batch at once. Returns its saturated activations."""
@@ -255,7 +257,8 @@ class CudaEngine:
             units = np.cumsum(self._units[np.minimum(np.diff(ahead), length)])
             by_text = int(np.searchsorted(ahead, ahead[0] + room_for_text, side="right")) - 1
             if not by_text:
-                given = encode(texts.data, ahead[:2], self.model.alphabet, length)
+                text = cp.asnumpy(texts.data[ahead[0] : ahead[1]])
+                given = encode(text, ahead[:2] - ahead[0], self.model.alphabet, length)
                 yield Batch(first, first + 1, int(units[0]), given)
                 first += 1
                 continue
@@ -285,7 +288,16 @@ class CudaEngine:
             offsets = texts.offsets[batch.first : batch.last + 1]
             self.network.start_text(slot, texts.data, offsets, batch.units, top_k)
         else:
-            self.network.start_ids(slot, batch.given.ids, batch.units, top_k)
+            self.network.start_ids(slot, batch.given.ids, self._beside(texts, batch, batch.given), batch.units, top_k)
+
+    def _beside(self, texts: Texts, batch: Batch, given: Encoded) -> NDArray[np.float32] | None:
+        """What the branch adds to the logits of a batch that is encoded on the host: in the kernel's bits."""
+        if self.model.ngrams is None:
+            return None
+        if texts.ids is not None:
+            return scores_of_ids(given.ids, self.model.alphabet, self.model.ngrams)
+        bounds = texts.offsets[batch.first : batch.last + 1]
+        return scores(cp.asnumpy(texts.data[bounds[0] : bounds[-1]]), bounds - bounds[0], self.model.ngrams)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """The time on the host's clock of an event that the idle GPU records now, and the event."""
@@ -318,6 +330,10 @@ class CudaEngine:
             self.network.close()
             cp.get_default_memory_pool().free_all_blocks()
             cp.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def _is_on_host(texts: Texts) -> bool:
+    return isinstance(texts.data, np.ndarray)
 
 
 def _note(done: list[Span], spans: list[Span] | None) -> None:
