@@ -51,7 +51,7 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of the driver, cudaErrorMemoryAll
 
 class Batch(NamedTuple):
     """Articles first to last of a chunk. units: that they take at most, as in `kernels.packing`. given: their ids and
-    counts, where they are encoded on the host.
+    counts, where they are encoded on the host, or, for another model, on the GPU already.
     """
 
     first: int
@@ -201,20 +201,27 @@ class CudaEngine:
     def _in_batches(
         self, texts: Texts, top_k: int, found: Predictions, spans: list[Span] | None, each_kernel: bool
     ) -> int:
-        """Label texts in batches that overlap. Returns their saturated activations."""
+        """Label texts in batches that overlap. Returns their saturated activations.
+
+        Where several models share the texts, the first that reads them keeps their ids on the GPU, and the others with
+        its alphabet and length neither copy nor encode the text.
+        """
         saturated = 0
+        shared, how = texts.shared, (f"{self.device_name} {self.model.alphabet.symbols}", self.model.length)
+        keep = self._room_for_ids(len(texts)) if shared is not None and how not in shared else None
+        kept = shared.get(how) if shared is not None and self.model.ngrams is None else None  # a branch reads the text
         running: list[tuple[Slot, Batch]] = []
         batch = Batch(0, 0, 0)
         try:
             with self.device:
                 anchor = self._anchor()
-                for number, batch in enumerate(self.batches(texts)):
+                for number, batch in enumerate(self.batches(texts) if kept is None else self._batches_of_kept(kept)):
                     slot = self.network.slots[number % memory_plan.SLOTS]
                     if len(running) == memory_plan.SLOTS:
                         saturated += self._collect(*running[0], found, anchor, spans)
                         running.pop(0)
                     slot.each_kernel = each_kernel and spans is not None
-                    self._start(slot, texts, batch, top_k)
+                    self._start(slot, texts, batch, top_k, None if keep is None else keep[batch.first : batch.last])
                     running.append((slot, batch))
                 while running:
                     saturated += self._collect(*running[0], found, anchor, spans)
@@ -225,7 +232,16 @@ class CudaEngine:
             if running:  # something failed: no slot may be refilled while its last batch is in flight
                 with suppress(cp.cuda.runtime.CUDARuntimeError):
                     self.network.settle()
+        if shared is not None and keep is not None:
+            shared[how] = Encoded(keep, found.n_chars, found.truncated, found.unknown_chars)
         return saturated
+
+    def _room_for_ids(self, count: int) -> cp.ndarray | None:
+        """Memory for the ids of N articles, uint8 [N, pitch]; None where that would take half of what is free."""
+        size = count * memory_plan.id_pitch(self.model.length)
+        with self.device:
+            free, _ = self.device.mem_info
+            return cp.empty((count, size // max(count, 1)), np.uint8) if size < free // 2 else None
 
     def _failure(self, error: Exception, batch: Batch) -> BroadsheetError:
         where = f"kernel {self.network.last_kernel()!r}, articles {batch.first} to {batch.last} of the chunk"
@@ -283,12 +299,29 @@ class CudaEngine:
             yield Batch(first, first + count, int(units[count - 1]), given)
             first += count
 
-    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
+    def _batches_of_kept(self, kept: Encoded) -> Iterator[Batch]:
+        """Runs of articles whose ids are on the GPU."""
+        units = self._units[np.minimum(kept.n_chars, self.model.length)]
+        first = 0
+        while first < len(units):
+            ahead = np.cumsum(units[first : first + self.batch])
+            fits = int(np.searchsorted(ahead, self.network.room.units, side="right"))
+            left = len(units) - first
+            size = -(-left // -(-left // fits))
+            part = slice(first, first + size)
+            given = Encoded(kept.ids[part], kept.n_chars[part], kept.truncated[part], kept.unknown_chars[part])
+            yield Batch(first, first + size, int(ahead[size - 1]), given)
+            first += size
+
+    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int, keep: cp.ndarray | None) -> None:
         if batch.given is None:
             offsets = texts.offsets[batch.first : batch.last + 1]
-            self.network.start_text(slot, texts.data, offsets, batch.units, top_k)
+            self.network.start_text(slot, texts.data, offsets, batch.units, top_k, keep)
+        elif isinstance(batch.given.ids, cp.ndarray):
+            self.network.start_kept(slot, batch.given.ids, batch.units, top_k)
         else:
-            self.network.start_ids(slot, batch.given.ids, self._beside(texts, batch, batch.given), batch.units, top_k)
+            beside = self._beside(texts, batch, batch.given)
+            self.network.start_ids(slot, batch.given.ids, beside, batch.units, top_k, keep)
 
     def _beside(self, texts: Texts, batch: Batch, given: Encoded) -> NDArray[np.float32] | None:
         """What the branch adds to the logits of a batch that is encoded on the host: in the kernel's bits."""

@@ -187,9 +187,17 @@ class Network:
         del self._weights, self._constants, self._branch
 
     def start_text(
-        self, slot: Slot, data: NDArray[np.uint8], offsets: NDArray[np.int64], units: int, top_k: int
+        self,
+        slot: Slot,
+        data: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        units: int,
+        top_k: int,
+        keep: cp.ndarray | None = None,
     ) -> None:
-        """Start a batch: data[offsets[0]:offsets[-1]], UTF-8, on host or GPU. units: that it takes at most."""
+        """Start a batch: data[offsets[0]:offsets[-1]], UTF-8, on host or GPU. units: that it takes at most. keep: uint8
+        [N, pitch], for the ids.
+        """
         count, size = len(offsets) - 1, int(offsets[-1] - offsets[0])
         given, is_on_host = data[offsets[0] : offsets[-1]], isinstance(data, np.ndarray)
         if is_on_host:
@@ -210,7 +218,7 @@ class Network:
             if np.diff(offsets).max() > head_bytes(self._length):
                 self.ops.count_characters(text, bounds, size, self._length, encoded.n_chars)
             self.score_ngrams(text, bounds, slot.scored(count, self.layers[-1].outputs, top_k).logits)
-        self._finish_start(slot, ids, units, top_k)
+        self._finish_start(slot, ids, units, top_k, keep)
 
     def _copy(self, data: NDArray[np.uint8], to: NDArray[np.uint8]) -> None:
         """By several threads: one alone copies long texts at hardly the rate at which the GPU labels them."""
@@ -222,10 +230,16 @@ class Network:
             pass
 
     def start_ids(
-        self, slot: Slot, ids: NDArray[np.uint8], beside: NDArray[np.float32] | None, units: int, top_k: int
+        self,
+        slot: Slot,
+        ids: NDArray[np.uint8],
+        beside: NDArray[np.float32] | None,
+        units: int,
+        top_k: int,
+        keep: cp.ndarray | None = None,
     ) -> None:
         """Start a batch that is encoded already, ids uint8 [N, length]. units: that it takes at most. beside: what the
-        branch adds to its logits, fp32 [N, classes], of a model that has one.
+        branch adds to its logits, fp32 [N, classes], of a model that has one. keep: as of `start_text`.
         """
         pitch = memory_plan.id_pitch(self._length)
         size = len(ids) * pitch
@@ -238,7 +252,16 @@ class Network:
         self._begin(slot)
         if beside is not None:
             slot.scored(len(ids), self.layers[-1].outputs, top_k).logits.set(beside, self.compute)
-        self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), units, top_k)
+        self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), units, top_k, keep)
+
+    def start_kept(self, slot: Slot, ids: cp.ndarray, units: int, top_k: int) -> None:
+        """Start a batch whose ids, uint8 [N, pitch], are on the GPU: those that another network has kept. Not for a
+        model with a branch, which needs the text.
+        """
+        slot.copy_begun.record(self._in)
+        slot.copied_in.record(self._in)
+        self._begin(slot)
+        self._finish_start(slot, ids, units, top_k)
 
     def _begin(self, slot: Slot) -> None:
         """Make the kernels wait for the slot's copy."""
@@ -247,9 +270,13 @@ class Network:
         slot.marks = []
         self._marked = slot if slot.each_kernel else None
 
-    def _finish_start(self, slot: Slot, ids: cp.ndarray, units: int, top_k: int) -> None:
+    def _finish_start(
+        self, slot: Slot, ids: cp.ndarray, units: int, top_k: int, keep: cp.ndarray | None = None
+    ) -> None:
         slot.articles, slot.top_k = len(ids), top_k
         with self.compute:
+            if keep is not None:
+                keep[...] = ids
             scored = slot.scored(len(ids), self.layers[-1].outputs, top_k)
             self.forward(ids, units, scored, slot.device["saturated"])
         slot.computed.record(self.compute)
