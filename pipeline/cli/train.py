@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -34,6 +35,12 @@ def command(
     classes: Annotated[
         str | None,
         typer.Option(metavar="A,B,C", help="Class names in order; labels are then names or numbers from 1."),
+    ] = None,
+    multi_label: Annotated[
+        bool, typer.Option("--multi-label", help="A text may have several labels: the label column holds lists.")
+    ] = False,
+    label_separator: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The label column holds texts with this between two labels.")
     ] = None,
     alphabet: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="with-space, published, or a UTF-8 file with the symbols.")
@@ -101,6 +108,8 @@ def command(
             label_column=label_column,
             columns=None if columns is None else columns.split(","),
             classes=None if classes is None else classes.split(","),
+            multi_label=multi_label,
+            label_separator=label_separator,
             alphabet=ALPHABETS.get(alphabet) or _symbols(alphabet),
             length=length,
             frame=cast("Frame", frame),
@@ -157,9 +166,20 @@ class _Watch:
         card = trained.model.card
         if "held_out_accuracy" in card:
             self._console.print(f"held out: {card['held_out_accuracy']:.2%}")
+        if "held_out_micro_f1" in card:
+            of_them = "with thresholds chosen on the same rows"
+            self._console.print(f"held out, {of_them}: {_f1(card, 'held_out_')}")
         if "test" in card:
-            self._console.print(f"test: {card['test']['accuracy']:.2%} of {card['test']['rows']:,} rows")
+            test = card["test"]
+            figure = f"{test['accuracy']:.2%} of" if "accuracy" in test else f"{_f1(test, '')}, of"
+            self._console.print(f"test: {figure} {test['rows']:,} rows")
         self._console.print(f"{output} written after {time.monotonic() - self._began:,.0f} s", soft_wrap=True)
+
+
+def _f1(figures: Mapping[str, Any], prefix: str) -> str:
+    shown = (figures[f"{prefix}{kind}_f1"] for kind in ("micro", "macro"))
+    micro, macro = ("–" if value is None else f"{value:.3f}" for value in shown)
+    return f"micro F1 {micro}, macro F1 {macro}"
 
 
 def _symbols(path: str) -> str:

@@ -138,6 +138,7 @@ def to_onnx(model: Model) -> bytes:
         "classes": list(model.classes),
         "length": model.length,
         "frame": model.frame,
+        "thresholds": model.thresholds,
         "digest": model.digest,
         "card": dict(model.card),
     }
@@ -165,7 +166,10 @@ class _Graph:
         if model.temperature != 1:
             temperature = self._constant("temperature", np.float32(model.temperature))
             x = self._node("Div", [x, temperature], "logits at temperature")
-        self._node("Softmax", [x], "scores", axis=1)
+        if model.is_multi_label:
+            self._node("Sigmoid", [x], "scores")
+        else:
+            self._node("Softmax", [x], "scores", axis=1)
         constants = [self._onnx.numpy_helper.from_array(value, name) for name, value in self._constants.items()]
         return helper.make_graph(
             self._nodes,

@@ -115,7 +115,7 @@ class Network:
         precision: str, device: cp.cuda.Device,
     ) -> None:  # fmt: skip
         self.layers, self.frame = weights.layers, weights.frame
-        self._temperature = weights.temperature
+        self._of_scores = (weights.temperature, weights.multi_label)
         self.whole = self.frame == "dense"
         self._length = length
         self._padding = alphabet.padding
@@ -324,7 +324,7 @@ class Network:
         last = self.layers[-1]
         x = rows[: count * last.inputs].reshape(count, last.inputs)
         of_block_1 = statistics if self.ops.stored.is_int8 else None
-        self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out, of_block_1, self._temperature)
+        self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out, of_block_1, *self._of_scores)
 
     def _activation(self, at: memory_plan.Activation) -> cp.ndarray:
         """All the room for it, so that tensor maps are the same for every batch."""

@@ -18,7 +18,7 @@ from pipeline.train.after import model_of
 from pipeline.train.checkpoint import Epoch
 from pipeline.train.data import Labelled
 from pipeline.train.job import Job, run
-from pipeline.train.objective import OneLabel
+from pipeline.train.objective import OneLabel, SeveralLabels
 from pipeline.train.prepare import prepare
 from pipeline.train.recipe import WITH_SPACE, Recipe
 
@@ -51,6 +51,8 @@ def train(
     label_column: str,
     columns: Iterable[str] | None = None,
     classes: Iterable[str] | None = None,
+    multi_label: bool = False,
+    label_separator: str | None = None,
     alphabet: str = WITH_SPACE,
     length: int = 1014,
     frame: Frame = "text",
@@ -86,6 +88,11 @@ def train(
     classes : iterable of str, optional
         Class names in the order of the model; labels are then names, or numbers from 1. Default: the labels that occur,
         sorted.
+    multi_label : bool
+        Train a model that gives each text any number of labels: each class has a score of its own, and a threshold, at
+        which F1 is best on the held-out rows. `label_column` holds lists, or texts.
+    label_separator : str, optional
+        What is between two labels where they are a text.
     alphabet : str
         The symbols that the model reads. Default: the published alphabet with a space.
     length : int
@@ -141,10 +148,17 @@ def train(
     >>> trained.model.save("news.safetensors")
 
     """
+    if label_separator is not None and not multi_label:
+        raise UsageError("a label separator is for several labels a text: --multi-label")
+    if label_separator == "":
+        raise UsageError("the label separator is empty")
     if dtype not in ("float16", "float32"):
         raise UsageError(f"dtype {dtype!r}: choose float16 or float32")
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
-    prepared = prepare(source, test, texts, label_column, alphabet, length, hold_out_share, columns, classes)
+    prepared = prepare(
+        source, test, texts, label_column, alphabet, length, hold_out_share, columns, classes,
+        multi_label, label_separator,
+    )  # fmt: skip
     data = prepared.data
     recipe = recipe or Recipe()
     job = Job(
@@ -157,7 +171,7 @@ def train(
         layers=layer_table(len(prepared.symbols), length, len(data.classes)),
         frame=frame,
         recipe=recipe,
-        objective=OneLabel(recipe.label_smoothing),
+        objective=SeveralLabels() if multi_label else OneLabel(recipe.label_smoothing),
         seed=seed,
         device=device,
         precision=precision,

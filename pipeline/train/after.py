@@ -1,4 +1,4 @@
-"""The last stage of `train`: from trained weights to a model with its card, accuracies, scales and temperature."""
+"""The last stage of `train`: from weights to a model with its card, accuracies, scales, temperature or thresholds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipeline.f1 import LabelCounts
 from pipeline.model.calibration import CALIBRATION_ROWS, calibrated
 from pipeline.model.charcnn import Model
+from pipeline.model.label_sets import DEFAULT_THRESHOLD, assigned, best_thresholds
 from pipeline.model.temperature import CARD, LEAST_ROWS, fitted
 from pipeline.reliability import improvement
 from pipeline.train.data import Labelled
@@ -25,7 +27,7 @@ from pipeline.train.prepare import Prepared
 def model_of(
     weights: Mapping[str, NDArray[np.float32]], job: Job, prepared: Prepared, dtype: str, about: Mapping[str, Any]
 ) -> Model:
-    """The finished model: its weights rounded to `dtype`, its card, the scales that int8 needs, and its temperature."""
+    """The finished model: weights rounded to `dtype`, card, the scales that int8 needs, a temperature or thresholds."""
     device, compute = job.device_and_dtype()
     tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and then replaced
@@ -47,21 +49,53 @@ def model_of(
             "python": platform.python_version(),
         },
     }
-    temperature = None
-    if len(held):
+    temperature, thresholds = 1.0, None
+    if job.is_multi_label:
+        thresholds = _thresholds(final, data, held)
+        if len(held):
+            card |= {f"held_out_{name}": value for name, value in _f1(final, data, held, thresholds).items()}
+    elif len(held):
         card["held_out_accuracy"] = _accuracy(final, job, data, held)
-    if len(held) >= LEAST_ROWS:
-        logits, truth = _logits(final, data, held).double().cpu().numpy(), data.labels[held]
-        temperature = fitted(logits, truth)
-        if temperature is not None:
-            card[CARD] = {"rows": len(held), **improvement(logits, truth, temperature)}
+        temperature = _calibrate(final, data, held, card)
     if prepared.tested is not None:
         rows = np.arange(len(prepared.tested))
-        card["test"] = prepared.tested.about() | {"accuracy": _accuracy(final, job, prepared.tested, rows)}
+        if thresholds is None:
+            figures: dict[str, float | None] = {"accuracy": _accuracy(final, job, prepared.tested, rows)}
+        else:
+            figures = _f1(final, prepared.tested, rows, thresholds)
+        card["test"] = prepared.tested.about() | figures
     sample = np.random.default_rng(0).permutation(prepared.fit)[:CALIBRATION_ROWS]
     model = Model(prepared.symbols, data.classes, prepared.length, tensors, card, frame=job.frame)
-    model = replace(model, temperature=temperature or 1.0)
+    model = replace(model, temperature=temperature, thresholds=thresholds)
     return calibrated(model, data.ids[sample])
+
+
+def _calibrate(network: CharCNN, data: Labelled, held: NDArray[np.int64], card: dict[str, Any]) -> float:
+    """The temperature that fits the held-out rows best, of which the card tells; 1 where they are too few to say."""
+    if len(held) < LEAST_ROWS:
+        return 1.0
+    logits, truth = _logits(network, data, held).double().cpu().numpy(), data.labels[held]
+    temperature = fitted(logits, truth)
+    if temperature is None:
+        return 1.0
+    card[CARD] = {"rows": len(held), **improvement(logits, truth, temperature)}
+    return temperature
+
+
+def _thresholds(network: CharCNN, data: Labelled, held: NDArray[np.int64]) -> tuple[float, ...]:
+    """Of each class, that with the best F1 on the held-out rows."""
+    if not len(held):
+        return (DEFAULT_THRESHOLD,) * len(data.classes)
+    return best_thresholds(torch.sigmoid(_logits(network, data, held)).cpu().numpy(), data.labels[held])
+
+
+def _f1(
+    network: CharCNN, data: Labelled, rows: NDArray[np.int64], thresholds: tuple[float, ...]
+) -> dict[str, float | None]:
+    scores = torch.sigmoid(_logits(network, data, rows)).cpu().numpy()
+    counts = LabelCounts.of(data.classes, assigned(scores, thresholds), data.labels[rows])
+    found = {"micro_f1": counts.micro_f1, "macro_f1": counts.macro_f1}
+    return {name: round(value, 6) if value == value else None for name, value in found.items()}
 
 
 def _accuracy(network: CharCNN, job: Job, data: Labelled, rows: NDArray[np.int64]) -> float:

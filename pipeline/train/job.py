@@ -60,6 +60,11 @@ class Job:
             raise UsageError("resume needs the checkpoint to continue from")
         self.device_and_dtype()
 
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an article may have several labels."""
+        return self.targets.ndim > 1
+
     def device_and_dtype(self) -> tuple[torch.device, torch.dtype]:
         """The device, and the dtype of products."""
         if self.device not in DEVICES:

@@ -20,15 +20,16 @@ class TorchModule(CharCNN):
     def __init__(self, model: Model) -> None:
         super().__init__(model.layers, model.frame)
         self.load_tensors(model.tensors)
-        self._temperature = model.temperature
+        self._temperature, self._multi_label = model.temperature, model.is_multi_label
         self.eval()
 
     def forward(self, ids: Tensor) -> Tensor:
         """Scores float32 [N, classes] of encoded texts, uint8 [N, length]."""
-        return torch.softmax(self.logits(ids) / self._temperature, 1)
+        logits = self.logits(ids)
+        return torch.sigmoid(logits) if self._multi_label else torch.softmax(logits / self._temperature, 1)
 
     def logits(self, ids: Tensor) -> Tensor:
-        """What `forward` takes the softmax of, at the model's temperature: float32 [N, classes], for a loss."""
+        """What `forward` takes the softmax (at the model's temperature) or the sigmoid of: float32 [N, classes]."""
         return super().forward(ids)
 
 

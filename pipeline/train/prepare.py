@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
-from pipeline.held_out import hold_out
+from pipeline.held_out import hold_out, rarest
 from pipeline.model.alphabet import Alphabet
 from pipeline.train.data import Labelled, read_labelled
 
@@ -41,6 +41,8 @@ def prepare(
     hold_out_share: float,
     columns: Iterable[str] | None,
     classes: Iterable[str] | None,
+    multi_label: bool,
+    separator: str | None,
 ) -> Prepared:
     """Read `source`, and `test` where it is not None, and hold rows out. Arguments and errors are those of `train`."""
     if not 0 <= hold_out_share <= 0.5:
@@ -49,9 +51,10 @@ def prepare(
         symbols = Alphabet(alphabet)
     except ValueError as error:
         raise UsageError(f"the alphabet: {error}") from error
-    data = read_labelled(source, text_columns, label_column, symbols, length, columns, classes)
+    several = (multi_label, separator)
+    data = read_labelled(source, text_columns, label_column, symbols, length, columns, classes, *several)
     tested = None
     if test is not None:
-        tested = read_labelled(test, text_columns, label_column, symbols, length, columns, data.classes)
-    fit, held = hold_out(data.labels, hold_out_share)
+        tested = read_labelled(test, text_columns, label_column, symbols, length, columns, data.classes, *several)
+    fit, held = hold_out(rarest(data.labels) if multi_label else data.labels, hold_out_share)
     return Prepared(data, tested, fit, held, symbols, length)
