@@ -77,11 +77,15 @@ _MODULES = {
     "verify": "output.verify",
 }
 
+_MODULES_OF_TOOLS = ("duckdb", "sklearn")
+
 
 def __getattr__(name: str) -> Any:
     """Import what a public name stands for when it is first asked for: whoever imports a part imports only that."""
     if name == "__version__":
         return import_module("importlib.metadata").version("broadsheet")
+    if name in _MODULES_OF_TOOLS:
+        return import_module(f"pipeline.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"pipeline.{_MODULES.get(name, 'errors')}"), name)

@@ -14,15 +14,23 @@ import torch
 from conftest import CommandHere
 
 import pipeline
+from pipeline.ecosystem.onnx import to_onnx
 from pipeline.errors import BroadsheetError
 from pipeline.model.charcnn import Model
+from pipeline.model.ngrams import Kinds, NGrams
 
+KINDS = Kinds(2, (3, 5), 300)
 TEXTS = ["Stocks fell on Monday as oil rose.", "", "é漢 " * 60, b"raw \xff bytes", "x" * 200]
 
 
-@pytest.fixture(scope="module", params=["text", "dense"])
-def framed(request: pytest.FixtureRequest, small_model: Model) -> Model:
-    return replace(small_model, frame=request.param, temperature=0.8)
+@pytest.fixture(scope="module")
+def with_ngrams(small_model: Model) -> Model:
+    """All that a model may have: a text frame, n-grams, a temperature."""
+    rng = np.random.default_rng(0)
+    table = rng.integers(-1000, 1000, (256, len(small_model.classes) + 1)).astype(np.int16)
+    table[:, -1] = np.maximum(table[:, -1], 0)
+    scale = np.full((2, len(small_model.classes)), 1e-2, np.float32)
+    return replace(small_model, frame="text", temperature=1.5, ngrams=NGrams(KINDS, table, scale))
 
 
 def scores_by_us(model: Model) -> np.ndarray:
@@ -30,43 +38,49 @@ def scores_by_us(model: Model) -> np.ndarray:
         return classifier.predict_proba([t if isinstance(t, str) else t.decode("latin-1") for t in TEXTS])
 
 
-def test_a_torch_module_gives_our_scores(framed: Model) -> None:
-    module = pipeline.torch_module(framed)
+@pytest.mark.parametrize("which", ["small_model", "with_ngrams"])
+def test_a_torch_module_gives_our_scores(which: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(which)
+    module = pipeline.torch_module(model)
     assert not module.training
-    assert set(module.state_dict()) == set(framed.tensors)
+    assert {name for name, _ in module.named_parameters()} == set(model.tensors)
     texts = [t if isinstance(t, str) else t.decode("latin-1") for t in TEXTS]
-    ids = torch.from_numpy(pipeline.onnx_inputs(framed, texts)["ids"])
+    given = {name: torch.from_numpy(array) for name, array in pipeline.onnx_inputs(model, texts).items()}
     with torch.inference_mode():
-        found = module(ids)
-    assert np.allclose(found.numpy(), scores_by_us(framed), atol=1e-5)
-    assert torch.equal(torch.softmax(module.logits(ids) / 0.8, 1), found)
+        found = module(**given)
+        assert torch.equal(torch.softmax(module.logits(**given) / model.temperature, 1), found)
+    assert np.allclose(found.numpy(), scores_by_us(model), atol=1e-5)
 
 
 def test_an_exported_model_gives_our_scores_in_onnx_runtime(
-    small_model: Model, tmp_path: Path, broadsheet_here: CommandHere
+    with_ngrams: Model, tmp_path: Path, broadsheet_here: CommandHere
 ) -> None:
-    small_model = replace(small_model, temperature=0.8)
-    small_model_file, target = tmp_path / "small.safetensors", tmp_path / "small.onnx"
-    small_model.save(small_model_file)
-    code, said = broadsheet_here("export", small_model_file, target)
+    file, target = tmp_path / "small.safetensors", tmp_path / "small.onnx"
+    with_ngrams.save(file)
+    code, said = broadsheet_here("export", file, target)
     assert code == 0, said
     assert "1,000 texts" in said
     about = {entry.key: json.loads(entry.value) for entry in onnx.load(target).metadata_props}
-    assert about["classes"] == list(small_model.classes)
-    assert about["digest"] == small_model.digest
+    assert about["classes"] == list(with_ngrams.classes)
+    assert about["digest"] == with_ngrams.digest
     session = onnxruntime.InferenceSession(target, providers=["CPUExecutionProvider"])
     texts = [t if isinstance(t, str) else t.decode("latin-1") for t in TEXTS]
-    (scores,) = session.run(["scores"], pipeline.onnx_inputs(small_model_file, texts))
-    assert np.allclose(scores, scores_by_us(small_model), atol=1e-5)
-    # By hand, as a program in another language would make the ids.
+    (scores,) = session.run(["scores"], pipeline.onnx_inputs(file, texts))
+    assert np.allclose(scores, scores_by_us(with_ngrams), atol=1e-5)
+    code, said = broadsheet_here("export", file, target)
+    assert code == 2
+    assert "--overwrite" in said
+
+
+def test_a_program_in_another_language_can_make_the_ids(small_model: Model) -> None:
+    data = to_onnx(small_model)
+    about = {entry.key: json.loads(entry.value) for entry in onnx.load_from_string(data).metadata_props}
     symbols = {symbol: number for number, symbol in reversed([*enumerate(about["alphabet"])])}
     lowered = TEXTS[0].lower()
     ids = np.full((1, about["length"]), len(about["alphabet"]) + 1, np.uint8)
     ids[0, : len(lowered)] = [symbols.get(character, len(about["alphabet"])) for character in lowered]
-    assert np.array_equal(session.run(["scores"], {"ids": ids})[0][0], scores[0])
-    code, said = broadsheet_here("export", small_model_file, target)
-    assert code == 2
-    assert "--overwrite" in said
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    assert np.allclose(session.run(["scores"], {"ids": ids})[0][0], scores_by_us(small_model)[0], atol=1e-5)
 
 
 def test_a_graph_that_differs_is_not_written(small_model: Model, tmp_path: Path) -> None:

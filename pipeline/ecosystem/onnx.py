@@ -16,6 +16,7 @@ from pipeline.engine.cpu import CpuEngine
 from pipeline.errors import BroadsheetError, OutputError, UsageError
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import NORM_EPSILON, Layer, Model, load_model
+from pipeline.model.ngrams import Grams, NGrams, counted, find
 from pipeline.threads import available_cores
 
 OPSET = 17
@@ -32,9 +33,10 @@ TOLERANCE = 1e-3
 def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict[str, NDArray[Any]]:
     """Encode texts as an exported model reads them.
 
-    A program in another language does the same in a few lines: decode UTF-8, lower-case A to Z, look each of the first
+    A program in another language makes ``ids`` in a few lines: decode UTF-8, lower-case A to Z, look each of the first
     `length` characters up in the alphabet, with ``symbols`` for one that is not there, and fill up with
-    ``symbols + 1``. Alphabet and length are in the metadata of the ONNX file.
+    ``symbols + 1``. Alphabet and length are in the metadata of the ONNX file. N-grams, of a model that has them, are
+    hashed to buckets as `pipeline/model/ngrams.py` specifies.
 
     Parameters
     ----------
@@ -46,7 +48,10 @@ def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict
     Returns
     -------
     dict of str to ndarray
-        The inputs by name: ``ids``, uint8 [N, length].
+        The inputs by name. ``ids``, uint8 [N, length]. For a model with n-grams also ``ngrams``, int32 [N, 2, G]: the
+        buckets of each text's n-grams of words, and of characters, each once, filled up with the number of buckets to
+        as many as the text with most has; and ``ngram_times``, float32 [N, 2, G]: how much each counts, the number of
+        binary digits of how often it occurs, or 0.
 
     Raises
     ------
@@ -59,25 +64,37 @@ def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict
     >>> (scores,) = session.run(["scores"], pipeline.onnx_inputs("ag-news", ["Stocks fell on Monday."]))
 
     """
-    return _inputs(load_model(model), texts_of(texts))
-
-
-def texts_of(texts: Iterable[str | bytes]) -> Texts:
-    """Texts in UTF-8, one after another."""
-    return Texts.of([text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in texts])
+    articles = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in texts]
+    return _inputs(load_model(model), Texts.of(articles))
 
 
 def _inputs(model: Model, texts: Texts) -> dict[str, NDArray[Any]]:
-    return {"ids": encode(texts.data, texts.offsets, model.alphabet, model.length).ids}
+    found: dict[str, NDArray[Any]] = {"ids": encode(texts.data, texts.offsets, model.alphabet, model.length).ids}
+    if model.ngrams is not None:
+        bits, count = model.ngrams.bits, len(texts)
+        some = find(texts.data, texts.offsets, model.ngrams.kinds, bits)
+        none = [Grams(np.empty(0, np.uint32), np.zeros(count + 1, np.int64))]
+        by_kind = [counted(grams or none, count, bits) for grams in some]
+        most = max(int(np.diff(kind.offsets).max(initial=0)) for kind in by_kind)
+        buckets = np.full((count, len(by_kind), most), 1 << bits, np.int32)
+        times = np.zeros((count, len(by_kind), most), np.float32)
+        for number, kind in enumerate(by_kind):
+            sizes = np.diff(kind.offsets)
+            text = np.repeat(np.arange(count), sizes)
+            place = np.arange(len(text)) - np.repeat(kind.offsets[:-1], sizes)
+            buckets[text, number, place] = kind.buckets
+            times[text, number, place] = kind.times
+        found |= {"ngrams": buckets, "ngram_times": times}
+    return found
 
 
 def export_onnx(model: str | Path | Model, path: str | Path) -> float:
     """Write a model as an ONNX file, and compare its scores with our own.
 
-    The graph takes ``ids``, uint8 [N, length] (`onnx_inputs` makes them), and gives ``scores``, float32 [N, classes].
-    It takes ids and not strings, since no ONNX operator splits a string into characters. Weights are fp32; activation
-    scales for int8 are left out. The metadata has the alphabet, the classes, the length, the digest and the card, each
-    as JSON.
+    The graph takes ``ids``, uint8 [N, length], and of a model with n-grams ``ngrams`` and ``ngram_times``
+    (`onnx_inputs` makes them all), and gives ``scores``, float32 [N, classes]. It takes ids and not strings, since no
+    ONNX operator splits a string into characters. Weights are fp32; activation scales for int8 are left out. The
+    metadata has the alphabet, the classes, the length, the kinds of n-grams, the digest and the card, each as JSON.
 
     Parameters
     ----------
@@ -139,6 +156,7 @@ def to_onnx(model: Model) -> bytes:
         "length": model.length,
         "frame": model.frame,
         "thresholds": model.thresholds,
+        "ngrams": None if model.ngrams is None else model.ngrams.about,
         "digest": model.digest,
         "card": dict(model.card),
     }
@@ -163,6 +181,8 @@ class _Graph:
         x = self._one_hot(ids)
         for layer in model.layers:
             x = self._convolution(x, ids, layer) if layer.kind == "conv1d" else self._linear(x, layer)
+        if model.ngrams is not None:
+            x = self._node("Add", [x, self._branch(model.ngrams)], "logits")
         if model.temperature != 1:
             temperature = self._constant("temperature", np.float32(model.temperature))
             x = self._node("Div", [x, temperature], "logits at temperature")
@@ -171,10 +191,15 @@ class _Graph:
         else:
             self._node("Softmax", [x], "scores", axis=1)
         constants = [self._onnx.numpy_helper.from_array(value, name) for name, value in self._constants.items()]
+        given = [helper.make_tensor_value_info("ids", kinds.UINT8, ["articles", model.length])]
+        if model.ngrams is not None:
+            shape = ["articles", 2, "ngrams"]
+            given.append(helper.make_tensor_value_info("ngrams", kinds.INT32, shape))
+            given.append(helper.make_tensor_value_info("ngram_times", kinds.FLOAT, shape))
         return helper.make_graph(
             self._nodes,
             "broadsheet",
-            [helper.make_tensor_value_info("ids", kinds.UINT8, ["articles", model.length])],
+            given,
             [helper.make_tensor_value_info("scores", kinds.FLOAT, ["articles", len(model.classes)])],
             constants,
         )
@@ -217,12 +242,34 @@ class _Graph:
         x = self._node("Gemm", [x, f"{layer.name}.weight", f"{layer.name}.bias"], f"{layer.name} sums", transB=1)
         return self._node("Relu", [x], f"{layer.name} relu") if layer.relu else x
 
+    def _branch(self, ngrams: NGrams) -> str:
+        """What the n-grams add to the logits, [N, classes], as `model/ngrams.py` has it."""
+        classes = len(self._model.classes)
+        padded = np.concatenate([ngrams.table, np.zeros((1, classes + 1), np.int16)])  # the last row is no n-gram's
+        rows = self._node("Gather", [self._constant("table", padded), "ngrams"], "table rows", axis=0)
+        rows = self._node("Cast", [rows], "table rows fp32", to=self._onnx.TensorProto.FLOAT)
+        times = self._node("Unsqueeze", ["ngram_times", self._constant("last axis", np.array([-1]))], "times")
+        rows = self._node("Mul", [rows, times], "rows that count")
+        sizes, split = self._constant("split sizes", np.array([classes, 1])), ["weights", "squares_over_times"]
+        self._nodes.append(self._onnx.helper.make_node("Split", [rows, sizes], split, "split", axis=3))
+        squares = self._node("Mul", [split[1], times], "squares")
+        axis = self._constant("axis of n-grams", np.array([2]))
+        sums = self._node("ReduceSum", [split[0], axis], "sums", keepdims=0)
+        norms = self._node("ReduceSum", [squares, axis], "norms", keepdims=0)
+        zero, one = self._constant("zero", np.float32(0)), self._constant("one square", np.float32(1))
+        roots = self._node("Sqrt", [self._node("Max", [norms, one], "norms from one")], "roots")
+        scaled = self._node("Mul", [sums, self._constant("scale", ngrams.scale)], "scaled sums")
+        kinds = self._node("Div", [scaled, roots], "quotients")
+        kinds = self._node("Where", [self._node("Greater", [norms, zero], "is there"), kinds, zero], "of kinds")
+        return self._node("ReduceSum", [kinds, self._constant("axis of kinds", np.array([1]))], "branch", keepdims=0)
+
     def _node(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         output = output.replace(" ", "_")
         self._nodes.append(self._onnx.helper.make_node(kind, inputs, [output], output, **attributes))
         return output
 
     def _constant(self, name: str, value: NDArray[Any] | np.generic) -> str:
+        name = name.replace(" ", "_")
         self._constants[name] = np.asarray(value)
         return name
 

@@ -44,7 +44,7 @@ def model_of(
         "trained_on": f"{_name(device)}, {'bf16' if compute == torch.bfloat16 else 'fp32'}",
         "versions": {
             "broadsheet": version("broadsheet"),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "numpy": np.__version__,
             "python": platform.python_version(),
         },

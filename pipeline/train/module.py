@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model, load_model
 from pipeline.train.network import CharCNN
 
@@ -14,23 +16,41 @@ from pipeline.train.network import CharCNN
 class TorchModule(CharCNN):
     """The network with a model's weights, in fp32; `torch_module` makes one.
 
-    Its state dict has the names and shapes of the tensors in the model file.
+    The parameters have the names and shapes of the tensors in the model file. N-grams are buffers, of which ``table``
+    has a row of zeros after those of the buckets.
     """
 
     def __init__(self, model: Model) -> None:
         super().__init__(model.layers, model.frame)
         self.load_tensors(model.tensors)
         self._temperature, self._multi_label = model.temperature, model.is_multi_label
+        self._has_ngrams = model.ngrams is not None
+        if model.ngrams is not None:
+            table = torch.from_numpy(model.ngrams.table)
+            self.register_buffer("table", F.pad(table, (0, 0, 0, 1)))
+            self.register_buffer("scale", torch.from_numpy(model.ngrams.scale))
         self.eval()
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Scores float32 [N, classes] of encoded texts, uint8 [N, length]."""
-        logits = self.logits(ids)
+    def forward(self, ids: Tensor, ngrams: Tensor | None = None, ngram_times: Tensor | None = None) -> Tensor:
+        """Scores float32 [N, classes] of encoded texts: the arrays of `onnx_inputs`, as tensors."""
+        logits = self.logits(ids, ngrams, ngram_times)
         return torch.sigmoid(logits) if self._multi_label else torch.softmax(logits / self._temperature, 1)
 
-    def logits(self, ids: Tensor) -> Tensor:
+    def logits(self, ids: Tensor, ngrams: Tensor | None = None, ngram_times: Tensor | None = None) -> Tensor:
         """What `forward` takes the softmax (at the model's temperature) or the sigmoid of: float32 [N, classes]."""
-        return super().forward(ids)
+        logits = super().forward(ids)
+        if self._has_ngrams:
+            if ngrams is None or ngram_times is None:
+                raise UsageError("the model has n-grams: give all arrays of pipeline.onnx_inputs")
+            logits = logits + self._branch(ngrams, ngram_times)
+        return logits
+
+    def _branch(self, ngrams: Tensor, times: Tensor) -> Tensor:
+        """What the n-grams add to the logits, [N, classes], as `model/ngrams.py` has it."""
+        rows = self.get_buffer("table")[ngrams.long()].float() * times[..., None]
+        squares = (rows[..., -1] * times).sum(2)[..., None]
+        kinds = rows[..., :-1].sum(2) * self.get_buffer("scale") / squares.clamp(min=1).sqrt()
+        return torch.where(squares > 0, kinds, 0.0).sum(1)
 
 
 def torch_module(model: str | Path | Model) -> TorchModule:
@@ -44,8 +64,8 @@ def torch_module(model: str | Path | Model) -> TorchModule:
     Returns
     -------
     TorchModule
-        On the CPU, in evaluation mode. It takes ``ids``, uint8 [N, length], as `onnx_inputs` makes them, and returns
-        scores, float32 [N, classes]; its method ``logits`` returns what is before the softmax.
+        On the CPU, in evaluation mode. It takes the arrays of `onnx_inputs` as tensors, and returns scores, float32
+        [N, classes]; its method ``logits`` returns what is before the softmax.
 
     Raises
     ------

@@ -1,0 +1,87 @@
+"""SQL functions that label text, for DuckDB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pipeline.ecosystem.rows import labels_of
+from pipeline.errors import UsageError
+from pipeline.model.charcnn import Model
+from pipeline.options import Options
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_TEXT = "text"
+
+
+def register(
+    connection: DuckDBPyConnection,
+    model: str | Path | Model = "ag-news",
+    *,
+    name: str = "broadsheet",
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+) -> None:
+    """Give a DuckDB connection two functions that label text.
+
+    ``broadsheet(text)`` is the label, a VARCHAR; null where the text is null or cannot be labelled.
+    ``broadsheet_row(text)`` is a STRUCT of ``label``, ``score``, ``n_chars``, ``truncated``, ``unknown_chars`` and
+    ``reason``, as `label` names them. Both are vectorised: they take the texts of a batch of DuckDB at once, without
+    copying them. One engine in this process computes them, whichever connection asks; `close` releases it.
+
+    Parameters
+    ----------
+    connection : duckdb.DuckDBPyConnection
+        Where the functions are to be known.
+    model : str, Path or Model
+        A shipped model's name, a model file, or a loaded `Model`.
+    name : str
+        Of the first function; the second has ``_row`` after it.
+    device, precision, kernels : str
+        As `classify` takes them.
+
+    Raises
+    ------
+    ModelError
+        For a model that does not exist or is damaged.
+    UsageError
+        For a name that the connection has a function of already. If the device, the precision or the kernels are not
+        available, it is DuckDB's error of the query, with the message.
+
+    Examples
+    --------
+    >>> connection = duckdb.connect()
+    >>> pipeline.duckdb.register(connection, "ag-news")
+    >>> connection.sql("select broadsheet(body) as topic, count(*) from 'news/*.parquet' group by topic")
+
+    """
+    import duckdb
+    from duckdb import sqltypes
+
+    options = Options(text_column=_TEXT, device=device, precision=precision, kernels=kernels)
+    labels = labels_of(model, options, pa.schema([(_TEXT, pa.string())]))
+    types = {pa.string(): sqltypes.VARCHAR, pa.float32(): sqltypes.FLOAT}
+    types |= {pa.int64(): sqltypes.BIGINT, pa.bool_(): sqltypes.BOOLEAN}
+    row = duckdb.struct_type({field.name: types[field.type] for field in labels.schema})
+
+    def labelled(texts: Any) -> pa.Table:
+        return labels.of(pa.table({_TEXT: texts}))
+
+    def label_of(texts: Any) -> pa.Array:
+        return labelled(texts).column(0).combine_chunks()
+
+    def row_of(texts: Any) -> pa.Array:
+        return labelled(texts).combine_chunks().to_struct_array().combine_chunks()
+
+    for called, function, kind in ((name, label_of, sqltypes.VARCHAR), (f"{name}_row", row_of, row)):
+        try:
+            connection.create_function(
+                called, function, [sqltypes.VARCHAR], kind, type="arrow", null_handling="special"
+            )
+        except (duckdb.NotImplementedException, duckdb.CatalogException) as error:
+            raise UsageError(f"the connection has a function {called!r} already: give another name") from error

@@ -1,0 +1,52 @@
+"""Labels in SQL: DuckDB calls our functions with its batches of text; and the recipe for Polars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import pipeline
+import pipeline.duckdb
+from pipeline import UsageError
+from pipeline.model.charcnn import Model
+from pipeline.worker import STATE
+
+
+@pytest.fixture
+def connection(small_model_file: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as found:
+        pipeline.duckdb.register(found, small_model_file, device="cpu")
+        yield found
+    pipeline.close()
+
+
+def test_a_query_labels_its_rows(connection: duckdb.DuckDBPyConnection, small_model: Model) -> None:
+    """More rows than one batch of DuckDB, on several threads, with nulls; the labels are those of the classifier."""
+    rows = connection.sql(
+        "select i, case when i % 10 = 3 then null else 'text ' || (i % 7) end as body, broadsheet(body) as label "
+        "from range(3000) t(i) order by i"
+    ).fetchall()
+    texts = [f"text {i}" for i in range(7)]
+    with pipeline.load(small_model, device="cpu") as classifier:
+        wanted = dict(zip(texts, classifier(texts), strict=True))
+    assert [label for *_, label in rows] == [body and wanted[body].label for _, body, _ in rows]
+    assert rows[3][1] is None
+    found = connection.sql("select broadsheet_row(x) from (values ('text 1'), (null)) t(x)").fetchall()
+    first, second = (row[0] for row in found)
+    assert (first["label"], first["score"], first["reason"]) == (*wanted["text 1"], None)
+    assert second == dict.fromkeys(first) | {"reason": "the text is null"}
+
+
+def test_connections_of_a_process_share_an_engine(
+    connection: duckdb.DuckDBPyConnection, small_model_file: Path
+) -> None:
+    with duckdb.connect() as other:
+        pipeline.duckdb.register(other, small_model_file, name="topic", device="cpu")
+        query = "select {}('the same text')"
+        assert other.sql(query.format("topic")).fetchall() == connection.sql(query.format("broadsheet")).fetchall()
+        assert len([key for key in STATE.engines if key.startswith("resident")]) == 1
+        with pytest.raises(UsageError, match="'topic' already"):
+            pipeline.duckdb.register(other, small_model_file, name="topic")
