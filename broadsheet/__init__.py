@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline import (
+        AsyncClient,
         BroadsheetError,
         Classifier,
+        Client,
         Estimate,
         JobReport,
         Model,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         OutputError,
         Paths,
         Prediction,
+        ServerError,
         SourceError,
         UsageError,
         __version__,
@@ -40,8 +43,10 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AsyncClient",
     "BroadsheetError",
     "Classifier",
+    "Client",
     "Estimate",
     "JobReport",
     "Model",
@@ -50,6 +55,7 @@ __all__ = [
     "OutputError",
     "Paths",
     "Prediction",
+    "ServerError",
     "SourceError",
     "UsageError",
     "__version__",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.api import classify, close
     from pipeline.classifier import Classifier, Prediction, load
+    from pipeline.client import AsyncClient, Client, ServerError
     from pipeline.ecosystem.onnx import export_onnx, onnx_inputs
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AsyncClient",
     "BroadsheetError",
     "Classifier",
+    "Client",
     "Estimate",
     "JobReport",
     "Model",
@@ -39,6 +42,7 @@ __all__ = [
     "OutputError",
     "Paths",
     "Prediction",
+    "ServerError",
     "SourceError",
     "UsageError",
     "calibrate",
@@ -56,13 +60,16 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AsyncClient": "client",
     "Classifier": "classifier",
+    "Client": "client",
     "Estimate": "estimate",
     "JobReport": "report.job",
     "Model": "model.charcnn",
     "Options": "options",
     "Paths": "source.inputs",
     "Prediction": "classifier",
+    "ServerError": "client",
     "calibrate": "temperature",
     "classify": "api",
     "close": "api",

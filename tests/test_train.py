@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +24,13 @@ from pipeline import calibrate
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.held_out import hold_out
 from pipeline.model.alphabet import Alphabet
-from pipeline.model.charcnn import Model
-from pipeline.train import Epoch, Recipe, train
+from pipeline.model.charcnn import Model, layer_table
+from pipeline.model.frame import Frame
+from pipeline.train import Epoch, Recipe, Step, train
 from pipeline.train.augment import augment
 from pipeline.train.data import read_labelled
 from pipeline.train.network import CharCNN, predict
+from pipeline.train.packed import PackedCNN
 from pipeline.train.recipe import WITH_SPACE
 
 STILL = {"dropped_words": 0.0, "random_characters": 0.0, "erased_spans": 0, "shift": 0, "cut": 0}
@@ -87,7 +92,7 @@ def test_scores_are_calibrated_on_the_rows_held_out() -> None:
     rng = random.Random(2)
     kinds = [rng.choice(list(TOPICS)) if rng.random() < 0.3 else kind for kind in rows.column("kind").to_pylist()]
     noisy = rows.set_column(1, "kind", pa.array(kinds))
-    model = quick_train(noisy, hold_out_share=0.5).model
+    model = quick_train(noisy, replace(QUICK, batch_size=16, weight_decay=0.0), hold_out_share=0.5).model
     assert model.card["temperature fitted on"]["rows"] == model.card["data"]["held_out_rows"]
     again = calibrate(model, noisy, label_column="kind", held_out=0.5)  # which finds the same rows
     assert model.temperature == pytest.approx(again.temperature, rel=1e-3)
@@ -105,14 +110,37 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole = quick_train(rows, recipe, **options)
     path = tmp_path / "run.checkpoint"
 
-    def stop(epoch: Epoch) -> None:
-        if epoch.number == 2:
+    def stop(what: object) -> None:
+        if isinstance(what, Epoch) and what.number == 2:
             raise Stop
 
     with pytest.raises(Stop):
-        quick_train(rows, recipe, checkpoint=path, on_epoch=stop, **options)
+        quick_train(rows, recipe, checkpoint=path, tell=stop, **options)
     torch.manual_seed(99)
     resumed = quick_train(rows, recipe, checkpoint=path, resume=True, **options)
+    assert resumed.history == whole.history
+    assert resumed.model.to_bytes() == whole.model.to_bytes()
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_an_interrupted_run_leaves_a_checkpoint_and_ends_with_the_same_bits(tmp_path: Path, at: int) -> None:
+    """Within an epoch of three steps, and between two."""
+    recipe = Recipe(epochs=3, batch_size=16)
+    rows = articles(60)
+    options = {"checkpoint": tmp_path / "run.checkpoint", "dtype": "float32"}
+    whole = quick_train(rows, recipe, dtype="float32")
+    steps = itertools.count(1)
+
+    def interrupt(what: object) -> None:
+        if isinstance(what, Step) and next(steps) == at:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        quick_train(rows, recipe, tell=interrupt, **options)
+    assert next(steps) == at + 1
+    with pytest.raises(UsageError, match="resume=True"):
+        quick_train(rows, recipe, **options)
+    resumed = quick_train(rows, recipe, resume=True, **options)
     assert resumed.history == whole.history
     assert resumed.model.to_bytes() == whole.model.to_bytes()
 
@@ -123,7 +151,7 @@ def test_a_checkpoint_is_safetensors_and_of_one_run_only(tmp_path: Path) -> None
     rows = articles(40)
     with pytest.raises(UsageError, match="nothing to resume"):
         quick_train(rows, recipe, checkpoint=path, resume=True)
-    quick_train(rows, recipe, checkpoint=path)
+    quick_train(rows, recipe, checkpoint=path, checkpoint_every=1)
     with safetensors.safe_open(path, "np") as file:
         assert {key.partition("/")[0] for key in file.keys()} == {"weights", "average", "first", "second"}  # noqa: SIM118
     with pytest.raises(UsageError, match="differs in recipe, seed"):
@@ -132,7 +160,11 @@ def test_a_checkpoint_is_safetensors_and_of_one_run_only(tmp_path: Path) -> None
         quick_train(rows, recipe, frame="dense", checkpoint=path, resume=True)
     with pytest.raises(UsageError, match="differs in data"):
         quick_train(articles(40, seed=5), recipe, checkpoint=path, resume=True)
-    for about in ("[]", '{"format": "broadsheet-checkpoint/1", "job": 3}', "[" * 100_000, None):
+    old = {"format": "broadsheet-checkpoint/1", "job": {}, "steps": 2, "history": []}
+    path.write_bytes(safetensors.numpy.save({}, {"about": json.dumps(old)}))
+    with pytest.raises(UsageError, match="another version of Broadsheet"):
+        quick_train(rows, recipe, checkpoint=path, resume=True)
+    for about in ("[]", '{"format": "broadsheet-checkpoint/2", "job": 3}', "[" * 100_000, None):
         path.write_bytes(b"not safetensors" if about is None else safetensors.numpy.save({}, {"about": about}))
         with pytest.raises(UsageError, match="is not a checkpoint"):
             quick_train(rows, recipe, checkpoint=path, resume=True)
@@ -267,8 +299,33 @@ def test_the_network_is_the_reference(small_model: Model) -> None:
         )
         network = CharCNN(each.layers, each.frame)
         network.load_tensors(each.tensors)
-        found = predict(network, torch.from_numpy(ids), batch_size=4).numpy()
+        found = predict(network, torch.from_numpy(ids)).numpy()
         assert np.abs(found - reference.forward(ids, reference.prepare(each))).max() < 1e-4
+
+
+@pytest.mark.parametrize("frame", ["text", "dense"])
+@pytest.mark.parametrize("length", [LENGTH, 131, 200])
+def test_the_packed_network_is_the_plain_one(frame: Frame, length: int) -> None:
+    """Logits and every gradient, in float64; of texts of all kinds of lengths, beside rows that no text needs."""
+    layers = layer_table(30, length, 4)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 31, (9, length), dtype=torch.uint8, generator=generator)
+    ends = torch.tensor([0, 1, 2, 9, 40, length // 2, length - 6, length - 1, length])
+    ids[torch.arange(length) >= ends[:, None]] = 31
+    labels = torch.randint(0, 4, (9,), generator=generator)
+    torch.manual_seed(0)
+    packed = PackedCNN(layers, frame, torch.float64).double()
+    for parameter in packed.parameters():
+        torch.nn.init.normal_(parameter, parameter.mean().item(), 0.05)
+    plain = CharCNN(layers, frame, torch.float64).double()
+    plain.load_state_dict(packed.state_dict())
+    found = packed(ids, int(packed.groups(ids).sum()) + 5)
+    expected = plain(ids)
+    assert (found - expected).abs().max() < 1e-12
+    for logits in (found, expected):
+        torch.nn.functional.cross_entropy(logits, labels).backward()
+    for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        assert (ours.grad - theirs.grad).abs().max() < 1e-10 * theirs.grad.abs().max(), name
 
 
 def test_the_command_writes_a_model_that_classifies(broadsheet_in_process: Command, tmp_path: Path) -> None:
@@ -280,6 +337,7 @@ def test_the_command_writes_a_model_that_classifies(broadsheet_in_process: Comma
     run = broadsheet_in_process(*arguments, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "48 articles of 3 classes, 12 of them held out" in run.stderr
+    assert re.search(r"on CPU, fp32: 32 articles an epoch\n  an epoch takes about [\d.]+ s, 1 epochs", run.stderr)
     assert "epoch   1/1  loss 1." in run.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["alphabet.txt", "rows.csv", "topics.safetensors"]
     about = json.loads(broadsheet_in_process("inspect", "topics.safetensors", "--json", cwd=tmp_path).stdout)

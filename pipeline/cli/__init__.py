@@ -22,6 +22,7 @@ from pipeline.cli import (
     inspect,
     profile,
     quantise,
+    serve,
     submit,
     train,
     verify,
@@ -55,6 +56,7 @@ app.command("inspect")(inspect.command)
 app.command("profile")(profile.command)
 app.command("convert")(convert.command)
 app.command("export")(export.command)
+app.command("serve")(serve.command)
 
 
 @app.callback(invoke_without_command=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -17,8 +15,6 @@ from pipeline.report.console import PlainConsole, say
 
 if TYPE_CHECKING:
     from pipeline.model.frame import Frame
-    from pipeline.train import Epoch, Trained
-    from pipeline.train.data import Labelled
 
 _DATA = "Files, folders, globs or URLs, read as `classify` reads them."
 
@@ -70,7 +66,7 @@ def command(
         int, typer.Option(metavar="EPOCHS", min=0, help="How often to write MODEL.checkpoint; 0: never.")
     ] = 10,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from MODEL.checkpoint.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model file.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model file, and its checkpoint.")] = False,
     note: Annotated[str | None, typer.Option(metavar="TEXT", help="A line for the model card.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the training curve.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
@@ -80,6 +76,7 @@ def command(
     The defaults are the recipe of the shipped model. Needs PyTorch: pip install 'broadsheet[train]'.
     """
     try:
+        from pipeline.cli.training import TrainingProgress
         from pipeline.train import CHECKPOINT, Recipe, train
         from pipeline.train.curve import plot_curve
         from pipeline.train.recipe import ALPHABETS
@@ -93,11 +90,18 @@ def command(
         raise UsageError(f"{output} is there already: give another name, or --overwrite")
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent}")
-    checkpoint = output.with_name(output.name + CHECKPOINT)
+    checkpoint = (output.parent.absolute() / output.name).with_name(output.name + CHECKPOINT)
+    if checkpoint.exists() and not resume:
+        if not overwrite:
+            raise UsageError(
+                f"{checkpoint} is of a run that did not end: go on with --resume, or begin anew with --overwrite"
+            )
+        say(f"broadsheet: {checkpoint} is replaced: a run that did not end is lost", error=True)
+        checkpoint.unlink()
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     settings = [f"{name}={value}" for name, value in given.items() if value is not None]
     recipe = Recipe().with_settings([*settings, *(set_ or [])])
-    watch = _Watch(PlainConsole(stderr=True, quiet=quiet), recipe.epochs)
+    watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), recipe.epochs)
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
@@ -125,61 +129,21 @@ def command(
             resume=resume,
             about=about,
             on_start=watch.start,
-            on_epoch=watch.epoch,
+            tell=watch,
         )
     except KeyboardInterrupt:
+        watch.stop()
         if checkpoint.exists():
-            say(f"broadsheet: interrupted; {checkpoint} stays, continue with --resume", error=True)
+            say(f"broadsheet: interrupted; {checkpoint} holds what was trained, continue with --resume", error=True)
             raise typer.Exit(1) from None
         raise
+    finally:
+        watch.stop()
     trained.model.save(output)
     checkpoint.unlink(missing_ok=True)
     watch.finish(trained, output)
     if plot:
         plot_curve(trained.history, plot)
-
-
-class _Watch:
-    """Tells a terminal or a log how the run goes, a line an epoch."""
-
-    def __init__(self, console: PlainConsole, epochs: int) -> None:
-        self._console, self._epochs = console, epochs
-        self._began = self._last = time.monotonic()
-
-    def start(self, data: Labelled, held_out: int) -> None:
-        skipped = f", {data.skipped:,} unreadable rows left out" if data.skipped else ""
-        self._console.print(
-            f"{len(data):,} articles of {len(data.classes)} classes, {held_out:,} of them held out{skipped}",
-            soft_wrap=True,
-        )
-        self._last = time.monotonic()
-
-    def epoch(self, epoch: Epoch) -> None:
-        now = time.monotonic()
-        held_out = "" if epoch.accuracy != epoch.accuracy else f"  held out {epoch.accuracy:7.2%}"
-        self._console.print(
-            f"epoch {epoch.number:>3}/{self._epochs}  loss {epoch.loss:.4f}{held_out}  {now - self._last:.1f} s"
-        )
-        self._last = now
-
-    def finish(self, trained: Trained, output: Path) -> None:
-        card = trained.model.card
-        if "held_out_accuracy" in card:
-            self._console.print(f"held out: {card['held_out_accuracy']:.2%}")
-        if "held_out_micro_f1" in card:
-            of_them = "with thresholds chosen on the same rows"
-            self._console.print(f"held out, {of_them}: {_f1(card, 'held_out_')}")
-        if "test" in card:
-            test = card["test"]
-            figure = f"{test['accuracy']:.2%} of" if "accuracy" in test else f"{_f1(test, '')}, of"
-            self._console.print(f"test: {figure} {test['rows']:,} rows")
-        self._console.print(f"{output} written after {time.monotonic() - self._began:,.0f} s", soft_wrap=True)
-
-
-def _f1(figures: Mapping[str, Any], prefix: str) -> str:
-    shown = (figures[f"{prefix}{kind}_f1"] for kind in ("micro", "macro"))
-    micro, macro = ("–" if value is None else f"{value:.3f}" for value in shown)
-    return f"micro F1 {micro}, macro F1 {macro}"
 
 
 def _symbols(path: str) -> str:

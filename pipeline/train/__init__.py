@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model, layer_table
+from pipeline.model.charcnn import Model
 from pipeline.model.frame import Frame
 from pipeline.train.after import model_of
-from pipeline.train.checkpoint import Epoch
 from pipeline.train.data import Labelled
-from pipeline.train.job import Job, run
+from pipeline.train.interrupts import interrupts_noted
+from pipeline.train.job import Examples, Job, run
 from pipeline.train.objective import OneLabel, SeveralLabels
 from pipeline.train.prepare import prepare
+from pipeline.train.progress import Cost, Epoch, Step, Tell
 from pipeline.train.recipe import WITH_SPACE, Recipe
 
-__all__ = ["Epoch", "Recipe", "Trained", "train"]
+__all__ = ["Cost", "Epoch", "Recipe", "Step", "Trained", "train"]
 
 CHECKPOINT = ".checkpoint"
 
@@ -68,7 +69,7 @@ def train(
     resume: bool = False,
     about: dict[str, Any] | None = None,
     on_start: Callable[[Labelled, int], None] = lambda data, held: None,
-    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+    tell: Tell = lambda what: None,
 ) -> Trained:
     """Train the network on every labelled article of `source`.
 
@@ -115,7 +116,8 @@ def train(
     dtype : str
         In which the weights are stored: "float16" or "float32".
     checkpoint : Path, optional
-        File for the state of the run.
+        File for the state of the run. It is also written where the run is interrupted, and never overwrites that of
+        another run.
     checkpoint_every : int
         Epochs between two writes of `checkpoint`; 0 never writes it.
     resume : bool
@@ -124,8 +126,8 @@ def train(
         JSON values to add to the card of the model.
     on_start : callable
         Called once with the training data, `Labelled`, and the number of held-out rows.
-    on_epoch : callable
-        Called with each `Epoch` as it ends.
+    tell : callable
+        Called with a `Cost` before the first step, a `Step` after each, and an `Epoch` at the end of each.
 
     Returns
     -------
@@ -136,11 +138,13 @@ def train(
     ------
     UsageError
         For an option out of range, a missing column, a null or unknown label, fewer than two classes, or a checkpoint
-        that is missing or of another run.
+        that is missing, of another run, or there already without `resume`.
     SourceError
         For a file that cannot be read.
     BroadsheetError
         If training diverges.
+    KeyboardInterrupt
+        If Ctrl-C or SIGTERM stopped the run, after its checkpoint was written. A second one does not wait for that.
 
     Examples
     --------
@@ -162,23 +166,21 @@ def train(
     data = prepared.data
     recipe = recipe or Recipe()
     job = Job(
-        ids=data.ids,
-        targets=data.labels,
-        fit=prepared.fit,
-        held=prepared.held,
         classes=data.classes,
         symbols=prepared.symbols,
-        layers=layer_table(len(prepared.symbols), length, len(data.classes)),
+        length=length,
         frame=frame,
         recipe=recipe,
         objective=SeveralLabels() if multi_label else OneLabel(recipe.label_smoothing),
         seed=seed,
         device=device,
         precision=precision,
-        checkpoint=checkpoint,
+        checkpoint=checkpoint if checkpoint_every or resume else None,
         every=checkpoint_every,
         resume=resume,
     )
     on_start(data, len(prepared.held))
-    outcome = run(job, on_epoch)
-    return Trained(model_of(outcome.weights, job, prepared, dtype, about or {}), outcome.history)
+    examples = Examples(data.ids, data.labels, prepared.fit, prepared.held)
+    with interrupts_noted() as stop:
+        outcome = run(job, examples, tell, stop)
+    return Trained(model_of(outcome, job, prepared, dtype, about or {}), outcome.history)

@@ -19,19 +19,18 @@ from pipeline.model.label_sets import DEFAULT_THRESHOLD, assigned, best_threshol
 from pipeline.model.temperature import CARD, LEAST_ROWS, fitted
 from pipeline.reliability import improvement
 from pipeline.train.data import Labelled
-from pipeline.train.job import Job
-from pipeline.train.network import CharCNN, predict
+from pipeline.train.job import Job, Outcome
+from pipeline.train.network import predict
+from pipeline.train.packed import PackedCNN
 from pipeline.train.prepare import Prepared
 
 
-def model_of(
-    weights: Mapping[str, NDArray[np.float32]], job: Job, prepared: Prepared, dtype: str, about: Mapping[str, Any]
-) -> Model:
+def model_of(outcome: Outcome, job: Job, prepared: Prepared, dtype: str, about: Mapping[str, Any]) -> Model:
     """The finished model: weights rounded to `dtype`, card, the scales that int8 needs, a temperature or thresholds."""
-    device, compute = job.device_and_dtype()
-    tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
+    tensors = {name: tensor.astype(dtype) for name, tensor in outcome.weights.items()}
+    device = torch.device("cuda" if torch.cuda.is_available() and job.device != "cpu" else "cpu")
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and then replaced
-        final = CharCNN(job.layers, job.frame).to(device)
+        final = PackedCNN(job.layers, job.frame).to(device)
     final.load_tensors(tensors)
     data, held = prepared.data, prepared.held
     card = {
@@ -41,7 +40,7 @@ def model_of(
         "recipe": job.recipe.to_dict(),
         "seed": job.seed,
         "calibrated on": {"rows": min(len(prepared.fit), CALIBRATION_ROWS)},
-        "trained_on": f"{_name(device)}, {'bf16' if compute == torch.bfloat16 else 'fp32'}",
+        "trained_on": outcome.on,
         "versions": {
             "broadsheet": version("broadsheet"),
             "torch": str(torch.__version__),
@@ -50,7 +49,7 @@ def model_of(
         },
     }
     temperature, thresholds = 1.0, None
-    if job.is_multi_label:
+    if data.is_multi_label:
         thresholds = _thresholds(final, data, held)
         if len(held):
             card |= {f"held_out_{name}": value for name, value in _f1(final, data, held, thresholds).items()}
@@ -65,12 +64,12 @@ def model_of(
             figures = _f1(final, prepared.tested, rows, thresholds)
         card["test"] = prepared.tested.about() | figures
     sample = np.random.default_rng(0).permutation(prepared.fit)[:CALIBRATION_ROWS]
-    model = Model(prepared.symbols, data.classes, prepared.length, tensors, card, frame=job.frame)
+    model = Model(prepared.symbols, data.classes, job.length, tensors, card, frame=job.frame)
     model = replace(model, temperature=temperature, thresholds=thresholds)
     return calibrated(model, data.ids[sample])
 
 
-def _calibrate(network: CharCNN, data: Labelled, held: NDArray[np.int64], card: dict[str, Any]) -> float:
+def _calibrate(network: PackedCNN, data: Labelled, held: NDArray[np.int64], card: dict[str, Any]) -> float:
     """The temperature that fits the held-out rows best, of which the card tells; 1 where they are too few to say."""
     if len(held) < LEAST_ROWS:
         return 1.0
@@ -82,7 +81,7 @@ def _calibrate(network: CharCNN, data: Labelled, held: NDArray[np.int64], card: 
     return temperature
 
 
-def _thresholds(network: CharCNN, data: Labelled, held: NDArray[np.int64]) -> tuple[float, ...]:
+def _thresholds(network: PackedCNN, data: Labelled, held: NDArray[np.int64]) -> tuple[float, ...]:
     """Of each class, that with the best F1 on the held-out rows."""
     if not len(held):
         return (DEFAULT_THRESHOLD,) * len(data.classes)
@@ -90,7 +89,7 @@ def _thresholds(network: CharCNN, data: Labelled, held: NDArray[np.int64]) -> tu
 
 
 def _f1(
-    network: CharCNN, data: Labelled, rows: NDArray[np.int64], thresholds: tuple[float, ...]
+    network: PackedCNN, data: Labelled, rows: NDArray[np.int64], thresholds: tuple[float, ...]
 ) -> dict[str, float | None]:
     scores = torch.sigmoid(_logits(network, data, rows)).cpu().numpy()
     counts = LabelCounts.of(data.classes, assigned(scores, thresholds), data.labels[rows])
@@ -98,16 +97,12 @@ def _f1(
     return {name: round(value, 6) if value == value else None for name, value in found.items()}
 
 
-def _accuracy(network: CharCNN, job: Job, data: Labelled, rows: NDArray[np.int64]) -> float:
+def _accuracy(network: PackedCNN, job: Job, data: Labelled, rows: NDArray[np.int64]) -> float:
     logits = _logits(network, data, rows)
     right = job.objective.right(logits, torch.from_numpy(data.labels[rows]).to(logits.device))
     return round(float(right.double().mean()), 6)
 
 
-def _logits(network: CharCNN, data: Labelled, rows: NDArray[np.int64]) -> torch.Tensor:
+def _logits(network: PackedCNN, data: Labelled, rows: NDArray[np.int64]) -> torch.Tensor:
     device = next(network.parameters()).device
     return predict(network, torch.from_numpy(data.ids[rows]).to(device))
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

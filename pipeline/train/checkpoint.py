@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import safetensors
@@ -15,27 +15,9 @@ from msgspec import Struct
 from torch import Tensor
 
 from pipeline.errors import UsageError
+from pipeline.train.progress import Epoch
 
-FORMAT = "broadsheet-checkpoint/1"
-
-
-class Epoch(NamedTuple):
-    """The figures of an epoch.
-
-    Attributes
-    ----------
-    number : int
-        From 1.
-    loss : float
-        Training loss, the mean over its batches.
-    accuracy : float
-        Accuracy of the averaged weights on the held-out rows; nan where there are none.
-
-    """
-
-    number: int
-    loss: float
-    accuracy: float
+FORMAT = "broadsheet-checkpoint/2"
 
 
 class _About(Struct):
@@ -45,28 +27,37 @@ class _About(Struct):
     job: dict[str, Any]
     steps: int
     history: tuple[Epoch, ...]
+    losses: float = 0.0
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state at the end of an epoch.
+    """The state of a run between two steps.
 
-    job: data, recipe and settings; a run with another job cannot resume from it. steps: of the optimiser. tensors: by
-    part ("weights", "average", and "first" and "second", the moments of the gradient) and tensor name.
+    job: data, recipe and settings; a run with another job cannot resume from it. steps: of the optimiser. losses: the
+    sum over those of an epoch that is not over. tensors: by part ("weights", "average", and "first" and "second", the
+    moments of the gradient) and tensor name.
     """
 
     job: dict[str, Any]
     steps: int
     history: tuple[Epoch, ...]
+    losses: float
     tensors: dict[str, dict[str, Tensor]]
 
     def save(self, path: Path) -> None:
         """Write the file under another name, then rename it: an interrupted write leaves the old one."""
         flat = {f"{part}/{name}": t.contiguous() for part, named in self.tensors.items() for name, t in named.items()}
         about = {"format": FORMAT, "job": self.job, "steps": self.steps, "history": self.history}
+        about["losses"] = self.losses
         temporary = path.with_name(f".{path.name}.tmp")
         safetensors.torch.save_file(flat, temporary, {"about": json.dumps(about)})
-        os.replace(temporary, path)
+        for written in (temporary, path.parent):
+            descriptor = os.open(written, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+            if written == temporary:
+                os.replace(temporary, path)
 
     @classmethod
     def load(cls, path: Path, job: dict[str, Any]) -> Checkpoint:
@@ -83,8 +74,11 @@ class Checkpoint:
         except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
             raise UsageError(f"{path} is not a checkpoint ({error})") from error
         if about.format != FORMAT:
-            raise UsageError(f"{path} is not a checkpoint of this version")
+            raise UsageError(
+                f"{path} is of another version of Broadsheet ({about.format}, this one writes {FORMAT}): finish the "
+                "run with that version, or begin it again with --overwrite"
+            )
         different = sorted(name for name in job if job[name] != about.job.get(name))
         if different:
             raise UsageError(f"{path} is of another run: it differs in {', '.join(different)}")
-        return cls(about.job, about.steps, about.history, tensors)
+        return cls(about.job, about.steps, about.history, about.losses, tensors)

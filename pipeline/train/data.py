@@ -37,13 +37,20 @@ class Labelled:
     files: tuple[dict[str, str], ...]
     skipped: int
 
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an article may have several labels."""
+        return self.labels.ndim > 1
+
     def __len__(self) -> int:
         return len(self.labels)
 
     def about(self) -> dict[str, Any]:
         """The data as described in a model card."""
-        several = self.labels.ndim > 1
-        counts = self.labels.sum(axis=0) if several else np.bincount(self.labels, minlength=len(self.classes))
+        if self.is_multi_label:
+            counts = self.labels.sum(axis=0)
+        else:
+            counts = np.bincount(self.labels, minlength=len(self.classes))
         about = {
             "files": [{"name": os.path.basename(f["path"]), "sha256": f["digest"]} for f in self.files],
             "rows": len(self),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,14 @@ from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
 from pipeline.model.alphabet import Alphabet
-from pipeline.model.charcnn import Layer
+from pipeline.model.charcnn import Layer, layer_table
 from pipeline.model.frame import FRAMES, Frame
-from pipeline.train.checkpoint import Checkpoint, Epoch
+from pipeline.train.checkpoint import Checkpoint
+from pipeline.train.group import Group
 from pipeline.train.loop import Rows, Run, Saving
-from pipeline.train.network import CharCNN
 from pipeline.train.objective import Objective
+from pipeline.train.packed import PackedCNN
+from pipeline.train.progress import Epoch, Tell
 from pipeline.train.recipe import Recipe
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -27,22 +30,38 @@ PRECISIONS = ("auto", "fp32", "bf16")
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run: `recipe` from `seed`, on articles of which those in `fit` are trained on and those in `held` held out.
-
-    ids: uint8 [N, length]. targets: [N] or [N, …], as `objective` takes them. classes: their names. checkpoint: its
-    file, or None; every: epochs between two writes, 0 for none. resume: continue from it.
-
-    Raises UsageError for a device, precision or frame that there is not.
+class Examples:
+    """Articles to train on. ids: uint8 [N, length]. targets: [N] or [N, …], as the objective takes them. fit, held: row
+    numbers of those that are trained on and those that are held out, int64.
     """
 
     ids: NDArray[np.uint8]
     targets: NDArray[Any]
     fit: NDArray[np.int64]
     held: NDArray[np.int64]
+
+    def on(self, device: torch.device) -> tuple[Rows, Rows]:
+        """Those to train on and those held out, on a device."""
+        fit, held = (
+            Rows(torch.from_numpy(self.ids[rows]).to(device), torch.from_numpy(self.targets[rows]).to(device))
+            for rows in (self.fit, self.held)
+        )
+        return fit, held
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a run goes: `recipe` from `seed`. It is small, and can be sent to another process.
+
+    classes: their names. checkpoint: its file, or None; every: epochs between two writes, 0 for none. resume: continue
+    from it.
+
+    Raises UsageError for a device, precision or frame that there is not.
+    """
+
     classes: tuple[str, ...]
     symbols: Alphabet
-    layers: tuple[Layer, ...]
+    length: int
     frame: Frame
     recipe: Recipe
     objective: Objective
@@ -54,70 +73,96 @@ class Job:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        if self.frame not in FRAMES:
-            raise UsageError(f"frame {self.frame!r}: choose one of {', '.join(FRAMES)}")
+        for name, value, known in (
+            ("frame", self.frame, FRAMES),
+            ("device", self.device, DEVICES),
+            ("precision", self.precision, PRECISIONS),
+        ):
+            if value not in known:
+                raise UsageError(f"{name} {value!r}: choose one of {', '.join(known)}")
         if self.resume and self.checkpoint is None:
             raise UsageError("resume needs the checkpoint to continue from")
-        self.device_and_dtype()
 
     @property
-    def is_multi_label(self) -> bool:
-        """Whether an article may have several labels."""
-        return self.targets.ndim > 1
+    def layers(self) -> tuple[Layer, ...]:
+        """The layer table."""
+        return layer_table(len(self.symbols), self.length, len(self.classes))
 
-    def device_and_dtype(self) -> tuple[torch.device, torch.dtype]:
-        """The device, and the dtype of products."""
-        if self.device not in DEVICES:
-            raise UsageError(f"device {self.device!r}: choose one of {', '.join(DEVICES)}")
-        if self.precision not in PRECISIONS:
-            raise UsageError(f"precision {self.precision!r}: choose one of {', '.join(PRECISIONS)}")
-        cuda = torch.cuda.is_available()
-        if self.device == "cuda" and not cuda:
-            raise UsageError("PyTorch finds no CUDA device here: use --device cpu")
-        on = torch.device("cuda" if cuda and self.device != "cpu" else "cpu")
-        mixed = self.precision == "bf16" or (self.precision == "auto" and on.type == "cuda")
-        return on, torch.bfloat16 if mixed else torch.float32
-
-    def identity(self) -> dict[str, Any]:
+    def identity(self, examples: Examples, compute: torch.dtype) -> dict[str, Any]:
         """Everything that must be the same for a checkpoint to be resumed."""
-        on, compute = self.device_and_dtype()
         return {
-            "data": hashlib.sha256(self.ids.tobytes() + self.targets.tobytes()).hexdigest(),
-            "held-out rows": hashlib.sha256(self.held.tobytes()).hexdigest(),
+            "data": hashlib.sha256(examples.ids.tobytes() + examples.targets.tobytes()).hexdigest(),
+            "held-out rows": hashlib.sha256(examples.held.tobytes()).hexdigest(),
             "classes": list(self.classes),
             "alphabet": self.symbols.symbols,
             "frame": self.frame,
             "recipe": self.recipe.to_dict(),
             "seed": self.seed,
-            "device": on.type,
             "precision": str(compute),
         }
 
 
+def device_of(job: Job) -> torch.device:
+    """The device on which a job runs in this process. Raises UsageError where there is no GPU and it wants one."""
+    cuda = torch.cuda.is_available()
+    if job.device == "cuda" and not cuda:
+        raise UsageError("PyTorch finds no CUDA device here: use --device cpu")
+    return torch.device("cuda" if cuda and job.device != "cpu" else "cpu")
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves. weights: the averaged ones, float32, by the model file's names."""
+    """What a run leaves. weights: the averaged ones, float32, by the model file's names. on: what it ran on."""
 
     weights: dict[str, NDArray[np.float32]]
     history: tuple[Epoch, ...]
+    on: str
 
 
-def run(job: Job, on_epoch: Callable[[Epoch], None]) -> Outcome:
-    """Run a job in this process. Raises UsageError for a checkpoint to resume that is missing or of another job."""
-    on, compute = job.device_and_dtype()
-    recipe, identity = job.recipe, job.identity() if job.checkpoint else {}
-    cuda = on.type == "cuda"
-    with torch.random.fork_rng(devices=[on] if cuda else []), torch.backends.cudnn.flags(enabled=True, benchmark=cuda):
+def run(
+    job: Job, examples: Examples, tell: Tell, stop: Callable[[], bool] = lambda: False, group: Group | None = None
+) -> Outcome:
+    """Run a job in this process, which may be one of a group.
+
+    stop: becomes true when the run is to stop.
+
+    Raises UsageError for a device that is not there, a checkpoint that is missing, of another job, or would be
+    overwritten, and a folder that this host does not see; Stopped; BroadsheetError where the loss diverges.
+    """
+    device, group, recipe = device_of(job), group or Group(), job.recipe
+    cuda = device.type == "cuda"
+    mixed = job.precision == "bf16" or (job.precision == "auto" and cuda)
+    compute = torch.bfloat16 if mixed else torch.float32
+    if group.size > len(examples.fit) or group.size > recipe.batch_size:
+        raise UsageError(f"{group.size} processes cannot share batches of {recipe.batch_size} articles")
+    saving = None
+    if job.checkpoint and group.rank == 0:
+        saving = Saving(job.checkpoint, job.every, job.identity(examples, compute))
+        _check_place(job.checkpoint, job.resume)
+    with (
+        torch.random.fork_rng(devices=[device] if cuda else []),
+        torch.backends.cudnn.flags(enabled=True, benchmark=cuda),
+    ):
         torch.manual_seed(job.seed)
-        network = CharCNN(job.layers, job.frame, compute, recipe.dropout, recipe.input_dropout).to(on)
-        fit, held = (_rows(job, rows, on) for rows in (job.fit, job.held))
-        loop = Run(network, fit, held, job.symbols, recipe, job.objective, job.seed)
-        if job.resume and job.checkpoint:
-            loop.go_on_from(Checkpoint.load(job.checkpoint, identity))
-        loop.finish(on_epoch, Saving(job.checkpoint or Path(), job.every if job.checkpoint else 0, identity))
+        network = PackedCNN(job.layers, job.frame, compute, recipe.dropout, recipe.input_dropout).to(device)
+        loop = Run(network, *examples.on(device), job.symbols, recipe, job.objective, job.seed, group)
+        if job.resume:
+            loop.go_on_from(Checkpoint.load(saving.path, saving.job) if saving else None)
+        on = f"{f'{group.size} × ' if group.size > 1 else ''}{_name(device)}, {'bf16' if mixed else 'fp32'}"
+        loop.finish(tell, saving, stop, on)
         weights = {name: p.cpu().numpy() for name, p in loop.average.named_parameters()}
-    return Outcome(weights, loop.history)
+    return Outcome(weights, loop.history, on)
 
 
-def _rows(job: Job, rows: NDArray[np.int64], device: torch.device) -> Rows:
-    return Rows(torch.from_numpy(job.ids[rows]).to(device), torch.from_numpy(job.targets[rows]).to(device))
+def _check_place(path: Path, resume: bool) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"{socket.gethostname()} sees no folder {path.parent} for the checkpoint: choose one that all hosts share, "
+            "or --checkpoint-every 0"
+        )
+    if path.exists() and not resume:
+        raise UsageError(f"{path} is of a run that did not end: go on with --resume, or begin anew with --overwrite")
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.errors import BroadsheetError
 from pipeline.model.alphabet import Alphabet
 from pipeline.train.augment import augment
-from pipeline.train.checkpoint import Checkpoint, Epoch
-from pipeline.train.network import CharCNN, predict
+from pipeline.train.checkpoint import Checkpoint
+from pipeline.train.graphs import Captured
+from pipeline.train.group import Group
+from pipeline.train.network import ARTICLES_IN_CACHE, predict
 from pipeline.train.objective import Objective
+from pipeline.train.packed import PackedCNN
+from pipeline.train.progress import Cost, Epoch, Step, Stopped, Tell
 from pipeline.train.recipe import Recipe
 
 _WARMUP_FROM = 0.04  # share of the peak rate at the first step
 _AVERAGE_FROM = 0.25  # share of the steps after which the average begins
 _AUGMENTED_AT_ONCE = 4096  # articles, which bounds the memory that augmentation takes
+_H200_GROUPS = 840_000  # a second, in training: 28,000 articles of AG News
+_PERMUTATION, _AUGMENTATION, _DROPOUT = range(3)  # what is drawn
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Saving:
-    """When and where checkpoints are written: every `every` epochs (0: never) to `path`, for `job`."""
+    """Where checkpoints of `job` are written, and after how many epochs each (0: only when the run is stopped)."""
 
     path: Path
     every: int
@@ -43,68 +51,118 @@ class Saving:
 
 
 class Run:
-    """A run of `recipe` from `seed` over the rows `train`, evaluated on the rows `held_out` (maybe none)."""
+    """A run of `recipe` from `seed` over the rows `train`, evaluated on the rows `held_out` (maybe none).
+
+    Every process of `group` has all rows, and computes its share of each batch.
+    """
 
     def __init__(
         self,
-        network: CharCNN,
+        network: PackedCNN,
         train: Rows,
         held_out: Rows,
         alphabet: Alphabet,
         recipe: Recipe,
         objective: Objective,
         seed: int,
+        group: Group,
     ) -> None:
         self.network, self.recipe, self._objective = network, recipe, objective
         self._train, self._held_out, self._alphabet, self._seed = train, held_out, alphabet, seed
         self._device = train.ids.device
+        self._group = group
         self._batch = min(recipe.batch_size, len(train.ids))
         self._steps_per_epoch = len(train.ids) // self._batch
         self._all_steps = self._steps_per_epoch * recipe.epochs
         self.average = copy.deepcopy(network).requires_grad_(False)
-        self._optimizer = _optimizer(network, recipe, fused=self._device.type == "cuda")
+        cuda = self._device.type == "cuda"
+        model: nn.Module = Captured(network) if cuda else network
+        self._model = group.wrap(model)
+        self._at_once = self._batch if cuda else ARTICLES_IN_CACHE
+        self._optimizer = _optimizer(network, recipe)
         self._steps = 0
+        self._losses = torch.zeros((), device=self._device)
         self.history: tuple[Epoch, ...] = ()
 
-    def finish(self, on_epoch: Callable[[Epoch], None], saving: Saving) -> None:
-        """Train the epochs that are left, and call `on_epoch` after each. Raises BroadsheetError where it diverges."""
-        for number in range(len(self.history) + 1, self.recipe.epochs + 1):
-            # The draws of an epoch depend on its number alone, so a checkpoint needs no generator state.
-            torch.manual_seed(self._seed * 1_000_003 + number)
-            loss = self._epoch()
+    def finish(self, tell: Tell, saving: Saving | None, stop: Callable[[], bool], name: str) -> None:
+        """Train what is left, and `tell` of it. name: of the device.
+
+        Raises Stopped, after a checkpoint, where `stop` becomes true, and BroadsheetError where the loss diverges.
+        """
+        if len(self.history) < self.recipe.epochs:
+            tell(self._cost(name))
+        while len(self.history) < self.recipe.epochs:
+            number = len(self.history) + 1
+            self.network.train()
+            if not self._epoch(number, tell, stop):
+                self._save(saving)
+                raise Stopped
+            loss = float(self._group.total(self._losses)) / self._steps_per_epoch
+            self._losses.zero_()
             if not math.isfinite(loss):
                 raise BroadsheetError(f"the loss is {loss} in epoch {number}: try a lower --learning-rate")
-            self.history += (Epoch(number, loss, self.held_out_accuracy()),)
-            if saving.every and (number % saving.every == 0 or number == self.recipe.epochs):
-                self._checkpoint(saving.job).save(saving.path)
-            on_epoch(self.history[-1])
+            self.history += (Epoch(number, loss, self._held_out_accuracy()),)
+            if saving and saving.every and (number % saving.every == 0 or number == self.recipe.epochs):
+                self._save(saving)
+            tell(self.history[-1])
 
-    def _epoch(self) -> float:
-        self.network.train()
-        losses = torch.zeros((), device=self._device)
-        block = max(_AUGMENTED_AT_ONCE // self._batch, 1) * self._batch
-        order = torch.randperm(len(self._train.ids), device=self._device)[: self._steps_per_epoch * self._batch]
-        for rows in torch.split(order, block):
-            changed = augment(self._train.ids[rows], self._alphabet, self.recipe)
-            targets = self._train.targets[rows]
-            for first in range(0, len(rows), self._batch):
-                batch = slice(first, first + self._batch)
-                losses += self._step(changed[batch], targets[batch])
-        return float(losses) / self._steps_per_epoch
+    def _epoch(self, number: int, tell: Tell, stop: Callable[[], bool]) -> bool:
+        """Train what is left of an epoch; False if it was stopped. What is drawn depends on the epoch and the step, so
+        that a checkpoint between two steps needs no generator's state.
+        """
+        done = self._steps - (number - 1) * self._steps_per_epoch
+        in_block = max(_AUGMENTED_AT_ONCE // self._batch, 1)
+        self._draw(_PERMUTATION, number)
+        order = torch.randperm(len(self._train.ids), device=self._device)
+        batches = order[: self._steps_per_epoch * self._batch].view(-1, self._batch)
+        for first in range(done - done % in_block, self._steps_per_epoch, in_block):
+            if self._group.any(stop(), self._device):
+                return False
+            rows = batches[first : first + in_block, self._group.share(self._batch)]
+            self._draw(_AUGMENTATION, number, first, self._group.rank)
+            ids, targets, groups = self._block(rows)
+            for step in range(max(first, done), first + len(rows)):
+                if self._group.size == 1 and stop():
+                    return False
+                self._draw(_DROPOUT, number, step, self._group.rank)
+                at = step - first
+                self._step(ids[at], targets[at], groups[at])
+                tell(Step(number, step + 1, self._steps_per_epoch))
+        return True
 
-    def _step(self, ids: Tensor, targets: Tensor) -> Tensor:
+    def _block(self, rows: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """Augmented articles and targets of some batches, [batches, articles, …], and the groups of each batch. This is
+        the only place where the host waits for the device.
+        """
+        ids = augment(self._train.ids[rows.flatten()], self._alphabet, self.recipe)
+        groups = self.network.groups(ids).view(len(rows), -1).sum(1).tolist()
+        return ids.view(*rows.shape, -1), self._train.targets[rows], groups
+
+    def _step(self, ids: Tensor, targets: Tensor, groups: int) -> None:
         recipe = self.recipe
         rate = recipe.learning_rate * _rate(self._steps / self._all_steps, recipe.warmup)
         for group in self._optimizer.param_groups:
             group["lr"] = rate * group["share"]
-        loss = self._objective.loss(self.network(ids), targets)
-        self._optimizer.zero_grad()
-        torch.autograd.backward(loss)
+        self._losses += self._gradients(ids, targets, groups)
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
         self._optimizer.step()
         self._average()
         self._steps += 1
-        return loss.detach()
+
+    def _gradients(self, ids: Tensor, targets: Tensor, groups: int) -> Tensor:
+        """Compute the gradients of the batch whose share this is; returns this share's part of the loss."""
+        self._optimizer.zero_grad()
+        losses = torch.zeros((), device=self._device)
+        for first in range(0, len(ids), self._at_once):
+            part = slice(first, first + self._at_once)
+            if len(ids) > self._at_once:
+                groups = int(self.network.groups(ids[part]).sum())
+            with self._group.apart(self._model, part.stop < len(ids)):
+                logits = self._model(ids[part], groups)
+                loss = self._objective.loss(logits, targets[part]) * (len(logits) / self._batch)
+                torch.autograd.backward(loss * self._group.size)  # gradients are averaged over the processes
+            losses += loss.detach()
+        return losses
 
     def _average(self) -> None:
         """Move the average towards the weights; in the first quarter of the steps it equals them."""
@@ -113,35 +171,87 @@ class Run:
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), weight)
 
-    def held_out_accuracy(self) -> float:
-        """Share of the held-out rows that the averaged network labels right."""
-        if not len(self._held_out.ids):
-            return math.nan
-        right = self._objective.right(predict(self.average, self._held_out.ids), self._held_out.targets)
-        return float(right.float().mean())
+    def _draw(self, *what: int) -> None:
+        """Begin the draws of one kind, in one place of the run."""
+        torch.manual_seed(int(np.random.SeedSequence((self._seed, *what)).generate_state(1, np.uint64)[0] >> 1))
 
-    def _checkpoint(self, job: dict[str, Any]) -> Checkpoint:
+    def _held_out_accuracy(self) -> float:
+        """Share of the held-out rows that the averaged network labels right."""
+        count = len(self._held_out.ids)
+        if not count:
+            return math.nan
+        share = self._group.share(count)
+        right = torch.zeros((), device=self._device)
+        if share.stop > share.start:
+            logits = predict(self.average, self._held_out.ids[share])
+            right += self._objective.right(logits, self._held_out.targets[share]).sum()
+        return float(self._group.total(right)) / count
+
+    def _cost(self, name: str) -> Cost:
+        """What the epochs that are left will take, by a trial step that changes nothing."""
+        self.network.train()
+        self._draw(_AUGMENTATION, 0)
+        rows = torch.arange(self._batch, device=self._device)[self._group.share(self._batch)]
+        ids, targets, groups = self._block(rows[None])
+        count = min(self._at_once, len(rows))
+        part = ids[0, :count], targets[0, :count], groups[0] if count == len(rows) else 0
+        if count < len(rows):
+            part = *part[:2], int(self.network.groups(part[0]).sum())
+        self._gradients(*part)
+        float(self._gradients(*part))
+        began = time.perf_counter()
+        float(self._gradients(*part))
+        seconds = (time.perf_counter() - began) * len(rows) / count
+        self._optimizer.zero_grad()
+        left = self._all_steps - self._steps
+        fast = None
+        if self._device.type == "cpu":
+            fast = groups[0] * self._batch / len(rows) * self._steps_per_epoch / _H200_GROUPS
+        return Cost(
+            name,
+            self._steps_per_epoch * self._batch,
+            -(-left // self._steps_per_epoch),
+            seconds * self._steps_per_epoch,
+            fast,
+        )
+
+    def _save(self, saving: Saving | None) -> None:
+        losses = float(self._group.total(self._losses))
+        if saving is None or self._group.rank:
+            return
         named = dict(self.network.named_parameters())
         state = self._optimizer.state
+        zeros = {name: torch.zeros_like(p) for name, p in named.items()} if not state else {}
         tensors: dict[str, dict[str, Tensor]] = {
             "weights": {name: p.detach() for name, p in named.items()},
             "average": dict(self.average.named_parameters()),
-            "first": {name: state[p]["exp_avg"] for name, p in named.items()},
-            "second": {name: state[p]["exp_avg_sq"] for name, p in named.items()},
+            "first": zeros or {name: state[p]["exp_avg"] for name, p in named.items()},
+            "second": zeros or {name: state[p]["exp_avg_sq"] for name, p in named.items()},
         }
-        return Checkpoint(job, self._steps, self.history, tensors)
+        Checkpoint(saving.job, self._steps, self.history, losses, tensors).save(saving.path)
 
-    def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """Restore the state of a checkpoint; `finish` then trains the epochs after it."""
-        self._steps, self.history = checkpoint.steps, checkpoint.history
-        self.network.load_state_dict(checkpoint.tensors["weights"])
-        self.average.load_state_dict(checkpoint.tensors["average"])
+    def go_on_from(self, checkpoint: Checkpoint | None) -> None:
+        """Restore the state of a checkpoint, which the first process has; `finish` then trains what comes after it."""
+        found = None if checkpoint is None else (checkpoint.steps, checkpoint.history, checkpoint.losses)
+        self._steps, self.history, losses = self._group.of_first(found)
+        if checkpoint is not None:
+            self._losses.fill_(losses)
+            self.network.load_state_dict(checkpoint.tensors["weights"])
+            self.average.load_state_dict(checkpoint.tensors["average"])
         for name, parameter in self.network.named_parameters():
+            moments = {"exp_avg": "first", "exp_avg_sq": "second"}
             self._optimizer.state[parameter] = {
                 "step": torch.tensor(float(self._steps), device=self._device),
-                "exp_avg": checkpoint.tensors["first"][name].to(self._device),
-                "exp_avg_sq": checkpoint.tensors["second"][name].to(self._device),
+                **{
+                    key: torch.zeros_like(parameter)
+                    if checkpoint is None
+                    else checkpoint.tensors[part][name].to(self._device)
+                    for key, part in moments.items()
+                },
             }
+        tensors = [p.detach() for p in (*self.network.parameters(), *self.average.parameters())]
+        tensors += [state[key] for state in self._optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+        self._group.copy_of_first(tensors)
 
 
 def _rate(progress: float, warmup: float) -> float:
@@ -151,7 +261,7 @@ def _rate(progress: float, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
-def _optimizer(network: CharCNN, recipe: Recipe, fused: bool) -> torch.optim.AdamW:
+def _optimizer(network: PackedCNN, recipe: Recipe) -> torch.optim.AdamW:
     """AdamW without weight decay on biases, and with fc1's smaller rate (its decay a step stays that of the others)."""
     fc1 = network.get_submodule("fc1").weight
     decayed = [p for p in network.parameters() if p.ndim > 1 and p is not fc1]
@@ -161,4 +271,4 @@ def _optimizer(network: CharCNN, recipe: Recipe, fused: bool) -> torch.optim.Ada
         {"params": biases, "weight_decay": 0.0, "share": 1.0},
         {"params": [fc1], "weight_decay": recipe.weight_decay / recipe.fc1_rate, "share": recipe.fc1_rate},
     ]
-    return torch.optim.AdamW(groups, fused=fused)
+    return torch.optim.AdamW(groups, fused=True)

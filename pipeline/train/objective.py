@@ -42,6 +42,7 @@ class OneLabel:
         return logits.argmax(1) == targets
 
 
+@dataclass(frozen=True)
 class SeveralLabels:
     """Binary cross-entropy of each class's sigmoid, added up over the classes. Targets: bool [N, classes].
 

@@ -28,7 +28,6 @@ class Prepared:
     fit: NDArray[np.int64]
     held: NDArray[np.int64]
     symbols: Alphabet
-    length: int
 
 
 def prepare(
@@ -57,4 +56,4 @@ def prepare(
     if test is not None:
         tested = read_labelled(test, text_columns, label_column, symbols, length, columns, data.classes, *several)
     fit, held = hold_out(rarest(data.labels) if multi_label else data.labels, hold_out_share)
-    return Prepared(data, tested, fit, held, symbols, length)
+    return Prepared(data, tested, fit, held, symbols)

@@ -1,0 +1,120 @@
+"""How `broadsheet train` tells of a run: a bar on a terminal of 80 columns, plain lines in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn
+
+from pipeline.report.console import PlainConsole
+from pipeline.train import Cost, Epoch, Step, Trained
+from pipeline.train.data import Labelled
+
+_SECONDS_BETWEEN_LINES = 60.0
+_LONG = 600.0  # seconds for which a GPU is worth a line
+
+
+class TrainingProgress:
+    """Told of a run as it goes on: what it costs, how far it is, and how good."""
+
+    def __init__(self, console: PlainConsole, epochs: int) -> None:
+        self._console, self._epochs = console, epochs
+        self._began = self._last = self._spoke = time.monotonic()
+        self._first: tuple[float, float] | None = None
+        self._bar: Progress | None = None
+
+    def start(self, data: Labelled, held_out: int) -> None:
+        """Tell what is trained on."""
+        skipped = f", {data.skipped:,} unreadable rows left out" if data.skipped else ""
+        self._console.print(
+            f"{len(data):,} articles of {len(data.classes)} classes, {held_out:,} of them held out{skipped}",
+            soft_wrap=True,
+        )
+
+    def __call__(self, what: Cost | Step | Epoch) -> None:
+        """What `train` tells."""
+        if isinstance(what, Cost):
+            self._cost(what)
+        elif isinstance(what, Step):
+            self._step(what)
+        else:
+            self._epoch(what)
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def finish(self, trained: Trained, output: Path) -> None:
+        """Tell how good the model is, and where."""
+        card = trained.model.card
+        if "held_out_accuracy" in card:
+            self._console.print(f"held out: {card['held_out_accuracy']:.2%}")
+        if "held_out_micro_f1" in card:
+            self._console.print(f"held out, by which the thresholds were chosen: {_f1(card, 'held_out_')}")
+        if "test" in card:
+            test = card["test"]
+            figure = f"{test['accuracy']:.2%} of" if "accuracy" in test else f"{_f1(test, '')}, of"
+            self._console.print(f"test: {figure} {test['rows']:,} rows")
+        self._console.print(f"{output} written after {time.monotonic() - self._began:,.0f} s", soft_wrap=True)
+
+    def _cost(self, cost: Cost) -> None:
+        whole = cost.seconds * cost.epochs
+        self._console.print(f"on {cost.device}: {cost.rows:,} articles an epoch", soft_wrap=True)
+        self._console.print(f"  an epoch takes about {about(cost.seconds)}, {cost.epochs} epochs {about(whole)}")
+        if cost.seconds_on_gpu is not None and whole > _LONG:
+            self._console.print(f"  one NVIDIA H200 does it in {about(cost.seconds_on_gpu * cost.epochs)}")
+        self._last = self._spoke = time.monotonic()
+        if self._console.is_terminal and not self._console.quiet:
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=None))
+            left = TextColumn("{task.fields[left]}", markup=False)
+            self._bar = Progress(*columns, left, console=self._console, transient=True)
+            self._task = self._bar.add_task("", total=1.0, left="")
+            self._bar.start()
+
+    def _step(self, step: Step) -> None:
+        now = time.monotonic()
+        done = step.epoch - 1 + step.done / step.steps
+        if self._first is None:
+            self._first = now, done
+            return
+        began, at = self._first
+        seconds = (now - began) / (done - at) * (self._epochs - done)
+        left = f"{timedelta(seconds=round(seconds))} left"
+        where = f"epoch {step.epoch:>3}/{self._epochs}"
+        if self._bar is not None:
+            self._bar.update(self._task, description=where, completed=step.done / step.steps, left=left)
+        elif now - self._spoke >= _SECONDS_BETWEEN_LINES:
+            self._spoke = now
+            self._console.print(f"{where}  {step.done / step.steps:.0%} of it, {left}")
+
+    def _epoch(self, epoch: Epoch) -> None:
+        now = time.monotonic()
+        held_out = "" if epoch.accuracy != epoch.accuracy else f"  held out {epoch.accuracy:7.2%}"
+        self._console.print(
+            f"epoch {epoch.number:>3}/{self._epochs}  loss {epoch.loss:.4f}{held_out}  {now - self._last:.1f} s"
+        )
+        self._last = self._spoke = now
+
+
+def _f1(figures: Mapping[str, Any], prefix: str) -> str:
+    shown = (figures[f"{prefix}{kind}_f1"] for kind in ("micro", "macro"))
+    micro, macro = ("–" if value is None else f"{value:.3f}" for value in shown)
+    return f"micro F1 {micro}, macro F1 {macro}"
+
+
+def about(seconds: float) -> str:
+    """A duration to two digits or so.
+
+    >>> about(0.3), about(75), about(20_000)
+    ('0.3 s', '1.2 min', '5.6 h')
+    """
+    for most, each, unit in ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
+        if seconds < most:
+            return f"{seconds / each:.1f} {unit}" if seconds < 10 * each else f"{seconds / each:.0f} {unit}"
+    return f"{seconds / 86_400:.1f} days"

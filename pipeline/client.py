@@ -1,0 +1,239 @@
+"""Asking a server for labels: `broadsheet serve` has the other end."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.errors import BroadsheetError
+
+try:
+    import httpx
+except ImportError as error:
+    raise ImportError("a client needs httpx: pip install 'broadsheet[serve]'") from error
+
+_ARROW = "application/vnd.apache.arrow.stream"
+
+
+class ServerError(BroadsheetError):
+    """What a server answers in place of labels. Exit code 1.
+
+    Attributes
+    ----------
+    status : int
+        The status of HTTP: 503 where the server is too busy to answer in time.
+    retry_after : int or None
+        Seconds after which it is worth asking again.
+
+    """
+
+    def __init__(self, message: str, status: int, retry_after: int | None) -> None:
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after
+
+
+class Client:
+    """A connection to a server, for any number of threads; a context manager, which closes it.
+
+    Parameters
+    ----------
+    url : str
+        Where the server listens.
+    token : str, optional
+        What it asks for, if it was started with a token file.
+    certificates : str, optional
+        A PEM file with the certificate of the server, or of who signed it. Default: those that the system trusts.
+    timeout : float
+        Seconds to wait for an answer.
+
+    Examples
+    --------
+    >>> with pipeline.Client("http://127.0.0.1:8000") as client:
+    ...     client.classify(["Stocks fell on Monday as oil rose."])[0]["label"]
+    'Business'
+
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        token: str | None = None,
+        certificates: str | os.PathLike[str] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        self._http = httpx.Client(**_options(url, token, certificates, timeout))
+
+    def classify(
+        self, texts: Sequence[str], model: str | None = None, top_k: int = 1, scores: bool = False
+    ) -> list[dict[str, Any]]:
+        """Label texts.
+
+        Parameters
+        ----------
+        texts : sequence of str
+            The texts.
+        model : str, optional
+            Which of the server's models. Default: its first.
+        top_k : int
+            Labels for each text; from 2 on a result has `top_labels` and `top_scores`.
+        scores : bool
+            The probability of every class too, as `score_CLASS`.
+
+        Returns
+        -------
+        list of dict
+            For each text, in order, what `classify` writes: `label`, `score`, `n_chars`, `truncated`, `unknown_chars`.
+
+        Raises
+        ------
+        ServerError
+            If the server refuses, or is not there.
+
+        """
+        asked = {"texts": list(texts), "model": model, "top_k": top_k, "scores": scores}
+        found: list[dict[str, Any]] = self._ask("POST", "/v1/classify", json=asked).json()["results"]
+        return found
+
+    def classify_arrow(
+        self, texts: pa.Array | pa.ChunkedArray, model: str | None = None, top_k: int = 1, scores: bool = False
+    ) -> pa.Table:
+        """Label a column of texts, without JSON on the way: for programs with many.
+
+        Parameters
+        ----------
+        texts : pyarrow.Array or pyarrow.ChunkedArray
+            The texts, without nulls.
+        model, top_k, scores
+            As for `classify`.
+
+        Returns
+        -------
+        pyarrow.Table
+            A row for each text, in order, with the same columns.
+
+        Raises
+        ------
+        ServerError
+            As `classify`.
+
+        """
+        return _table(self._ask("POST", "/v1/classify", **_stream(texts, model, top_k, scores)).content)
+
+    def models(self) -> list[dict[str, Any]]:
+        """What the server says of its models: `name`, `classes`, how many characters each `reads`, and more."""
+        found: list[dict[str, Any]] = self._ask("GET", "/v1/models").json()["models"]
+        return found
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _ask(self, method: str, path: str, **content: Any) -> httpx.Response:
+        try:
+            return _checked(self._http.request(method, path, **content))
+        except httpx.HTTPError as error:
+            raise _unreachable(self._http.base_url, error) from error
+
+
+class AsyncClient:
+    """`Client` with methods to await; an asynchronous context manager.
+
+    Examples
+    --------
+    >>> async with pipeline.AsyncClient("http://127.0.0.1:8000") as client:
+    ...     results = await client.classify(["Stocks fell on Monday as oil rose."])
+
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        token: str | None = None,
+        certificates: str | os.PathLike[str] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        self._http = httpx.AsyncClient(**_options(url, token, certificates, timeout))
+
+    async def classify(
+        self, texts: Sequence[str], model: str | None = None, top_k: int = 1, scores: bool = False
+    ) -> list[dict[str, Any]]:
+        """As `Client.classify`."""
+        asked = {"texts": list(texts), "model": model, "top_k": top_k, "scores": scores}
+        found: list[dict[str, Any]] = (await self._ask("POST", "/v1/classify", json=asked)).json()["results"]
+        return found
+
+    async def classify_arrow(
+        self, texts: pa.Array | pa.ChunkedArray, model: str | None = None, top_k: int = 1, scores: bool = False
+    ) -> pa.Table:
+        """As `Client.classify_arrow`."""
+        answer = await self._ask("POST", "/v1/classify", **_stream(texts, model, top_k, scores))
+        return _table(answer.content)
+
+    async def models(self) -> list[dict[str, Any]]:
+        """As `Client.models`."""
+        found: list[dict[str, Any]] = (await self._ask("GET", "/v1/models")).json()["models"]
+        return found
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _ask(self, method: str, path: str, **content: Any) -> httpx.Response:
+        try:
+            return _checked(await self._http.request(method, path, **content))
+        except httpx.HTTPError as error:
+            raise _unreachable(self._http.base_url, error) from error
+
+
+def _options(
+    url: str, token: str | None, certificates: str | os.PathLike[str] | None, timeout: float
+) -> dict[str, Any]:
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    verify = True if certificates is None else ssl.create_default_context(cafile=os.fspath(certificates))
+    return {"base_url": url, "headers": headers, "verify": verify, "timeout": timeout}
+
+
+def _stream(texts: pa.Array | pa.ChunkedArray, model: str | None, top_k: int, scores: bool) -> dict[str, Any]:
+    table, sink = pa.table({"text": texts}), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    asked: dict[str, Any] = {"top_k": top_k, "scores": scores} | ({} if model is None else {"model": model})
+    return {"content": bytes(sink.getvalue()), "headers": {"content-type": _ARROW}, "params": asked}
+
+
+def _table(content: bytes) -> pa.Table:
+    return pa.ipc.open_stream(content).read_all()
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.is_success:
+        return answer
+    try:
+        message = str(answer.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        message = answer.reason_phrase
+    wait = answer.headers.get("retry-after", "")
+    raise ServerError(f"{answer.url}: {message}", answer.status_code, int(wait) if wait.isdigit() else None)
+
+
+def _unreachable(url: httpx.URL, error: httpx.HTTPError) -> ServerError:
+    return ServerError(f"{url} does not answer: {error or type(error).__name__}", 0, None)

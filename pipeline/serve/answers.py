@@ -1,0 +1,71 @@
+"""Predictions as a client gets them: the columns that `classify` writes, in JSON or as an Arrow stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.engine.base import Predictions
+from pipeline.output.formats.plain import to_plain
+from pipeline.output.labelling import N_CHARS, Labelling
+from pipeline.output.parts import REASON, computed_columns
+
+_FEW = 64
+"""Numbers that Python converts sooner than Arrow does."""
+
+_NO_LABEL = "the model overflows on this text"
+
+
+def to_json(model: str, found: Predictions, labelling: Labelling) -> bytes:
+    """An object with the fields `model` and `results`, an object a text; floats as in a job's JSON lines."""
+    columns = _columns(found, labelling)
+    values = [_plain(column) for column in columns.values()]
+    results = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+    if found.overflowed.any():
+        for result, is_lost in zip(results, found.overflowed.tolist(), strict=True):
+            if is_lost:
+                result |= {**dict.fromkeys(set(columns) - _counts(labelling)), REASON.name: _NO_LABEL}
+    return msgspec.json.encode({"model": model, "results": results})
+
+
+def to_arrow(found: Predictions, labelling: Labelling) -> bytes:
+    """A stream with the same columns."""
+    columns = _columns(found, labelling)
+    if found.overflowed.any():
+        lost, kept = pa.array(found.overflowed), _counts(labelling)
+        for name in set(columns) - kept:
+            columns[name] = columns[name].take(pa.array(np.arange(len(lost)), mask=found.overflowed))
+        columns[REASON.name] = pc.if_else(lost, _NO_LABEL, pa.scalar(None, pa.string()))
+    table, sink = pa.table(columns), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _columns(found: Predictions, labelling: Labelling) -> dict[str, pa.Array]:
+    """By name, in the order of a job's columns; of texts on which the model overflows, with the first class."""
+    known = replace(found, labels=np.maximum(found.labels, 0))
+    columns = {N_CHARS.name: pa.array(found.n_chars), **labelling.columns(known)}
+    return {name: columns[name] for name in computed_columns([labelling], truth=False).names}
+
+
+def _counts(labelling: Labelling) -> set[str]:
+    """The columns that a text has even where it has no label."""
+    return {N_CHARS.name, *(field.name for field in labelling.of_text)}
+
+
+def _plain(column: pa.Array) -> list[Any]:
+    """A float32 as the float64 with the fewest digits that reads back as the same float32."""
+    if len(column) <= _FEW and pa.types.is_float32(column.type):
+        return [float(str(value)) for value in column.to_numpy()]
+    values: list[Any] = (to_plain(column) if _has_floats(column.type) else column).to_pylist()
+    return values
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_float32(kind) or (pa.types.is_list(kind) and pa.types.is_float32(kind.value_type)))

@@ -1,0 +1,117 @@
+"""How long a batch takes on a device: measured when a model is loaded there, and kept up to date by every batch."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline.engine.base import Engine, Texts
+
+_STEP, _QUANTILE = 0.04, 0.8
+"""A batch moves what is expected of its size by 4 % at most, so that an outlier does no harm; and more readily upwards
+than downwards, so that what is expected is what four batches in five keep to.
+"""
+
+_LEAST, _MOST = 0.5, 8.0
+"""How far what is expected may move from what was measured: a machine gets busy, but not a thousand times slower."""
+
+LONGEST_S = 0.25
+"""Of a batch: longer ones would do no more work in the same time, and hold up others."""
+
+_REPEATS = 3
+_LARGEST = 1 << 15
+
+
+class Point(NamedTuple):
+    """What was measured of batches of `texts` texts. seconds: of texts of one character. per_char: seconds more for
+    each character that the model reads.
+    """
+
+    texts: int
+    seconds: float
+    per_char: float
+
+
+def measure(engine: Engine, longest: float) -> list[Point]:
+    """Time batches of 1, 2, 4, … short and full-length texts, until one takes `longest` seconds, or LONGEST_S."""
+    longest = min(longest, LONGEST_S)
+    points: list[Point] = []
+    length = engine.model.reads
+    texts = 1
+    while texts <= min(_LARGEST, engine.batch or _LARGEST):
+        short = _seconds_of(engine, Texts.of([b"a"] * texts))
+        full = short
+        if short < longest:
+            full = _seconds_of(engine, Texts.of([b"news " * (length // 5)] * texts))
+        chars = texts * max(1, length // 5 * 5 - 1)
+        points.append(Point(texts, short, max(0.0, (full - short) / chars)))
+        if full >= longest:
+            break
+        texts *= 2
+    return points
+
+
+def _seconds_of(engine: Engine, texts: Texts) -> float:
+    found: list[float] = []
+    while len(found) < _REPEATS and sum(found) < LONGEST_S / 2:
+        began = time.perf_counter()
+        engine.classify(texts, all_scores=True)
+        found.append(time.perf_counter() - began)
+    return min(found)  # whatever else the machine does only makes it longer
+
+
+class BatchTime:
+    """Seconds of a batch, by its texts and the characters that the model reads of them.
+
+    Between the sizes that were measured it is interpolated; beyond the largest it grows in proportion.
+
+    Examples
+    --------
+    >>> batch_time = BatchTime([Point(1, 0.010, 0.0), Point(2, 0.012, 0.0)])
+    >>> round(batch_time.seconds(4, 0), 3)
+    0.024
+    >>> batch_time.most_texts(0.024, chars_a_text=0)
+    4
+
+    """
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self._points = list(points)
+        self._sizes = [point.texts for point in points]
+        self._factors = [1.0] * len(points)
+
+    def seconds(self, texts: int, chars: int) -> float:
+        """What a batch of so many texts, of which the model reads so many characters, is expected to take."""
+        last = self._points[-1].texts
+        if texts > last:
+            return self._at(-1, chars, texts / last)
+        right = bisect_left(self._sizes, texts)
+        high = self._at(right, chars)
+        if texts == self._sizes[right]:
+            return high
+        low = self._at(right - 1, chars)
+        return low + (high - low) * (texts - self._sizes[right - 1]) / (self._sizes[right] - self._sizes[right - 1])
+
+    def most_texts(self, seconds: float, chars_a_text: float) -> int:
+        """How many texts of that length are expected to be computed within `seconds`; 1 at least."""
+        low, high = 1, 2 * _LARGEST
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.seconds(middle, int(middle * chars_a_text)) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def learn(self, texts: int, chars: int, seconds: float) -> None:
+        """Take what a batch took into account, for batches of about its size."""
+        right = min(bisect_right(self._sizes, texts), len(self._sizes) - 1)
+        nearest = right if right == 0 or texts >= 0.75 * self._sizes[right] else right - 1
+        step = _STEP * (_QUANTILE if seconds > self.seconds(texts, chars) else _QUANTILE - 1)
+        self._factors[nearest] = min(_MOST, max(_LEAST, self._factors[nearest] * (1 + step)))
+
+    def _at(self, index: int, chars: int, times: float = 1.0) -> float:
+        point = self._points[index]
+        return self._factors[index] * (point.seconds * times + point.per_char * chars)

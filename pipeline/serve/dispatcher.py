@@ -1,0 +1,434 @@
+"""One queue in front of all devices: which requests are taken in, what is computed next and where, and who gets it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.engine.base import Predictions, Texts
+from pipeline.errors import BroadsheetError, UsageError
+from pipeline.serve.batch_time import LONGEST_S, BatchTime
+from pipeline.serve.engines import Engine, EngineLost, LoadedModel, Ready
+from pipeline.serve.log import log
+from pipeline.serve.metrics import Metrics
+from pipeline.serve.waiting import Batch, Piece, Request, Waiting
+
+_LARGEST_SHARE, _LEAST_SHARE = 0.4, 0.25
+"""A batch is planned to take this share of the target at most: a request waits for the batch that is on the device,
+then comes its own. It may take the second share even where the target leaves less, or as long as two texts alone do:
+ever smaller batches would only do less work in the same time.
+"""
+
+_SPARE_SHARE = 0.1
+"""What is left of the target for reading a request and writing the answer."""
+
+_PATIENCE = 4.0
+"""A request that takes several batches has a deadline this many times as far away as it would need alone."""
+
+_BUSY_WINDOW = 10.0
+
+
+class Refused(Exception):
+    """A request that is not computed. retry_after: in seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = max(1, math.ceil(retry_after))
+
+
+class Gone(Exception):
+    """The client has hung up."""
+
+
+@dataclass(eq=False)
+class Device:
+    """An engine, the models that it has loaded, and what it is computing.
+
+    depth: batches that may be on the way at a time; with two, a GPU has the next when it is done with one. busy_until:
+    by the monotonic clock, when it is expected to be done.
+    """
+
+    engine: Engine
+    depth: int = 1
+    ready: dict[str, Ready] = field(default_factory=dict)
+    times: dict[str, BatchTime] = field(default_factory=dict)
+    under_way: dict[int, Batch] = field(default_factory=dict)
+    busy_until: float = 0.0
+    busy: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def add(self, key: str, ready: Ready) -> None:
+        self.ready[key] = ready
+        self.times[key] = BatchTime(ready.points)
+        self.depth = 1 if ready.backend.device == "cpu" else 2
+
+    def busy_share(self, now: float) -> float:
+        """The share of the last ten seconds in which it computed."""
+        while self.busy and self.busy[0][0] < now - _BUSY_WINDOW:
+            self.busy.popleft()
+        return min(1.0, sum(seconds for _, seconds in self.busy) / _BUSY_WINDOW)
+
+
+class Dispatcher:
+    """Requests in, predictions out. All methods are for the event loop's thread.
+
+    target: seconds that a request may take. most_waiting: texts that may wait. retries: how often texts are computed
+    again elsewhere when the engine that had them is lost.
+    """
+
+    def __init__(self, target: float, most_waiting: int, retries: int, metrics: Metrics) -> None:
+        self.target = target
+        self.models: dict[str, LoadedModel] = {}
+        self.devices: list[Device] = []
+        self.waiting = Waiting()
+        self._most_waiting = most_waiting
+        self._retries = retries
+        self._metrics = metrics
+        self._open: Counter[str] = Counter()
+        self._changing = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._pump_is_due = False
+        self._number = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def open_requests(self) -> int:
+        return self._open.total()
+
+    async def add_engine(self, engine: Engine) -> Device:
+        """Load the models on an engine, and send it batches from then on. Raises BroadsheetError."""
+        device = Device(engine)
+        await self._load_missing(device)
+        async with self._changing:  # unless a model was changed meanwhile, nothing is missing
+            await self._load_missing(device)
+            self.devices.append(device)
+        self._pump_soon()
+        return device
+
+    async def _load_missing(self, device: Device) -> None:
+        for loaded in list(self.models.values()):
+            if loaded.key not in device.times:
+                device.add(loaded.key, await device.engine.load(loaded))
+
+    def remove(self, device: Device) -> None:
+        """Send no more batches to a device that is gone."""
+        if device in self.devices:
+            self.devices.remove(device)
+        if not self.devices:
+            for request in list(self.waiting):
+                self._fail(request, Refused("no engine is ready: they are being started again"))
+
+    async def change_model(self, loaded: LoadedModel) -> None:
+        """Put a model in the place of the one of its name, or beside the others: first on every device, then for new
+        requests; those that have begun are computed with the old one. Raises BroadsheetError, and changes nothing.
+        """
+        async with self._changing:
+            devices = list(self.devices)
+            answers = await asyncio.gather(*(d.engine.load(loaded) for d in devices), return_exceptions=True)
+            for device, answer in zip(devices, answers, strict=True):
+                if isinstance(answer, Ready):
+                    device.add(loaded.key, answer)
+            wrong = [a for a in answers if isinstance(a, BaseException) and not isinstance(a, EngineLost)]
+            old = self.models.get(loaded.name)
+            if wrong:
+                self._unload(loaded.key)
+                raise wrong[0]
+            self.models[loaded.name] = loaded
+        if old is not None and not self._open[old.key]:
+            self._unload(old.key)
+
+    def submit(self, model: str, texts: Texts, top_k: int) -> Request:
+        """Take a request in. Raises Refused where its deadline, or the queue's bound, cannot be held."""
+        loaded = self.models[model]
+        now = time.monotonic()
+        assert texts.n_chars is not None
+        chars = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum(np.minimum(texts.n_chars, loaded.model.reads), out=chars[1:])
+        is_large, deadline = self._admit(loaded.key, len(texts), int(chars[-1]), now)
+        answer: asyncio.Future[Predictions] = self._loop.create_future()
+        request = Request(loaded.key, loaded.model.classes, texts, chars, top_k, now, deadline, answer, is_large)
+        self._open[request.key] += 1
+        answer.add_done_callback(lambda _: self._close(request.key))
+        if len(texts):
+            self.waiting.add(request)
+            self._pump_soon()
+        else:
+            answer.set_result(_nothing(len(loaded.model.classes)))
+        return request
+
+    def forget(self, request: Request) -> None:
+        """The client is gone: nothing more is computed for it."""
+        self._fail(request, Gone())
+
+    def refuse_all(self) -> None:
+        """At the end of the time for draining: whoever still waits is told."""
+        for request in list(self.waiting):
+            self._fail(request, Refused("the server stops"))
+        for device in self.devices:
+            for batch in device.under_way.values():
+                for piece in batch.pieces:
+                    self._fail(piece.request, Refused("the server stops"))
+
+    def _admit(self, key: str, texts: int, chars: int, now: float) -> tuple[bool, float]:
+        """Whether a request is larger than a batch, and its deadline. Raises Refused."""
+        devices = [device for device in self.devices if key in device.times]
+        if not devices:
+            raise Refused("no engine is ready: they are being started")
+        slowest = max(devices, key=lambda device: device.times[key].seconds(1, 0))
+        most = self._most_texts(slowest, key, chars / max(1, texts))
+        is_large = texts > most
+        free = any(not device.under_way for device in devices) and not self.waiting
+        if self.waiting.texts + texts > self._most_waiting and not free:
+            raise Refused(f"{self.waiting.texts:,} texts wait already", self._seconds_waiting(slowest))
+        residual = min(max(0.0, device.busy_until - now) for device in devices)
+        if is_large:
+            alone = self._longest(slowest, key) * texts / most / len(devices)
+            patience = self.target + _PATIENCE * alone
+            needs = residual + alone + self._seconds_waiting(slowest)
+        else:
+            patience = self.target
+            needs = residual + self._seconds_ahead(slowest, len(devices), key, texts, chars)
+        if needs > patience - _SPARE_SHARE * self.target and not free:
+            raise Refused(f"the answer would take longer than {1000 * patience:,.0f} ms", needs)
+        return is_large, now + patience
+
+    def _seconds_ahead(self, device: Device, devices: int, key: str, texts: int, chars: int) -> float:
+        """Until a new request of one batch at most would be computed, from when a device is free."""
+        small: dict[str, tuple[int, int, int]] = {key: (texts, chars, 1)}
+        large: Counter[str] = Counter()
+        for request in self.waiting:
+            if request.is_large:
+                large[request.key] += 1
+            else:
+                n, c, requests = small.get(request.key, (0, 0, 0))
+                more = request.chars_of(request.started, len(request.texts))
+                small[request.key] = (n + request.left, c + more, requests + 1)
+        seconds = 0.0
+        for each, (n, c, requests) in small.items():
+            if each not in device.times:
+                continue
+            most, longest = self._most_texts(device, each, c / max(1, n)), self._longest(device, each)
+            if large[each]:  # which fill every batch, and have their share of it
+                n = math.ceil(n * (1 + large[each] / requests))
+                seconds += longest * max(1.0, n / most / devices)
+            elif n <= most:
+                seconds += device.times[each].seconds(n, c)
+            else:
+                seconds += longest * max(1.0, n / most / devices)
+        return seconds
+
+    def _seconds_waiting(self, device: Device) -> float:
+        """What all that waits takes on all devices."""
+        total: Counter[str] = Counter()
+        chars: Counter[str] = Counter()
+        for request in self.waiting:
+            total[request.key] += request.left
+            chars[request.key] += request.chars_of(request.started, len(request.texts))
+        return sum(
+            self._longest(device, key) * texts / self._most_texts(device, key, chars[key] / texts) / len(self.devices)
+            for key, texts in total.items()
+            if key in device.times
+        )
+
+    def _longest(self, device: Device, key: str) -> float:
+        """Seconds of a batch at most, so that the target is held."""
+        share = min(_LARGEST_SHARE * self.target, LONGEST_S)
+        return max(share / device.depth, 2 * device.times[key].seconds(1, 0))
+
+    def _most_texts(self, device: Device, key: str, chars_a_text: float) -> int:
+        most = device.times[key].most_texts(self._longest(device, key), chars_a_text)
+        return min(most, device.ready[key].batch or most)
+
+    def _pump_soon(self) -> None:
+        """Requests that are read in one turn of the event loop go into one batch."""
+        if not self._pump_is_due:
+            self._pump_is_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Give every device that is free a batch of what waits."""
+        self._pump_is_due = False
+        now = time.monotonic()
+        for request in self.waiting.expired(now):
+            self._fail(request, Refused(f"the answer took longer than {1000 * self.target:,.0f} ms"))
+        for device in sorted(self.devices, key=lambda device: (len(device.under_way), device.busy_until)):
+            while self.waiting and len(device.under_way) < device.depth:
+                if device.under_way and not self._fills(device):
+                    break
+                batch = self._next_batch(device, now)
+                if batch is None:
+                    break
+                self._number += 1
+                device.under_way[self._number] = batch
+                seconds = device.times[batch.key].seconds(batch.texts, batch.chars)
+                device.busy_until = max(now, device.busy_until) + seconds
+                self._start(device, self._number, batch, now)
+
+    def _fills(self, device: Device) -> bool:
+        """Whether enough waits for a whole batch: then it may go ahead to a device that is still busy."""
+        first = next(iter(self.waiting))
+        if first.key not in device.times:
+            return False
+        average = first.chars[-1] / max(1, len(first.texts))
+        return self.waiting.texts >= self._most_texts(device, first.key, float(average))
+
+    def _next_batch(self, device: Device, now: float) -> Batch | None:
+        first = next((request for request in self.waiting if request.key in device.times), None)
+        if first is None:
+            return None
+        left = first.deadline - now - _SPARE_SHARE * self.target
+        least = max(_LEAST_SHARE * self.target / device.depth, 2 * device.times[first.key].seconds(1, 0))
+        seconds = min(self._longest(device, first.key), max(left, least))
+        most = device.ready[first.key].batch
+        return self.waiting.take(device.times, seconds, most or len(first.texts) + self.waiting.texts)
+
+    def _start(self, device: Device, number: int, batch: Batch, now: float) -> None:
+        for request, first, _ in batch.pieces:
+            if first == 0:
+                request.first_started = now
+                self._metrics.waited(request.key, now - request.arrived)
+        task = self._loop.create_task(self._compute(device, number, batch, now))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _compute(self, device: Device, number: int, batch: Batch, began: float) -> None:
+        top_k = max(piece.request.top_k for piece in batch.pieces)
+        try:
+            predictions, seconds = await device.engine.classify(batch.key, batch.joined(), top_k)
+        except EngineLost as error:
+            self.remove(device)
+            for piece in batch.pieces:
+                self._give_up(piece, error)
+            return
+        finally:
+            del device.under_way[number]
+        now = time.monotonic()
+        if not device.under_way:
+            device.busy_until = now
+        device.times[batch.key].learn(batch.texts, batch.chars, seconds)
+        device.busy.append((now, seconds))
+        self._metrics.computed(batch.key, device.engine.name, batch.texts, seconds)
+        self._pump()
+        self._deliver(batch, predictions)
+
+    def _deliver(self, batch: Batch, predictions: Predictions) -> None:
+        at = 0
+        for request, first, last in batch.pieces:
+            rows = slice(at, at + last - first)
+            at += last - first
+            _add_part(request, first, _rows(predictions, rows, request.top_k))
+
+    def _give_up(self, piece: Piece, error: EngineLost) -> None:
+        """What becomes of texts whose engine is lost: computed once more elsewhere, or refused."""
+        request = piece.request
+        if request.tries >= self._retries or request.answer.done():
+            self._fail(request, Refused(error.message))
+            return
+        offsets, n_chars = request.texts.offsets, request.texts.n_chars
+        assert n_chars is not None
+        data = request.texts.data[offsets[piece.first] : offsets[piece.last]]
+        texts = Texts(
+            data,
+            offsets[piece.first : piece.last + 1] - offsets[piece.first],
+            n_chars=n_chars[piece.first : piece.last],
+        )
+        chars = request.chars[piece.first : piece.last + 1] - request.chars[piece.first]
+        again: asyncio.Future[Predictions] = self._loop.create_future()
+        arrived, deadline = request.arrived, max(request.deadline, time.monotonic() + self.target)
+        child = Request(
+            request.key,
+            request.classes,
+            texts,
+            chars,
+            request.top_k,
+            arrived,
+            deadline,
+            again,
+            request.is_large,
+            tries=request.tries + 1,
+        )
+
+        def pass_on(found: asyncio.Future[Predictions]) -> None:
+            if found.cancelled():
+                return
+            if error := found.exception():
+                self._fail(request, error)
+            else:
+                _add_part(request, piece.first, found.result())
+
+        again.add_done_callback(pass_on)
+        self.waiting.add(child)
+        if not self.devices:
+            self._fail(child, Refused("no engine is ready: they are being started again"))
+        self._pump_soon()
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        self.waiting.remove(request)
+        if not request.answer.done():
+            request.answer.set_exception(error)
+
+    def _close(self, key: str) -> None:
+        """A request for the model `key` is over: an old model goes with its last request."""
+        self._open[key] -= 1
+        if not self._open[key] and key not in {loaded.key for loaded in self.models.values()}:
+            self._unload(key)
+
+    def _unload(self, key: str) -> None:
+        del self._open[key]
+        for device in self.devices:
+            if device.times.pop(key, None) is not None:
+                del device.ready[key]
+                task = self._loop.create_task(_unloaded(device.engine, key))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+
+async def _unloaded(engine: Engine, key: str) -> None:
+    try:
+        await engine.unload(key)
+    except BroadsheetError as error:
+        log.warning("a model could not be unloaded: %s", error.message)
+
+
+def _add_part(request: Request, first: int, part: Predictions) -> None:
+    """Note the predictions of some texts of a request, from number `first` on; the last ones complete the answer."""
+    if request.answer.done():
+        return
+    request.parts[first] = part
+    request.finished += len(part.labels)
+    if request.finished == len(request.texts):
+        parts = [request.parts[number] for number in sorted(request.parts)]
+        request.answer.set_result(parts[0] if len(parts) == 1 else _joined(parts))
+
+
+def _rows(found: Predictions, rows: slice, top_k: int) -> Predictions:
+    every = None if found.all_scores is None else found.all_scores[rows]
+    counts = (found.n_chars[rows], found.truncated[rows], found.unknown_chars[rows])
+    return Predictions(found.labels[rows, :top_k], found.scores[rows, :top_k], every, *counts)
+
+
+def _joined(parts: list[Predictions]) -> Predictions:
+    def of(name: str) -> NDArray[np.generic]:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    names = ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars")
+    return Predictions(**{name: of(name) for name in names})  # type: ignore[arg-type]
+
+
+def _nothing(classes: int) -> Predictions:
+    counts = np.zeros(0, np.int64)
+    every = np.zeros((0, classes), np.float32)
+    return Predictions(np.zeros((0, 1), np.int32), every[:, :1], every, counts, counts.astype(bool), counts)
+
+
+def one_backend(devices: list[Device]) -> None:
+    """Raise UsageError where devices differ in what decides the bits of a score."""
+    backends = {str(ready.backend): None for device in devices for ready in device.ready.values()}
+    if len(backends) > 1:
+        first, second = list(backends)[:2]
+        raise UsageError(f"the devices differ, so scores would depend on which of them is free: {first} and {second}")

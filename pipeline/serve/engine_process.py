@@ -1,0 +1,92 @@
+"""An engine in a process of its own, which a failure of the device takes down alone.
+
+`python -m pipeline.serve.engine_process FD`: the number of an open socket, over which `engines.py` sends requests.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.engine.base import Engine, Texts
+from pipeline.engine.open import open_engine
+from pipeline.errors import BroadsheetError
+from pipeline.model.charcnn import Model
+from pipeline.serve import wire
+from pipeline.serve.batch_time import measure
+from pipeline.serve.wire import Classified, Classify, Failed, Load, Loaded, Unload
+
+
+def load(asked: Load) -> tuple[Engine, Loaded]:
+    """An engine that is warm: kernels are loaded, memory is allocated, batches are measured."""
+    model = Model.from_bytes(asked.model, asked.name)
+    engine = open_engine(model, asked.device, asked.precision, asked.threads, asked.kernels)
+    try:
+        engine.classify(Texts.of([b"x"]))
+        points = measure(engine, asked.longest)
+    except BaseException:
+        engine.close()
+        raise
+    return engine, Loaded(asked.key, engine.backend, engine.device_name, points, engine.batch)
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer until the other end is gone, or the device fails."""
+    engines: dict[str, Engine] = {}
+    sending = threading.Lock()
+
+    def send(message: Any) -> None:
+        with sending:
+            connection.sendall(wire.encode(message))
+
+    def load_beside(asked: Load) -> None:
+        try:
+            engines[asked.key], loaded = load(asked)
+        except BroadsheetError as error:
+            send(Failed(asked.key, error))
+        except Exception as error:  # whatever the device's libraries raise
+            send(Failed(asked.key, BroadsheetError(f"the model cannot be loaded: {type(error).__name__}: {error}")))
+        else:
+            gc.freeze()
+            send(loaded)
+
+    while True:
+        message = wire.receive(connection)
+        if isinstance(message, Load):  # others are computed meanwhile
+            threading.Thread(target=load_beside, args=(message,), daemon=True).start()
+        elif isinstance(message, Unload):
+            engines.pop(message.key).close()
+        else:
+            _answer(message, engines[message.key], send)
+
+
+def _answer(asked: Classify, engine: Engine, send: Callable[[Any], None]) -> None:
+    began = time.perf_counter()
+    try:
+        found = engine.classify(asked.texts, asked.top_k, all_scores=True)
+    except Exception as error:
+        told = error if isinstance(error, BroadsheetError) else BroadsheetError(f"{type(error).__name__}: {error}")
+        send(Failed("", told))
+        raise
+    send(Classified(asked.number, found, time.perf_counter() - began))
+
+
+def main() -> None:
+    """Run until the server closes its end: signals of a terminal or a batch system are the server's to act on."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        with socket.socket(fileno=int(sys.argv[1])) as connection:
+            serve(connection)
+    except (EOFError, ConnectionError):
+        pass
+
+
+if __name__ == "__main__":
+    main()

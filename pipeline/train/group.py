@@ -1,0 +1,62 @@
+"""The processes of a run, each with a GPU of its own (or cores), by PyTorch's DistributedDataParallel."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Group:
+    """The process `rank` of `size`, which is this one. With more than one, torch.distributed is initialised.
+
+    They share each batch; gradients are averaged over them.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, count: int) -> slice:
+        """The part of this process in `count` rows."""
+        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model whose gradients are averaged over the processes, while the backward pass goes on."""
+        if self.size == 1:
+            return model
+        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def apart(self, model: nn.Module, really: bool) -> AbstractContextManager[Any]:
+        """Where gradients are only added up in this process, if `really`."""
+        return model.no_sync() if really and isinstance(model, DistributedDataParallel) else nullcontext()
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over the processes."""
+        if self.size > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+        return value
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether it is true in one of them: the same answer in all."""
+        return flag if self.size == 1 else bool(self.total(torch.tensor(float(flag), device=device)))
+
+    def of_first(self, value: Any) -> Any:
+        """The first process's value, in all."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
+
+    def copy_of_first(self, tensors: list[Tensor]) -> None:
+        """Make the tensors those of the first process."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)

@@ -1,0 +1,386 @@
+"""Labels on request, from a server process over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pyarrow as pa
+import pytest
+from conftest import random_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving import Server, serving
+
+import pipeline
+from pipeline import AsyncClient, ServerError
+from pipeline.model.charcnn import Model
+
+ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
+JSON = {"content-type": "application/json"}
+WORDS = ["market", "goal", "Zürich", "naïve", "🎉", "research", "ΔG", "a\tb", "-", "42", "\x00", "\u202e"]
+
+
+def mixed_texts(count: int, seed: int) -> list[str]:
+    """Of none to 400 characters, more than the models read."""
+    chosen = random.Random(seed)
+    longest = [0, 1, 20, 122, 123, 124, 200, 400]
+    return [" ".join(chosen.choices(WORDS, k=90))[: chosen.choice(longest)] for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def folder(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("serve")
+    small_model.save(made / "small.safetensors")
+    random_model(seed=2, length=200, classes=3).save(made / "other.safetensors")
+    (made / "admin").write_text("an-admin-token-for-tests\n")
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    """Two models; a target that a busy machine holds."""
+    with serving(
+        *("--model", f"small={folder / 'small.safetensors'}", "--model", f"other={folder / 'other.safetensors'}"),
+        *("--target-ms", 20_000, "--admin-token-file", folder / "admin", "--max-texts", 1200, "--max-body-mb", 1),
+    ) as found:
+        yield found
+
+
+def post(server: Server, content: bytes, headers: dict[str, str] = JSON, **params: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/classify", content=content, headers=headers, params=params, timeout=60)
+
+
+def metric(server: Server, name: str) -> float:
+    """The sum of a metric's values over its labels."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith((name + " ", name + "{"))]
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+def stream(column: pa.Array, name: str = "text", compression: str | None = None) -> bytes:
+    table, sink = pa.table({name: column}), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def test_served_labels_are_those_of_a_job_to_the_bit(server: Server, folder: Path, tmp_path: Path) -> None:
+    """Whatever the texts are batched with: requests of all sizes, for two models, at once, as JSON and as Arrow."""
+    texts, jobs, lines = mixed_texts(150, seed=1), {}, {}
+    for name in ("small", "other"):
+        options = {"model": folder / f"{name}.safetensors", "scores": True, "top_k": 2, "device": "cpu"}
+        jobs[name] = pipeline.classify(texts, **options).to_arrow().drop_columns(["file", "row", "reason"])
+        pipeline.classify(texts, tmp_path / name, format="jsonl", **options)
+        parts = sorted((tmp_path / name / "parts").rglob("*.jsonl"))
+        lines[name] = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
+    chosen = random.Random(2)
+    asked = []
+    for i in range(60):
+        first = chosen.randrange(len(texts))
+        asked.append((chosen.choice(["small", "other"]), first, first + chosen.choice([1, 1, 1, 2, 7, 60]), i % 3 == 0))
+
+    def ask(name: str, first: int, last: int, as_arrow: bool) -> None:
+        given = texts[first:last]
+        options = {"model": name, "top_k": 2, "scores": True}
+        if as_arrow:
+            found = client.classify_arrow(pa.array(given), **options)
+            assert found.equals(jobs[name].slice(first, last - first).cast(found.schema).combine_chunks())
+            return
+        for result, line in zip(client.classify(given, **options), lines[name][first:last], strict=True):
+            expected = {key: value for key, value in line.items() if key not in ("file", "row")}
+            assert list(result.items()) == list(expected.items())
+
+    with server.client() as client, ThreadPoolExecutor(16) as pool:
+        for done in [pool.submit(ask, *each) for each in asked]:
+            done.result()
+    assert metric(server, "broadsheet_batch_texts_count") < len(asked)  # they did share batches
+
+
+def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
+    with server.client() as client:
+        assert client.classify([]) == []
+        assert len(client.classify_arrow(pa.chunked_array([["a"], ["b", "c"]]))) == 3
+        (result,) = client.classify(["x" * 200])
+        assert set(result) == {"label", "score", "n_chars", "truncated", "unknown_chars"}
+        assert (result["n_chars"], result["truncated"]) == (200, True)
+        small, other = client.models()
+        assert (small["name"], small["default"], small["reads"], other["classes"]) == (
+            *("small", True, 123),
+            [f"class {i}" for i in range(3)],
+        )
+        with pytest.raises(ServerError, match="no model of that name") as caught:
+            client.classify(["a"], model="none")
+        assert caught.value.status == 404
+
+    async def ask() -> list[dict[str, Any]]:
+        async with AsyncClient(server.url) as client:
+            return (await asyncio.gather(*(client.classify([text]) for text in ("a", "x" * 200))))[1]
+
+    assert asyncio.run(ask()) == [result]
+    with pytest.raises(ServerError, match="does not answer"):
+        pipeline.Client("http://127.0.0.1:1").models()
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b'{"texts": ["caf\xe9"]}', JSON, 400),
+        (b'{"texts": ["\\ud800"]}', JSON, 400),
+        (b'{"texts": ["a"], "top_k": NaN}', JSON, 400),
+        (b'{"texts": ["a"]', JSON, 400),
+        (b"", JSON, 400),
+        (b"\xef\xbb\xbf{}", JSON, 400),
+        (b'{"texts": ' + b"[" * 100_000, JSON, 422),
+        (b"[" * 100_000, JSON, 422),
+        (b'{"texts": ["a"], "deep": ' + b"[" * 100_000, JSON, 422),
+        (b'{"texts": ["a", null]}', JSON, 422),
+        (b'{"texts": "a"}', JSON, 422),
+        (b'{"text": ["a"]}', JSON, 422),
+        (b'{"texts": ["a"], "top_k": 0}', JSON, 422),
+        (b'{"texts": ["a"], "top_k": 1e400}', JSON, 422),
+        (b'{"texts": ["a"], "scores": 1}', JSON, 422),
+        (json.dumps({"texts": ["a"] * 1201}).encode(), JSON, 413),
+        (json.dumps({"texts": ["a" * (1 << 20)]}).encode(), JSON, 413),
+        (b'{"texts": ["a"]}', {"content-type": "text/plain"}, 415),
+        (b'{"texts": ["a"]}', {"content-type": "application/json; charset=latin-1"}, 415),
+        (b'{"texts": ["a"]}', {}, 415),
+        (b"not Arrow", ARROW, 400),
+        (b"", ARROW, 400),
+        (stream(pa.array(["a"]))[:-40], ARROW, 400),
+        (stream(pa.array(["a"]), name="other"), ARROW, 422),
+        (stream(pa.array([1])), ARROW, 422),
+        (stream(pa.array(["a", None])), ARROW, 422),
+        (stream(pa.array(["a" * 1000] * 100), compression="zstd"), ARROW, 422),
+        (stream(pa.array([""] * 1201)), ARROW, 413),
+        (stream(pa.array([b"caf\xe9"], pa.binary()).view(pa.string())), ARROW, 400),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, bytes) else "",
+)
+def test_a_bad_body_is_refused_with_a_message(
+    server: Server, content: bytes, headers: dict[str, str], status: int
+) -> None:
+    answer = post(server, content, headers)
+    assert answer.status_code == status
+    assert answer.json()["error"]
+
+
+def test_wrong_paths_and_methods_are_refused_in_json(server: Server) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        for method, path, status in (
+            *(("GET", "/v1/classify", 405), ("GET", "/none", 404), ("POST", "/v1/models/small/reload", 401)),
+            *(("GET", "/%ff", 404), ("PUT", "/v1/models", 405)),
+        ):
+            answer = http.request(method, path)
+            assert (answer.status_code, list(answer.json())) == (status, ["error"])
+        assert post(server, stream(pa.array(["a"])), ARROW, top_k="x").status_code == 422
+        assert post(server, stream(pa.array(["a"])), ARROW, unknown=1).status_code == 422
+        assert post(server, b'{"texts": ["a"]}', JSON, model="other").status_code == 422  # an option of the body
+        with socket.create_connection(urlsplit(server.url).netloc.split(":")) as raw:
+            raw.sendall(b"GET / HTTP/9.9\r\n\r\n")
+            assert raw.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def of_schema(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values that a schema of the document allows."""
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    made = []
+    for kind in kinds:
+        if kind == "object":
+            wanted = {name: of_schema(each) for name, each in schema["properties"].items()}
+            made.append(st.fixed_dictionaries({}, optional=wanted))
+        elif kind == "array":
+            made.append(st.lists(of_schema(schema["items"]), max_size=5))
+        elif kind == "integer":
+            made.append(st.integers(schema.get("minimum"), schema.get("maximum")))
+        else:
+            made.append({"string": st.text(), "boolean": st.booleans(), "null": st.none()}[kind])
+    return st.one_of(made)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(alphabet=st.characters(exclude_categories=())),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["texts", "model", "x"]), inner),
+    max_leaves=6,
+)
+
+
+def test_no_request_that_the_document_describes_or_nearly_so_ends_in_500(server: Server) -> None:
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    schema = document["components"]["schemas"]["Request"]
+    documented = set(document["paths"]["/v1/classify"]["post"]["responses"])
+    arrow = bytearray(stream(pa.array(["a", "text", "é"])))
+    answered = set()
+
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+
+        @settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(
+            value=of_schema(schema) | ANYTHING,
+            cut=st.none() | st.integers(0, 40),
+            flips=st.lists(st.tuples(st.integers(0, len(arrow) - 1), st.integers(0, 255)), max_size=4),
+            is_arrow=st.integers(0, 2).map(lambda number: number == 0),
+            query=st.dictionaries(st.sampled_from(["model", "top_k", "scores", "x"]), st.text(max_size=5), max_size=2),
+        )
+        def ask(
+            value: Any, cut: int | None, flips: list[tuple[int, int]], is_arrow: bool, query: dict[str, str]
+        ) -> None:
+            content = json.dumps(value).encode()[:cut]
+            if is_arrow:
+                changed = bytearray(arrow)
+                for at, byte in flips:
+                    changed[at] = byte
+                content = bytes(changed)
+            encoded = httpx.QueryParams({k: v.encode("utf-8", "replace").decode() for k, v in query.items()})
+            answer = http.post(
+                "/v1/classify", content=content, headers=ARROW if is_arrow else JSON, params=encoded if is_arrow else {}
+            )
+            assert str(answer.status_code) in documented - {"503"}, (content, query, answer.text)
+            answered.add(answer.status_code)
+
+        ask()
+    assert {200, 400, 422} <= answered
+
+
+def test_a_large_request_does_not_hold_up_single_ones(server: Server) -> None:
+    large = json.dumps({"texts": [f"text number {i}" for i in range(1200)]}).encode()
+    with ThreadPoolExecutor(1) as pool, server.client() as client:
+        waiting = pool.submit(post, server, large)
+        while metric(server, "broadsheet_queue_texts") == 0:
+            assert not waiting.done()
+        for _ in range(3):
+            assert client.classify(["a single one"])[0]["n_chars"] == 12
+        assert not waiting.done()
+        results = waiting.result().json()["results"]
+    assert [result["n_chars"] for result in results] == [len(f"text number {i}") for i in range(1200)]
+
+
+def test_a_client_that_hangs_up_is_forgotten(server: Server) -> None:
+    before = metric(server, "broadsheet_batch_texts_sum")
+    body = json.dumps({"texts": [f"text number {i}" for i in range(1200)]}).encode()
+    host, port = urlsplit(server.url).netloc.split(":")
+    with socket.create_connection((host, int(port))) as raw:
+        head = f"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        raw.sendall(head.encode() + b"\r\n\r\n" + body)
+        while metric(server, "broadsheet_queue_texts") == 0:
+            pass
+    while metric(server, "broadsheet_queue_texts"):
+        pass
+    server.wait_for("request")
+    with server.client() as client:
+        client.classify(["the next one"])
+    assert metric(server, "broadsheet_batch_texts_sum") - before < 1200
+
+
+def test_health_metrics_and_the_document(server: Server) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        assert http.get("/healthz").json() == {"status": "alive"}
+        ready = http.get("/readyz")
+        assert (ready.status_code, ready.json()) == (200, {"status": "ready", "engines": {"cpu": "ready"}})
+        server.client().classify(["a"])
+        page = http.get("/metrics").text
+        for name in (
+            *('requests_total{model="small",status="200"}', 'texts_total{model="small"}', "queue_texts "),
+            *('batch_texts_bucket{device="cpu",le="1.0",model="small"}', 'queue_seconds_sum{model="small"}'),
+            *('engine_seconds_count{device="cpu",model="small"}', 'device_busy_share{device="cpu"}'),
+        ):
+            assert f"broadsheet_{name}" in page, name
+        docs = http.get("/docs").text
+        assert "/v1/classify" in docs
+        assert "://" not in docs.replace(server.url, "")  # nothing comes from another host
+    assert not any("logged_texts" in line for line in server.said)
+
+
+def load(server: Server, until: threading.Event, model: str, texts: list[str]) -> list[httpx.Response | Exception]:
+    """What a client gets that asks again and again."""
+    found: list[httpx.Response | Exception] = []
+    body = json.dumps({"texts": texts, "model": model, "scores": True}).encode()
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        while not until.is_set():
+            try:
+                found.append(http.post("/v1/classify", content=body, headers=JSON))
+            except httpx.HTTPError as error:
+                found.append(error)
+    return found
+
+
+def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, folder: Path) -> None:
+    texts, file = mixed_texts(5, seed=3), folder / "small.safetensors"
+    saved = file.read_bytes()
+    reload = {
+        "url": f"{server.url}/v1/models/small/reload",
+        "headers": {"authorization": "Bearer an-admin-token-for-tests"},
+    }
+    first = server.client().classify(texts, scores=True)
+    stop = threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(load, server, stop, "small", texts) for _ in range(3)]
+        try:
+            file.write_bytes(b"no model at all")
+            refused = httpx.post(**reload, timeout=60)
+            random_model(seed=9, length=123).save(file)
+            done = httpx.post(**reload, timeout=60)
+            second = server.client().classify(texts, scores=True)
+            file.write_bytes(saved)
+            server.process.send_signal(signal.SIGHUP)
+            server.wait_for("model reloaded")
+            server.wait_for("model reloaded")
+        finally:
+            stop.set()
+    assert refused.status_code == 409
+    assert "the one before stays" in refused.json()["error"]
+    assert done.json()["loaded"] == 2
+    assert first != second
+    seen = [answer for each in asking for answer in each.result()]
+    assert {answer.status_code for answer in seen} == {200}
+    assert all(answer.json()["results"] in (first, second) for answer in seen)
+    assert server.client().classify(texts, scores=True) == first
+
+
+def test_a_killed_engine_is_replaced_and_its_requests_are_told(server: Server) -> None:
+    engine = next(line["process"] for line in reversed(server.said) if line["message"] == "engine ready")
+    large = json.dumps({"texts": [f"text number {i}" for i in range(1200)]}).encode()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, server, large)
+        while metric(server, "broadsheet_queue_texts") == 0:
+            assert not waiting.done()
+        os.kill(engine, signal.SIGKILL)
+        lost = waiting.result()
+    assert lost.status_code == 503
+    assert int(lost.headers["retry-after"]) >= 1
+    ready = httpx.get(f"{server.url}/readyz")
+    assert ready.status_code == 503
+    assert "started again" in ready.json()["engines"]["cpu"]
+    assert post(server, b'{"texts": ["a"]}').status_code == 503
+    assert server.wait_for("engine ready")["process"] != engine
+    assert httpx.get(f"{server.url}/readyz").status_code == 200
+    assert post(server, b'{"texts": ["a"]}').status_code == 200
+
+
+def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> None:
+    """The last test of this server."""
+    large = json.dumps({"texts": [f"text number {i}" for i in range(300)]}).encode()
+    with ThreadPoolExecutor(3) as pool:
+        stop = threading.Event()
+        asking = pool.submit(load, server, stop, "other", ["a single one"])
+        waiting = [pool.submit(post, server, large) for _ in range(2)]
+        while metric(server, "broadsheet_queue_texts") == 0:
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        stop.set()
+        assert [len(each.result().json()["results"]) for each in waiting] == [300, 300]
+    answers = [answer for answer in asking.result() if isinstance(answer, httpx.Response)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert server.said[-1]["message"] == "stopped"
