@@ -1,11 +1,13 @@
-"""What a job installs on every worker: the `gpu` executor, and an engine with the model loaded."""
+"""What a job installs on every worker: the `gpu` executor, and an engine for each of its models."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
@@ -14,6 +16,7 @@ from cluster.heartbeat import METRIC, worker_metrics
 from cluster.settings import THREADS_PER_WORKER, no_workers_seconds
 from cluster.steady_clock import use_steady_clock
 from pipeline.engine.base import Backend, Engine, Texts
+from pipeline.engine.memory import is_short_of_memory
 from pipeline.engine.open import expected_device
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.graph import GPU_EXECUTOR
@@ -29,16 +32,16 @@ _log = logging.getLogger("distributed.worker.broadsheet")  # so that Dask's own 
 
 
 class EnginePlugin(WorkerPlugin):
-    """Adds the one-thread `gpu` executor and loads the model, once a worker; also on workers that join later.
+    """Adds the one-thread `gpu` executor and offers an engine of the model, also on workers that join later.
 
-    It carries the model's bytes, so a worker needs no file. Registered again with another model, it replaces the
-    engine. The CPU engine of a worker gets the cores of its host, divided by the number of workers there.
+    It carries the model's bytes, so a worker needs no file. There is one for each model; their engines live side by
+    side (`pipeline/loaded.py`). The CPU engine of a worker gets the cores of its host, divided by the number of workers
+    there.
     """
-
-    name = NAME
 
     def __init__(self, model: Model, device: str, precision: str, kernels: str, workers_per_host: int) -> None:
         self.key = engine_key(model, device, precision, kernels)
+        self.name = _name_of(self.key)
         self._model = model.to_bytes()
         self._device = device
         self._precision = precision
@@ -62,10 +65,16 @@ class EnginePlugin(WorkerPlugin):
             _log.info("ready in %.1f s: %s", time.perf_counter() - began, engine.backend)
             return engine
 
-        STATE.install(self.key, load)
+        limit = worker.memory_manager.memory_limit
+        STATE.loaded.is_short = partial(is_short_of_memory, expected_device(self._device), limit)
+        STATE.loaded.offer(self.key, load)
 
     def teardown(self, worker: Worker) -> None:
-        STATE.remove(self.key)
+        STATE.withdraw(self.key)
+
+
+def _name_of(key: str) -> str:
+    return f"{NAME}-{key}"
 
 
 def reader_count(workers_per_host: int) -> int:
@@ -81,9 +90,9 @@ def engine_key(model: Model, device: str, precision: str, kernels: str) -> str:
 def start_engines(
     client: Client, model: Model, device: str, precision: str, kernels: str = "auto", mixed: bool = False
 ) -> tuple[str, Backend]:
-    """Load a model on every worker of a cluster.
+    """Load a model on every worker of a cluster, beside those of other jobs.
 
-    Workers that hold this model already keep it, and workers that join later load it before their first task.
+    Workers that hold this model already keep it, and workers that join later load it with their first task.
 
     Parameters
     ----------
@@ -129,7 +138,7 @@ def start_engines(
         found = _backends(client, key)
         if not found or None in found.values():
             hosts = [w["host"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
-            client.run_on_scheduler(_prepare, key)
+            client.run_on_scheduler(_prepare)
             most = max((hosts.count(host) for host in hosts), default=1)
             client.register_plugin(ClockPlugin())
             client.register_plugin(EnginePlugin(model, device, precision, kernels, most))
@@ -145,10 +154,18 @@ def _wait_for_a_worker(client: Client) -> None:
         raise BroadsheetError(_NO_WORKERS) from error
 
 
-def _backend_on(key: str, dask_worker: Worker) -> Backend | None:
-    """None until this worker has its own plugin: another worker in its process may have loaded the engine before."""
-    plugin = dask_worker.plugins.get(NAME)
-    return STATE.backend(key) if plugin is not None and plugin.key == key else None
+async def _backend_on(key: str, dask_worker: Worker) -> Backend | None:
+    """Of the engine, which is loaded where it is not. None until this worker has its own plugin: another worker in its
+    process may have loaded the engine before.
+    """
+    if _name_of(key) not in dask_worker.plugins:
+        return None
+
+    def load() -> Backend:
+        with STATE.loaded.use([key]) as [(engine, _)]:
+            return engine.backend
+
+    return await asyncio.to_thread(load)
 
 
 def _backends(client: Client, key: str) -> dict[str, Backend | None]:
@@ -177,27 +194,22 @@ def _wait_for_engines(client: Client, key: str) -> dict[str, Backend | None]:
 
 def _noted(key: str, dask_scheduler: Scheduler) -> dict[str, Backend | None]:
     """The backends by worker as an earlier job noted them, so that workers need not be asked again; else None."""
-    noted, backends = dask_scheduler.task_metadata.get(NAME, (key, {}))
-    known = noted == key and NAME in dask_scheduler.worker_plugins
-    return {ws.address: backends.get(ws.server_id) if known else None for ws in dask_scheduler.workers.values()}
+    known = dask_scheduler.task_metadata.get(NAME, {}).get(key, {})
+    backends = known if _name_of(key) in dask_scheduler.worker_plugins else {}
+    return {ws.address: backends.get(ws.server_id) for ws in dask_scheduler.workers.values()}
 
 
 def _note(key: str, found: dict[str, Backend | None], dask_scheduler: Scheduler) -> None:
-    """Save the backends for `_noted`, unless another client has installed another model in the meantime: then it is
-    not known which of the two the workers hold.
-    """
-    same = dask_scheduler.task_metadata.get(NAME, (key, {}))[0] == key
-    backends = {ws.server_id: found.get(ws.address) for ws in dask_scheduler.workers.values()} if same else {}
-    dask_scheduler.task_metadata[NAME] = key, backends
+    """Save the backends for `_noted`."""
+    backends = {ws.server_id: found.get(ws.address) for ws in dask_scheduler.workers.values()}
+    dask_scheduler.task_metadata.setdefault(NAME, {})[key] = backends
 
 
-async def _prepare(key: str, dask_scheduler: Scheduler) -> None:
-    """Before engines are replaced: delete the note about the old ones, turn work stealing off, limit the wait for
-    workers, and use the steady clock. A scheduler started here has all but the first already; one that a user started
-    may not.
+async def _prepare(dask_scheduler: Scheduler) -> None:
+    """Before the first engine: turn work stealing off, limit the wait for workers, and use the steady clock. A
+    scheduler started here has these already; one that a user started may not.
     """
     use_steady_clock()
-    dask_scheduler.task_metadata[NAME] = key, {}
     if "stealing" in dask_scheduler.extensions:
         await dask_scheduler.extensions["stealing"].stop()
     if dask_scheduler.no_workers_timeout is None:

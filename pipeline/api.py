@@ -13,8 +13,9 @@ from distributed import Client
 from pipeline.ecosystem.resident import release
 from pipeline.errors import UsageError
 from pipeline.job import run_job
-from pipeline.model.charcnn import Model, load_model
+from pipeline.model.charcnn import Model
 from pipeline.model.quantised import scales_of
+from pipeline.model.several import load_models
 from pipeline.options import OPTIONS, Options
 from pipeline.output.folder import OutputFolder
 from pipeline.output.place import place_of
@@ -28,7 +29,7 @@ def classify(
     source: Any,
     output: str | os.PathLike[str] | None = None,
     *,
-    model: str | Path | Model = "ag-news",
+    model: str | Path | Model | Iterable[str | Path | Model] = "ag-news",
     client: Client | Callable[[], AbstractContextManager[Client]] | None = None,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -76,8 +77,9 @@ def classify(
     output : str or path, optional
         A folder for Parquet parts, or the URL of one in an object store, ``s3://bucket/labels``. Without one, the
         report has every row of the input in memory.
-    model : str, path or Model
-        A shipped model's name, a model file, or a loaded `Model`.
+    model : str, path or Model, or several
+        A shipped model's name, a model file, or a loaded `Model`. Several of these, in a list, label the texts in one
+        pass; the columns of each then begin with its name, for example ``ag-news_label``.
     client : distributed.Client or callable, optional
         A Dask client, or a function that returns a context manager for one, which is entered once the job is planned.
         By default the job runs on a worker within this process, which keeps the model for the next call until
@@ -118,7 +120,8 @@ def classify(
     format : str
         "parquet", "jsonl" or "csv": of the files in the output folder.
     partition_by : str, optional
-        "label": a folder for each label, named as Hive names them, ``label=Sports``.
+        "label": a folder for each label, named as Hive names them, ``label=Sports``; of several models, for each label
+        of the first.
     where : str, optional
         Write, or return, only the rows for which this expression over the columns of the output is true, for example
         ``label == "Sports" and score >= 0.9``.
@@ -194,9 +197,10 @@ def classify(
     if not (client is None or isinstance(client, Client) or callable(client)):
         raise UsageError(f"client is a {type(client).__name__}: give a distributed.Client, e.g. of cluster.connect()")
     cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))
-    loaded = load_model(model)
+    loaded = load_models(model)
     if settings.precision == "int8":
-        scales_of(loaded)  # each worker needs them: without them none is started
+        for each in loaded.every:
+            scales_of(each)  # each worker needs them: without them none is started
     request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop)
     result = run_job(request)
     remark = doubt(result)

@@ -64,7 +64,7 @@ def register(
     from duckdb import sqltypes
 
     options = Options(text_column=_TEXT, device=device, precision=precision, kernels=kernels)
-    labels = labels_of(model, options, pa.schema([(_TEXT, pa.string())]))
+    labels = labels_of([model], options, pa.schema([(_TEXT, pa.string())]))
     types = {pa.string(): sqltypes.VARCHAR, pa.float32(): sqltypes.FLOAT}
     types |= {pa.int64(): sqltypes.BIGINT, pa.bool_(): sqltypes.BOOLEAN}
     row = duckdb.struct_type({field.name: types[field.type] for field in labels.schema})

@@ -36,6 +36,10 @@ class BroadsheetError(Exception):
         return in_python(self.message)
 
 
+class NoRoom(BroadsheetError):
+    """A GPU, or the host's page-locked memory, has no room for a model. Exit code 1."""
+
+
 class UsageError(BroadsheetError):
     """The job cannot run as requested: a wrong option, column, model or folder. Exit code 2."""
 

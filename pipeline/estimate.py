@@ -15,17 +15,18 @@ from typing import Any
 import numpy as np
 
 from pipeline.engine.base import Engine, Predictions, Texts
-from pipeline.engine.open import open_engine, why_no_gpu
+from pipeline.engine.open import opened, why_no_gpu
 from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model, load_model
+from pipeline.labeller import checked, classify
+from pipeline.model.charcnn import Model
+from pipeline.model.several import Models, load_models
 from pipeline.options import OPTIONS, Options
 from pipeline.output.columns import columns_of
 from pipeline.output.folder import OutputFolder
-from pipeline.output.layout import PartNames
+from pipeline.output.labelling import Labelling
 from pipeline.output.part_files import check_writable, part_files
 from pipeline.output.place import place_of
 from pipeline.output.store import Location
-from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import Chunk, concat
 from pipeline.source.files import Files
 from pipeline.source.group import part_name
@@ -60,7 +61,7 @@ class Estimate:
     sample_rows : int
         Rows that were read for it, from up to 20 places at even distances.
     labels, reasons : dict of str to int
-        Of the sample: rows by label, and rows without a label by reason.
+        Of the sample: rows by label, of several models the first one's, and rows without a label by reason.
     model, backend : str
         The model, and the device, precision and kernels that labelled the sample.
     device : str
@@ -137,7 +138,7 @@ def dry_run(
     source: Any,
     output: str | os.PathLike[str] | None = None,
     *,
-    model: str | Path | Model = "ag-news",
+    model: str | Path | Model | Iterable[str | Path | Model] = "ag-news",
     machines: int = 1,
     text_column: str | Iterable[str] = (),
     id_column: str | Iterable[str] = (),
@@ -211,15 +212,13 @@ strict, hash, allow_mixed, profile, trace, report
     given = locals()
     options = Options(**{name: given[name] for name in OPTIONS})
     path = None if output is None else place_of(output, endpoint)
-    loaded = load_model(model)
-    found = identify(source, len(loaded.alphabet), loaded.length, root=options.root, endpoint=endpoint)
-    sample = sample_input(found, options.selection(loaded), SAMPLE_ROWS, limit)
+    models = load_models(model)
+    found = identify(source, len(models.first.alphabet), models.first.length, root=options.root, endpoint=endpoint)
+    sample = sample_input(found, options.selection(models), SAMPLE_ROWS, limit)
     files = found if isinstance(found, Files) else Files((), (), ())
-    engine = open_engine(loaded, device, precision, kernels=kernels)
-    try:
-        labelled = _label(sample, engine, options)
-    finally:
-        engine.close()
+    with opened(models.every, device, precision, kernels) as engines:
+        labelled = _label(sample, models, engines, options)
+        engine = engines[0]
     on_gpu = engine.backend.device == "cuda"
     units = machines * (workers or 1 if on_gpu else 1)
     rows, rate = sample.rows, labelled.rate
@@ -234,7 +233,7 @@ strict, hash, allow_mixed, profile, trace, report
         sample_rows=labelled.rows,
         labels=dict(labelled.labels.most_common()),
         reasons=dict(labelled.reasons.most_common()),
-        model=loaded.name,
+        model=models.name,
         backend=str(engine.backend),
         device=engine.backend.device,
         no_gpu=why_no_gpu() if device == "auto" and not on_gpu else None,
@@ -247,32 +246,32 @@ strict, hash, allow_mixed, profile, trace, report
         free_bytes=shutil.disk_usage(_existing(path)).free if isinstance(path, Path) else None,
         warnings=(),
     )
-    warnings = [*_warnings(estimate, sample, labelled, options, path, loaded.length)]
+    warnings = [*_warnings(estimate, sample, labelled, options, path, models.first.length)]
     if slow := slow_to_read(files.found):
         warnings.append(slow)
     return replace(estimate, warnings=tuple(warnings))
 
 
-def _label(sample: Sample, engine: Engine, options: Options) -> _Labelled:
+def _label(sample: Sample, models: Models, engines: list[Engine], options: Options) -> _Labelled:
     """Label the sample, and measure how long that takes and how large its parts are."""
     found = _Labelled(Counter(), Counter())
-    columns = columns_of(sample.selection, [options.labelling(engine.model)], options.where)
-    (labelling,) = columns.labellings
-    names = PartNames(options.format, options.partition_by is not None)
-    check_writable(columns.written, names, labelling.labels)
-    chunk_rows = options.chunk_size or CHUNK_ROWS[engine.backend.device]
+    columns = columns_of(sample.selection, options.labellings(models), options.where)
+    chunk_rows = options.chunk_size or CHUNK_ROWS[engines[0].backend.device]
+    names = options.settings(chunk_rows, models).names
+    check_writable(columns.written, names, columns.labellings[0].labels)
     seconds, timed, size = 0.0, 0, 0
     for readable in _joined(sample.chunks):
-        predictions, typical, taken = _classified(readable, engine, labelling.top_k, labelling.scores)
+        predicted, typical, taken = _classified(readable, engines, columns.labellings)
         seconds, timed = seconds + taken, timed + typical
-        chunk, predictions = set_aside_overflow(readable, predictions, engine, first=False)
-        table = columns.table(chunk, [predictions])
+        judged = checked(readable, predicted, engines, first=False)
+        chunk, predictions = judged.chunk, judged.predictions[0]
+        table = columns.table(chunk, judged.predictions)
         found.rows += chunk.rows_read
-        found.labels.update(labelling.counts(predictions))
+        found.labels.update(columns.labellings[0].counts(predictions))
         found.reasons.update(chunk.quarantine.column("reason").to_pylist())
         found.empty += int((predictions.n_chars == 0).sum())
         found.cut += int(predictions.truncated.sum())
-        found.chars += int(np.minimum(predictions.n_chars, engine.model.length).sum())
+        found.chars += int(np.minimum(predictions.n_chars, models.first.length).sum())
         found.unknown += int(predictions.unknown_chars.sum())
         for at in range(0, len(table), chunk_rows):
             part = table.slice(at, chunk_rows)
@@ -289,15 +288,17 @@ def _joined(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
         yield concat(list(same))
 
 
-def _classified(chunk: Chunk, engine: Engine, top_k: int, all_scores: bool) -> tuple[Predictions, int, float]:
-    """The predictions of a chunk; and rows and seconds of a call that is large enough to be typical of the engine."""
-    engine.classify(_WARM_UP)
+def _classified(
+    chunk: Chunk, engines: list[Engine], labellings: Sequence[Labelling]
+) -> tuple[tuple[Predictions, ...], int, float]:
+    """The predictions of a chunk; and rows and seconds of a call that is large enough to be typical of the engines."""
+    classify(_WARM_UP, engines, labellings)
     typical = chunk
-    if engine.batch is not None:
-        predictions = engine.classify(chunk.texts, top_k, all_scores)
-        typical = concat([chunk] * -(-_BATCHES * engine.batch // max(len(chunk), 1)))
+    if engines[0].batch is not None:
+        predictions = classify(chunk.texts, engines, labellings)
+        typical = concat([chunk] * -(-_BATCHES * engines[0].batch // max(len(chunk), 1)))
     began = time.perf_counter()
-    found = engine.classify(typical.texts, top_k, all_scores)
+    found = classify(typical.texts, engines, labellings)
     seconds = time.perf_counter() - began
     return (found if typical is chunk else predictions), len(typical), seconds
 

@@ -219,7 +219,7 @@ def evaluate(
     try:
         for number, readable in enumerate(chunks_here(job_input)):
             found_labels = engine.classify(readable.texts, all_scores=True)
-            chunk, predictions = set_aside_overflow(readable, found_labels, engine, first=number == 0)
+            chunk, (predictions,) = set_aside_overflow(readable, (found_labels,), [engine], first=number == 0)
             labels, scores = predictions.labels[:, 0], predictions.scores[:, 0]
             quarantined += len(readable.quarantine)
             overflowed += len(readable) - len(chunk)

@@ -42,9 +42,10 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     """Run every chunk that is not committed yet. Raises what stops the job; chunks committed by then are kept."""
     began = time.perf_counter()
     prepared, request = planned.prepared, planned.prepared.request
-    options, model, folder = request.options, request.model, request.folder
+    options, models, folder = request.options, request.models, request.folder
     backend = engines.backend
-    fingerprint = Fingerprint(prepared.identity, model.digest, backend, options.settings(planned.chunk_rows), WRITER)
+    settings = options.settings(planned.chunk_rows, models)
+    fingerprint = Fingerprint(prepared.identity, models.digest, backend, settings, WRITER)
     job = _job(planned, engines, fingerprint)
     answers = None if options.truth is None else os.fspath(options.truth)
     no_gpu = None
@@ -52,21 +53,22 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         no_gpu = next(iter(client.run(why_gpu_unused).values()), None)
     left_out = prepared.found.left_out if isinstance(prepared.found, Files) else ()
     facts = JobFacts(
-        model.name,
-        model.classes,
+        models.name,
+        models.first.classes,
         None if job.out is None else str(job.out),
         str(backend),
         backend.precision,
         planned.chunk_rows,
         answers,
         no_gpu,
-        model.meant_for,
+        models.first.meant_for,
         left_out,
         prepared.growth,
+        tuple((model.name, model.classes) for model in models.every),
     )
     unread = planned.input.plan.unread if planned.input.plan else ()
     update = prepared.update
-    tally = Tally.after(update.earlier if update else None, model.classes, planned.input.problems, unread)
+    tally = Tally.after(update.earlier if update else None, models.first.classes, planned.input.problems, unread)
     origin = origin_of(request.source, planned.input.selection)
     results = Results(planned.columns.written, folder, fingerprint.id, origin)
     groups = planned.input.plan.groups if planned.input.plan else ()
@@ -90,13 +92,13 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         folder.create(fingerprint, planned.columns.written, saved, again, options.overwrite)
     if folder and (options.resume or (update and update.saved)):
         number = update.number if update else 0
-        before = folder.committed(fingerprint.id, planned.columns.labellings[0], planned.columns.written, number)
+        before = folder.committed(fingerprint.id, planned.columns.labellings, planned.columns.written, number)
     report.committed_before(before)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
     chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))
     _compute(client, planned, job, report, chunks, counted)
     if options.profile:
-        report.run.profile = _profile(client, engines.key)
+        report.run.profile = _profile(client, engines.keys[0])
     return Executed(report, fingerprint, counted)
 
 
@@ -115,7 +117,7 @@ def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
     options = request.options
     return Job(
         selection=planned.input.selection,
-        engine=engines.key,
+        engines=engines.keys,
         backend=None if options.allow_mixed else engines.backend,
         columns=planned.columns,
         names=fingerprint.settings.names,

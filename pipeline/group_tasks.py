@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -107,6 +107,11 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         self._committed: dict[str, Entry] = {}
         self._begun: list[Done | Future[Done]] = []
         self._failed = self._has_room = False
+        self._engines = ExitStack()
+
+    def __enter__(self) -> _Labelling:
+        self._engines.enter_context(STATE.loaded.use(self._job.engines))  # not to be loaded again for each chunk
+        return self
 
     @property
     def begun(self) -> int:
@@ -173,5 +178,6 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         if self._has_room:
             STATE.room.leave()
         wait([future for future in self._begun if isinstance(future, Future)])
+        self._engines.close()
         if error is None:
             _ = self.done

@@ -26,7 +26,7 @@ from pipeline.execute import execute, refuse_difference
 from pipeline.output.columns import columns_of
 from pipeline.output.finish import finish as finish_folder
 from pipeline.output.folder import OutputFolder
-from pipeline.output.layout import MANIFEST, PLAN, PartNames
+from pipeline.output.layout import MANIFEST, PLAN
 from pipeline.output.part_files import check_writable
 from pipeline.output.record import WRITER, Fingerprint, ListedFile, Manifest, listing_digest, to_json
 from pipeline.output.saved_plan import changes, plan_again, plan_from
@@ -117,10 +117,10 @@ def prepare(request: Request) -> Prepared:
     """Find the input. Raises UsageError for no input, or where the job to be resumed is a different one."""
     began, started = time.perf_counter(), time.time()
     folder, options = request.folder, request.options
-    options.selection(request.model)
+    options.selection(request.models)
     if options.resume and isinstance(request.source, Stdin):
         raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
-    symbols, length = len(request.model.alphabet), request.model.length
+    symbols, length = len(request.models.first.alphabet), request.models.first.length
     whole, by_content = options.hash == "full", folder is not None
     found = identify(
         request.source,
@@ -144,7 +144,7 @@ def prepare(request: Request) -> Prepared:
     if folder and before:
         # Checked before its plan is used; the backend is compared once it is known.
         chunk_rows = options.chunk_size or before.fingerprint.settings.chunk_size
-        settings, digest = options.settings(chunk_rows), request.model.digest
+        settings, digest = options.settings(chunk_rows, request.models), request.models.digest
         now = msgspec.structs.replace(before.fingerprint, settings=settings, model=digest, writer=WRITER)
         refuse_difference(folder, before.fingerprint, now, options.update)
         update = begin(folder, before, found, options.strict) if options.update else _continued(folder, before, found)
@@ -181,22 +181,23 @@ def _continued(folder: OutputFolder, before: Manifest, found: Given) -> Update |
 def _nothing_new(prepared: Prepared, before: Manifest, update: Update) -> JobReport:
     """The report of an update that has nothing to do. Nothing is written, and no worker is started."""
     request, fingerprint = prepared.request, before.fingerprint
-    options, model, folder, found = request.options, request.model, request.folder, prepared.found
+    options, models, folder, found = request.options, request.models, request.folder, prepared.found
     facts = JobFacts(
-        model.name,
-        model.classes,
+        models.name,
+        models.first.classes,
         None if folder is None else str(folder.path),
         str(fingerprint.backend),
         fingerprint.backend.precision,
         fingerprint.settings.chunk_size,
-        meant_for=model.meant_for,
+        meant_for=models.first.meant_for,
+        models=tuple((model.name, model.classes) for model in models.every),
         left_out=found.left_out if isinstance(found, Files) else (),
         growth=update.growth,
     )
     problems = found.problems if isinstance(found, Files) else ()
-    tally = Tally.after(update.earlier, model.classes, problems, [(path, None) for path, _ in problems])
+    tally = Tally.after(update.earlier, models.first.classes, problems, [(path, None) for path, _ in problems])
     schema = folder.schema(before) if folder else pa.schema([])
-    results = Results(schema, folder, fingerprint.id, origin_of(request.source, options.selection(model)))
+    results = Results(schema, folder, fingerprint.id, origin_of(request.source, options.selection(models)))
     report = JobReport(facts, tally, Run(Timeline(prepared.started, Clock(0.0, 0.0))), results)
     report.run.seconds = time.perf_counter() - prepared.began
     explain(report, options.trace, options.report)
@@ -213,14 +214,14 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
     request, before = prepared.request, prepared.before
     from cluster.protocol import count_gpus
 
-    options, model = request.options, request.model
+    options, models = request.options, request.models
     device = engines.backend.device if engines else expected_device(options.device, count_gpus())
     chunk_rows = options.chunk_size or (before.fingerprint.settings.chunk_size if before else CHUNK_ROWS[device])
     saved = None
     if request.folder and before and isinstance(prepared.found, Files):
         settings, path = before.fingerprint.settings, request.folder.path / PLAN
         asked = replace(
-            options.selection(model),
+            options.selection(models),
             text=settings.text_columns,
             kept=settings.kept_columns,
             keep_all=settings.keep_all,
@@ -239,13 +240,13 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
     if saved is not None and before and (prepared.update or before.updates):
         job_input = planned_files(saved, scanner, workers)
     else:
-        selection = options.selection(model)
+        selection = options.selection(models)
         job_input = open_input(prepared.found, selection, chunk_rows, saved, scanner, options.limit, workers)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
-    columns = columns_of(job_input.selection, [options.labelling(model)], options.where)
+    columns = columns_of(job_input.selection, options.labellings(models), options.where)
     if request.folder is not None:
-        names = PartNames(options.format, options.partition_by is not None)
+        names = options.settings(chunk_rows, models).names
         check_writable(columns.written, names, columns.labellings[0].labels)
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
     return Planned(prepared, job_input, columns, chunk_rows, seconds)
@@ -283,7 +284,7 @@ def _set_aside_changed(planned: Planned, run: Run, fingerprint: Fingerprint) -> 
     """Set aside the chunks of input that is no longer what was planned. With `strict`, raises SourceError instead."""
     options = planned.prepared.request.options
     changed = [] if planned.input.plan is None else changed_chunks(planned.input.plan)
-    if options.settings(planned.chunk_rows).truth != fingerprint.settings.truth:
+    if options.settings(planned.chunk_rows, planned.prepared.request.models).truth != fingerprint.settings.truth:
         changed.append((os.fspath(options.truth or ""), "the answers have changed since the job was planned"))
     if changed and options.strict:
         raise SourceError(f"{changed[0][1]} (--strict stops here)")
@@ -295,11 +296,11 @@ def _start_engines(client: Client, request: Request) -> Engines:
     from cluster import start_engines
 
     began, options = time.perf_counter(), request.options
+    how = (options.device, options.precision, options.kernels, options.allow_mixed)
     with Watchdog(client, "the model is not loaded", request.progress.warn, request.progress.patience):
-        key, backend = start_engines(
-            client, request.model, options.device, options.precision, options.kernels, options.allow_mixed
-        )
-    return Engines(key, backend, time.perf_counter() - began)
+        found = [start_engines(client, model, *how) for model in request.models.every]
+    keys, backends = zip(*found, strict=True)
+    return Engines(keys, backends[0], time.perf_counter() - began)
 
 
 def _scanner(prepared: Prepared, client: Callable[[], Client]) -> AbstractContextManager[Scanner | None]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from pipeline.api import classify
 from pipeline.ecosystem.lazy import is_lazy, label_lazily
 from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model, load_model
+from pipeline.model.charcnn import Model
+from pipeline.model.several import load_models
 from pipeline.options import Options
-from pipeline.output.labelling import Labelling
 from pipeline.output.parts import REASON, computed_columns
 from pipeline.report.job import Progress
 from pipeline.report.join import Frame, refuse_taken
@@ -27,7 +27,7 @@ def label(
     text_column: str | Iterable[str] = (),
     truth_column: str | None = None,
     suffix: str | None = None,
-    model: str | Path | Model = "ag-news",
+    model: str | Path | Model | Iterable[str | Path | Model] = "ag-news",
     client: Client | Callable[[], AbstractContextManager[Client]] | None = None,
     progress: Progress | None = None,
     scores: bool = False,
@@ -112,14 +112,15 @@ def label(
         )
         lazy: Frame = label_lazily(frame, model, options, suffix)
         return lazy
-    model = load_model(model)
-    added = computed_columns([Labelling(model.classes, top_k, scores)], truth_column is not None)
+    models = load_models(model)
+    asked = Options(top_k=top_k, scores=scores).labellings(models)
+    added = computed_columns(asked, truth_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     report = classify(
         frame,
         text_column=text_column,
         truth_column=truth_column,
-        model=model,
+        model=models.every,
         client=client,
         progress=progress,
         scores=scores,

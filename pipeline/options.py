@@ -7,11 +7,13 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from msgspec import UNSET
+
 from pipeline.buckets import check_endpoint
 from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model
+from pipeline.model.several import Models
 from pipeline.output.expression import parse
-from pipeline.output.labelling import Labelling
+from pipeline.output.labelling import Labelling, Names
 from pipeline.output.layout import FORMATS
 from pipeline.output.record import Settings
 from pipeline.report.explain import refuse_unwritable
@@ -107,25 +109,29 @@ class Options:
     def _kept(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*_names(self.id_column), *_names(self.keep))))
 
-    def selection(self, model: Model) -> Selection:
+    def selection(self, models: Models) -> Selection:
         return Selection(
             text=_names(self.text_column),
             kept=self._kept,
             truth=self.truth_column,
             header=None if self.columns is None else tuple(self.columns),
-            classes=model.classes,
+            classes=models.classes,
             answers=None if self.truth is None else os.path.abspath(self.truth),
             keep_all=self.keep_all,
             encoding=self.encoding,
             delimiter=self.delimiter,
-            reads=model.reads,
+            reads=models.reads,
+            prefixes=models.prefixes,
         )
 
-    def labelling(self, model: Model) -> Labelling:
-        """What the model is to say of each row."""
-        return Labelling(model.classes, self.top_k, self.scores)
+    def labellings(self, models: Models) -> tuple[Labelling, ...]:
+        """What each model is to say of each row."""
+        return tuple(
+            Labelling(model.classes, self.top_k, self.scores, Names(prefix), models.classes)
+            for model, prefix in zip(models.every, models.prefixes, strict=True)
+        )
 
-    def settings(self, chunk_rows: int) -> Settings:
+    def settings(self, chunk_rows: int, models: Models) -> Settings:
         """The options that change a byte of the output."""
         return Settings(
             text_columns=_names(self.text_column),
@@ -144,6 +150,7 @@ class Options:
             format=self.format,
             partition_by=self.partition_by,
             where=self.where,
+            models=models.short_names if len(models.every) > 1 else UNSET,
         )
 
 

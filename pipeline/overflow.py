@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from pipeline.engine.base import Engine, Predictions
 from pipeline.errors import UsageError
@@ -23,16 +26,22 @@ _REMEDIES = {
 
 
 def set_aside_overflow(
-    chunk: Chunk, predictions: Predictions, engine: Engine, first: bool
-) -> tuple[Chunk, Predictions]:
-    """Move the rows that `engine` could not score to the chunk's quarantine.
+    chunk: Chunk, predictions: tuple[Predictions, ...], engines: Sequence[Engine], first: bool
+) -> tuple[Chunk, tuple[Predictions, ...]]:
+    """Move the rows that one of `engines` could not score to the chunk's quarantine. predictions: by each of them.
 
     first: whether this is the first chunk of a job. Raises UsageError where all rows of the first chunk overflow, or
     all of a larger one: the other chunks would fare no better.
     """
-    lost = predictions.overflowed
-    if not lost.any():
-        return chunk, predictions
+    for i, engine in enumerate(engines):
+        lost = predictions[i].overflowed
+        if lost.any():
+            chunk = _without(chunk, lost, engine, first)
+            predictions = tuple(found.take(~lost) for found in predictions)
+    return chunk, predictions
+
+
+def _without(chunk: Chunk, lost: NDArray[np.bool_], engine: Engine, first: bool) -> Chunk:
     precision = engine.backend.precision
     if lost.all() and (first or len(chunk) >= _NO_COINCIDENCE):
         raise UsageError(
@@ -48,7 +57,7 @@ def set_aside_overflow(
         pa.repeat(f"the model overflows in {precision} on this text", len(rows)),
         pc.binary_slice(chunk.text.filter(mask), 0, HEAD_BYTES).cast(pa.binary()),
     ]
-    chunk = replace(
+    return replace(
         chunk,
         text=chunk.text.filter(kept),
         rows=chunk.rows.filter(kept),
@@ -58,4 +67,3 @@ def set_aside_overflow(
         n_chars=None if chunk.n_chars is None else chunk.n_chars[~lost],
         bad=None if chunk.bad is None else pa.concat_tables([chunk.bad, rows.select(chunk.bad.column_names)]),
     )
-    return chunk, predictions.take(~lost)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.base import Backend
-from pipeline.model.charcnn import Model
+from pipeline.model.several import Models
 from pipeline.options import Options
 from pipeline.output.columns import Columns
 from pipeline.output.folder import OutputFolder
@@ -42,7 +42,7 @@ class Request:
 
     source: Any
     folder: OutputFolder | None
-    model: Model
+    models: Models
     cluster: Running | OnDemand
     options: Options
     progress: Progress
@@ -51,9 +51,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Engines:
-    """The model on every worker. key: by which tasks find it. backend: that they share. seconds: the job waited."""
+    """The models on every worker. keys: by which tasks find each. backend: that they share. seconds: the job waited."""
 
-    key: str
+    keys: tuple[str, ...]
     backend: Backend
     seconds: float
 

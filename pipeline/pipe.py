@@ -18,11 +18,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipeline.accuracy import Confusion, confusion_of, count_doubtful
+from pipeline.accuracy import Confusion, confusion_of
 from pipeline.engine.base import Engine
-from pipeline.engine.open import open_engine
+from pipeline.engine.open import opened
 from pipeline.errors import SourceError
-from pipeline.model.charcnn import Model, load_model
+from pipeline.labeller import checked, classify
+from pipeline.model.charcnn import Model
+from pipeline.model.several import Models, load_models
 from pipeline.options import Options
 from pipeline.output.columns import columns_of
 from pipeline.output.formats.base import PartFormat
@@ -30,7 +32,6 @@ from pipeline.output.layout import PartNames
 from pipeline.output.memory import every_row
 from pipeline.output.part_files import FORMATS, check_writable
 from pipeline.output.parts import REASON
-from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import Chunk, Selection, concat
 from pipeline.source.encoding import not_decoded
 from pipeline.source.files import Files
@@ -54,12 +55,13 @@ _PIECES_AHEAD = 16
 class Piped:
     """What went through a pipe.
 
-    model: that labelled. rows_written, rows_filtered, rows_quarantined: rows by what became of them. doubtful: those
-    that the model could hardly judge, by reason. not_decoded: those that are not text, by the encoding that they do not
-    have. problems: messages about files that were not wholly readable. left_out: files that belong to no format.
+    models: that labelled. rows_written, rows_filtered, rows_quarantined: rows by what became of them. doubtful: those
+    that the first model could hardly judge, by reason. confusion: of the first model. not_decoded: those that are not
+    text, by the encoding that they do not have. problems: messages about files that were not wholly readable. left_out:
+    files that belong to no format.
     """
 
-    model: Model
+    models: Models
     rows_written: int = 0
     rows_filtered: int = 0
     rows_quarantined: int = 0
@@ -86,7 +88,7 @@ def pipe(
     source: Stdin | Paths,
     write: Callable[[bytes], None],
     *,
-    model: str | Path | Model,
+    model: str | Path | Model | Iterable[str | Path | Model],
     options: Options,
     kind: str = "jsonl",
 ) -> Piped:
@@ -96,14 +98,13 @@ def pipe(
     KINDS. Raises UsageError for an option or column that does not fit; with `options.strict` SourceError at the first
     bad row, after the rows before it.
     """
-    loaded = load_model(model)
-    engine = open_engine(loaded, options.device, options.precision, kernels=options.kernels)
-    try:
-        most = engine.batch or _ROWS_A_CORE * available_cores()
-        found = Piped(loaded)
+    models = load_models(model)
+    with opened(models.every, options.device, options.precision, options.kernels) as engines:
+        most = engines[0].batch or _ROWS_A_CORE * available_cores()
+        found = Piped(models)
         began = time.perf_counter()
-        selection, pieces = _opened(source, loaded, options, most, found)
-        labelling = _Labelling(engine, selection, options, kind, found)
+        selection, pieces = _opened(source, models, options, most, found)
+        labelling = _Labelling(engines, selection, options, kind, found)
         rows = _Rows(FORMATS[kind], labelling.schema)
         for batch in _batches(pieces, most):
             table = labelling.of(batch)
@@ -117,21 +118,19 @@ def pipe(
         write(rows.bytes_of(labelling.schema.empty_table()))  # without any row, CSV still has its header
         found.seconds = time.perf_counter() - began
         return found
-    finally:
-        engine.close()
 
 
 def _opened(
-    source: Stdin | Paths, model: Model, options: Options, most: int, found: Piped
+    source: Stdin | Paths, models: Models, options: Options, most: int, found: Piped
 ) -> tuple[Selection, Iterator[_Piece]]:
     """The selection with its columns resolved, and the rows in input order. found: to which problems of files are added
     as they are met.
     """
-    asked = options.selection(model)
+    asked, first = options.selection(models), models.first
     if isinstance(source, Stdin):
         selection = source.open(asked)
         return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))
-    given = identify(source, len(model.alphabet), model.length, root=options.root, endpoint=options.endpoint)
+    given = identify(source, len(first.alphabet), first.length, root=options.root, endpoint=options.endpoint)
     planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
     found.left_out = given.left_out if isinstance(given, Files) else ()
     found.problems += [message for _, message in planned.problems]
@@ -194,26 +193,23 @@ def _batches(pieces: Iterator[_Piece], most: int) -> Iterator[_Piece]:
 class _Labelling:
     """What is done with each batch. schema: of the rows that are written. found: where they are counted."""
 
-    def __init__(self, engine: Engine, selection: Selection, options: Options, kind: str, found: Piped) -> None:
-        self._engine, self._found = engine, found
-        self._classes = engine.model.classes
-        self._columns = columns_of(selection, [options.labelling(engine.model)], options.where)
+    def __init__(self, engines: list[Engine], selection: Selection, options: Options, kind: str, found: Piped) -> None:
+        self._engines, self._found = engines, found
+        self._columns = columns_of(selection, options.labellings(found.models), options.where)
         self.schema = self._columns.written.append(REASON)
-        check_writable(self.schema, PartNames(kind), self._columns.labellings[0].labels)
+        check_writable(self.schema, PartNames(kind), ())
 
     def of(self, batch: _Piece) -> pa.Table:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
         columns, found = self._columns, self._found
-        (labelling,) = columns.labellings
-        predictions = self._engine.classify(batch.chunk.texts, labelling.top_k, labelling.scores)
-        chunk, predictions = set_aside_overflow(batch.chunk, predictions, self._engine, first=False)
+        predictions = classify(batch.chunk.texts, self._engines, columns.labellings)
+        labelled = checked(batch.chunk, predictions, self._engines, first=False)
+        chunk, first = labelled.chunk, columns.labellings[0]
         if chunk.truth is not None:
-            pairs = labelling.pairs(predictions, chunk.truth)
-            found.confusion = confusion_of(pairs, self._classes, found.confusion)
-        found.doubtful.update(
-            count_doubtful(chunk, predictions.n_chars, predictions.unknown_chars, self._engine.model.length)
-        )
-        table = columns.table(chunk, [predictions])
+            pairs = first.pairs(labelled.predictions[0], chunk.truth)
+            found.confusion = confusion_of(pairs, first.classes, found.confusion)
+        found.doubtful.update(labelled.doubtful[0])
+        table = columns.table(chunk, labelled.predictions)
         table = columns.of_written(table, columns.chosen(table))
         found.problems += chunk.problems
         found.rows_written += len(table)

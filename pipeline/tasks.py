@@ -11,20 +11,23 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import UNSET
 from numpy.typing import NDArray
 
-from pipeline.accuracy import Example, closest, count_doubtful, count_lengths
+from pipeline.accuracy import Example, closest, count_lengths
 from pipeline.engine.base import Backend, Predictions
 from pipeline.errors import BroadsheetError, SourceError
+from pipeline.labeller import checked, classify
 from pipeline.output.columns import Columns
+from pipeline.output.labelling import Labelling
 from pipeline.output.layout import PartNames
 from pipeline.output.memory import every_row
 from pipeline.output.place import open_store
-from pipeline.output.record import Entry
+from pipeline.output.record import Entry, Judged
 from pipeline.output.store import Location, Store
-from pipeline.overflow import set_aside_overflow
 from pipeline.profiling.measure import Profile, measure
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.group import part_name
@@ -42,14 +45,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """The values that every task of a job needs. engine: the key under which workers hold the loaded model. chunk_rows:
+    """The values that every task of a job needs. engines: the keys under which workers hold each model. chunk_rows:
     rows in a chunk at most. names: of the parts. out: where the output folder is, or None for results in memory.
     backend: that of every worker; None where they may differ. each_kernel: record a span for every kernel. examples:
     how many of the rows whose two best classes were closest each chunk returns.
     """
 
     selection: Selection
-    engine: str
+    engines: tuple[str, ...]
     backend: Backend | None
     columns: Columns
     names: PartNames
@@ -79,19 +82,19 @@ class SetAside:
 class Work:
     """A chunk between two tasks: as it was read, then without text but with predictions.
 
-    name: of its part. sources: (file, first row, rows) of each piece it was read from. place: the worker it was
-    classified on. doubtful: rows that the model could hardly judge, by reason. index: of the pandas DataFrame that it
-    is, as a partition of a Dask DataFrame; else None.
+    name: of its part. sources: (file, first row, rows) of each piece it was read from. predictions, doubtful: of each
+    model, the latter the rows that it could hardly judge, by reason. place: the worker it was classified on. index: of
+    the pandas DataFrame that it is, as a partition of a Dask DataFrame; else None.
     """
 
     name: str
     sources: tuple[tuple[str, int, int], ...]
     chunk: Chunk
-    predictions: Predictions | None = None
+    predictions: tuple[Predictions, ...] = ()
     place: Place | None = None
     spans: list[Span] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
-    doubtful: dict[str, int] = field(default_factory=dict)
+    doubtful: tuple[dict[str, int], ...] = ()
     index: pd.Index | None = None
 
 
@@ -153,8 +156,8 @@ def output_of(job: Job) -> Store | None:
 
 def profile_engine(key: str) -> Profile:
     """Measure the kernels of this process's engine one by one."""
-    with STATE.computing:
-        return measure(STATE.engine(key)[0])
+    with STATE.loaded.use([key]) as [(engine, _)], STATE.computing:
+        return measure(engine)
 
 
 def read(unit: Unit, job: Job) -> Work:
@@ -188,48 +191,51 @@ def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
 
 
 def infer(work: Work, job: Job) -> Work:
-    """Classify the chunk on this worker's engine.
+    """Classify the chunk by each model of the job, on this worker's engines.
 
-    Raises BroadsheetError where the engine belongs to another job; UsageError where the model overflows on every row,
-    and with `job.strict` SourceError where it does on one.
+    Raises BroadsheetError where the worker does not have them; UsageError where the model overflows on every row, and
+    with `job.strict` SourceError where it does on one.
     """
     spans = list(work.spans)
-    (labelling,) = job.columns.labellings
-    top_k = max(2, labelling.top_k) if job.examples else labelling.top_k
-    with STATE.computing:
-        engine, place = STATE.engine(job.engine)
-        if job.backend is not None and engine.backend != job.backend:
-            raise BroadsheetError(
-                f"a worker that joined computes with {engine.backend}, and the job began with {job.backend}: scores "
-                "would depend on which of them takes a chunk. Use workers of one kind, or --allow-mixed"
-            )
+    labellings = job.columns.labellings
+    with STATE.loaded.use(job.engines) as loaded, STATE.computing:
+        engines, place = [engine for engine, _ in loaded], loaded[0][1]
+        for engine in engines:
+            if job.backend is not None and engine.backend != job.backend:
+                raise BroadsheetError(
+                    f"a worker that joined computes with {engine.backend}, and the job began with {job.backend}: "
+                    "scores would depend on which of them takes a chunk. Use workers of one kind, or --allow-mixed"
+                )
         place = replace(place, clock=clock())
         if spans and spans[-1].where == WHERE:
             waited = time.time() - spans[-1].end
             spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
         # The engine of a GPU reports activities itself, from its events.
-        doing = ACTIVITY.during("computing") if engine.backend.device == "cpu" else nullcontext()
-        with span("infer", spans, "infer", engine.device_name, number_of(work.name)), doing:
-            predictions = engine.classify(work.chunk.texts, top_k, labelling.scores, spans, job.each_kernel)
+        doing = ACTIVITY.during("computing") if place.device == "cpu" else nullcontext()
+        with span("infer", spans, "infer", place.device, number_of(work.name)), doing:
+            least_k = 2 if job.examples else 1
+            predictions = classify(work.chunk.texts, engines, labellings, least_k, spans, job.each_kernel)
         ACTIVITY.rows += len(work.chunk)
-    chunk, predictions = set_aside_overflow(work.chunk, predictions, engine, first=work.name == part_name(0, 0))
+    found = checked(work.chunk, predictions, engines, first=work.name == part_name(0, 0))
+    chunk = found.chunk
     refuse_bad_rows(chunk, job)
-    examples = closest(chunk, predictions.labels, predictions.scores, labelling.classes, job.examples)
-    doubtful = count_doubtful(chunk, predictions.n_chars, predictions.unknown_chars, engine.model.length)
-    done = replace(work, chunk=chunk.without_text(), predictions=predictions.cut(labelling.top_k), doubtful=doubtful)
+    of_first = found.predictions[0]
+    examples = closest(chunk, of_first.labels, of_first.scores, labellings[0].classes, job.examples)
+    cut = tuple(each.cut(labelling.top_k) for each, labelling in zip(found.predictions, labellings, strict=True))
+    done = replace(work, chunk=chunk.without_text(), predictions=cut, doubtful=found.doubtful)
     return replace(done, place=place, spans=spans, examples=examples)
 
 
 def write(work: Work, job: Job) -> Done:
     """Commit the chunk to the output folder, or return its rows. Raises OutputError."""
-    predictions, place, chunk = work.predictions, work.place, work.chunk
-    if predictions is None or place is None:
+    place, chunk = work.place, work.chunk
+    if place is None:
         raise ValueError(f"{work.name} was not classified")
     spans = list(work.spans)
     with span("write", spans, "write", number=number_of(work.name)):
-        table = job.columns.table(chunk, [predictions])
+        table = job.columns.table(chunk, work.predictions)
         chosen = job.columns.chosen(table)
-        entry = _entry(work, chunk, predictions, chosen, job)
+        entry = _entry(work, chosen, job)
         table = job.columns.of_written(table, chosen)
         store = output_of(job)
         if store is None:
@@ -250,30 +256,50 @@ def infer_and_write(loaded: Loaded, job: Job) -> Done:
     return write(infer(Work(loaded.name, loaded.sources, loaded.chunk), job), job)
 
 
-def _entry(work: Work, chunk: Chunk, predictions: Predictions, chosen: NDArray[np.bool_], job: Job) -> Entry:
+def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
     """The entry without its files: the chunk's share of the job's totals. chosen: the rows that are written."""
-    planned = sum(rows for *_, rows in work.sources)
+    chunk, planned = work.chunk, sum(rows for *_, rows in work.sources)
     if planned != chunk.rows_read:
         raise BroadsheetError(
             f"{work.name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this"
         )
-    (labelling,) = job.columns.labellings
-    written = predictions if chosen.all() else predictions.take(chosen)
+    n_chars = work.predictions[0].n_chars[chosen]
+    first, *others = (
+        _judged(labelling, predictions, doubtful, chunk, chosen)
+        for labelling, predictions, doubtful in zip(
+            job.columns.labellings, work.predictions, work.doubtful, strict=True
+        )
+    )
     return Entry(
         chunk=work.name,
         job=job.fingerprint,
         sources=work.sources,
         rows_read=planned,
-        rows_written=len(written.labels),
-        rows_filtered=len(chunk) - len(written.labels),
+        rows_written=len(n_chars),
+        rows_filtered=len(chunk) - len(n_chars),
         rows_quarantined=len(chunk.quarantine),
+        chars=int(n_chars.sum()),
+        lengths=tuple(count_lengths(n_chars)),
+        problems=chunk.problems,
+        others=tuple(others) or UNSET,
+        **msgspec.structs.asdict(first),
+    )
+
+
+def _judged(
+    labelling: Labelling,
+    predictions: Predictions,
+    doubtful: dict[str, int],
+    chunk: Chunk,
+    chosen: NDArray[np.bool_],
+) -> Judged:
+    """One model's share of the totals."""
+    written = predictions if chosen.all() else predictions.take(chosen)
+    return Judged(
         labels=labelling.counts(written),
-        chars=int(written.n_chars.sum()),
         truncated=int(written.truncated.sum()),
         unknown_chars=int(written.unknown_chars.sum()),
         saturated=predictions.saturated,
-        lengths=tuple(count_lengths(written.n_chars)),
-        doubtful=work.doubtful,
+        doubtful=doubtful,
         confusion=None if chunk.truth is None else tuple(labelling.pairs(predictions, chunk.truth)),
-        problems=chunk.problems,
     )

@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -69,23 +68,6 @@ def test_without_gpus_the_protocol_is_tcp_and_says_why() -> None:
     assert choose("auto", hosts=4, tls=False) == ("tcp", "protocol: TCP, since the 4 hosts have no GPUs to connect")
     with pytest.raises(UsageError, match=r"does nvidia-smi list one\?|pip install 'broadsheet\[cluster\]'"):
         connect("cuda").__enter__()
-
-
-def test_another_model_replaces_the_engine_and_the_same_one_stays(client: Client, small_model: Model) -> None:
-    def engines() -> dict[str, list[tuple[str, int]]]:
-        return client.run(lambda: [(k, id(e)) for k, e in import_module("pipeline.worker").STATE.engines.items()])
-
-    pipeline.classify(TEXTS, model=small_model, client=client)
-    before = engines()
-    pipeline.classify(TEXTS, model=small_model, client=client)
-    assert engines() == before
-    tensors = {name: -tensor for name, tensor in small_model.tensors.items()}
-    other = Model(small_model.alphabet, small_model.classes, small_model.length, tensors)
-    with Client(client.scheduler.address, security=client.security, set_as_default=False) as another:
-        pipeline.classify(TEXTS, model=other, client=another)
-    after = engines()
-    assert all(len(of_worker) == 1 and of_worker[0][0] != before[w][0][0] for w, of_worker in after.items())
-    assert pipeline.classify(TEXTS, model=small_model, client=client).rows_written == len(TEXTS)
 
 
 def test_a_small_job_on_a_warm_cluster_costs_few_requests(

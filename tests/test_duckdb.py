@@ -47,6 +47,6 @@ def test_connections_of_a_process_share_an_engine(
         pipeline.duckdb.register(other, small_model_file, name="topic", device="cpu")
         query = "select {}('the same text')"
         assert other.sql(query.format("topic")).fetchall() == connection.sql(query.format("broadsheet")).fetchall()
-        assert len([key for key in STATE.engines if key.startswith("resident")]) == 1
+        assert len([key for key in STATE.loaded.engines if key.startswith("resident")]) == 1
         with pytest.raises(UsageError, match="'topic' already"):
             pipeline.duckdb.register(other, small_model_file, name="topic")

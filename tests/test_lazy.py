@@ -55,7 +55,7 @@ def test_labels_of_a_dask_frame_are_those_of_classify(
 def _engines() -> int:
     from pipeline.worker import STATE
 
-    return len([key for key in STATE.engines if key.startswith("resident")])
+    return len([key for key in STATE.loaded.engines if key.startswith("resident")])
 
 
 def test_a_model_in_memory_reaches_workers_without_the_graph(client: Client, small_model: Model) -> None:

@@ -128,5 +128,7 @@ def test_whatever_is_given_it_is_an_expression_for_every_row_or_for_none(text: s
 def test_a_label_that_the_model_does_not_have_is_told() -> None:
     for text in ('score > 0.5 and label == "sports"', "label in ('World', 'sports')", "'sports' != truth"):
         with pytest.raises(UsageError, match=r"the model has no class 'sports' \(it has World, Sports\), at ."):
-            Where(text).check_labels(("World", "Sports"))
-    Where("label == 'Sports' or label == truth or kind == 'sports'").check_labels(("World", "Sports"))
+            Where(text).check_labels({"label": ("World", "Sports"), "truth": ("World", "Sports")})
+    Where("label == 'Sports' or label == truth or kind == 'sports'").check_labels(
+        {"label": ("World", "Sports"), "truth": ("World", "Sports")}
+    )

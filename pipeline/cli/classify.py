@@ -48,7 +48,10 @@ def command(
             show_default=False,
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="A shipped model's name, or a file.")] = "ag-news",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A shipped model's name, or a file; several label in one pass.  [default: ag-news]"),
+    ] = None,
     text_column: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
@@ -151,6 +154,7 @@ def command(
     if scheduler_file and (cluster != "auto" or workers or protocol != "auto" or tls is not None or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
     source = pipe.source_of(inputs, stdin_format)
+    models = model or ["ag-news"]
     options: dict[str, Any] = {
         "text_column": text_column or (),
         "id_column": id_column or (),
@@ -192,20 +196,20 @@ def command(
         "nsys": nsys,
     }
     if dry_run:
-        estimating.run(source, None if output == _STDOUT else output, model, options, connection, as_json)
+        estimating.run(source, None if output == _STDOUT else output, models, options, connection, as_json)
     elif output is None:
         raise UsageError("give a folder for the labels: -o OUT/ (or -o - for stdout)")
     elif output == _STDOUT:
         pipe.refuse_options(options, connection, as_json)
-        pipe.run(source, model, options, format_, quiet)
+        pipe.run(source, models, options, format_, quiet)
     else:
-        _run_job(source, output, model, options, connection, as_json, quiet)
+        _run_job(source, output, models, options, connection, as_json, quiet)
 
 
 def _run_job(
     source: Any,
     output: Path,
-    model: str,
+    model: list[str],
     options: dict[str, Any],
     connection: dict[str, Any],
     as_json: bool,
@@ -246,7 +250,7 @@ def _is_one_chunk(source: Any) -> bool:
 def _run(
     source: Any,
     output: Path,
-    model: str,
+    model: list[str],
     options: dict[str, Any],
     progress: Progress,
     connection: dict[str, Any],

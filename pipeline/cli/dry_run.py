@@ -27,7 +27,7 @@ _SHOWN = 10
 def run(
     source: Paths | Stdin,
     output: Path | None,
-    model: str,
+    model: list[str],
     options: dict[str, Any],
     connection: dict[str, Any],
     as_json: bool,

@@ -49,7 +49,7 @@ def refuse_options(options: dict[str, Any], connection: dict[str, Any], as_json:
         raise UsageError(f"{name} does not go with -o -: rows go to stdout, from this process alone")
 
 
-def run(source: Paths | Stdin, model: str, options: dict[str, Any], kind: str | None, quiet: bool) -> None:
+def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], kind: str | None, quiet: bool) -> None:
     """Write the labels to stdout; nothing else goes there. A closed pipe, Ctrl-C or SIGTERM ends the process at once,
     without a word, as they end other filters.
     """
@@ -71,7 +71,7 @@ def run(source: Paths | Stdin, model: str, options: dict[str, Any], kind: str | 
         bad = found.rows_quarantined
         for remark in (
             _summary(found),
-            doubt_line(found.doubtful, found.model.name, found.model.meant_for),
+            doubt_line(found.doubtful, found.models.first.name, found.models.first.meant_for),
             encoding_hint(found.not_decoded, found.rows_read, bad, bad),
         ):
             if remark:

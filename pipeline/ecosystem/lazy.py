@@ -6,6 +6,7 @@ The graph holds the model's name and digest. Each worker process loads it once, 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,8 +19,6 @@ from pipeline.output.parts import REASON
 from pipeline.report.join import refuse_taken, with_columns
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
 
     from pipeline.options import Options
@@ -32,7 +31,9 @@ def is_lazy(frame: Any) -> bool:
     return hasattr(frame, "__dask_graph__")
 
 
-def label_lazily(frame: Any, model: str | Path | Model, options: Options, suffix: str | None) -> Any:
+def label_lazily(
+    frame: Any, model: str | Path | Model | Iterable[str | Path | Model], options: Options, suffix: str | None
+) -> Any:
     """A Dask DataFrame with the columns of labels after its own; of a Bag of strings, a Bag of dicts.
 
     Raises UsageError for another collection, and for a column or option that does not fit.
@@ -40,17 +41,19 @@ def label_lazily(frame: Any, model: str | Path | Model, options: Options, suffix
     import dask.bag
     import dask.dataframe
 
-    if isinstance(model, Model):
-        share(model)
+    given = [model] if isinstance(model, str | Path | Model) else list(model)
+    for one in given:
+        if isinstance(one, Model):
+            share(one)
     if isinstance(frame, dask.bag.Bag):
         if options.text_column or options.truth_column:
             raise UsageError("a Bag of strings has no columns: leave out text_column and truth_column")
-        return frame.map_partitions(_label_items, labels_of(model, options, pa.schema([(_TEXT, pa.string())])))
+        return frame.map_partitions(_label_items, labels_of(given, options, pa.schema([(_TEXT, pa.string())])))
     if isinstance(frame, dask.dataframe.Series):
         frame = frame.to_frame(frame.name or _TEXT)
     if not isinstance(frame, dask.dataframe.DataFrame):
         raise UsageError(f"cannot label a Dask {type(frame).__name__}: give a DataFrame, or a Bag of strings")
-    labels = labels_of(model, options, pa.Schema.from_pandas(frame._meta, preserve_index=False))
+    labels = labels_of(given, options, pa.Schema.from_pandas(frame._meta, preserve_index=False))
     refuse_taken(frame._meta, labels.schema.names, suffix)
     meta = _with_labels(frame._meta, labels.schema.empty_table(), suffix)
     return frame.map_partitions(_label_partition, labels, suffix, meta=meta)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,20 +36,10 @@ class Resident:
     def key(self) -> str:
         return f"resident-{self.digest[:16]}-{self.device}-{self.precision}-{self.kernels}"
 
-    @contextmanager
-    def engine(self) -> Iterator[Engine]:
-        """The engine in this process, for one thread at a time; loaded at the first call.
-
-        Raises BroadsheetError where the model is not to be had here, or is another; what `open_engine` raises.
+    def load(self) -> Engine:
+        """An engine. Raises BroadsheetError where the model is not to be had here, or is another; what `open_engine`
+        raises.
         """
-        with _LOADING:
-            if self.key not in _HELD:
-                STATE.install(self.key, self._load)
-                _HELD.add(self.key)
-        with STATE.computing:
-            yield STATE.engine(self.key)[0]
-
-    def _load(self) -> Engine:
         return STATE.open_engine(self.model(), self.device, self.precision, _threads(), self.kernels)
 
     def model(self) -> Model:
@@ -65,6 +55,20 @@ class Resident:
         if found.digest != self.digest:
             raise BroadsheetError(f"{self.name} is another model on this worker, or was replaced: label again")
         return found
+
+
+@contextmanager
+def in_use(models: Sequence[Resident]) -> Iterator[list[Engine]]:
+    """The engines of these models in this process, for one thread at a time; loaded at the first call. Raises as
+    `Resident.load` does.
+    """
+    with _LOADING:
+        for model in models:
+            if model.key not in _HELD:
+                STATE.loaded.offer(model.key, model.load)
+                _HELD.add(model.key)
+    with STATE.loaded.use([model.key for model in models]) as loaded, STATE.computing:
+        yield [engine for engine, _ in loaded]
 
 
 _LOADING = threading.Lock()
@@ -92,7 +96,7 @@ def release() -> None:
     """Give up the engines and models of this process; a later call loads them again."""
     with _LOADING:
         for key in _HELD:
-            STATE.remove(key)
+            STATE.withdraw(key)
         _HELD.clear()
         _GIVEN.clear()
 

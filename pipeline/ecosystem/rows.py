@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.ecosystem.resident import Resident, resident
+from pipeline.ecosystem.resident import Resident, in_use, resident
 from pipeline.errors import SourceError
+from pipeline.labeller import checked, classify
 from pipeline.model.charcnn import Model
+from pipeline.model.several import load_models
 from pipeline.options import Options
 from pipeline.output.columns import Columns, columns_of
 from pipeline.output.memory import every_row
 from pipeline.output.parts import REASON
-from pipeline.overflow import set_aside_overflow
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.limits import CHUNK_ROWS
 from pipeline.source.tables import MEMORY, of_table, resolve
@@ -22,9 +24,9 @@ from pipeline.source.tables import MEMORY, of_table, resolve
 
 @dataclass(frozen=True)
 class Labels:
-    """What is to be said of rows, by which model. selection: with its text column resolved."""
+    """What is to be said of rows, by which models. selection: with its text column resolved."""
 
-    model: Resident
+    models: tuple[Resident, ...]
     options: Options
     selection: Selection
     columns: Columns
@@ -41,7 +43,7 @@ class Labels:
         Raises SourceError, if that is asked for, for the first row that cannot be labelled.
         """
         found, row = [], 0
-        with self.model.engine() as engine:
+        with in_use(self.models) as [engine, *_]:
             rows = self.options.chunk_size or CHUNK_ROWS[engine.backend.device]
         for chunk in of_table(table).chunks(self.selection, rows):
             found.append(self._of_chunk(chunk, row))
@@ -53,16 +55,17 @@ class Labels:
         return labelled
 
     def _of_chunk(self, chunk: Chunk, row: int) -> pa.Table:
-        (labelling,) = self.columns.labellings
-        with self.model.engine() as engine:
-            predictions = engine.classify(chunk.texts, labelling.top_k, labelling.scores)
+        with in_use(self.models) as engines:
+            predictions = classify(chunk.texts, engines, self.columns.labellings)
         sources = ((MEMORY, row, chunk.rows_read),)
-        chunk, predictions = set_aside_overflow(chunk, predictions, engine, first=False)
-        return every_row(self.columns.table(chunk, [predictions]), chunk, sources)
+        found = checked(chunk, predictions, engines, first=False)
+        return every_row(self.columns.table(found.chunk, found.predictions), found.chunk, sources)
 
 
-def labels_of(model: str | Path | Model, options: Options, schema: pa.Schema) -> Labels:
+def labels_of(models: Sequence[str | Path | Model], options: Options, schema: pa.Schema) -> Labels:
     """What is to be said of rows with this schema. Raises UsageError for a column or option that does not fit."""
-    named, loaded = resident(model, options.device, options.precision, options.kernels)
+    loaded = load_models(models)
+    how = (options.device, options.precision, options.kernels)
+    named = tuple(resident(model, *how)[0] for model in models)
     selection = resolve(schema, options.selection(loaded))
-    return Labels(named, options, selection, columns_of(selection, [options.labelling(loaded)], None))
+    return Labels(named, options, selection, columns_of(selection, options.labellings(loaded), None))

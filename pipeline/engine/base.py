@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.model.alphabet import Alphabet, Encoded, encode, of_ids
 from pipeline.model.charcnn import Model
 from pipeline.telemetry.spans import Span
 
@@ -31,6 +32,8 @@ class Texts:
         Encoded characters in place of text; `data` and `offsets` are then empty.
     n_chars : int64 [N], optional
         Characters of each whole text, where `data` has been cut to its beginning (never below what the model reads).
+    shared : dict, optional
+        Where several models read these texts: what one of them encoded, for others with the same alphabet and length.
 
     Examples
     --------
@@ -44,6 +47,7 @@ class Texts:
     offsets: NDArray[np.int64]
     ids: NDArray[np.uint8] | None = None
     n_chars: NDArray[np.int64] | None = None
+    shared: dict[tuple[str, int], Encoded] | None = None
 
     @classmethod
     def of(cls, articles: Sequence[bytes]) -> Texts:
@@ -56,6 +60,15 @@ class Texts:
         if self.ids is not None:
             return Texts(self.data, self.offsets, self.ids[rows])
         return Texts.of([self.data[self.offsets[i] : self.offsets[i + 1]].tobytes() for i in np.flatnonzero(rows)])
+
+    def encoded(self, alphabet: Alphabet, length: int) -> Encoded:
+        """The ids that a model with this alphabet and length reads, and the counts of characters."""
+        if self.ids is not None:
+            return of_ids(self.ids, alphabet)
+        how, shared = (alphabet.symbols, length), {} if self.shared is None else self.shared
+        if how not in shared:
+            shared[how] = encode(self.data, self.offsets, alphabet, length)
+        return shared[how]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1 if self.ids is None else len(self.ids)

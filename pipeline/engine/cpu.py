@@ -20,7 +20,6 @@ from threadpoolctl import ThreadpoolController
 from pipeline.engine import text_rows
 from pipeline.engine.base import Backend, Predictions, Texts
 from pipeline.model import quantised, reference
-from pipeline.model.alphabet import encode, of_ids
 from pipeline.model.charcnn import Model
 from pipeline.model.ngrams import NGrams, scores, scores_of_ids
 from pipeline.telemetry.spans import Span, span
@@ -66,11 +65,7 @@ class CpuEngine:
         self._saturated.clear()
         with span("kernels", spans, "compute", self.device_name):
             with span("encode", kernels, "compute", self.device_name):
-                if texts.ids is None:
-                    alphabet, length = self.model.alphabet, self.model.length
-                    ids, n_chars, truncated, unknown = encode(texts.data, texts.offsets, alphabet, length)
-                else:
-                    ids, n_chars, truncated, unknown = of_ids(texts.ids, self.model.alphabet)
+                ids, n_chars, truncated, unknown = texts.encoded(self.model.alphabet, self.model.length)
             logits = self._logits(ids, kernels)
             if self.model.ngrams is not None:
                 with span("ngrams", kernels, "compute", self.device_name):

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.engine.base import Backend, Predictions, Texts
-from pipeline.errors import BroadsheetError, UsageError
+from pipeline.errors import BroadsheetError, NoRoom, UsageError
 from pipeline.kernels import memory_plan
 from pipeline.kernels.catalog import choose_generation, largest_batch
 from pipeline.kernels.compile import compiler_name
@@ -100,10 +100,10 @@ class CudaEngine:
                     weights, integers, model.alphabet, model.length, generation, precision, self.device
                 )
             except cp.cuda.memory.OutOfMemoryError as error:
-                raise BroadsheetError(self._no_room("the model's weights", error)) from error
+                raise NoRoom(self._no_room("the model's weights", error)) from error
             except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
                 if error.status == _OUT_OF_MEMORY:
-                    raise BroadsheetError(self._no_room("the model's kernels", error)) from error
+                    raise NoRoom(self._no_room("the model's kernels", error)) from error
                 raise BroadsheetError(f"GPU {device} cannot load the model: {error}") from error
             self._allocate(batch or self._default_batch(most))
         self.device_name = f"cuda:{_number_on_host(device)}"
@@ -130,7 +130,7 @@ class CudaEngine:
                 self.network.release()
                 what = f"batches of {batch} articles"
                 if batch <= _LEAST_BATCH:
-                    raise BroadsheetError(self._no_room(what, error)) from error
+                    raise NoRoom(self._no_room(what, error)) from error
                 warnings.warn(
                     f"{self._full(error)} has no room for {what}, continuing with {batch // 2}",
                     RuntimeWarning,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pipeline.engine.base import DEVICES, KERNELS, PRECISIONS, Engine
 from pipeline.engine.cpu import CpuEngine
-from pipeline.errors import BroadsheetError, UsageError
+from pipeline.errors import NoRoom, UsageError
 from pipeline.model.charcnn import Model
 from pipeline.threads import available_cores
 
@@ -44,7 +45,7 @@ def open_engine(
     ------
     UsageError
         If the device, the precision or the kernels are not available.
-    BroadsheetError
+    NoRoom
         If the GPU has no room for the model.
 
     Examples
@@ -74,6 +75,19 @@ def open_engine(
                 + (f", or fix this: {missing}" if missing else "")
             )
     return CpuEngine(model, threads or available_cores(), "int8" if precision == "int8" else "fp32")
+
+
+@contextmanager
+def opened(
+    models: Sequence[Model], device: str = "auto", precision: str = "auto", kernels: str = "auto"
+) -> Iterator[list[Engine]]:
+    """An engine for each of several models, until the end of the block. Raises as `open_engine` does."""
+    with ExitStack() as stack:
+        engines = []
+        for model in models:
+            engines.append(open_engine(model, device, precision, kernels=kernels))
+            stack.callback(engines[-1].close)
+        yield engines
 
 
 def _missing_package() -> str | None:
@@ -112,7 +126,7 @@ def why_gpu_unused() -> str | None:
 def why_no_gpu() -> str | None:
     """None where CUDA works in this process; else why it does not, in one line.
 
-    Raises BroadsheetError for a GPU that works but is full: falling back to the much slower CPU would be a surprise.
+    Raises NoRoom for a GPU that works but is full: falling back to the much slower CPU would be a surprise.
     """
     missing = _missing_package()
     if missing:
@@ -125,7 +139,7 @@ def why_no_gpu() -> str | None:
         cupy.cuda.Device().mem_info  # noqa: B018 - creates the context, which fails with a broken driver
     except Exception as error:  # CuPy raises ImportError, RuntimeError or its own, depending on the fault
         if getattr(error, "status", None) == _OUT_OF_MEMORY:
-            raise BroadsheetError(
+            raise NoRoom(
                 f"the GPU has no room, not even for a CUDA context ({error}). Stop other programs, choose another "
                 "(CUDA_VISIBLE_DEVICES), or use --device cpu"
             ) from error

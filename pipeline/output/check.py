@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -22,14 +22,14 @@ from pipeline.output.where import Where
 _ROWS = ["file", "row"]
 
 
-def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | None, names: Names) -> None:
+def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | None, names: Sequence[Names]) -> None:
     """Raise OutputError unless the files of an entry are as they were written, hold what it says, and each row of its
     sources is there once, written or quarantined, but for as many as were filtered. schema: of the job's parts. Each
-    written row must satisfy `where`, if all its columns are there. names: of the model's columns.
+    written row must satisfy `where`, if all its columns are there. names: of each model's columns.
     """
     named = where.columns if where is not None else set()
     decided = where if named <= set(schema.names) else None
-    filled = {*_ROWS, names.label, *_figures(names).values()}
+    filled = {*_ROWS, N_CHARS.name, *(column for each in names for column in (each.label, *_figures(each).values()))}
     columns = [name for name in schema.names if name in filled or (decided and name in named)]
     parts, tables = [], []
     for file in entry.files:
@@ -52,15 +52,18 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
 
 
 def _figures(names: Names) -> dict[str, str]:
-    """Figures of an entry that are the sums of columns, and these."""
-    return {"chars": N_CHARS.name, "truncated": names.truncated, "unknown_chars": names.unknown_chars}
+    """Figures of a model that are the sums of columns, and these."""
+    return {"truncated": names.truncated, "unknown_chars": names.unknown_chars}
 
 
-def _check_figures(entry: Entry, rows: pa.Table, names: Names) -> None:
+def _check_figures(entry: Entry, rows: pa.Table, names: Sequence[Names]) -> None:
     """The entry's share of the totals must be that of its written rows."""
-    labels = {count["values"]: count["counts"] for count in rows.column(names.label).value_counts().to_pylist()}
-    sums = {name: pc.sum(rows.column(column)).as_py() or 0 for name, column in _figures(names).items()}
-    if labels != entry.labels or any(getattr(entry, name) != value for name, value in sums.items()):
+    same = len(entry.judged) == len(names) and entry.chars == (pc.sum(rows.column(N_CHARS.name)).as_py() or 0)
+    for each, judged in zip(names, entry.judged, strict=False):
+        labels = {count["values"]: count["counts"] for count in rows.column(each.label).value_counts().to_pylist()}
+        sums = {name: pc.sum(rows.column(column)).as_py() or 0 for name, column in _figures(each).items()}
+        same = same and labels == judged.labels and all(getattr(judged, name) == sums[name] for name in sums)
+    if not same:
         raise OutputError(f"{entry.chunk}: the labels or counts in its entry are not those of its part")
 
 

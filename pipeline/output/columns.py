@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.engine.base import Predictions
-from pipeline.output.labelling import Labelling
+from pipeline.output.labelling import TRUTH, Labelling
 from pipeline.output.parts import label_table, output_schema
 from pipeline.output.where import Where
 from pipeline.source.chunk import Chunk, Selection
@@ -53,7 +53,8 @@ def columns_of(selection: Selection, labellings: Sequence[Labelling], expression
     every_score = tuple(labelling.with_every_score for labelling in asked)
     where, all_of_them = Where(expression), output_schema(selection, every_score)
     where.check(all_of_them)
-    where.check_labels(asked[0].labels)
+    labels = {labelling.names.label: labelling.labels for labelling in asked}
+    where.check_labels({TRUTH.name: asked[0].truths or asked[0].classes, **labels})
     if where.columns <= {*written.names}:
         return Columns(written, written, asked, where)
     return Columns(written, all_of_them, every_score, where)

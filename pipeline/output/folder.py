@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -291,9 +291,9 @@ class OutputFolder:
                 closed[entry.group] = entry
         return Committed(chunks, closed)
 
-    def committed(self, job: str, labelling: Labelling, schema: pa.Schema, update: int) -> Committed:
+    def committed(self, job: str, labellings: Sequence[Labelling], schema: pa.Schema, update: int) -> Committed:
         """The entries by which a resumed job skips chunks and groups: not those that are damaged, or have labels other
-        than `labelling` gives or other rows than their group, or whose files are not there in their size. Such a chunk
+        than `labellings` give or other rows than their group, or whose files are not there in their size. Such a chunk
         is computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
 
         A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and groups in
@@ -311,12 +311,12 @@ class OutputFolder:
         size = self.store.sizes((PARTS, QUARANTINE))  # once the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
-            if not _is_of(entry, labelling):
+            if not _is_of(entry, labellings):
                 return False
             if not finished:
                 return all(size(file.name) == file.bytes for file in entry.files)
             try:
-                check_chunk(self.store, entry, schema, where, labelling.names)
+                check_chunk(self.store, entry, schema, where, [labelling.names for labelling in labellings])
             except OutputError:
                 return False
             return True
@@ -444,8 +444,14 @@ def schema_hex(schema: pa.Schema) -> str:
     return str(schema.serialize().to_pybytes().hex())
 
 
-def _is_of(entry: Entry, labelling: Labelling) -> bool:
-    """Whether an entry's labels are those of the model."""
-    pairs, count = entry.confusion or (), len(labelling.classes)
-    known = entry.labels.keys() <= {*labelling.labels}
-    return known and all(NO_TRUTH <= a < count and 0 <= b < count for a, b, _ in pairs)
+def _is_of(entry: Entry, labellings: Sequence[Labelling]) -> bool:
+    """Whether an entry's labels are those of the models."""
+    if len(entry.judged) != len(labellings):
+        return False
+    for judged, labelling in zip(entry.judged, labellings, strict=True):
+        count = len(labelling.classes)
+        if not judged.labels.keys() <= {*labelling.labels}:
+            return False
+        if not all(NO_TRUTH <= a < count and 0 <= b < count for a, b, _ in judged.confusion or ()):
+            return False
+    return True

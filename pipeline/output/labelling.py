@@ -5,6 +5,7 @@ Formats, results in memory, `verify` and the report know the columns of a model 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.accuracy import count_pairs
 from pipeline.engine.base import Predictions
+from pipeline.source.chunk import NO_TRUTH
 
 TRUTH = pa.field("truth", pa.string())
 """The true class of a row, where the input has one."""
@@ -56,18 +58,29 @@ class Names:
         return f"{self.prefix}unknown_chars"
 
 
+def names_in(columns: Collection[str]) -> list[Names]:
+    """Of the models whose columns are among these."""
+    found = []
+    for column in columns:
+        names = Names(column.removesuffix("unknown_chars"))
+        if column == names.unknown_chars and {names.label, names.score, names.truncated} <= {*columns}:
+            found.append(names)
+    return found
+
+
 @dataclass(frozen=True)
 class Labelling:
     """What one model says of each row, and which of that is asked for.
 
     classes: of the model. top_k: the best labels and their scores, where above 1. scores: of every class. names: of its
-    columns.
+    columns. truths: the classes that a truth may name, where these are not the model's: of several, those of all.
     """
 
     classes: tuple[str, ...]
     top_k: int = 1
     scores: bool = False
     names: Names = Names()
+    truths: tuple[str, ...] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -129,5 +142,12 @@ class Labelling:
         return {self.classes[i]: int(n) for i, n in zip(numbers, counts, strict=True)}
 
     def pairs(self, predictions: Predictions, truth: NDArray[np.int32]) -> list[tuple[int, int, int]]:
-        """Rows by true class and label, as `accuracy.count_pairs` has them. truth: [N], a class or NO_TRUTH."""
+        """Rows by true class and label, as `accuracy.count_pairs` has them.
+
+        truth: [N], one of `truths`, or NO_TRUTH. A class that the model does not have counts as no truth.
+        """
+        if self.truths and self.truths != self.classes:
+            own = {name: i for i, name in enumerate(self.classes)}
+            of_truth = np.array([*(own.get(name, NO_TRUTH) for name in self.truths), NO_TRUTH], np.int32)
+            truth = of_truth[truth]  # NO_TRUTH is -1: the last
         return count_pairs(truth, self.best(predictions))

@@ -32,40 +32,42 @@ PART_ENCODING = 3
 
 CHUNK_PATTERN = r"^part-\d{6,}-\d{7,}$"
 JOB_PATTERN = r"^[0-9a-f]{16}$"
-FILE_PATTERN = r"^(parts|parts/label=[^/]+|_quarantine)/part-\d{6,}-\d{7,}-[0-9a-f]{8}\.(parquet|jsonl|csv)$"
+FILE_PATTERN = r"^(parts|parts/[^/=]*label=[^/]+|_quarantine)/part-\d{6,}-\d{7,}-[0-9a-f]{8}\.(parquet|jsonl|csv)$"
 
 
 @dataclass(frozen=True)
 class PartNames:
-    """How the parts of a job are called. partitioned: whether each label has a folder, as Hive names them."""
+    """How the parts of a job are called. by: the column of labels each of which has a folder, as Hive names them; None
+    where all rows of a chunk are in one part.
+    """
 
     format: str = "parquet"
-    partitioned: bool = False
+    by: str | None = None
 
     @classmethod
     def like(cls, name: str) -> PartNames:
         """Of the job that has such a part."""
-        return cls(name.rpartition(".")[2], "/label=" in name)
+        return cls(name.rpartition(".")[2], folder_label(name)[0])
 
     def files(self, chunk: str, job: str, labels: Iterable[str]) -> list[tuple[str, str | None]]:
         """The parts of a chunk whose rows have these labels: the name of each, and the label of all its rows, or None
         for all the chunk's rows.
         """
         name = f"{_stem(chunk, job)}.{self.format}"
-        if not self.partitioned:
+        if self.by is None:
             return [(f"{PARTS}/{name}", None)]
-        return [(f"{PARTS}/{label_folder(label)}/{name}", label) for label in sorted(labels)]
+        return [(f"{PARTS}/{label_folder(self.by, label)}/{name}", label) for label in sorted(labels)]
 
 
-def label_folder(label: str) -> str:
+def label_folder(column: str, label: str) -> str:
     """Percent-encoded, as Arrow, Hive and Spark write it and every reader decodes it."""
-    return f"label={quote(label, safe='')}"
+    return f"{quote(column, safe='')}={quote(label, safe='')}"
 
 
-def folder_label(name: str) -> str | None:
-    """The label in whose folder a part is; None where it is in none."""
-    folder = name.split("/")[1]
-    return unquote(folder.removeprefix("label=")) if folder.startswith("label=") else None
+def folder_label(name: str) -> tuple[str, str] | tuple[None, None]:
+    """The column of labels and the label in whose folder a part is; None where it is in none."""
+    column, equals, label = name.split("/")[1].partition("=")
+    return (unquote(column), unquote(label)) if equals else (None, None)
 
 
 def quarantine_file(chunk: str, job: str) -> str:

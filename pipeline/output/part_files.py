@@ -34,20 +34,20 @@ def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) 
             FORMATS[names.format].write(pa.schema([field]).empty_table())
         except UnwritableType as error:
             raise UsageError(f"the column {field.name!r} cannot be written: {names.format} {error}") from error
-    for label in classes if names.partitioned else ():
-        if label == _NULL or len(label_folder(label)) > _LONGEST_NAME:
+    for label in classes if names.by is not None else ():
+        if label == _NULL or len(label_folder(names.by or "", label)) > _LONGEST_NAME:
             raise UsageError(f"the class {label!r} cannot be the name of a folder, as --partition-by needs it")
 
 
 def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[tuple[str, int, bytes]]:
     """The name, number of rows and bytes of each part of a chunk."""
-    write = FORMATS[names.format].write
+    write, by = FORMATS[names.format].write, names.by
     found = []
-    for name, label in names.files(chunk, job, pc.unique(table.column("label")).to_pylist()):
+    for name, label in names.files(chunk, job, [] if by is None else pc.unique(table.column(by)).to_pylist()):
         rows = table
-        if label is not None:
-            rows = table.filter(pc.equal(table.column("label"), label))
-            rows = rows.drop_columns("label") if names.format in _TAKEN_FROM_FOLDER else rows
+        if by is not None:
+            rows = table.filter(pc.equal(table.column(by), label))
+            rows = rows.drop_columns(by) if names.format in _TAKEN_FROM_FOLDER else rows
         found.append((name, len(rows), write(rows)))
     return found
 
@@ -58,16 +58,16 @@ def read_part(
     """The rows of a part, or some columns of it. schema: of the job's parts. Raises OutputError, with `path`, for
     another kind of file.
     """
-    format_, label = PartNames.like(name).format, folder_label(name)
+    format_, (by, label) = PartNames.like(name).format, folder_label(name)
     chosen = schema.names if columns is None else list(columns)
     try:
-        if label is None or format_ not in _TAKEN_FROM_FOLDER:
+        if by is None or format_ not in _TAKEN_FROM_FOLDER:
             table = FORMATS[format_].read(data, schema, chosen)
-            if label is not None and "label" in chosen and not pc.all(pc.equal(table.column("label"), label)).as_py():
+            if by in chosen and not pc.all(pc.equal(table.column(by), label)).as_py():
                 raise ValueError(f"it has rows with another label than {label!r}")
             return table
-        without = schema.remove(schema.get_field_index("label"))
-        table = FORMATS[format_].read(data, without, [column for column in chosen if column != "label"])
-        return table.append_column(schema.field("label"), pa.repeat(label, len(table))).select(chosen)
+        without = schema.remove(schema.get_field_index(by))
+        table = FORMATS[format_].read(data, without, [column for column in chosen if column != by])
+        return table.append_column(schema.field(by), pa.repeat(label, len(table))).select(chosen)
     except (OSError, ValueError, KeyError, TypeError, MemoryError, RecursionError, pa.ArrowException) as error:
         raise OutputError(f"{path} is not a part of this job ({error})") from error

@@ -29,14 +29,19 @@ def output_schema(selection: Selection, labellings: Sequence[Labelling]) -> pa.S
 
 
 def computed_columns(labellings: Sequence[Labelling], truth: bool) -> pa.Schema:
-    """Those that a job adds to `file`, `row` and the kept columns."""
+    """Those that a job adds to `file`, `row` and the kept columns. Raises UsageError where two have one name."""
     fields: list[pa.Field] = []
     for labelling in labellings:
         fields += labelling.first
         if truth and labelling is labellings[0]:
             fields.append(TRUTH)
         fields += labelling.more
-    return pa.schema([*fields, N_CHARS, *(field for labelling in labellings for field in labelling.of_text)])
+    fields += [N_CHARS, *(field for labelling in labellings for field in labelling.of_text)]
+    names = [field.name for field in fields]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two models have a column {name!r}: give one of them another file name")
+    return pa.schema(fields)
 
 
 def label_table(
@@ -47,7 +52,7 @@ def label_table(
     for labelling, predicted in zip(labellings, predictions, strict=True):
         found |= labelling.columns(predicted)
     if chunk.truth is not None:
-        names = pa.array(labellings[0].classes, pa.string())
+        names = pa.array(labellings[0].truths or labellings[0].classes, pa.string())
         found[TRUTH.name] = names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
     computed = schema.names[chunk.rows.num_columns :]
     return pa.table([*chunk.rows.columns, *(found[name] for name in computed)], schema)

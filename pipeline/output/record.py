@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import numpy as np
 import pyarrow as pa
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from pipeline.accuracy import LENGTHS
 from pipeline.engine.base import Backend
@@ -60,6 +60,28 @@ class FileRecord(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Digest
 
 
+class Judged(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model says of rows: in a chunk's entry of its own, in totals of all. The figures are those of `Entry`."""
+
+    labels: dict[str, Count]
+    truncated: Count
+    unknown_chars: Count
+    saturated: Count = 0
+    doubtful: dict[str, Count]
+    confusion: tuple[tuple[int, int, Count], ...] | None
+
+    def check(self, written: int, labelled: int) -> None:
+        """Raise ValueError where the figures contradict each other. written, labelled: rows."""
+        if written != sum(self.labels.values()):
+            raise ValueError("`labels` do not add up to `rows_written`")
+        if min(self.labels.values(), default=1) < 1:
+            raise ValueError("`labels` has a label without rows")
+        if sum(self.doubtful.values()) > labelled:
+            raise ValueError("`doubtful` has more rows than were labelled")
+        if self.confusion is not None and labelled != sum(rows for *_, rows in self.confusion):
+            raise ValueError("`confusion` does not add up to `rows_written` and `rows_filtered`")
+
+
 class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="chunk"):
     """The commit of a chunk: its files, and its share of the job's totals.
 
@@ -69,7 +91,8 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     class of `accuracy.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by reason, filtered ones
     too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is a truth, over the
     filtered rows too. problems: messages about whole files. files: one part, or one for each label, sorted; then the
-    quarantined rows, where there are any.
+    quarantined rows, where there are any. others: of several models, what the second and further ones say; the figures
+    above are the first one's.
     """
 
     version: Version = VERSION
@@ -90,6 +113,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     confusion: tuple[tuple[int, int, Count], ...] | None
     problems: tuple[str, ...]
     files: tuple[FileRecord, ...] = ()
+    others: tuple[Judged, ...] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         """Raise ValueError where the figures contradict each other; in a file that is read, an error of that file."""
@@ -98,18 +122,20 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
             raise ValueError("`rows_read` is not the sum of the rows written, filtered and quarantined")
         if self.rows_read != sum(rows for *_, rows in self.sources):
             raise ValueError("`rows_read` is not the sum of the rows of `sources`")
-        if written != sum(self.labels.values()) or written != sum(self.lengths) or len(self.lengths) != len(LENGTHS):
-            raise ValueError("`labels` or `lengths` do not add up to `rows_written`")
-        if min(self.labels.values(), default=1) < 1:
-            raise ValueError("`labels` has a label without rows")
-        if sum(self.doubtful.values()) > written + self.rows_filtered:
-            raise ValueError("`doubtful` has more rows than were labelled")
-        if self.confusion is not None and written + self.rows_filtered != sum(rows for *_, rows in self.confusion):
-            raise ValueError("`confusion` does not add up to `rows_written` and `rows_filtered`")
+        if written != sum(self.lengths) or len(self.lengths) != len(LENGTHS):
+            raise ValueError("`lengths` do not add up to `rows_written`")
+        for judged in self.judged:
+            judged.check(written, written + self.rows_filtered)
         if self.problems and not self.sources:
             raise ValueError("there are `problems`, and no `sources`")
         if self.files and not self.has_files(PartNames.like(self.files[0].name)) and not self.has_files(_NO_PART):
             raise ValueError("`files` are not those of this chunk")
+
+    @property
+    def judged(self) -> tuple[Judged, ...]:
+        """What each model says."""
+        first = Judged(**{name: getattr(self, name) for name in Judged.__struct_fields__})
+        return first, *(() if self.others is UNSET else self.others)
 
     def has_files(self, names: PartNames) -> bool:
         """Whether its files are those of a chunk of a job whose parts have such names."""
@@ -129,7 +155,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
         return hashlib.sha256(to_json(self)).digest()
 
 
-_NO_PART = PartNames(partitioned=True)
+_NO_PART = PartNames(by="label")
 """Of a chunk without written rows, in a job with a folder for each label."""
 
 
@@ -172,7 +198,9 @@ def listing_digest(files: Iterable[ListedFile]) -> str:
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options that change a byte of the output. truth: SHA-256 of the answer file."""
+    """The options that change a byte of the output. truth: SHA-256 of the answer file. models: the names of several, by
+    which their columns are named.
+    """
 
     text_columns: tuple[str, ...]
     kept_columns: tuple[str, ...]
@@ -190,15 +218,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: str
     partition_by: str | None
     where: str | None
+    models: tuple[str, ...] | UnsetType = UNSET
 
     @property
-    def labelled(self) -> Names:
-        """Of the model's columns."""
-        return Names()
+    def labelled(self) -> tuple[Names, ...]:
+        """Of each model's columns."""
+        return (Names(),) if self.models is UNSET else tuple(Names(f"{model}_") for model in self.models)
 
     @property
     def names(self) -> PartNames:
-        return PartNames(self.format, self.partition_by is not None)
+        return PartNames(self.format, None if self.partition_by is None else self.labelled[0].label)
 
 
 class Writer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -237,9 +266,10 @@ class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
             yield "another model"
         for part in ("backend", "settings", "writer"):
             before, now = (json.loads(to_json(getattr(each, part))) for each in (self, other))
-            for name in before:
-                if before[name] != now[name]:
-                    yield f"{part}.{name} was {before[name]!r}, now {now[name]!r}"
+            for name in {**before, **now}:
+                was, is_now = before.get(name), now.get(name)
+                if was != is_now:
+                    yield f"{part}.{name} was {was!r}, now {is_now!r}"
 
 
 class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -267,6 +297,8 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         File and message of each file that was not wholly readable.
     unread : tuple of (str, int or None)
         Each file or folder of which nothing was read, and its rows where they are known; `problems` say why.
+    others : tuple of Judged, optional
+        Of several models, the figures of the second and further ones; those above are the first one's.
 
     """
 
@@ -285,6 +317,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     confusion: tuple[tuple[int, int, Count], ...] | None
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
+    others: tuple[Judged, ...] | UnsetType = UNSET
 
 
 class Update(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import UNSET
 
 from pipeline.accuracy import LENGTHS
 from pipeline.output.account import Committed, groups_of
 from pipeline.output.layout import group_of
-from pipeline.output.record import SUMS, Entry, SavedPlan, Totals
+from pipeline.output.record import SUMS, Judged, SavedPlan, Totals
 from pipeline.source.chunk import NO_TRUTH
 
 
@@ -20,15 +22,29 @@ def totals_of(committed: Committed, plan: SavedPlan | None) -> Totals:
     problems = [(entry.sources[0][0], problem) for entry in entries for problem in entry.problems]
     problems += [problem for closing in closed for problem in closing.problems]
     unread = [each for closing in closed for each in closing.unread]
+    others = zip(*(entry.judged[1:] for entry in entries), strict=False)
     return Totals(
         chunks=len(entries),
         **{name: sum(getattr(entry, name) for entry in entries) for name in SUMS},
         labels=_sum(entry.labels for entry in entries),
         doubtful=_sum(entry.doubtful for entry in entries),
         lengths=tuple(sum(entry.lengths[i] for entry in entries) for i in range(len(LENGTHS))),
-        confusion=_confusion(entries),
+        confusion=_confusion(entry.confusion for entry in entries),
         problems=tuple(sorted((*(plan.problems if plan else ()), *problems))),
         unread=tuple(sorted((*(plan.unread if plan else ()), *unread), key=str)),
+        others=tuple(map(summed, others)) or UNSET,
+    )
+
+
+def summed(judged: Sequence[Judged]) -> Judged:
+    """What one model says of the rows of several entries, together."""
+    return Judged(
+        labels=_sum(each.labels for each in judged),
+        truncated=sum(each.truncated for each in judged),
+        unknown_chars=sum(each.unknown_chars for each in judged),
+        saturated=sum(each.saturated for each in judged),
+        doubtful=_sum(each.doubtful for each in judged),
+        confusion=_confusion(each.confusion for each in judged),
     )
 
 
@@ -39,10 +55,10 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def _confusion(entries: Iterable[Entry]) -> tuple[tuple[int, int, int], ...] | None:
+def _confusion(found: Iterable[tuple[tuple[int, int, int], ...] | None]) -> tuple[tuple[int, int, int], ...] | None:
     """As `accuracy.Confusion.pairs` has it; None where no entry has one."""
     counts: Counter[tuple[int, int]] = Counter()
-    told = [entry.confusion for entry in entries if entry.confusion is not None]
+    told = [pairs for pairs in found if pairs is not None]
     for true, label, rows in (pair for pairs in told for pair in pairs):
         counts[true, 0 if true == NO_TRUTH else label] += rows
     return tuple((true, label, rows) for (true, label), rows in sorted(counts.items())) if told else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import NoReturn
@@ -67,13 +67,18 @@ class Where:
         """Raise UsageError, with the place, unless it can be decided for every row of such a table."""
         self.mask(schema.empty_table())
 
-    def check_labels(self, classes: Sequence[str]) -> None:
-        """Raise UsageError, with the place, where a label is compared with a text that is no class of the model."""
+    def check_labels(self, labels: Mapping[str, Sequence[str]]) -> None:
+        """Raise UsageError, with the place, where a label is compared with a text that is no class of the model.
+
+        labels: what the columns of labels may hold, by name.
+        """
         for node in _nodes(parse(self.text)):
             sides: tuple[Column | Literal, ...] = (node.left, node.right) if isinstance(node, Comparison) else ()
             sides = (node.left, *node.values) if isinstance(node, OneOf) else sides
-            if not any(isinstance(side, Column) and side.name in ("label", "truth") for side in sides):
+            named = next((side.name for side in sides if isinstance(side, Column) and side.name in labels), None)
+            if named is None:
                 continue
+            classes = labels[named]
             for side in sides:
                 if isinstance(side, Literal) and isinstance(side.value, str) and side.value not in classes:
                     known = ", ".join(classes[:_MOST_CLASSES]) + (", …" if len(classes) > _MOST_CLASSES else "")

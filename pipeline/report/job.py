@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from pipeline.accuracy import LENGTHS, Confusion, Example
+from pipeline.accuracy import LENGTHS, Confusion, Example, confusion_of
 from pipeline.output.account import Committed
 from pipeline.profiling.measure import Profile
 from pipeline.report.breakdown import Breakdown, break_down
@@ -65,6 +66,8 @@ class JobFacts:
         Files that were not read, since their suffix belongs to no format, in folders; folders that a pattern matched.
     growth : Growth, optional
         Of an update: how the input differs from what was labelled before.
+    models : tuple of (str, tuple of str)
+        Name and labels of each model, in order; `model` has all names, `classes` and `meant_for` are the first one's.
 
     """
 
@@ -79,6 +82,32 @@ class JobFacts:
     meant_for: str | None = None
     left_out: tuple[str, ...] = ()
     growth: Growth | None = None
+    models: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class OfModel:
+    """What one of a job's models says of its rows.
+
+    Attributes
+    ----------
+    name : str
+        The model.
+    labels : Counter of str
+        Written rows by label.
+    confusion : Confusion or None
+        Rows by true and predicted class, where there is a truth column.
+
+    """
+
+    name: str
+    labels: Counter[str]
+    confusion: Confusion | None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of rows whose label is the true class; None without a truth column."""
+        return None if self.confusion is None else self.confusion.accuracy
 
 
 @dataclass
@@ -265,6 +294,22 @@ class JobReport:
         return None if self.confusion is None else self.confusion.accuracy
 
     @property
+    def models(self) -> tuple[OfModel, ...]:
+        """What each model says, in the order in which they were named; the report's own figures are the first one's."""
+        others = zip(self.job.models[1:], self.tally.others, strict=False)
+        return (
+            OfModel(self.job.models[0][0] if self.job.models else self.job.model, self.tally.labels, self.confusion),
+            *(
+                OfModel(
+                    name,
+                    Counter(judged.labels),
+                    None if judged.confusion is None else confusion_of(judged.confusion, classes),
+                )
+                for (name, classes), judged in others
+            ),
+        )
+
+    @property
     def not_read(self) -> list[str]:
         """What was left out or read in part: a line for each kind, with a count and the first names."""
         growth = self.job.growth.lines if self.job.growth else []
@@ -383,6 +428,7 @@ class JobReport:
         job, tally, run = self.job, self.tally, self.run
         totals: dict[str, Any] = msgspec.to_builtins(tally.totals())
         del totals["confusion"]  # it is in `truth`
+        totals.pop("others", None)  # they are in `models`
         return totals | {
             "model": job.model,
             "backend": job.backend,
@@ -406,6 +452,14 @@ class JobReport:
             "not_read": self.not_read,
             "hints": self.hints,
             "truth": None if self.confusion is None else _truth(self.confusion),
+            "models": [
+                {
+                    "model": each.name,
+                    "labels": dict(each.labels),
+                    "truth": None if each.confusion is None else _truth(each.confusion),
+                }
+                for each in self.models
+            ],
             "validation": job.answers and {"answers": job.answers, "wrong": self.wrong_answers},
         }
 

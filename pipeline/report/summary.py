@@ -101,14 +101,21 @@ def as_html(report: JobReport) -> str:
 
 
 def _all_facts(report: JobReport) -> list[tuple[str, str]]:
-    shown = report.tally.labels.most_common(_MOST_CLASSES)
-    labels = ", ".join(f"{name} {rows:,}" for name, rows in shown)
-    more = len(report.tally.labels) - len(shown)
-    found = [*facts(report), ("labels", labels + (f", and {more} more classes" if more else ""))]
-    confusion = report.confusion
-    if confusion is not None and confusion.rows:
-        right = f"{confusion.correct:,} of {confusion.rows:,} right"
-        found.append(("accuracy", f"{confusion.accuracy:.2%} (standard error {confusion.standard_error:.2%}): {right}"))
+    found = facts(report)
+    several = len(report.models) > 1
+    for model in report.models:
+        shown = model.labels.most_common(_MOST_CLASSES)
+        labels = ", ".join(f"{name} {rows:,}" for name, rows in shown)
+        more = len(model.labels) - len(shown)
+        begin = f"{model.name}: " if several and labels else ""
+        found.append(("labels", begin + labels + (f", and {more} more classes" if more else "")))
+    for model in report.models:
+        confusion = model.confusion
+        if confusion is not None and confusion.rows:
+            right = f"{confusion.correct:,} of {confusion.rows:,} right"
+            begin = f"{model.name}: " if several else ""
+            error = f"(standard error {confusion.standard_error:.2%})"
+            found.append(("accuracy", f"{begin}{confusion.accuracy:.2%} {error}: {right}"))
     return [(name, value) for name, value in found if value]
 
 

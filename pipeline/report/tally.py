@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
 from pipeline.accuracy import LENGTHS, Confusion, confusion_of
 from pipeline.errors import BroadsheetError
-from pipeline.output.record import SUMS, Entry, Totals
+from pipeline.output.record import SUMS, Entry, Judged, Totals
+from pipeline.output.totals import summed
 
 
 def balance(totals: Totals | Tally) -> str:
@@ -49,6 +52,8 @@ class Tally:
         Written rows by class of `accuracy.LENGTHS`.
     confusion : Confusion or None
         Rows by true and predicted class, where there is a truth column; the filtered ones too.
+    others : tuple of Judged
+        Of several models, what the second and further ones say; labels, confusion and the like are the first one's.
     earlier : Totals or None
         Of a job that is updated: they are in all figures, and in `totals`; `problems` and `unread` are the update's.
 
@@ -71,6 +76,7 @@ class Tally:
     doubtful: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=lambda: [0] * len(LENGTHS))
     confusion: Confusion | None = None
+    others: tuple[Judged, ...] = ()
     earlier: Totals | None = None
 
     @classmethod
@@ -90,6 +96,7 @@ class Tally:
             tally.lengths = list(earlier.lengths)
             if earlier.confusion is not None:
                 tally.confusion = confusion_of(earlier.confusion, classes)
+            tally.others = () if earlier.others is UNSET else earlier.others
         return tally
 
     def add(self, entries: Iterable[Entry]) -> None:
@@ -104,6 +111,9 @@ class Tally:
             self.problems += [(entry.sources[0][0], message) for message in entry.problems]
             if entry.confusion is not None:
                 self.confusion = confusion_of(entry.confusion, self.classes, self.confusion)
+            others = entry.judged[1:]
+            pairs = zip(self.others, others, strict=True) if self.others else ((each,) for each in others)
+            self.others = tuple(map(summed, pairs))
 
     def close(self, problems: Iterable[tuple[str, str]], unread: Iterable[tuple[str, int | None]]) -> None:
         """Count what was amiss with the files of a group that has been read to its end; groups end in any order."""
@@ -132,4 +142,5 @@ class Tally:
             confusion=None if self.confusion is None else self.confusion.pairs,
             problems=tuple(sorted((*problems, *self.problems))),
             unread=(*unread, *self.unread),
+            others=self.others or UNSET,
         )

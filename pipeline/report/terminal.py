@@ -16,7 +16,7 @@ from rich.table import Table
 from pipeline.accuracy import Confusion
 from pipeline.report.breakdown_table import print_breakdown
 from pipeline.report.console import PlainConsole, facts_table, lines, print_fact, say
-from pipeline.report.job import JobReport, Progress
+from pipeline.report.job import JobReport, OfModel, Progress
 from pipeline.report.reach import Reach
 from pipeline.report.remarks import unread_line
 from pipeline.report.roofline_table import print_profile
@@ -104,9 +104,12 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
     The breakdown of a job that was over in a moment tells nothing: it is left out, unless kernels were profiled.
     """
     _print_totals(report, console)
-    console.print(_label_table(report))
-    if report.confusion is not None:
-        print_confusion(report.confusion, console)
+    for model in report.models:
+        if len(report.models) > 1:
+            console.print(lines(model.name, "bold"), soft_wrap=True)
+        console.print(_label_table(model, report.rows_written))
+        if model.confusion is not None:
+            print_confusion(model.confusion, console)
     if report.job.answers is not None:
         _print_validation(report, report.job.answers, console)
     if report.rows_quarantined:
@@ -140,13 +143,13 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _label_table(report: JobReport) -> Table:
+def _label_table(model: OfModel, written: int) -> Table:
     table = _table("label", "rows", "share")
-    shown = report.tally.labels.most_common(_MOST_CLASSES)
+    shown = model.labels.most_common(_MOST_CLASSES)
     for name, rows in shown:
-        table.add_row(name, f"{rows:,}", f"{rows / max(report.rows_written, 1):.1%}")
-    if len(report.tally.labels) > len(shown):
-        table.add_row(f"{len(report.tally.labels) - len(shown)} more", "", "")
+        table.add_row(name, f"{rows:,}", f"{rows / max(written, 1):.1%}")
+    if len(model.labels) > len(shown):
+        table.add_row(f"{len(model.labels) - len(shown)} more", "", "")
     return table
 
 

@@ -20,20 +20,11 @@ from pipeline.source.limits import LIMITS
 HEAD_BYTES = 256
 NO_TRUTH = -1
 _SPACE = pa.scalar(" ", pa.large_string())
-_OURS = {
-    "file",
-    "row",
-    "label",
-    "score",
-    "truth",
-    "top_labels",
-    "top_scores",
-    "n_chars",
-    "truncated",
-    "unknown_chars",
-    "reason",
-}
-"""Names of columns that the output may have beside the kept ones, and beside `score_` with the name of a class."""
+_OURS = {"file", "row", "truth", "n_chars", "reason"}
+"""Names of columns that the output may have beside the kept ones."""
+
+_OF_MODEL = ("label", "score", "top_labels", "top_scores", "truncated", "unknown_chars")
+"""The same for each model, beside `score_` with the name of a class."""
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -55,6 +46,7 @@ class Selection:
     `answers` is the path of the parent program's answer file, for a one-hot input. `encoding` is Python's name of that
     of the text files, `delimiter` the character between the fields of CSV files, where the user gave one. `reads` is
     how many characters of each text the model reads: the rest is counted and dropped; 0 to keep the whole texts.
+    `prefixes` are those of each model's columns in the output.
     """
 
     text: tuple[str, ...] = ("text",)
@@ -68,6 +60,7 @@ class Selection:
     encoding: str = UTF8
     delimiter: str | None = None
     reads: int = 0
+    prefixes: tuple[str, ...] = ("",)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -82,7 +75,8 @@ class Selection:
         """
         if not self.keep_all:
             return self.kept
-        ours = _OURS | {f"score_{name}" for name in self.classes}
+        of_model = (*_OF_MODEL, *(f"score_{name}" for name in self.classes))
+        ours = _OURS | {prefix + name for prefix in self.prefixes for name in of_model}
         names: dict[str, str] = {}
         for name in self.kept:
             renamed = name

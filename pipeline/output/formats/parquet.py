@@ -8,19 +8,22 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-_REPEATING = ["file", "label", "truth", "top_labels.list.element"]
-_COUNTS = ["row", "n_chars", "unknown_chars"]
+from pipeline.output.labelling import N_CHARS, TRUTH, Names, names_in
 
 
 def write(table: pa.Table) -> bytes:
     """With dictionaries and delta encoding: a third of the size that the defaults give."""
+    repeating, counts = ["file", TRUTH.name], ["row", N_CHARS.name]
+    for names in names_in(table.column_names) or [Names()]:
+        repeating += [names.label, f"{names.top_labels}.list.element"]
+        counts.append(names.unknown_chars)
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
         sink,
         compression="zstd",
-        use_dictionary=_REPEATING,
-        column_encoding=dict.fromkeys(_COUNTS, "DELTA_BINARY_PACKED"),
+        use_dictionary=repeating,
+        column_encoding=dict.fromkeys(counts, "DELTA_BINARY_PACKED"),
     )
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 

@@ -1,0 +1,75 @@
+"""Texts through all models of a job: what jobs, the pipe and the estimate do with a chunk between reading and writing.
+
+Whatever of a text several models share is done once: it is read once, and encoded once where they have the same
+alphabet and length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.accuracy import count_doubtful
+from pipeline.engine.base import Engine, Predictions, Texts
+from pipeline.errors import UsageError
+from pipeline.output.labelling import Labelling
+from pipeline.overflow import set_aside_overflow
+from pipeline.source.chunk import Chunk
+from pipeline.telemetry.spans import Span
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A chunk without the rows on which a model overflows, which are in its quarantine, and what each model says of it.
+
+    doubtful: rows that the model could hardly judge by reason, for each model.
+    """
+
+    chunk: Chunk
+    predictions: tuple[Predictions, ...]
+    doubtful: tuple[dict[str, int], ...]
+
+
+def classify(
+    texts: Texts,
+    engines: Sequence[Engine],
+    labellings: Sequence[Labelling],
+    least_k: int = 1,
+    spans: list[Span] | None = None,
+    each_kernel: bool = False,
+) -> tuple[Predictions, ...]:
+    """What each model says of N texts. least_k: of the first model at least so many labels.
+
+    Raises UsageError for texts that are encoded already, in a way that is not a model's.
+    """
+    if len(engines) > 1:
+        texts = replace(texts, shared={})
+    found = []
+    for number, (engine, labelling) in enumerate(zip(engines, labellings, strict=True)):
+        if texts.ids is not None:
+            _refuse_other_ids(texts, engine, engines[0])
+        top_k = labelling.top_k if number else max(least_k, labelling.top_k)
+        found.append(engine.classify(texts, top_k, labelling.scores, spans, each_kernel))
+    return tuple(found)
+
+
+def checked(chunk: Chunk, predictions: tuple[Predictions, ...], engines: Sequence[Engine], first: bool) -> Labelled:
+    """Without the rows that a model could not score. first: whether this is the first chunk of a job.
+
+    Raises UsageError where the model overflows on all of them.
+    """
+    chunk, predictions = set_aside_overflow(chunk, predictions, engines, first)
+    doubtful = tuple(
+        count_doubtful(chunk, found.n_chars, found.unknown_chars, engine.model.length)
+        for engine, found in zip(engines, predictions, strict=True)
+    )
+    return Labelled(chunk, predictions, doubtful)
+
+
+def _refuse_other_ids(texts: Texts, engine: Engine, first: Engine) -> None:
+    same = engine.model.alphabet.symbols == first.model.alphabet.symbols and engine.model.length == first.model.length
+    if not same:
+        raise UsageError(
+            f"the input is encoded already, for {first.model.name}, and {engine.model.name} has another alphabet or "
+            "length: label it in a job of its own"
+        )

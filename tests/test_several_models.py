@@ -1,0 +1,215 @@
+"""Several models in one pass, and several jobs at a time on one cluster: each label is that of the model alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+import pytest
+from conftest import Command, CommandHere, random_model
+from distributed import Client
+
+import pipeline
+from pipeline import UsageError, classify, label, verify
+from pipeline.engine.base import Engine
+from pipeline.engine.cpu import CpuEngine
+from pipeline.errors import NoRoom
+from pipeline.loaded import LoadedEngines
+from pipeline.model.charcnn import Model
+
+TEXTS = [f"Article {i} of the day, on {'sport' if i % 3 else 'a café, and money'} " * (1 + i % 4) for i in range(60)]
+KINDS = [f"class {i % 3}" for i in range(58)] + ["wind", "class 4"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two that read alike, and one with other classes, another alphabet and a greater length."""
+    folder = tmp_path_factory.mktemp("models")
+    made = {
+        "a": random_model(seed=1, length=123),
+        "b": random_model(seed=2, length=123),
+        "c": replace(random_model(seed=3, symbols="abcdefgh é", length=150, classes=2), classes=("wind", "class 1")),
+    }
+    for name, model in made.items():
+        model.save(folder / f"{name}.safetensors")
+    return {name: folder / f"{name}.safetensors" for name in made}
+
+
+@pytest.fixture(scope="module")
+def news(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("news") / "in.csv"
+    rows = [f'{kind},"{text}"\n' for kind, text in zip(KINDS, TEXTS, strict=True)]
+    path.write_text("kind,text\n" + "".join(rows) + "class 1\n")
+    return path
+
+
+def test_a_pass_with_several_models_gives_what_each_alone_gives(
+    models: dict[str, Path], news: Path, client: Client, tmp_path: Path
+) -> None:
+    options = {"truth_column": "kind", "scores": True, "top_k": 2, "chunk_size": 30, "client": client}
+    report = classify(news, tmp_path / "out", model=models.values(), **options)
+    rows = report.to_arrow()
+    for format_ in ("csv", "jsonl"):
+        same = classify(news, tmp_path / format_, model=models.values(), format=format_, **options)
+        assert same.to_arrow().equals(rows)
+        assert verify(tmp_path / format_) == verify(tmp_path / "out")
+    assert rows.column_names[:5] == ["file", "row", "a_label", "a_score", "truth"]
+    for of_one, (name, path) in zip(report.models, models.items(), strict=True):
+        alone = classify(news, model=path, **options)
+        expected = alone.to_arrow().filter(pa.compute.field("reason").is_null())
+        for column in expected.column_names:
+            if column in ("file", "row", "n_chars", "truth", "reason"):
+                continue
+            assert rows[f"{name}_{column}"].equals(expected[column]), (name, column)
+        assert of_one.labels == alone.tally.labels
+        assert of_one.accuracy == alone.accuracy
+        assert of_one.confusion is not None
+        assert alone.confusion is not None
+        assert of_one.confusion.without_truth == alone.confusion.without_truth
+        assert str(path) in str(report)
+        assert f"{alone.accuracy:.2%}" in str(report)
+    assert rows["truth"].to_pylist() == [*KINDS[:59], None]
+    totals = verify(tmp_path / "out")
+    assert totals.rows_written == 60
+    assert len(totals.others) == 2
+
+
+def test_a_folder_of_several_models_is_resumed_updated_partitioned_and_checked(
+    models: dict[str, Path], news: Path, client: Client, tmp_path: Path, broadsheet_here: CommandHere
+) -> None:
+    inputs, out = tmp_path / "inputs", tmp_path / "out"
+    inputs.mkdir()
+    (inputs / "1.csv").write_bytes(news.read_bytes())
+    both = {"model": [models["a"], models["b"]], "client": client, "chunk_size": 16, "partition_by": "label"}
+    where = {"where": "a_score > 0.2 and b_label != 'class 3'"}
+    classify(inputs, out, **both, **where)
+    assert {path.name.partition("=")[0] for path in (out / "parts").iterdir()} == {"a_label"}
+    whole = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and "_runs" not in path.parts}
+    first = min((out / "_entries").glob("part-*.json"))
+    first.unlink()
+    classify(inputs, out, **both, **where, resume=True)
+    now = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and "_runs" not in path.parts}
+    assert now == whole
+    with pytest.raises(UsageError, match="another model"):
+        classify(inputs, out, **{**both, "model": models["a"]}, **where, resume=True)
+    (inputs / "2.csv").write_bytes(news.read_bytes())
+    assert classify(inputs, out, **both, **where, update=True).rows_read == 122
+    assert verify(out, input=True).rows_read == 122
+    entry = json.loads(first.read_text())
+    entry["others"][0]["unknown_chars"] += 1
+    first.write_text(json.dumps(entry))
+    code, said = broadsheet_here("verify", out)
+    assert code == 1
+    assert "labels or counts in its entry" in said
+    with pytest.raises(UsageError, match="no class 'Wind'"):
+        classify(inputs, tmp_path / "no", **both, where="b_label == 'Wind'")
+
+
+def test_the_command_the_pipe_the_estimate_and_label_take_several_models(
+    models: dict[str, Path], news: Path, broadsheet_in_process: Command, tmp_path: Path
+) -> None:
+    both = ["--model", models["a"], "--model", models["b"], "--device", "cpu"]
+    done = broadsheet_in_process("classify", news, *both, "-o", tmp_path / "out", "--truth-column", "kind", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)["models"]
+    assert [each["model"] for each in said] == [str(models["a"]), str(models["b"])]
+    assert all(each["truth"]["rows"] == 58 for each in said)
+    expected = classify(news, model=models["b"]).to_arrow()
+    piped = broadsheet_in_process("classify", news, *both, "-o", "-")
+    assert [json.loads(line)["b_label"] for line in piped.stdout.splitlines()] == expected["label"].to_pylist()
+    dry = broadsheet_in_process("classify", news, *both, "-o", tmp_path / "dry", "--dry-run")
+    assert dry.returncode == 0
+    assert "b.safetensors" in dry.stdout.replace("\n", "")
+    frame = label(pa.table({"text": TEXTS}), model=[models["a"], models["b"]])
+    assert frame["b_label"].to_pylist() == expected["label"].to_pylist()[:60]
+    assert frame.column_names[1:5] == ["a_label", "a_score", "b_label", "b_score"]
+
+
+def test_two_models_of_one_name_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    other = tmp_path / "a.safetensors"
+    other.write_bytes(models["b"].read_bytes())
+    with pytest.raises(UsageError, match="two models are called 'a'"):
+        classify(["x"], model=[models["a"], other])
+
+
+def test_two_jobs_at_once_with_two_models_share_a_cluster(models: dict[str, Path], client: Client) -> None:
+    """Both engines stay on the workers, and the results are those of each job alone."""
+    alone = {name: classify(TEXTS, model=models[name]).to_arrow() for name in "ab"}
+
+    def held() -> set[int]:
+        state = import_module("pipeline.worker").STATE
+        return {id(engine) for engine in state.loaded.engines.values()}
+
+    def run(name: str) -> list[pa.Table]:
+        options = {"model": models[name], "client": clients[name], "chunk_size": 5}
+        return [classify(TEXTS, **options).to_arrow() for _ in range(3)]
+
+    with Client(client.scheduler.address, security=client.security, set_as_default=False) as other:
+        clients = {"a": client, "b": other}
+        with ThreadPoolExecutor(2) as pool:
+            found = dict(zip("ab", pool.map(run, "ab"), strict=True))
+    assert all(table.equals(alone[name]) for name in "ab" for table in found[name])
+    before = client.run(held)
+    run("a")
+    assert client.run(held) == before  # nothing was loaded again
+    assert all(len(engines) >= 2 for engines in before.values())
+
+
+class Counted:
+    """An engine in a process that has room for so many, as seen from outside."""
+
+    room = 2
+    open_now: ClassVar[set[Counted]] = set()
+
+    def __init__(self, model: Model) -> None:
+        if len(Counted.open_now) >= Counted.room:
+            raise NoRoom("no room")
+        self.inner = CpuEngine(model, 1)
+        Counted.open_now.add(self)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def close(self) -> None:
+        self.inner.close()
+        Counted.open_now.remove(self)
+
+
+def test_where_memory_is_short_the_engine_used_longest_ago_makes_room(small_model: Model) -> None:
+    computing = threading.Lock()
+    loaded = LoadedEngines(lambda: computing)
+    loads: list[str] = []
+
+    def loader(key: str):
+        def load() -> Engine:
+            engine = Counted(small_model)
+            loads.append(key)
+            return engine
+
+        return load
+
+    for key in "abc":
+        loaded.offer(key, loader(key))
+    for key in "abac":
+        with loaded.use([key]):
+            pass
+    assert loads == ["a", "b", "c"]
+    assert set(loaded.engines) == {"a", "c"}
+    with loaded.use(["a", "c"]) as [(first, _), _], pytest.raises(NoRoom), loaded.use(["b"]):
+        pass  # never one in use
+    with loaded.use(["a"]) as [(first, _)]:
+        loaded.withdraw("a")
+        assert first in Counted.open_now  # its task goes on to its end
+    assert first not in Counted.open_now
+    assert set(loaded.engines) == {"c"}
+    with pytest.raises(pipeline.BroadsheetError, match="does not have the job's model"), loaded.use(["a"]):
+        pass
+    assert loaded.withdraw("b") is False
+    assert loaded.withdraw("c") is True
+    assert not Counted.open_now
