@@ -153,7 +153,7 @@ def evaluate_labels(
     try:
         for number, readable in enumerate(chunks_here(job_input)):
             found_scores = engine.classify(readable.texts, all_scores=True)
-            chunk, predictions = set_aside_overflow(readable, found_scores, engine, first=number == 0)
+            chunk, (predictions,) = set_aside_overflow(readable, (found_scores,), [engine], first=number == 0)
             quarantined += len(readable.quarantine)
             overflowed += len(readable) - len(chunk)
             if not len(chunk):

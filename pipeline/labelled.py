@@ -32,6 +32,7 @@ def label(
     progress: Progress | None = None,
     scores: bool = False,
     top_k: int = 1,
+    abstain: float | None = None,
     chunk_size: int | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -59,9 +60,10 @@ def label(
         Column with the true class, by name or by number from 1; adds it by name as ``truth``.
     suffix : str, optional
         Appended to the name of an added column where the frame has a column of that name.
-    model, client, progress, scores, top_k, chunk_size, device, precision, kernels, workers, strict, allow_mixed
-        As `classify` takes them. `client`, `progress`, `workers` and `allow_mixed` are not for Dask collections, which
-        Dask computes.
+    model, client, progress, scores, top_k, abstain, chunk_size, device, precision, kernels, workers, strict
+        As `classify` takes them. `client`, `progress` and `workers` are not for Dask collections, which Dask computes.
+    allow_mixed : bool
+        As `classify` takes it; not for Dask collections.
 
     Returns
     -------
@@ -104,6 +106,7 @@ def label(
             truth_column=truth_column,
             scores=scores,
             top_k=top_k,
+            abstain=abstain,
             chunk_size=chunk_size,
             device=device,
             precision=precision,
@@ -125,6 +128,7 @@ def label(
         progress=progress,
         scores=scores,
         top_k=top_k,
+        abstain=abstain,
         chunk_size=chunk_size,
         device=device,
         precision=precision,

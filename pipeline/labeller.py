@@ -49,7 +49,7 @@ def classify(
         if texts.ids is not None:
             _refuse_other_ids(texts, engine, engines[0])
         top_k = labelling.top_k if number else max(least_k, labelling.top_k)
-        found.append(engine.classify(texts, top_k, labelling.scores, spans, each_kernel))
+        found.append(engine.classify(texts, top_k, labelling.every_score, spans, each_kernel))
     return tuple(found)
 
 

@@ -11,10 +11,22 @@ SWITCHES = frozenset(
 
 VALUED = frozenset(
     {
-        *("chunk-size", "columns", "delimiter", "device", "encoding", "format", "hash", "id-column", "keep", "kernels"),
+        *(
+            "abstain",
+            "chunk-size",
+            "columns",
+            "delimiter",
+            "device",
+            "encoding",
+            "format",
+            "hash",
+            "id-column",
+            "keep",
+            "kernels",
+        ),
         *("limit", "partition-by", "precision", "report", "root", "text-column", "top-k", "trace", "truth"),
         *("truth-column", "where", "workers", "endpoint"),  # of `classify`, as those above
-        *("classes", "held-out", "learning-rate", "model", "nsys", "protocol", "scheduler-file"),
+        *("classes", "held-out", "label-separator", "learning-rate", "model", "nsys", "protocol", "scheduler-file"),
     }
 )
 """Flags with a value: keywords in Python."""
