@@ -119,7 +119,7 @@ def classify(
         Write the `top_k` most probable labels and their scores, in columns ``top_labels`` and ``top_scores``, where it
         is above 1.
     abstain : float, optional
-        A row whose score is below it gets no label: ``label`` is null, and other columns are as without this option. The
+        A row whose score is below it gets no label: ``label`` is null, other columns are as without this option. The
         report counts such rows.
     format : str
         "parquet", "jsonl" or "csv": of the files in the output folder.
