@@ -35,10 +35,14 @@ if TYPE_CHECKING:
         classify,
         close,
         dry_run,
+        export_onnx,
         label,
         load,
         load_model,
+        onnx_inputs,
+        push,
         quantise,
+        torch_module,
         verify,
     )
 
@@ -63,17 +67,21 @@ __all__ = [
     "classify",
     "close",
     "dry_run",
+    "export_onnx",
     "label",
     "load",
     "load_model",
+    "onnx_inputs",
+    "push",
     "quantise",
+    "torch_module",
     "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import what a public name stands for when it is first asked for. Raises ImportError where it is hidden."""
-    if name not in __all__:
+    if name not in __all__ and name not in ("duckdb", "sklearn"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     message = hidden()
     if message:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipeline.classifier import Classifier, Prediction, load
     from pipeline.client import AsyncClient, Client, ServerError
     from pipeline.ecosystem.onnx import export_onnx, onnx_inputs
+    from pipeline.ecosystem.push import push
     from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from pipeline.estimate import Estimate, dry_run
     from pipeline.int8_scales import quantise
@@ -54,6 +55,7 @@ __all__ = [
     "load",
     "load_model",
     "onnx_inputs",
+    "push",
     "quantise",
     "torch_module",
     "verify",
@@ -79,6 +81,7 @@ _MODULES = {
     "load": "classifier",
     "load_model": "model.charcnn",
     "onnx_inputs": "ecosystem.onnx",
+    "push": "ecosystem.push",
     "quantise": "int8_scales",
     "torch_module": "train.module",
     "verify": "output.verify",

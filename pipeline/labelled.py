@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.api import classify
+from pipeline.ecosystem.hugging_face import is_dataset, label_dataset
 from pipeline.ecosystem.lazy import is_lazy, label_lazily
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
@@ -49,11 +50,12 @@ def label(
 
     Parameters
     ----------
-    frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table; or a Dask DataFrame or Bag of strings
+    frame : pandas.DataFrame, polars.DataFrame, pyarrow.Table, Dask DataFrame or Bag of strings, Hugging Face dataset
         The rows. It is not changed. Of a Dask collection nothing is computed yet: its partitions are labelled where
         and when Dask computes them, in each process by one engine that stays loaded. The graph holds the model's name
         and digest: give the path of a file that each worker can read. A `Model` is sent to the workers of the current
-        `distributed.Client`.
+        `distributed.Client`. A `datasets.Dataset` is labelled at once by its method ``map``, an ``IterableDataset`` as
+        it is read.
     text_column : str or iterable of str
         Column with the text, "text" by default. Several are joined by a space, and the result is stripped.
     truth_column : str, optional
@@ -61,13 +63,14 @@ def label(
     suffix : str, optional
         Appended to the name of an added column where the frame has a column of that name.
     model, client, progress, scores, top_k, abstain, chunk_size, device, precision, kernels, workers, strict
-        As `classify` takes them. `client`, `progress` and `workers` are not for Dask collections, which Dask computes.
+        As `classify` takes them. `client`, `progress` and `workers` are not for Dask collections, which Dask computes,
+        and datasets; nor is `truth_column` for datasets.
     allow_mixed : bool
-        As `classify` takes it; not for Dask collections.
+        As `classify` takes it; not for Dask collections and datasets.
 
     Returns
     -------
-    pandas.DataFrame, polars.DataFrame or pyarrow.Table, dask.dataframe.DataFrame or dask.bag.Bag
+    pandas.DataFrame, polars.DataFrame, pyarrow.Table, dask.dataframe.DataFrame, dask.bag.Bag or dataset
         Of a Bag of strings, a Bag of dicts, with the string as ``text``. Else of the type of `frame`: its rows in their
         order, with their index and all columns, and after these
 
@@ -95,12 +98,13 @@ def label(
     >>> labelled[labelled.label == "Sports"].to_parquet("sports/")
 
     """
-    if is_lazy(frame):
+    if is_lazy(frame) or is_dataset(frame):
+        later = f"a {type(frame).__name__} is labelled as it is computed"
         for name, given in (("client", client), ("progress", progress), ("workers", workers)):
             if given is not None:
-                raise UsageError(f"{name} is for rows in memory: a Dask collection is labelled where Dask computes it")
+                raise UsageError(f"{name} is for frames in memory: {later}")
         if allow_mixed:
-            raise UsageError("allow_mixed is for a job, whose workers are known: a Dask collection is computed later")
+            raise UsageError(f"allow_mixed is for a job: {later}")
         options = Options(
             text_column=text_column,
             truth_column=truth_column,
@@ -113,8 +117,8 @@ def label(
             kernels=kernels,
             strict=strict,
         )
-        lazy: Frame = label_lazily(frame, model, options, suffix)
-        return lazy
+        made: Frame = (label_lazily if is_lazy(frame) else label_dataset)(frame, model, options, suffix)
+        return made
     models = load_models(model)
     asked = Options(top_k=top_k, scores=scores).labellings(models)
     added = computed_columns(asked, truth_column is not None)

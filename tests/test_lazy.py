@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_told_before_anything_is_computed(small_model_file:
     lazy = dd.from_pandas(frame, npartitions=2)
     with pytest.raises(UsageError, match="no column 'title'"):
         pipeline.label(lazy, text_column="title", model=small_model_file)
-    with pytest.raises(UsageError, match="workers is for rows in memory"):
+    with pytest.raises(UsageError, match="workers is for frames in memory"):
         pipeline.label(lazy, text_column="body", model=small_model_file, workers=2)
     with pytest.raises(UsageError, match="already"):
         pipeline.label(lazy.assign(label="mine"), text_column="body", model=small_model_file)

@@ -30,7 +30,22 @@ texts = st.lists(st.one_of(pieces, st.tuples(pieces, st.integers(1, 300)).map(la
     "".join
 )
 escapes = st.sampled_from(
-    [r"\n", r"\\", r"\"", r"\/", r"\u0041", r"\ud83d\ude00", r"\ud83d", r"\ude00", r"\u00zz", r"\x", "\x01", "\\", '"']
+    [
+        r"\n",
+        r"\b\f\r\t",
+        r"\\",
+        r"\"",
+        r"\/",
+        r"\u0041",
+        r"\ud83d\ude00",
+        r"\ud83d",
+        r"\ude00",
+        r"\u00zz",
+        r"\x",
+        "\x01",
+        "\\",
+        '"',
+    ]
 )
 raw_strings = st.lists(
     st.one_of(escapes, st.sampled_from(["a", "é", "b" * 300, "😀" * 100, r"\n" * 200, r"\ud83d\ude00" * 90])),

@@ -21,6 +21,7 @@ from pipeline.cli import (
     export,
     inspect,
     profile,
+    push,
     quantise,
     serve,
     submit,
@@ -56,6 +57,7 @@ app.command("inspect")(inspect.command)
 app.command("profile")(profile.command)
 app.command("convert")(convert.command)
 app.command("export")(export.command)
+app.command("push")(push.command)
 app.command("serve")(serve.command)
 
 

@@ -15,7 +15,7 @@ _HELD_OUT = "DATA is what it was trained on with --hold-out SHARE: use only the 
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.")],
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=_DATA, show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="The model file to write.")],
     label_column: Annotated[str, typer.Option(metavar="NAME", help="True class, by name or number from 1.")],

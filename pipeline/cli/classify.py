@@ -50,7 +50,9 @@ def command(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="A shipped model's name, or a file; several label in one pass.  [default: ag-news]"),
+        typer.Option(
+            help="A shipped model's name, a file, or hf://USER/NAME; several label in one pass.  [default: ag-news]"
+        ),
     ] = None,
     text_column: Annotated[
         list[str] | None,

@@ -24,7 +24,7 @@ _SHOWN = 145  # characters of a mistake's text: two lines
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.")],
     data: Annotated[list[str], typer.Argument(metavar="DATA", help="Files, folders, globs or URLs.")],
     label_column: Annotated[str, typer.Option(metavar="NAME", help="True class, by name or number from 1.")],
     text_column: Annotated[

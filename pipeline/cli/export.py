@@ -12,7 +12,7 @@ from pipeline.report.console import say
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.")],
     target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write, model.onnx.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
 ) -> None:

@@ -29,7 +29,7 @@ _NO_TEMPERATURE = "not calibrated: broadsheet calibrate finds a temperature"
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print all of this as JSON.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show how much GPU memory the model takes.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Articles in a batch, for --memory.")] = 4096,

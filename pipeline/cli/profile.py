@@ -18,7 +18,7 @@ SWEEPS = ("batch", "precision")
 
 
 def command(
-    model: Annotated[str, typer.Option(help="A shipped model's name, or a file.")] = "ag-news",
+    model: Annotated[str, typer.Option(help="A shipped model's name, a file, or hf://USER/NAME.")] = "ag-news",
     batch: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Articles in the batch.  [default: CPU 128, GPU 4096]")
     ] = None,

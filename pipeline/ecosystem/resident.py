@@ -15,6 +15,7 @@ from pathlib import Path
 from pipeline.engine.base import Engine
 from pipeline.errors import BroadsheetError, ModelError
 from pipeline.model.charcnn import SHIPPED, Model, load_model
+from pipeline.model.hub import SCHEME
 from pipeline.threads import available_cores
 from pipeline.worker import STATE
 
@@ -83,7 +84,8 @@ def resident(
     loaded = load_model(model)
     if isinstance(model, Model):
         hold(model)
-    name = loaded.name if isinstance(model, Model) or str(model) in SHIPPED else os.path.abspath(model)
+    is_file = not isinstance(model, Model) and str(model) not in SHIPPED and not str(model).startswith(SCHEME)
+    name = os.path.abspath(str(model)) if is_file else loaded.name
     return Resident(name, loaded.digest, device, precision, kernels), loaded
 
 

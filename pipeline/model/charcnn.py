@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ModelError
-from pipeline.model import model_file, sidecar
+from pipeline.model import hub, model_file, sidecar
 from pipeline.model.alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
 from pipeline.model.frame import FRAMES, Frame
 from pipeline.model.ngrams import MOST_TABLE_BYTES, NGrams
@@ -434,10 +434,11 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     Parameters
     ----------
     source : str, Path or Model
-        The name of a shipped model ("ag-news"), or a file: safetensors, or a ``params.bin``. A ``params.bin`` has its
-        alphabet, classes and frame from the file that `broadsheet convert` writes next to it, ``params.bin.json``;
-        without it, the published alphabet, classes called "0", "1" and so on, and the dense frame. A `Model` is
-        returned as it is.
+        The name of a shipped model ("ag-news"); or a file: safetensors, or a ``params.bin``; or a repository of the
+        Hugging Face Hub, ``hf://user/name`` or ``hf://user/name@revision``, whose ``model.safetensors`` is downloaded
+        and cached. A ``params.bin`` has its alphabet, classes and frame from the file that `broadsheet convert` writes
+        next to it, ``params.bin.json``; without it, the published alphabet, classes called "0", "1" and so on, and the
+        dense frame. A `Model` is returned as it is.
 
     Returns
     -------
@@ -465,13 +466,15 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
         if model.digest != SHIPPED[str(source)].digest:
             raise ModelError(f"{shipped}: the file is damaged: install broadsheet again")
         return model
-    path = Path(source)
+    path, name = Path(source), str(source)
+    if name.startswith(hub.SCHEME):
+        path, name = hub.fetch(name)
     try:
         data = read_model_file(path)
     except (OSError, ValueError) as error:
         known = ", ".join(SHIPPED)
         raise ModelError(f"no model {str(source)!r}: neither a shipped one ({known}) nor a readable file") from error
-    return _with_sidecar(data, path) if path.suffix == ".bin" else Model.from_bytes(data, str(path))
+    return _with_sidecar(data, path) if path.suffix == ".bin" else Model.from_bytes(data, name)
 
 
 def _with_sidecar(data: bytes, path: Path) -> Model:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model, load_model
+from pipeline.model.hub import SCHEME, repository_of
 
 _SUFFIXES = (".safetensors", ".bin")
 
@@ -32,7 +33,9 @@ class Models:
 
     @property
     def short_names(self) -> tuple[str, ...]:
-        """By which columns are named, where there are several: the name of a file without folder and suffix."""
+        """By which columns are named, where there are several: the name of a file without folder and suffix,
+        or of a repository.
+        """
         return tuple(_short(model.name) for model in self.every)
 
     @property
@@ -79,5 +82,7 @@ def load_models(source: str | Path | Model | Iterable[str | Path | Model]) -> Mo
 
 
 def _short(name: str) -> str:
+    if name.startswith(SCHEME):
+        return repository_of(name)[0].partition("/")[2]
     last = name.rstrip("/").rpartition("/")[2] or name
     return next((last.removesuffix(suffix) for suffix in _SUFFIXES if last.endswith(suffix)), last)

@@ -17,7 +17,7 @@ import uvloop
 
 from pipeline.engine.open import expected_device
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.model.charcnn import load_model
+from pipeline.model.charcnn import Model, load_model
 from pipeline.serve.app import App
 from pipeline.serve.dispatcher import Dispatcher
 from pipeline.serve.engines import Choice, LoadedModel
@@ -72,7 +72,7 @@ class _Server:
         metrics = Metrics()
         self._dispatcher = Dispatcher(settings.target_s, settings.max_queue, 0, metrics)
         for name, source in settings.models.items():
-            model = await asyncio.to_thread(load_model, source)
+            model = await asyncio.to_thread(_loaded, source)
             self._dispatcher.models[name] = LoadedModel(name, 1, source, model, model.to_bytes())
         choice = Choice(settings.device, settings.precision, settings.kernels, settings.target_s)
         self._fleet = LocalFleet(self._dispatcher, choice, self._gpus, metrics)
@@ -103,7 +103,7 @@ class _Server:
     async def _reload(self, name: str) -> LoadedModel:
         """Read a model's file again and serve it. Raises BroadsheetError; then the one before stays."""
         old = self._dispatcher.models[name]
-        model = await asyncio.to_thread(load_model, old.source)
+        model = await asyncio.to_thread(_loaded, old.source)
         new = LoadedModel(name, old.number + 1, old.source, model, await asyncio.to_thread(model.to_bytes))
         await self._dispatcher.change_model(new)
         log.info("model reloaded", extra={"fields": {"model": name, "digest": model.digest}})
@@ -140,6 +140,14 @@ class _Server:
     async def _end_draining(self) -> None:
         await asyncio.sleep(max(0.0, self._settings.drain_s - _LAST_WORD_S))
         self._dispatcher.refuse_all()
+
+
+def _loaded(source: str) -> Model:
+    """A model that gives each text one label. Raises UsageError for another, ModelError for none."""
+    model = load_model(source)
+    if model.is_multi_label:
+        raise UsageError(f"{source} gives a text several labels, and the server gives one: use broadsheet classify")
+    return model
 
 
 def _listen(host: str, port: int) -> socket.socket:

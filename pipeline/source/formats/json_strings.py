@@ -1,8 +1,9 @@
 """The strings of a block of JSON lines, found without parsing it: so that a long text is cut before it is parsed.
 
-A string ends at the next quote before which no escape begins. What is taken out of the middle of one is checked here as
-a parser would; all else stays in the block, for the parser to check. So the shortened block is JSON where the whole
-block is, and only there.
+A string ends at the next quote before which no escape begins. What is taken out of one is checked here as a parser
+would; all else stays in the block, for the parser to check. So the shortened block is JSON where the whole block is,
+and only there. Of most long texts the beginning is taken out too, without its escapes: a parser would copy it byte by
+byte.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ _WORTH = 8
 _HEADS = (9 / 8, 9 / 2)
 """Bytes of the beginning that is kept, for a character that is read: of ASCII with few escapes, else of any text."""
 
+_TILE = 512 << 10
+"""Bytes that are searched for quotes at once, so that they stay in a core's cache."""
+
+_STANDS_FOR = np.arange(256, dtype=np.uint8)
+_STANDS_FOR[list(b"bfnrt")] = list(b"\b\f\n\r\t")
+"""What an escaped character means."""
+
 _ESCAPES = np.isin(np.arange(256), list(b'"\\/bfnrtu'))
 _HEX = np.full(256, -1, np.int32)
 _HEX[list(b"0123456789")] = range(10)
@@ -38,22 +46,41 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shortened:
-    """Lines without the middle of long texts. removed: int64 [N], the characters taken out of each."""
+    """Lines without the middle or the end of long texts, or with nothing of them. removed: int64 [N], the characters
+    taken out of each and thrown away. taken: which lines have an empty text in place of one of `texts`, large_string.
+    """
 
     block: pa.Buffer
     removed: NDArray[np.int64]
+    taken: Positions
+    texts: pa.Array
 
 
 @dataclass(frozen=True)
 class _Escapes:
-    """The escapes of a block. at: where they begin. saved: bytes each takes beyond the character that it stands for.
-    valid: whether it is one. low: whether it is the second half of a surrogate pair, whose first counts no character.
+    """The escapes of a block. at: where they begin. kind: the byte after that. saved: bytes each takes beyond the
+    character that it stands for. valid: whether it is one. low: whether it is the second half of a surrogate pair,
+    whose first counts no character. int64 [n + 1], of those before each, and of all: saved_before, the bytes saved;
+    invalid_before, how many are none; long_before, how many are of four digits.
     """
 
     at: Positions
+    kind: NDArray[np.uint8]
     saved: Positions
     valid: NDArray[np.bool_]
     low: NDArray[np.bool_]
+
+    @cached_property
+    def saved_before(self) -> Positions:
+        return np.concatenate([[0], np.cumsum(self.saved)])
+
+    @cached_property
+    def invalid_before(self) -> Positions:
+        return np.concatenate([[0], np.cumsum(~self.valid)])
+
+    @cached_property
+    def long_before(self) -> Positions:
+        return np.concatenate([[0], np.cumsum(self.kind == _U)])
 
 
 class Strings:
@@ -66,7 +93,7 @@ class Strings:
         self._starts = starts
         self._data = data = np.frombuffer(block, np.uint8)
         self._is_ascii = is_ascii
-        quotes, self._escaping = _quotes(data)
+        quotes, self._escaping, self._controls = _quotes(data)
         self.opens, self.closes = quotes[: len(quotes) // 2 * 2 : 2], quotes[1::2]
         if len(quotes) % 2 or (np.searchsorted(quotes, starts) & 1).any():
             raise ValueError("a string is not closed")
@@ -83,33 +110,63 @@ class Strings:
         """The block with the values of `key` cut off, after the first `reads` characters or more; None where there is
         nothing to cut.
         """
-        texts = self._texts(key, _least(reads))
-        if not len(texts) or not self._has_no_control():
+        which = self._texts(key, _least(reads))
+        if not len(which) or not self._has_no_control():
             return None
-        begins, ends = self.opens[texts] + 1, self.closes[texts]
+        begins, ends = self.opens[which] + 1, self.closes[which]
         escapes = self._escapes
-        invalid = np.concatenate([[0], np.cumsum(~escapes.valid)])
-        places = [begins]
+        first, last = escapes.at.searchsorted(begins), escapes.at.searchsorted(ends)
+        good = escapes.invalid_before[first] == escapes.invalid_before[last]
+        if not good.all():
+            begins, ends, first, last = begins[good], ends[good], first[good], last[good]
+        if not len(begins):
+            return None
+        cuts = ends.copy()
+        removed = np.zeros(len(ends), np.int64)
+        left = np.arange(len(ends))
         for share in _HEADS:
             head = int(share * reads)
-            at = self._boundaries(np.minimum(begins + head, ends))
-            places.append(np.where(ends - begins > _LEAST_CUT + head, at, ends))
-        counts = self._characters(np.column_stack([*places, ends]))
-        is_enough = np.cumsum(counts, axis=1)[:, :-1] >= reads
-        which = is_enough.argmax(axis=1)  # the first place with enough before it
-        cuts = np.where(is_enough.any(axis=1), np.column_stack(places[1:])[np.arange(len(ends)), which], ends)
-        removed = counts.sum(axis=1) - np.cumsum(counts, axis=1)[np.arange(len(ends)), which]
-        first, last = np.searchsorted(escapes.at, cuts), np.searchsorted(escapes.at, ends)
-        good = (cuts < ends) & (invalid[first] == invalid[last])
-        if not good.any():
-            return None
-        cuts, ends = cuts[good], ends[good]
+            left = left[ends[left] - begins[left] > _LEAST_CUT + head]
+            if not len(left):
+                break
+            at = self._boundaries(begins[left] + head)
+            counts = self._characters(np.column_stack([begins[left], at, ends[left]]))
+            enough = counts[:, 0] >= reads
+            cuts[left[enough]], removed[left[enough]] = at[enough], counts[enough, 1]
+            left = left[~enough]
+        until = escapes.at.searchsorted(cuts)
+        is_taken = escapes.long_before[first] == escapes.long_before[until]
+        lines = self._starts.searchsorted(begins) - 1
+        of_lines = np.zeros(len(self._starts), np.int64)
+        of_lines[lines] = removed
         bounds = np.empty(2 * len(cuts) + 2, np.int64)
         bounds[0], bounds[-1] = 0, len(self._data)
-        bounds[1:-1:2], bounds[2:-1:2] = cuts, ends
-        of_lines = np.zeros(len(self._starts), np.int64)
-        of_lines[np.searchsorted(self._starts, cuts) - 1] = removed[good]
-        return Shortened(_every_second(self._block, bounds), of_lines)
+        bounds[1:-1:2], bounds[2:-1:2] = np.where(is_taken, begins, cuts), ends
+        texts = self._unescaped(begins[is_taken], cuts[is_taken], first[is_taken], until[is_taken])
+        return Shortened(_every_second(self._block, bounds), of_lines, lines[is_taken], texts)
+
+    def _unescaped(self, begins: Positions, ends: Positions, first: Positions, last: Positions) -> pa.Array:
+        """Parts of strings, large_string: escapes first[i] up to last[i] are in part i, and none is of four digits."""
+        if not len(begins):
+            return pa.array([], pa.large_string())
+        counts = last - first
+        before = np.concatenate([[0], np.cumsum(counts)])
+        row = np.repeat(np.arange(len(begins)), counts)
+        which = np.arange(before[-1]) - before[row] + first[row]
+        at = self._escapes.at[which]
+        bounds = np.empty(2 * (len(begins) + len(at)), np.int64)
+        places = 2 * (np.arange(len(begins)) + before[:-1])
+        bounds[places], bounds[places + 2 * counts + 1] = begins, ends
+        places = 2 * (np.arange(len(at)) + row)
+        bounds[places + 1], bounds[places + 2] = at, at + 1
+        data = _every_second(self._block, bounds)
+        offsets = np.concatenate([[0], np.cumsum(ends - begins - counts)])
+        kind = self._escapes.kind[which]
+        if (is_other := kind != _STANDS_FOR[kind]).any():
+            index = np.arange(len(at)) - before[row]
+            places = offsets[row] + at - begins[row] - index
+            np.frombuffer(data, np.uint8)[places[is_other]] = _STANDS_FOR[kind[is_other]]
+        return pa.Array.from_buffers(pa.large_string(), len(begins), [None, pa.py_buffer(offsets), data])
 
     def _texts(self, key: bytes, least: int) -> Positions:
         """Which strings are values of `key` in the object of their line, not in one within it, and at least so long."""
@@ -130,7 +187,7 @@ class Strings:
 
     def _has_no_control(self) -> bool:
         """Whether no string holds a control character, which is not allowed there."""
-        return bool(np.count_nonzero(self._data < _SPACE) == np.count_nonzero(self.outside < _SPACE))
+        return bool(np.count_nonzero(self.outside < _SPACE) == self._controls)
 
     @cached_property
     def _escapes(self) -> _Escapes:
@@ -161,8 +218,8 @@ class Strings:
             places = pa.py_buffer(np.ascontiguousarray(bounds))
             pieces = pa.Array.from_buffers(pa.large_string(), bounds.size - 1, [None, places, self._block])
             counts = np.append(pc.utf8_length(pieces).to_numpy(), 0).reshape(bounds.shape)[:, :-1]
-        saved = np.concatenate([[0], np.cumsum(escapes.saved)])
-        return np.asarray(counts - np.diff(saved[np.searchsorted(escapes.at, bounds)]), np.int64)
+        saved = escapes.saved_before[escapes.at.searchsorted(bounds)]
+        return np.asarray(counts - np.diff(saved), np.int64)
 
 
 def is_worth_cutting(sizes: NDArray[np.int64], reads: int) -> bool:
@@ -178,21 +235,43 @@ def _least(reads: int) -> int:
 
 def lines_refused(data: NDArray[np.uint8], starts: Positions) -> Positions:
     """Which of the lines that begin at `starts` have an escape that is none, or a quote too many."""
-    quotes, escaping = _quotes(data)
+    quotes, escaping, _ = _quotes(data)
     invalid = escaping[~_escapes(data, escaping).valid]
     unpaired = np.flatnonzero(np.diff(np.searchsorted(quotes, starts), append=len(quotes)) & 1)
     return np.union1d(np.searchsorted(starts, invalid, "right") - 1, unpaired)
 
 
-def _quotes(data: NDArray[np.uint8]) -> tuple[Positions, Positions]:
-    """The quotes that begin or end a string, and the backslashes that begin an escape. The first byte is neither."""
-    escaping = _escaping(np.flatnonzero(data == _BACKSLASH))
-    quotes = np.flatnonzero(data == _QUOTE)
-    after = quotes[data[quotes - 1] == _BACKSLASH]
-    if len(after):
-        is_escaped = np.isin(after - 1, escaping, assume_unique=True)
-        quotes = np.delete(quotes, np.searchsorted(quotes, after[is_escaped]))
-    return quotes, escaping
+def _quotes(data: NDArray[np.uint8]) -> tuple[Positions, Positions, int]:
+    """The quotes that begin or end a string, the backslashes that begin an escape, and how many control characters
+    there are. The first byte is none of these.
+
+    Of several backslashes in a row, every second one is itself escaped.
+    """
+    at, controls = _found(data)
+    is_backslash = data[at] == _BACKSLASH
+    follows = np.zeros(len(at), np.bool_)
+    np.logical_and(at[1:] - at[:-1] == 1, is_backslash[:-1], out=follows[1:])
+    if (follows[1:] & follows[:-1]).any():
+        place = np.arange(len(at))
+        escaped = (place - np.maximum.accumulate(np.where(follows, 0, place))) & 1 == 1
+    else:
+        escaped = follows
+    return at[~(is_backslash | escaped)], at[is_backslash & ~escaped], controls
+
+
+def _found(data: NDArray[np.uint8]) -> tuple[Positions, int]:
+    """All quotes and backslashes, and how many control characters there are."""
+    found, controls = [], 0
+    is_one, is_other = np.empty((2, min(_TILE, len(data))), np.bool_)
+    for begin in range(0, len(data), _TILE):
+        tile = data[begin : begin + _TILE]
+        one, other = is_one[: len(tile)], is_other[: len(tile)]
+        np.equal(tile, np.uint8(_QUOTE), out=one)
+        np.equal(tile, np.uint8(_BACKSLASH), out=other)
+        np.logical_or(one, other, out=one)
+        found.append(np.flatnonzero(one) + begin)
+        controls += int(np.count_nonzero(np.less(tile, np.uint8(_SPACE), out=one)))
+    return np.concatenate(found), controls
 
 
 def _escapes(data: NDArray[np.uint8], at: Positions) -> _Escapes:
@@ -213,19 +292,7 @@ def _escapes(data: NDArray[np.uint8], at: Positions) -> _Escapes:
         valid[u] = (digits >= 0).all(axis=1) & (high == paired) & (low_here == second)
         saved[u] = np.where(second, _U_ESCAPE, _U_ESCAPE - 1)
         low[u] = second
-    return _Escapes(at, saved, valid, low)
-
-
-def _escaping(backslashes: Positions) -> Positions:
-    """The backslashes that begin an escape: of several in a row, every second one is itself escaped."""
-    first = np.ones(len(backslashes), np.bool_)
-    np.greater(backslashes[1:] - backslashes[:-1], 1, out=first[1:])
-    if first.all():
-        return backslashes
-    place = np.arange(len(backslashes))
-    of_run = place - np.maximum.accumulate(np.where(first, place, 0))
-    found: Positions = backslashes[of_run & 1 == 0]
-    return found
+    return _Escapes(at, kind, saved, valid, low)
 
 
 def _every_second(block: pa.Buffer, bounds: Positions) -> pa.Buffer:

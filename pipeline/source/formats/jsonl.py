@@ -23,7 +23,7 @@ from pipeline.errors import SourceError
 from pipeline.source.chunk import BadRow, Chunk, Selection, assemble, concat, not_utf8
 from pipeline.source.encoding import UTF8, why_not_decoded
 from pipeline.source.formats.base import InputFile, Schema
-from pipeline.source.formats.json_strings import Strings, is_worth_cutting, lines_refused
+from pipeline.source.formats.json_strings import Shortened, Strings, is_worth_cutting, lines_refused
 from pipeline.source.formats.record_format import Head, RecordFormat
 from pipeline.source.records import Records, Split, split_lines
 
@@ -215,7 +215,7 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
     block = pa.py_buffer(usual.data)[begin:end]
     if (found := _safe(block, usual.starts - begin, usual.ends - begin, types.key, selection.reads)) is None:
         return None
-    lines, removed = found
+    lines, shortened = found
     try:
         table = pa_json.read_json(
             pa.BufferReader(lines),
@@ -227,6 +227,9 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
     if len(table) != len(usual):
         return None
     table = pa.table({name: table.column(name).cast(pa.large_string()) for name in selection.columns})
+    removed = None
+    if shortened is not None:
+        table, removed = _with_texts(table, selection.text[0], shortened), shortened.removed
     needed = [table.column(name) for name in _needed(selection) if table.column(name).null_count]
     if needed:
         null = np.logical_or.reduce([column.is_null().to_numpy() for column in needed])
@@ -234,6 +237,16 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
         odd[np.flatnonzero(~odd)[null]] = True
         table, removed = table.filter(pa.array(~null)), None if removed is None else removed[~null]
     return _Parsed(table, removed, odd)
+
+
+def _with_texts(table: pa.Table, name: str, shortened: Shortened) -> pa.Table:
+    """The table with the texts that were taken out of its lines, in the column of that name."""
+    texts, taken = shortened.texts, shortened.taken
+    if len(taken) < len(table):
+        which = np.arange(len(table))
+        which[taken] = len(table) + np.arange(len(taken))
+        texts = pa.chunked_array([*table.column(name).chunks, texts]).take(pa.array(which))
+    return table.set_column(table.column_names.index(name), name, texts)
 
 
 def _without(records: Records, odd: NDArray[np.bool_]) -> Records:
@@ -298,9 +311,9 @@ def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
 
 def _safe(
     block: pa.Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64], key: bytes | None, reads: int
-) -> tuple[pa.Buffer, NDArray[np.int64] | None] | None:
-    """The lines, if `json` accepts every one of them that Arrow accepts, with long values of `key` cut, and by how many
-    characters, where that is worth it; else None.
+) -> tuple[pa.Buffer, Shortened | None] | None:
+    """The lines, if `json` accepts every one of them that Arrow accepts, with long values of `key` cut where that is
+    worth it; else None.
 
     A line from "{" to "}" that is not a whole object cannot be followed by "{", so objects do not span lines.
     """
@@ -323,7 +336,7 @@ def _safe(
     if _too_deep(outside, after) or _long_numbers(outside):
         return None
     shortened = strings.shortened(key, reads) if is_cut and key is not None else None
-    return (block, None) if shortened is None else (shortened.block, shortened.removed)
+    return (block, None) if shortened is None else (shortened.block, shortened)
 
 
 def _are_objects(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:

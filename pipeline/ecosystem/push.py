@@ -1,0 +1,114 @@
+"""A model as a repository of the Hugging Face Hub, with a card made from the model's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipeline.errors import OutputError, UsageError
+from pipeline.model.charcnn import Model, load_model
+from pipeline.model.hub import FILE, SCHEME, repository_of
+
+_MOST_CLASSES = 50
+
+
+def push(model: str | Path | Model, repository: str, *, private: bool = False, message: str = "A model") -> str:
+    """Upload a model to the Hugging Face Hub, in one commit with its card. Needs the extra ``hub``.
+
+    The repository is made if it is not there. Afterwards ``hf://user/name`` is the model, for every command. You log in
+    by ``hf auth login``, or have a token in the environment, as for other programs of Hugging Face.
+
+    Parameters
+    ----------
+    model : str, Path or Model
+        A shipped model's name, a model file, or a loaded `Model`.
+    repository : str
+        ``user/name``.
+    private : bool
+        Of a repository that is made: only you see it.
+    message : str
+        Of the commit.
+
+    Returns
+    -------
+    str
+        The model by its commit, ``hf://user/name@…``: give this where it must never change.
+
+    Raises
+    ------
+    UsageError
+        For a name that is none, and without the package ``huggingface_hub``.
+    ModelError
+        For a model that cannot be loaded.
+    OutputError
+        If the Hub refuses it, or is out of reach.
+
+    Examples
+    --------
+    >>> pipeline.push("topics.safetensors", "user/topics")
+    'hf://user/topics@5f1c…'
+
+    """
+    repository, revision = repository_of(f"{SCHEME}{repository.removeprefix(SCHEME)}")
+    if revision is not None:
+        raise UsageError("a push is a new commit: leave out @ and what follows it")
+    loaded = load_model(model)
+    try:
+        from huggingface_hub import CommitOperationAdd, HfApi
+    except ImportError as error:
+        raise UsageError("huggingface_hub is not installed: pip install 'broadsheet[hub]'") from error
+    api = HfApi(library_name="broadsheet")
+    files = {FILE: loaded.to_bytes(), "README.md": model_card(loaded, repository).encode("utf-8", "backslashreplace")}
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        commit = api.create_commit(
+            repository, [CommitOperationAdd(name, data) for name, data in files.items()], commit_message=message
+        )
+    except Exception as error:  # of HTTP, the name or the cache, each of another library
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise OutputError(f"{repository} could not be pushed: {reason[:200]}") from error
+    return f"{SCHEME}{repository}@{commit.oid}"
+
+
+def model_card(model: Model, repository: str) -> str:
+    """The page of a repository, in Markdown: what the model reads and says, how to use it, and its card."""
+    names = ", ".join(model.classes[:_MOST_CLASSES]) + (", …" if len(model.classes) > _MOST_CLASSES else "")
+    facts = {"classes": f"{len(model.classes)}: {names}", "reads": f"the first {model.reads:,} characters of a text"}
+    if model.meant_for:
+        facts["meant for"] = model.meant_for
+    facts |= {"weights": f"{model.parameters:,}, {model.dtype}", "digest": model.digest}
+    about = json.dumps(dict(model.card), indent=2, ensure_ascii=False)
+    lines = [
+        "---",
+        "library_name: broadsheet",
+        "pipeline_tag: text-classification",
+        "tags:",
+        "- text-classification",
+        "- character-level-cnn",
+        "---",
+        "",
+        f"# {repository.partition('/')[2]}",
+        "",
+        "A character-level CNN for [Broadsheet](https://github.com/broadsheet/broadsheet).",
+        "",
+        *(_indented(f"{name:<10} {value}") for name, value in facts.items()),
+        "",
+        "To label a file:",
+        "",
+        _indented(f"broadsheet classify articles.csv -o labels --model {SCHEME}{repository}"),
+        "",
+        "From Python:",
+        "",
+        _indented(f'pipeline.load("{SCHEME}{repository}")(["A text.", "Another."])'),
+        "",
+        "How it was made:",
+        "",
+        *(_indented(line) for line in about.splitlines()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _indented(line: str) -> str:
+    """As code, in which nothing that a card or a class holds is Markdown."""
+    return "    " + " ".join(line.splitlines())
