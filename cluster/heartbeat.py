@@ -8,6 +8,7 @@ from typing import Any
 from distributed import Worker
 
 from pipeline.telemetry.activity import ACTIVITY
+from pipeline.telemetry.counters import COUNTS
 
 METRIC = "broadsheet"
 
@@ -18,7 +19,12 @@ _until = time.time() - _DELAY_SECONDS
 
 
 async def worker_metrics(worker: Worker) -> dict[str, Any]:
-    """rows: classified so far. since, until: seconds since the epoch. seconds: by activity, between the two."""
+    """rows: classified so far. since, until: seconds since the epoch. seconds: by activity, between the two. counts,
+    busy: what was done since the process started, and the seconds by activity.
+    """
     global _until
     since, _until = _until, time.time() - _DELAY_SECONDS
-    return {"rows": ACTIVITY.rows, "since": since, "until": _until, "seconds": ACTIVITY.seconds(since, _until)}
+    seconds = ACTIVITY.seconds(since, _until)
+    COUNTS.spend(seconds)
+    about = {"rows": ACTIVITY.rows, "since": since, "until": _until, "seconds": seconds}
+    return {**about, "counts": COUNTS.counts, "busy": COUNTS.seconds}

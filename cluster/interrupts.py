@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, postponed where they would leave a cluster half started, which cannot be closed."""
+"""Ctrl-C and SIGTERM: postponed where they would leave a cluster half started, which cannot be closed; else heard."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+
+from distributed.gc import disable_gc_diagnosis
 
 
 @contextmanager
@@ -27,3 +29,12 @@ def postponed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if caught:
             signal.raise_signal(signal.SIGTERM)
+
+
+def heard_in_collections() -> None:
+    """Have Ctrl-C heard that comes while Python collects garbage, in a process that runs a scheduler or a worker.
+
+    Python raises it in the first function that runs after that. For Dask it would be one that is called by the
+    collector, to log how long it takes, and Python ignores what such a function raises.
+    """
+    disable_gc_diagnosis(force=True)

@@ -13,6 +13,7 @@ from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from cluster.clock import ClockPlugin
 from cluster.heartbeat import METRIC, worker_metrics
+from cluster.metrics import tell_scheduler, tell_worker
 from cluster.settings import THREADS_PER_WORKER, no_workers_seconds
 from cluster.steady_clock import use_steady_clock
 from pipeline.engine.base import Backend, Engine, Texts
@@ -65,6 +66,7 @@ class EnginePlugin(WorkerPlugin):
             _log.info("ready in %.1f s: %s", time.perf_counter() - began, engine.backend)
             return engine
 
+        tell_worker()
         limit = worker.memory_manager.memory_limit
         STATE.loaded.is_short = partial(is_short_of_memory, expected_device(self._device), limit)
         STATE.loaded.offer(self.key, load)
@@ -206,9 +208,10 @@ def _note(key: str, found: dict[str, Backend | None], dask_scheduler: Scheduler)
 
 
 async def _prepare(dask_scheduler: Scheduler) -> None:
-    """Before the first engine: turn work stealing off, limit the wait for workers, and use the steady clock. A
-    scheduler started here has these already; one that a user started may not.
+    """Before the first engine: tell metrics, turn work stealing off, limit the wait for workers, and use the steady
+    clock. A scheduler started here has the last three already; one that a user started may not.
     """
+    tell_scheduler(dask_scheduler)
     use_steady_clock()
     if "stealing" in dask_scheduler.extensions:
         await dask_scheduler.extensions["stealing"].stop()

@@ -294,7 +294,9 @@ def _set_aside_changed(planned: Planned, run: Run, fingerprint: Fingerprint) -> 
 
 def _start_engines(client: Client, request: Request) -> Engines:
     from cluster import start_engines
+    from cluster.interrupts import heard_in_collections
 
+    heard_in_collections()
     began, options = time.perf_counter(), request.options
     how = (options.device, options.precision, options.kernels, options.allow_mixed)
     with Watchdog(client, "the model is not loaded", request.progress.warn, request.progress.patience):

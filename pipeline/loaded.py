@@ -15,6 +15,7 @@ from threading import Lock
 
 from pipeline.engine.base import Engine
 from pipeline.errors import BroadsheetError, NoRoom
+from pipeline.telemetry.counters import COUNTS
 from pipeline.telemetry.spans import WHERE, Place
 
 MOST_ENGINES = 8
@@ -126,6 +127,7 @@ class LoadedEngines:
                 except NoRoom:
                     if not self._evict():
                         raise
+            COUNTS.add(engines_loaded=1)
             place = Place(WHERE, engine.device_name, started, engine.memory_ready, time.time())
             with self._lock:
                 self._uses += 1
@@ -141,6 +143,7 @@ class LoadedEngines:
                 return False
             found = self._engines.pop(min(idle, key=lambda key: idle[key].used))
         self._close(found)
+        COUNTS.add(engines_evicted=1)
         return True
 
     def _close(self, loaded: _Loaded) -> None:

@@ -36,6 +36,7 @@ from pipeline.source.plan import Unit
 from pipeline.source.tables import partition_chunk
 from pipeline.telemetry.activity import ACTIVITY
 from pipeline.telemetry.clocks import clock
+from pipeline.telemetry.counters import COUNTS
 from pipeline.telemetry.spans import WHERE, Place, Span, span
 from pipeline.worker import STATE
 
@@ -216,6 +217,7 @@ def infer(work: Work, job: Job) -> Work:
             least_k = 2 if job.examples else 1
             predictions = classify(work.chunk.texts, engines, labellings, least_k, spans, job.each_kernel)
         ACTIVITY.rows += len(work.chunk)
+    COUNTS.add(text_bytes=work.chunk.text_bytes)
     found = checked(work.chunk, predictions, engines, first=work.name == part_name(0, 0))
     chunk = found.chunk
     refuse_bad_rows(chunk, job)
@@ -242,9 +244,22 @@ def write(work: Work, job: Job) -> Done:
         store = output_of(job)
         if store is None:
             rows = every_row(table, chunk, work.sources)
+            _count(entry)
             return Done(work.name, entry, spans, place, work.examples, rows, chunk.quarantine, work.index)
         entry = STATE.commit(store, table, chunk.quarantine, entry, job.names)
+    _count(entry)
     return Done(work.name, entry, spans, place, work.examples)
+
+
+def _count(entry: Entry) -> None:
+    COUNTS.add(
+        chunks=1,
+        rows_read=entry.rows_read,
+        rows_written=entry.rows_written,
+        rows_filtered=entry.rows_filtered,
+        rows_quarantined=entry.rows_quarantined,
+        written_bytes=sum(file.bytes for file in entry.files),
+    )
 
 
 def number_of(name: str) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import platform
 import re
 import subprocess
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 
+import distributed
 import pytest
 from conftest import ROOT
+from threadpoolctl import threadpool_info
 
 import broadsheet as face
 import pipeline
@@ -47,6 +50,19 @@ def python(code: str, cwd: Path | None = None, **env: str) -> subprocess.Complet
 def test_help_version_and_import_load_no_heavy_package(code: str) -> None:
     run = python(f"{code}\nprint('loaded:', sorted({HEAVY!r} & set(__import__('sys').modules)))")
     assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "loaded: []"), run.stdout + run.stderr
+
+
+def test_the_version_comes_with_what_a_bug_report_needs() -> None:
+    run = python(f"from broadsheet.__main__ import main; {SHOW.format(['--version'])}")
+    first, *rest = run.stdout.splitlines()
+    assert first == f"broadsheet {pipeline.__version__}"
+    said = {line[:12].strip(): line[12:] for line in rest}
+    assert platform.python_version() in said["Python"]
+    assert f"distributed {distributed.__version__}" in said["packages"]
+    assert "report" in said["extras"].split(", ")
+    (blas,) = {library["version"] for library in threadpool_info() if "numpy" in library["filepath"]}
+    assert blas in said["BLAS"]
+    assert "GPU" in said
 
 
 def test_the_shell_completes_options_without_heavy_packages() -> None:

@@ -63,12 +63,16 @@ app.command("serve")(serve.command)
 
 @app.callback(invoke_without_command=True)
 def _options(
-    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.")
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print version and facts for a bug report."),
 ) -> None:
     if version:
         from pipeline import __version__
+        from pipeline.cli.version import facts
 
         say(f"broadsheet {__version__}")
+        for name, value in facts():
+            say(f"{name:>10}  {value}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         context.get_help()  # with Rich it prints

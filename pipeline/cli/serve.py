@@ -46,6 +46,17 @@ def command(
     admin_token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Who shows this one may reload models.", show_default=False)
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            help="An engine on each worker of a Dask cluster: local, cuda, slurm, or a scheduler's address.",
+            show_default=False,
+        ),
+    ] = None,
+    scheduler_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same, of a running scheduler.", show_default=False)
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine without a token: everyone may ask.")
     ] = False,
@@ -79,11 +90,13 @@ def command(
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise UsageError(f"serving needs {missing[0]}: pip install 'broadsheet[serve]'")
-    from cluster.connect import is_loopback
+    from cluster.connect import connect, is_loopback
     from cluster.protocol import count_gpus
     from pipeline.serve.server import serve
     from pipeline.serve.settings import Settings
 
+    if cluster and scheduler_file:
+        raise UsageError("--cluster and --scheduler-file exclude each other")
     if log_format not in ("text", "json"):
         raise UsageError(f"--log-format {log_format}: choose text or json")
     if tls_key and not tls_certificate:
@@ -123,7 +136,11 @@ def command(
         log_requests=log_requests,
         log_texts=log_texts,
     )
-    serve(settings, 0 if device == "cpu" else count_gpus())
+    if cluster is None and scheduler_file is None:
+        serve(settings, 0 if device == "cpu" else count_gpus())
+        return
+    with connect(cluster or "local", scheduler_file=scheduler_file) as client:
+        serve(settings, 0, client)
 
 
 def _models(given: list[str]) -> dict[str, str]:

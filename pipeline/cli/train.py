@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -14,6 +16,8 @@ from pipeline.errors import UsageError
 from pipeline.report.console import PlainConsole, say
 
 if TYPE_CHECKING:
+    from distributed import Client
+
     from pipeline.model.frame import Frame
 
 _DATA = "Files, folders, globs or URLs, read as `classify` reads them."
@@ -67,6 +71,14 @@ def command(
     ] = 10,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from MODEL.checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model file, and its checkpoint.")] = False,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="GPUs that share each batch.  [default: 1; all of a cluster]")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", help="Train on workers: local, cuda, slurm, or a scheduler's address."),
+    ] = None,
+    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File of a running scheduler.")] = None,
     note: Annotated[str | None, typer.Option(metavar="TEXT", help="A line for the model card.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the training curve.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
@@ -105,32 +117,33 @@ def command(
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
+    options: dict[str, Any] = {
+        "text_column": text_column or (),
+        "label_column": label_column,
+        "columns": None if columns is None else columns.split(","),
+        "classes": None if classes is None else classes.split(","),
+        "multi_label": multi_label,
+        "label_separator": label_separator,
+        "alphabet": ALPHABETS.get(alphabet) or _symbols(alphabet),
+        "length": length,
+        "frame": cast("Frame", frame),
+        "recipe": recipe,
+        "hold_out_share": hold_out,
+        "test": Paths(test) if test else None,
+        "seed": seed,
+        "device": device,
+        "precision": precision,
+        "dtype": dtype,
+        "checkpoint": checkpoint,
+        "checkpoint_every": checkpoint_every,
+        "resume": resume,
+        "about": about,
+        "on_start": watch.start,
+        "tell": watch,
+    }
     try:
-        trained = train(
-            Paths(data),
-            text_column=text_column or (),
-            label_column=label_column,
-            columns=None if columns is None else columns.split(","),
-            classes=None if classes is None else classes.split(","),
-            multi_label=multi_label,
-            label_separator=label_separator,
-            alphabet=ALPHABETS.get(alphabet) or _symbols(alphabet),
-            length=length,
-            frame=cast("Frame", frame),
-            recipe=recipe,
-            hold_out_share=hold_out,
-            test=Paths(test) if test else None,
-            seed=seed,
-            device=device,
-            precision=precision,
-            dtype=dtype,
-            checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every,
-            resume=resume,
-            about=about,
-            on_start=watch.start,
-            tell=watch,
-        )
+        with _workers(cluster, scheduler_file, gpus) as client:
+            trained = train(Paths(data), gpus=gpus, client=client, **options)
     except KeyboardInterrupt:
         watch.stop()
         if checkpoint.exists():
@@ -144,6 +157,21 @@ def command(
     watch.finish(trained, output)
     if plot:
         plot_curve(trained.history, plot)
+
+
+@contextmanager
+def _workers(where: str | None, scheduler_file: Path | None, count: int | None) -> Iterator[Client | None]:
+    """The cluster to train on, if one is named."""
+    if where is None and scheduler_file is None:
+        yield None
+        return
+    if where is not None and scheduler_file is not None:
+        raise UsageError("--scheduler-file excludes --cluster")
+    from cluster import connect
+
+    workers = count if where in ("local", "cuda", "slurm") else None
+    with connect(where or "local", workers=workers, scheduler_file=scheduler_file) as client:
+        yield client
 
 
 def _symbols(path: str) -> str:

@@ -101,11 +101,14 @@ class Dispatcher:
         return self._open.total()
 
     async def add_engine(self, engine: Engine) -> Device:
-        """Load the models on an engine, and send it batches from then on. Raises BroadsheetError."""
+        """Load the models on an engine, and send it batches from then on. Raises BroadsheetError, and UsageError where
+        its scores would have other bits than those of the others.
+        """
         device = Device(engine)
         await self._load_missing(device)
         async with self._changing:  # unless a model was changed meanwhile, nothing is missing
             await self._load_missing(device)
+            self._check_backend(device)
             self.devices.append(device)
         self._pump_soon()
         return device
@@ -122,6 +125,14 @@ class Dispatcher:
         if not self.devices:
             for request in list(self.waiting):
                 self._fail(request, Refused("no engine is ready: they are being started again"))
+
+    def _check_backend(self, device: Device) -> None:
+        found = {str(ready.backend): None for each in (*self.devices, device) for ready in each.ready.values()}
+        if len(found) > 1:
+            first, second = list(found)[:2]
+            raise UsageError(
+                f"the devices differ, so scores would depend on which of them is free: {first} and {second}"
+            )
 
     async def change_model(self, loaded: LoadedModel) -> None:
         """Put a model in the place of the one of its name, or beside the others: first on every device, then for new
@@ -424,11 +435,3 @@ def _nothing(classes: int) -> Predictions:
     counts = np.zeros(0, np.int64)
     every = np.zeros((0, classes), np.float32)
     return Predictions(np.zeros((0, 1), np.int32), every[:, :1], every, counts, counts.astype(bool), counts)
-
-
-def one_backend(devices: list[Device]) -> None:
-    """Raise UsageError where devices differ in what decides the bits of a score."""
-    backends = {str(ready.backend): None for device in devices for ready in device.ready.values()}
-    if len(backends) > 1:
-        first, second = list(backends)[:2]
-        raise UsageError(f"the devices differ, so scores would depend on which of them is free: {first} and {second}")

@@ -82,12 +82,6 @@ class Engine(Protocol):
         """Predictions with all scores, and seconds on the device. Raises EngineLost."""
         ...
 
-    async def ended(self) -> str:
-        """Wait until the engine is gone; why."""
-        ...
-
-    async def close(self) -> None: ...
-
 
 class ProcessEngine:
     """An engine in a process of this machine. `start` makes one."""
@@ -156,6 +150,7 @@ class ProcessEngine:
             watch.cancel()
 
     async def ended(self) -> str:
+        """Wait until the process is gone; why."""
         return await asyncio.shield(self._lost)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ import os
 import time
 
 from pipeline.errors import BroadsheetError
-from pipeline.serve.dispatcher import Dispatcher, one_backend
+from pipeline.serve.dispatcher import Dispatcher
 from pipeline.serve.engines import Choice, ProcessEngine
 from pipeline.serve.log import log
 from pipeline.serve.metrics import Metrics
@@ -34,7 +34,6 @@ class LocalFleet:
         self.states = dict.fromkeys(self._environments, "starting")
         started = [asyncio.create_task(self._start(name)) for name in self._environments]
         await asyncio.gather(*started)
-        one_backend(self._dispatcher.devices)
         self._tasks = [asyncio.create_task(self._keep(task.result())) for task in started]
 
     async def close(self) -> None:

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 
 from pipeline.engine.open import expected_device
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.model.charcnn import Model, load_model
+from pipeline.model.charcnn import load_model
 from pipeline.serve.app import App
 from pipeline.serve.dispatcher import Dispatcher
 from pipeline.serve.engines import Choice, LoadedModel
@@ -26,6 +27,11 @@ from pipeline.serve.http_limits import LimitedProtocol
 from pipeline.serve.log import log, start_log
 from pipeline.serve.metrics import Metrics
 from pipeline.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from pipeline.serve.dask_engines import DaskFleet
 
 TARGET_S = {"cpu": 0.1, "cuda": 0.02}
 
@@ -37,15 +43,17 @@ _SWITCH_SECONDS = 0.0005
 """How long a thread that reads a large body may keep others from running: by default it is 5 ms."""
 
 
-def serve(settings: Settings, gpus: int) -> None:
+def serve(settings: Settings, gpus: int, client: Client | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises BroadsheetError where it cannot be started.
 
-    gpus: how many this machine has; with none, or a `device` of "cpu", the CPU computes.
+    gpus: how many this machine has; with none, or a `device` of "cpu", the CPU computes. client: of a cluster, whose
+    workers then compute, and not this machine.
     """
+    server = _Server(settings, gpus, client)
     start_log(settings.log_json)
     sys.setswitchinterval(_SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_Server(settings, gpus).run())
+        runner.run(server.run())
 
 
 class _Uvicorn(uvicorn.Server):
@@ -57,33 +65,38 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Server:
-    def __init__(self, settings: Settings, gpus: int) -> None:
-        device = expected_device(settings.device, gpus)
+    def __init__(self, settings: Settings, gpus: int, client: Client | None) -> None:
+        if client is None:
+            device = expected_device(settings.device, gpus)
+        else:
+            from pipeline.serve.dask_engines import device_of
+
+            device = device_of(client, settings.device)
         self._gpus = max(1, gpus) if device == "cuda" else 0
+        self._client = client
+        self._certificates = _certificates(settings)
+        self._models = [_loaded(name, source) for name, source in settings.models.items()]
+        self._listening = _listen(settings.host, settings.port)
         self._settings = replace(settings, target_s=settings.target_s or TARGET_S[device])
         self._stopping: asyncio.Task[None] | None = None
         self._reloading: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         settings = self._settings
-        listening = _listen(settings.host, settings.port)
-        certificates = _certificates(settings)
         assert settings.target_s is not None
         metrics = Metrics()
-        self._dispatcher = Dispatcher(settings.target_s, settings.max_queue, 0, metrics)
-        for name, source in settings.models.items():
-            model = await asyncio.to_thread(_loaded, source)
-            self._dispatcher.models[name] = LoadedModel(name, 1, source, model, model.to_bytes())
+        self._dispatcher = Dispatcher(settings.target_s, settings.max_queue, int(self._client is not None), metrics)
+        self._dispatcher.models |= {loaded.name: loaded for loaded in self._models}
         choice = Choice(settings.device, settings.precision, settings.kernels, settings.target_s)
-        self._fleet = LocalFleet(self._dispatcher, choice, self._gpus, metrics)
+        self._fleet = self._fleet_of(choice, metrics)
         metrics.show_queue(lambda: self._dispatcher.waiting.texts)
         metrics.show_busy(self._busy)
         self._app = App(settings, self._dispatcher, metrics, lambda: self._fleet.states, self._reload)
-        self._http = _Uvicorn(_configured(settings, self._app, certificates))
+        self._http = _Uvicorn(_configured(settings, self._app, self._certificates))
         self._take_signals()
-        serving = asyncio.create_task(self._http.serve(sockets=[listening]))
-        scheme = "https" if certificates else "http"
-        host, port = listening.getsockname()[:2]
+        serving = asyncio.create_task(self._http.serve(sockets=[self._listening]))
+        scheme = "https" if self._certificates else "http"
+        host, port = self._listening.getsockname()[:2]
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         log.info("listening", extra={"fields": {"url": url, "target_ms": 1000 * settings.target_s}})
         try:
@@ -96,6 +109,13 @@ class _Server:
             await asyncio.wait([serving])
         log.info("stopped")
 
+    def _fleet_of(self, choice: Choice, metrics: Metrics) -> LocalFleet | DaskFleet:
+        if self._client is None:
+            return LocalFleet(self._dispatcher, choice, self._gpus, metrics)
+        from pipeline.serve.dask_engines import DaskFleet
+
+        return DaskFleet(self._dispatcher, choice, self._client, metrics)
+
     def _busy(self) -> dict[str, float]:
         now = time.monotonic()
         return {device.engine.name: device.busy_share(now) for device in self._dispatcher.devices}
@@ -103,10 +123,9 @@ class _Server:
     async def _reload(self, name: str) -> LoadedModel:
         """Read a model's file again and serve it. Raises BroadsheetError; then the one before stays."""
         old = self._dispatcher.models[name]
-        model = await asyncio.to_thread(_loaded, old.source)
-        new = LoadedModel(name, old.number + 1, old.source, model, await asyncio.to_thread(model.to_bytes))
+        new = await asyncio.to_thread(_loaded, name, old.source, old.number + 1)
         await self._dispatcher.change_model(new)
-        log.info("model reloaded", extra={"fields": {"model": name, "digest": model.digest}})
+        log.info("model reloaded", extra={"fields": {"model": name, "digest": new.model.digest}})
         return new
 
     def _take_signals(self) -> None:
@@ -142,12 +161,12 @@ class _Server:
         self._dispatcher.refuse_all()
 
 
-def _loaded(source: str) -> Model:
-    """A model that gives each text one label. Raises UsageError for another, ModelError for none."""
+def _loaded(name: str, source: str, number: int = 1) -> LoadedModel:
+    """A model as engines get it. Raises ModelError, and UsageError for one that gives several labels to a text."""
     model = load_model(source)
     if model.is_multi_label:
         raise UsageError(f"{source} gives a text several labels, and the server gives one: use broadsheet classify")
-    return model
+    return LoadedModel(name, number, source, model, model.to_bytes())
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -138,6 +138,11 @@ class Chunk:
         """The articles as an engine takes them."""
         return Texts(self.data, self.offsets, self.ids, self.n_chars)
 
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the articles, as far as they are kept."""
+        return int(self.offsets[-1] - self.offsets[0])
+
     def without_text(self) -> Chunk:
         """The chunk without its text, which is not needed once it is classified."""
         return replace(self, text=pa.array([], pa.large_binary()), ids=None)

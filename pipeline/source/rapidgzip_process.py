@@ -18,6 +18,8 @@ import time
 import rapidgzip
 
 _BLOCK = 1 << 20
+_CHUNK = 1 << 20
+"""Compressed bytes that a thread decompresses at once: memory for four times as much is new each time, page by page."""
 _LOOK_SECONDS = 0.01
 _TOO_MUCH = 3
 
@@ -26,7 +28,8 @@ def main(path: str, compression: str, threads: int, most_bytes: int, position: i
     threading.Thread(target=_watch, args=(os.getppid(), most_bytes), daemon=True).start()
     opened = rapidgzip.IndexedBzip2File if compression == "bz2" else rapidgzip.RapidgzipFile
     block = memoryview(bytearray(_BLOCK))  # one for all: `read` would copy each twice more, all in this thread
-    with opened(path, parallelization=threads) as file:
+    more = {} if compression == "bz2" else {"chunk_size": _CHUNK}
+    with opened(path, parallelization=threads, **more) as file:
         while count := file.readinto(block):
             left = block[:count]
             while left:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
@@ -20,8 +20,12 @@ from pipeline.train.interrupts import interrupts_noted
 from pipeline.train.job import Examples, Job, run
 from pipeline.train.objective import OneLabel, SeveralLabels
 from pipeline.train.prepare import prepare
+from pipeline.train.processes import run_here
 from pipeline.train.progress import Cost, Epoch, Step, Tell
 from pipeline.train.recipe import WITH_SPACE, Recipe
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 __all__ = ["Cost", "Epoch", "Recipe", "Step", "Trained", "train"]
 
@@ -67,6 +71,8 @@ def train(
     checkpoint: Path | None = None,
     checkpoint_every: int = 10,
     resume: bool = False,
+    gpus: int | None = None,
+    client: Client | None = None,
     about: dict[str, Any] | None = None,
     on_start: Callable[[Labelled, int], None] = lambda data, held: None,
     tell: Tell = lambda what: None,
@@ -122,6 +128,12 @@ def train(
         Epochs between two writes of `checkpoint`; 0 never writes it.
     resume : bool
         Continue from `checkpoint`; on a CPU the result has the same bits as an undisturbed run.
+    gpus : int, optional
+        GPUs of this machine that share each batch, a process each (with `device` "cpu": processes on its cores).
+        Default: one. With `client`: of how many workers, by default of all.
+    client : distributed.Client, optional
+        Of a Dask cluster, on whose workers to train, a process on each (`cluster.connect`). They need PyTorch, and the
+        folder of `checkpoint` has to be one that they share.
     about : dict, optional
         JSON values to add to the card of the model.
     on_start : callable
@@ -142,7 +154,7 @@ def train(
     SourceError
         For a file that cannot be read.
     BroadsheetError
-        If training diverges.
+        If training diverges, or one of several processes is lost.
     KeyboardInterrupt
         If Ctrl-C or SIGTERM stopped the run, after its checkpoint was written. A second one does not wait for that.
 
@@ -182,5 +194,12 @@ def train(
     on_start(data, len(prepared.held))
     examples = Examples(data.ids, data.labels, prepared.fit, prepared.held)
     with interrupts_noted() as stop:
-        outcome = run(job, examples, tell, stop)
+        if client is not None:
+            from pipeline.train.on_cluster import run_on
+
+            outcome = run_on(client, job, examples, gpus, tell, stop)
+        elif gpus is not None and gpus > 1:
+            outcome = run_here(job, examples, gpus, tell, stop)
+        else:
+            outcome = run(job, examples, tell, stop)
     return Trained(model_of(outcome, job, prepared, dtype, about or {}), outcome.history)

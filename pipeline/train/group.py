@@ -30,7 +30,7 @@ class Group:
         """The model whose gradients are averaged over the processes, while the backward pass goes on."""
         if self.size == 1:
             return model
-        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     def apart(self, model: nn.Module, really: bool) -> AbstractContextManager[Any]:
         """Where gradients are only added up in this process, if `really`."""

@@ -95,7 +95,7 @@ class Run:
             number = len(self.history) + 1
             self.network.train()
             if not self._epoch(number, tell, stop):
-                self._save(saving)
+                self._save(saving, float(self._group.total(self._losses)))
                 raise Stopped
             loss = float(self._group.total(self._losses)) / self._steps_per_epoch
             self._losses.zero_()
@@ -103,7 +103,7 @@ class Run:
                 raise BroadsheetError(f"the loss is {loss} in epoch {number}: try a lower --learning-rate")
             self.history += (Epoch(number, loss, self._held_out_accuracy()),)
             if saving and saving.every and (number % saving.every == 0 or number == self.recipe.epochs):
-                self._save(saving)
+                self._save(saving, 0.0)
             tell(self.history[-1])
 
     def _epoch(self, number: int, tell: Tell, stop: Callable[[], bool]) -> bool:
@@ -215,9 +215,9 @@ class Run:
             fast,
         )
 
-    def _save(self, saving: Saving | None) -> None:
-        losses = float(self._group.total(self._losses))
-        if saving is None or self._group.rank:
+    def _save(self, saving: Saving | None, losses: float) -> None:
+        """Write a checkpoint, in the process that has where. losses: of the epoch, so far."""
+        if saving is None:
             return
         named = dict(self.network.named_parameters())
         state = self._optimizer.state

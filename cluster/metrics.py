@@ -1,0 +1,96 @@
+"""Broadsheet's own figures in what Dask's servers answer at `/metrics`, in Prometheus's format.
+
+A worker tells its own; the scheduler tells those of all workers, which come with their heartbeats, and how far the job
+is. Where prometheus-client is not installed, Dask answers nothing there, and nothing is done here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from distributed import Scheduler
+
+from cluster.heartbeat import METRIC
+from cluster.progress import TOPIC
+from pipeline.telemetry.counters import COUNTS, HELP
+from pipeline.worker import STATE
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_WORKER, _SCHEDULER = "broadsheet_worker", "broadsheet_scheduler"
+_JOB = {
+    "rows": "Rows that the last job has done",
+    "rows_known": "Rows that it has in all; 0 where that is not known",
+    "rows_quarantined": "Its rows that have no label",
+    "chunks": "Chunks that it has done",
+}
+_registered: dict[str, _Collector] = {}
+
+
+class _Collector:
+    """What Prometheus's registry asks at each request. collect: replaced by a later server of this process."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self.collect = collect
+
+
+def tell_worker() -> None:
+    """From now on this process's workers tell their figures."""
+    _register(_WORKER, _of_worker)
+
+
+def tell_scheduler(scheduler: Scheduler) -> None:
+    """From now on this scheduler tells the figures of its workers and of the job."""
+    _register(_SCHEDULER, lambda: _of_scheduler(scheduler))
+
+
+def _register(name: str, collect: Callable[[], Iterable[Metric]]) -> None:
+    if importlib.util.find_spec("prometheus_client") is None:
+        return
+    from prometheus_client import REGISTRY
+
+    if name in _registered:
+        _registered[name].collect = collect
+    else:
+        _registered[name] = _Collector(collect)
+        REGISTRY.register(_registered[name])
+
+
+def _of_worker() -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    yield from _figures(_WORKER, [((), {"counts": COUNTS.counts, "busy": COUNTS.seconds})], ())
+    yield GaugeMetricFamily(f"{_WORKER}_engines", "Models in memory", value=len(STATE.loaded.engines))
+
+
+def _of_scheduler(scheduler: Scheduler) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    told = [((ws.address,), ws.metrics[METRIC]) for ws in scheduler.workers.values() if METRIC in ws.metrics]
+    yield from _figures(_SCHEDULER, told, ("worker",))
+    job = scheduler.task_metadata.get(TOPIC)
+    if job is not None:
+        for name, help_ in _JOB.items():
+            yield GaugeMetricFamily(f"{_SCHEDULER}_job_{name}", help_, value=job[name])
+        yield GaugeMetricFamily(f"{_SCHEDULER}_job_running", "Whether a job is running", value=not job["ended"])
+
+
+def _figures(
+    prefix: str, told: Iterable[tuple[tuple[str, ...], Mapping[str, Any]]], labels: tuple[str, ...]
+) -> Iterator[Metric]:
+    """The figures of several processes. told: of each the values of `labels`, and what it counts."""
+    from prometheus_client.core import CounterMetricFamily
+
+    families = {name: CounterMetricFamily(f"{prefix}_{name}", help_, labels=labels) for name, help_ in HELP.items()}
+    about = "Seconds by activity; kernels: the GPU is busy, computing: the CPU is"
+    seconds = CounterMetricFamily(f"{prefix}_activity_seconds", about, labels=(*labels, "activity"))
+    for values, figures in told:
+        for name, family in families.items():
+            family.add_metric(values, figures["counts"][name])
+        for activity, spent in figures["busy"].items():
+            seconds.add_metric((*values, activity), spent)
+    yield from families.values()
+    yield seconds

@@ -1,0 +1,89 @@
+"""A process that runs a job, or its part of one. Started by `processes.py`, with which it ends.
+
+Usage: python -m pipeline.train.process CONNECTION (a file descriptor)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from pipeline.errors import BroadsheetError
+from pipeline.source.messages import Closed, packed, receive, send, unpacked
+from pipeline.train.group import Group
+from pipeline.train.job import device_of, run
+from pipeline.train.processes import Done, Failed, Part, Told, WasStopped
+from pipeline.train.progress import Cost, Epoch, Step, Stopped
+
+_SECONDS_BETWEEN_STEPS = 0.2  # that are told
+
+
+@contextmanager
+def joined(part: Part) -> Iterator[Group]:
+    """The group of the processes of a run, once all of them are there."""
+    torch.set_num_threads(part.threads)
+    cuda = device_of(part.job).type == "cuda"
+    if cuda:
+        torch.cuda.set_device(0 if "CUDA_VISIBLE_DEVICES" in os.environ and not part.here else part.number)
+    if part.size > 1:
+        dist.init_process_group("nccl" if cuda else "gloo", part.meeting, rank=part.rank, world_size=part.size)
+    yield Group(part.rank, part.size)
+    if part.size > 1:
+        dist.destroy_process_group()
+
+
+def main(descriptor: int) -> None:
+    connection = socket.socket(fileno=descriptor)
+    sending = threading.Lock()
+    stop = threading.Event()
+    told = time.monotonic()
+
+    def answer(message: Told | Done | Failed | WasStopped) -> None:
+        with sending:
+            send(connection, packed(message))
+
+    def tell(what: Cost | Step | Epoch) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if part.rank == 0 and (not isinstance(what, Step) or now - told >= _SECONDS_BETWEEN_STEPS):
+            told = now
+            answer(Told(what))
+
+    def listen() -> None:
+        """Any message says that the run is to stop; when the other side is gone, nobody waits for it."""
+        try:
+            while True:
+                receive(connection)
+                stop.set()
+        except Closed:
+            os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    part: Part
+    part, examples = unpacked(receive(connection))
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        with joined(part) as group:
+            outcome = run(part.job, examples, tell, stop.is_set, group)
+        answer(Done(outcome if part.rank == 0 else None))
+    except Stopped:
+        answer(WasStopped())
+    except BroadsheetError as error:
+        answer(Failed(error))
+    except BaseException as error:
+        answer(Failed(RuntimeError(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-8)}")))
+    os._exit(0)  # what is left of a group that has failed may wait for the others
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,239 @@
+"""A run in several processes, a GPU (or some cores) each: of this machine, or of a cluster (`on_cluster.py`).
+
+Each computes its share of every batch. If one of them is lost, the run has ended: the others are ended too, and the
+checkpoint is where it goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import torch
+
+from pipeline.errors import BroadsheetError, UsageError
+from pipeline.source.messages import Closed, packed, receive, send, unpacked
+from pipeline.threads import share_of_cores
+from pipeline.train.job import Examples, Job, Outcome
+from pipeline.train.progress import Cost, Epoch, Step, Stopped, Tell
+
+_END_SECONDS = 5.0
+_OTHERS_SECONDS = 2.0  # in which the others of a run may say why they fail too
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process does: number `rank` of the `size` processes of a job.
+
+    meeting: a URL where they find each other. number: of its GPU. here: whether `number` counts the GPUs that this
+    process sees, or a worker may have made a selection already. threads: for what it computes on a CPU.
+    """
+
+    job: Job
+    rank: int = 0
+    size: int = 1
+    meeting: str = ""
+    number: int = 0
+    here: bool = True
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Told:
+    """Of the progress of a run."""
+
+    what: Cost | Step | Epoch
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run has ended. outcome: with the first of its processes only."""
+
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True)
+class WasStopped:
+    """A run has stopped since it was told to."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The error that ended a run."""
+
+    error: Exception
+
+
+class Lost(BroadsheetError):
+    """A process of a run has ended in the middle of it."""
+
+
+class Process:
+    """A process for one part. loopback: whether all of the run are on this machine."""
+
+    def __init__(self, part: Part, examples: Examples, loopback: bool) -> None:
+        self._part, self._examples = part, examples
+        self._connection, theirs = socket.socketpair()
+        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        network = _LOOPBACK if loopback else {}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pipeline.train.process", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
+                env={**network, **os.environ, "PYTHONPATH": path}, process_group=0,
+            )  # fmt: skip
+
+    def follow(self, tell: Tell) -> Outcome | None:
+        """Let it run to its end. Raises Stopped where it was stopped, Lost, or what it raised."""
+        try:
+            send(self._connection, packed((self._part, self._examples)))
+            while isinstance(message := unpacked(receive(self._connection)), Told):
+                tell(message.what)
+        except Closed:
+            raise Lost(f"process {self._part.rank + 1} of {self._part.size} {self._end()}") from None
+        if isinstance(message, WasStopped):
+            raise Stopped
+        if isinstance(message, Failed):
+            raise message.error
+        done: Done = message
+        return done.outcome
+
+    def _end(self) -> str:
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "has closed its connection"
+        if code >= 0:
+            return f"has ended with exit code {code}"
+        why = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-code).name}{why}"
+
+    def stop(self) -> None:
+        """Tell it to stop between two steps."""
+        with suppress(Closed):
+            send(self._connection, packed(None))
+
+    def kill(self) -> None:
+        """End it, whatever it does; whoever follows it hears of it."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """End it, if it has not ended, and forget it."""
+        self.kill()
+        self._process.wait()
+        self._connection.close()
+
+
+def run_here(job: Job, examples: Examples, count: int, tell: Tell, stop: Callable[[], bool]) -> Outcome:
+    """Run a job in `count` processes on this machine. Raises as `job.run` does, and Lost."""
+    if job.device != "cpu" and torch.cuda.device_count() < count:
+        raise UsageError(
+            f"--gpus {count}: PyTorch finds {torch.cuda.device_count()} here (with --device cpu: so many processes on "
+            "its cores)"
+        )
+    told: SimpleQueue[Cost | Step | Epoch] = SimpleQueue()
+    threads = share_of_cores(count)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
+        meeting = f"file://{folder}/meeting"
+        processes: list[Process] = []
+        try:
+            for rank in range(count):
+                part = Part(job, rank, count, meeting, rank, threads=threads)
+                processes.append(Process(part, examples, loopback=True))
+            futures = [pool.submit(process.follow, told.put) for process in processes]
+
+            def ask_to_stop() -> None:
+                for process in processes:
+                    process.stop()
+
+            return outcome(futures, told, tell, stop, ask_to_stop, job)
+        finally:
+            for process in processes:
+                process.end()
+
+
+class Future(Protocol):
+    """Of a part: concurrent.futures' or Dask's."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> Outcome | None: ...
+
+
+def outcome(
+    futures: Sequence[Future],
+    told: SimpleQueue[Any],
+    tell: Tell,
+    stop: Callable[[], bool],
+    ask_to_stop: Callable[[], object],
+    job: Job,
+) -> Outcome:
+    """Wait for the parts of a run, and `tell` what is told. Raises what ended it."""
+    asked, last = False, 0
+
+    def hear() -> None:
+        nonlocal last
+        with suppress(Empty):
+            while True:
+                what = told.get(timeout=0.1)
+                last = what.number if isinstance(what, Epoch) else last
+                tell(what)
+
+    while not all(future.done() for future in futures):
+        hear()
+        if stop() and not asked:
+            asked = True
+            ask_to_stop()
+        if any(future.done() and error_of(future) for future in futures):
+            waited = time.monotonic() + _OTHERS_SECONDS
+            while time.monotonic() < waited and not all(future.done() for future in futures):
+                time.sleep(0.05)
+            break
+    hear()
+    errors = [error for future in futures if future.done() and (error := error_of(future))]
+    if errors:
+        cause = min(errors, key=_importance)
+        if isinstance(cause, Lost):
+            where = f"the run has ended after epoch {last} of {job.recipe.epochs}"
+            raise Lost(f"{cause.message}; {where}{_remedy(job.checkpoint)}")
+        raise cause
+    found = futures[0].result()
+    assert found is not None
+    waited = time.monotonic() + _OTHERS_SECONDS
+    while last < len(found.history) and time.monotonic() < waited:  # what was told last may still be on its way
+        hear()
+    return found
+
+
+def error_of(future: Future) -> BaseException | None:
+    """What a future that is done has raised."""
+    try:
+        future.result()
+    except BaseException as error:
+        return error
+    return None
+
+
+def _importance(error: BaseException) -> int:
+    """Which of the errors is not due to another: when a process is lost, the others complain of that."""
+    kinds = (UsageError, Lost, BroadsheetError, Stopped)
+    return next((i for i, kind in enumerate(kinds) if isinstance(error, kind)), len(kinds))
+
+
+def _remedy(checkpoint: Path | None) -> str:
+    if checkpoint is None or not checkpoint.exists():
+        return ", and had no checkpoint yet (--checkpoint-every)"
+    return f": go on from {checkpoint} with --resume, also with another number of GPUs"

@@ -1,0 +1,66 @@
+"""A server whose engines are on the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pytest
+from jobs import Processes, start_scheduler, start_worker
+from serving import serving
+
+import pipeline
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    found = Processes()
+    yield found
+    found.end()
+
+
+def test_a_lost_worker_costs_no_request_and_another_takes_its_place(
+    processes: Processes, small_model_file: Path, tmp_path: Path
+) -> None:
+    texts = [f"text number {i} " * random.Random(i).choice([0, 1, 20]) for i in range(12)]
+    options = {"model": small_model_file, "scores": True, "device": "cpu"}
+    expected = pipeline.classify(texts, **options).to_arrow().drop_columns(["file", "row", "reason"])
+    _, file = start_scheduler(processes, tmp_path)
+    workers = [start_worker(processes, file) for _ in range(2)]
+    with serving("--scheduler-file", file, "--model", f"small={small_model_file}", "--target-ms", 20_000) as server:
+        ready = f"{server.url}/readyz"
+        while list(httpx.get(ready).json()["engines"].values()) != ["ready", "ready"]:
+            time.sleep(0.05)
+        stop = threading.Event()
+
+        def ask() -> int:
+            count = 0
+            with server.client() as client:
+                while not stop.is_set():
+                    assert client.classify_arrow(column, scores=True).equals(wanted)
+                    count += 1
+                    time.sleep(0.02)  # others need the cores too
+            return count
+
+        column = pa.array(texts)
+        wanted = server.client().classify_arrow(column, scores=True)
+        assert wanted.equals(expected.cast(wanted.schema).combine_chunks())
+        with ThreadPoolExecutor(2) as pool:
+            asking = [pool.submit(ask) for _ in range(2)]
+            try:
+                workers[0].send_signal(signal.SIGKILL)
+                server.wait_for("engine lost")
+                start_worker(processes, file)
+                server.wait_for("engine ready")
+            finally:
+                stop.set()
+            assert all(done.result() for done in asking)
+        assert set(httpx.get(ready).json()["engines"].values()) == {"ready"}
+        assert server.stop() == 0

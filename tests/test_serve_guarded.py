@@ -1,0 +1,237 @@
+"""A server beyond this machine: TLS, tokens, limits on connections, and more requests than it can answer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from conftest import CommandHere
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from serving import Server, serving
+
+from pipeline import ServerError
+
+TOKEN = "a-token-that-is-only-for-tests"
+MOST_CONNECTIONS = 60
+
+
+def write_certificate(file: Path) -> None:
+    """Of 127.0.0.1, with its key, signed by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")]), datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    file.write_bytes(certificate.public_bytes(Encoding.PEM) + secret)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("certificate") / "server.pem"
+    write_certificate(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def server(certificate: Path, small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    token = tmp_path_factory.mktemp("token") / "token"
+    token.write_text(TOKEN)
+    with serving(
+        *("--host", "0.0.0.0", "--model", f"small={small_model_file}", "--target-ms", 50, "--log-texts"),
+        *("--token-file", token, "--tls-certificate", certificate, "--max-connections", MOST_CONNECTIONS),
+        *("--head-s", 1, "--body-s", 1, "--idle-s", 1, "--drain-s", 1.5),
+    ) as found:
+        found.url = found.url.replace("0.0.0.0", "127.0.0.1")
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium on the PATH (on Debian: apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def test_who_shows_the_token_over_tls_is_answered(server: Server, certificate: Path) -> None:
+    with server.client(token=TOKEN, certificates=certificate) as client:
+        assert client.classify(["a text"])[0]["n_chars"] == 6
+    assert server.wait_for("request")["logged_texts"] == ["a text"]  # as was asked for
+    trust = ssl.create_default_context(cafile=str(certificate))
+    for wrong in (None, "another-token-than-that", "é" * 20):
+        headers = {} if wrong is None else {"authorization": f"Bearer {wrong}".encode()}
+        for method, path in (("POST", "/v1/classify"), ("GET", "/v1/models"), ("GET", "/metrics")):
+            answer = httpx.request(method, server.url + path, headers=headers, verify=trust)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+    answer = httpx.post(
+        f"{server.url}/v1/models/small/reload", headers={"authorization": f"Bearer {TOKEN}"}, verify=trust
+    )
+    assert answer.status_code == 403  # it has no admin token, and this is none
+    assert httpx.get(f"{server.url}/readyz", verify=trust).status_code == 200
+    with pytest.raises(ServerError, match="does not answer"):
+        server.client(token=TOKEN).classify(["a"])  # the certificate is not one that the system trusts
+
+
+def connect(server: Server, certificate: Path) -> ssl.SSLSocket:
+    trust = ssl.create_default_context(cafile=str(certificate))
+    address = urlsplit(server.url)
+    raw = socket.create_connection((address.hostname, address.port), timeout=30)
+    return trust.wrap_socket(raw, server_hostname=address.hostname)
+
+
+def read_all(connection: ssl.SSLSocket) -> bytes:
+    """What comes until the server closes the connection."""
+    found = b""
+    while piece := connection.recv(1 << 16):
+        found += piece
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", 408),
+        (b"GET / HT", 408),
+        (b"\r\n", 408),
+        (b"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n", 408),
+        (b"POST /v1/classify HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\n"
+         b"content-length: 100\r\n\r\n{" % TOKEN.encode(), 408),
+        (b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * (1 << 17), 431),
+    ],
+)  # fmt: skip
+def test_a_request_that_does_not_come_is_not_waited_for(
+    server: Server, certificate: Path, sent: bytes, status: int
+) -> None:
+    with connect(server, certificate) as connection:
+        connection.sendall(sent)
+        answer = read_all(connection)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+
+
+def test_idle_connections_are_closed_and_too_many_refused(server: Server, certificate: Path) -> None:
+    with connect(server, certificate) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"alive" in read_all(connection)
+    others = [connect(server, certificate) for _ in range(MOST_CONNECTIONS)]
+    with connect(server, certificate) as connection:
+        assert read_all(connection).startswith(b"HTTP/1.1 503")
+    for other in others:
+        other.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_labels_what_is_typed(server: Server, chromium: Any, width: int) -> None:
+    complaints: list[str] = []
+    asked: set[str] = set()
+    context = chromium.new_context(ignore_https_errors=True, viewport={"width": width, "height": 900})
+    page = context.new_page()
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: asked.add(urlsplit(request.url).netloc))
+    page.goto(server.url)
+    page.locator("#login").wait_for()  # the server has a token
+    assert "token" in page.inner_text("#error").lower()
+    page.fill("#token", TOKEN)
+    text = "<b onclick=alert(1)>Café</b> & " + "goal " * 40
+    page.fill("#text", text)
+    page.click("button")
+    page.locator("#result").wait_for()
+    assert page.locator("#error").is_hidden()
+    assert page.inner_text("#label").startswith("class ")
+    assert page.locator(".bar").count() == 4
+    shares = [float(share.strip(" %")) for share in page.locator(".share").all_inner_texts()]
+    assert shares == sorted(shares, reverse=True)
+    assert abs(sum(shares) - 100) < 1
+    assert f"{len(text)} characters, of which it read the first 123; " in page.inner_text("#counts")
+    assert page.locator("#read").text_content() == text  # shown, not obeyed
+    assert "é" in page.locator("#read mark").all_text_contents()
+    assert page.locator("#read .rest").text_content() == text[123:]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert complaints == []
+    assert asked == {urlsplit(server.url).netloc}
+    page.goto(f"{server.url}/docs")
+    assert "/v1/classify" in page.inner_text("body")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()
+
+
+def test_what_cannot_be_answered_in_time_is_refused_at_once(server: Server, certificate: Path) -> None:
+    body = json.dumps({"texts": [f"text number {i}" for i in range(20)]}).encode()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
+    limits = httpx.Limits(max_connections=40)
+    trust = ssl.create_default_context(cafile=str(certificate))
+    with httpx.Client(base_url=server.url, headers=headers, verify=trust, limits=limits, timeout=60) as http:
+        with ThreadPoolExecutor(40) as pool:
+            answers = list(pool.map(lambda _: http.post("/v1/classify", content=body), range(300)))
+        assert {answer.status_code for answer in answers} == {200, 503}
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert all(int(answer.headers["retry-after"]) >= 1 and "ms" in answer.json()["error"] for answer in refused)
+        assert http.post("/v1/classify", content=body).status_code == 200  # afterwards all is as before
+        page = http.get("/metrics").text
+        assert f'broadsheet_shed_requests_total{{model="small"}} {len(refused)}.0' in page
+        assert "broadsheet_queue_texts 0.0" in page
+
+
+def test_what_takes_longer_than_the_time_to_drain_is_told(server: Server, certificate: Path) -> None:
+    """The last test of this server."""
+    body = json.dumps({"texts": [f"text number {i} " * 20 for i in range(10_000)]}).encode()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
+    trust = ssl.create_default_context(cafile=str(certificate))
+    http = httpx.Client(base_url=server.url, headers=headers, verify=trust, timeout=60)
+    with http, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(http.post, "/v1/classify", content=body)
+        while "broadsheet_queue_texts 0.0" in http.get("/metrics").text:
+            assert not waiting.done()
+        assert server.stop() == 0
+        answer = waiting.result()
+    assert answer.status_code == 503
+    assert answer.json()["error"] == "the server stops"
+
+
+def test_nothing_is_served_in_the_open_by_mistake(broadsheet_here: CommandHere, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    short.write_text("secret")
+    for arguments, said in (
+        (["--host", "0.0.0.0"], "give --token-file FILE, or --insecure"),
+        (["--token-file", short], "at least 16"),
+        (["--token-file", tmp_path / "none"], "no token can be read"),
+        (["--tls-certificate", short], "no certificate with its key"),
+        (["--tls-key", short], "goes with --tls-certificate"),
+        (["--model", "=a"], "give NAME=PATH"),
+        (["--model", "a=b", "--model", "a=c"], "another model has that name"),
+        (["--model", "none"], "no model 'none'"),
+        (["--host", "203.0.113.1", "--insecure"], "cannot be listened on"),
+        (["--cluster", "local", "--scheduler-file", short], "exclude each other"),
+    ):
+        code, printed = broadsheet_here("serve", *arguments)
+        assert code == 2, printed
+        assert said in printed

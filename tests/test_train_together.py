@@ -1,0 +1,56 @@
+"""Training in several processes, here and on workers of a cluster: the same run; one that is lost ends it clearly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from distributed import Client
+from test_train import QUICK, articles, one_thread, quick_train
+
+from pipeline.errors import BroadsheetError
+from pipeline.train import Epoch
+
+__all__ = ["one_thread"]  # a fixture of every test here too
+
+RECIPE = replace(QUICK, epochs=5, learning_rate=2e-5)
+ROWS = articles(120)
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[float]:
+    """The losses of a run in one process."""
+    torch.set_num_threads(1)
+    return [epoch.loss for epoch in quick_train(ROWS, RECIPE).history]
+
+
+def test_two_processes_share_each_batch_until_one_is_killed_and_one_alone_goes_on(
+    tmp_path: Path, alone: list[float]
+) -> None:
+    options = {"checkpoint": tmp_path / "run.checkpoint", "checkpoint_every": 1}
+    told: list[Epoch] = []
+
+    def kill(what: object) -> None:
+        if isinstance(what, Epoch):
+            told.append(what)
+            children = psutil.Process().children()
+            next(p for p in children if "pipeline.train.process" in p.cmdline()).kill()
+
+    with pytest.raises(BroadsheetError, match=r"process \d of 2 was ended by SIGKILL.* resume=True, also with"):
+        quick_train(ROWS, RECIPE, gpus=2, tell=kill, **options)
+    assert len(told) < RECIPE.epochs
+    resumed = quick_train(ROWS, RECIPE, resume=True, **options)
+    assert [epoch.loss for epoch in resumed.history] == pytest.approx(alone, rel=1e-3)
+
+
+def test_the_workers_of_a_cluster_share_each_batch(client: Client, alone: list[float]) -> None:
+    told: list[object] = []
+    trained = quick_train(ROWS, RECIPE, client=client, tell=told.append)
+    count = len(client.scheduler_info()["workers"])
+    assert trained.model.card["trained_on"] == f"{count} × CPU, fp32"
+    assert [what for what in told if isinstance(what, Epoch)] == list(trained.history)
+    assert len(trained.history) == RECIPE.epochs
+    assert [epoch.loss for epoch in trained.history] == pytest.approx(alone, rel=1e-3)
