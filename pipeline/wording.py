@@ -5,26 +5,15 @@ from __future__ import annotations
 import re
 
 SWITCHES = frozenset(
-    {"allow-mixed", "input", "keep-all", "overwrite", "profile", "resume", "scores", "strict", "tls", "update"},
+    {"allow-mixed", "input", "keep-all", "multi-label", "overwrite", "profile", "resume"}
+    | {"scores", "strict", "tls", "update"},
 )
 """Flags without a value: True in Python."""
 
 VALUED = frozenset(
     {
-        *(
-            "abstain",
-            "chunk-size",
-            "columns",
-            "delimiter",
-            "device",
-            "encoding",
-            "format",
-            "hash",
-            "id-column",
-            "keep",
-            "kernels",
-        ),
-        *("limit", "partition-by", "precision", "report", "root", "text-column", "top-k", "trace", "truth"),
+        *("chunk-size", "columns", "delimiter", "device", "encoding", "format", "hash", "id-column", "keep", "kernels"),
+        *("abstain", "limit", "partition-by", "precision", "report", "root", "text-column", "top-k", "trace", "truth"),
         *("truth-column", "where", "workers", "endpoint"),  # of `classify`, as those above
         *("classes", "held-out", "label-separator", "learning-rate", "model", "nsys", "protocol", "scheduler-file"),
     }

@@ -275,7 +275,7 @@ def test_labels_of_other_kinds_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             read(column)
-    with pytest.raises(UsageError, match="multi.label"):
+    with pytest.raises(UsageError, match="multi_label=True"):
         train(labelled(4), text_column="text", label_column="topics", label_separator=";")
 
 
