@@ -187,8 +187,8 @@ def dry_run(
     workers : int, optional
         On GPUs, how many of each machine are to be used; on CPUs a worker more or less makes no difference.
     text_column, id_column, keep, keep_all, columns, truth_column, encoding, delimiter, root, limit, truth, scores, \
-top_k, abstain, format, partition_by, where, chunk_size, device, precision, kernels, endpoint, resume, overwrite, update, \
-strict, hash, allow_mixed, profile, trace, report
+top_k, abstain, format, partition_by, where, chunk_size, device, precision, kernels, endpoint, resume, overwrite, \
+update, strict, hash, allow_mixed, profile, trace, report
         As for `classify`.
 
     Returns

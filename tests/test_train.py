@@ -61,7 +61,7 @@ def articles(count: int, seed: int = 0) -> pa.Table:
 
 
 def quick_train(table: pa.Table, recipe: Recipe = QUICK, **options: object):
-    options = {"hold_out_share": 0.2, "device": "cpu", "length": LENGTH, **options}
+    options = {"hold_out_share": 0.2, "ngrams": 0, "device": "cpu", "length": LENGTH, **options}
     return train(table, text_column="text", label_column="kind", recipe=recipe, **options)
 
 

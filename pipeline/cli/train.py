@@ -50,7 +50,9 @@ def command(
         str,
         typer.Option(metavar="text|dense", help="text: compute an article's text only; dense: all of its length."),
     ] = "text",
-    hold_out: Annotated[float, typer.Option(metavar="SHARE", help="Share of each class held out.")] = 0.05,
+    hold_out: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Share of each class held out.  [default: 0.05]")
+    ] = None,
     test: Annotated[
         list[str] | None, typer.Option(metavar="DATA", help="Rows to evaluate the finished model on, once.")
     ] = None,
@@ -60,6 +62,11 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the recipe.")
     ] = None,
+    ngrams: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Buckets for n-grams, a power of two; 0: none.  [default: by the classes]"),
+    ] = None,
+    balanced: Annotated[bool, typer.Option("--balanced", help="Every class weighs the same.")] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Of every random choice.")] = 0,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
     precision: Annotated[str, typer.Option(metavar="auto|fp32|bf16", help="Of products; auto: bf16 on a GPU.")] = (
@@ -111,8 +118,8 @@ def command(
         say(f"broadsheet: {checkpoint} is replaced: a run that did not end is lost", error=True)
         checkpoint.unlink()
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
-    settings = [f"{name}={value}" for name, value in given.items() if value is not None]
-    recipe = Recipe().with_settings([*settings, *(set_ or [])])
+    settings = [f"{name}={value}" for name, value in given.items() if value is not None] + (set_ or [])
+    recipe = Recipe().with_settings(settings)
     watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), recipe.epochs)
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
@@ -127,7 +134,9 @@ def command(
         "alphabet": ALPHABETS.get(alphabet) or _symbols(alphabet),
         "length": length,
         "frame": cast("Frame", frame),
-        "recipe": recipe,
+        "recipe": recipe if settings else None,
+        "ngrams": ngrams,
+        "balanced": balanced,
         "hold_out_share": hold_out,
         "test": Paths(test) if test else None,
         "seed": seed,

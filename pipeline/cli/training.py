@@ -11,7 +11,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn
 
 from pipeline.report.console import PlainConsole
-from pipeline.train import Cost, Epoch, Step, Trained
+from pipeline.train import Cost, Epoch, Note, Step, Trained
 from pipeline.train.data import Labelled
 
 _SECONDS_BETWEEN_LINES = 60.0
@@ -35,12 +35,14 @@ class TrainingProgress:
             soft_wrap=True,
         )
 
-    def __call__(self, what: Cost | Step | Epoch) -> None:
+    def __call__(self, what: Cost | Step | Epoch | Note) -> None:
         """What `train` tells."""
         if isinstance(what, Cost):
             self._cost(what)
         elif isinstance(what, Step):
             self._step(what)
+        elif isinstance(what, Note):
+            self._console.print(what.text, soft_wrap=True)
         else:
             self._epoch(what)
 
@@ -57,6 +59,8 @@ class TrainingProgress:
             self._console.print(f"held out: {card['held_out_accuracy']:.2%}")
         if "held_out_micro_f1" in card:
             self._console.print(f"held out, by which the thresholds were chosen: {_f1(card, 'held_out_')}")
+        for line in trained.compared.lines() if trained.compared else ():
+            self._console.print(line, soft_wrap=True)
         if "test" in card:
             test = card["test"]
             figure = f"{test['accuracy']:.2%} of" if "accuracy" in test else f"{_f1(test, '')}, of"

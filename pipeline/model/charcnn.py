@@ -281,6 +281,11 @@ class Model:
         return self.length if self.ngrams is None else max(self.length, self.ngrams.kinds.reads)
 
     @property
+    def has_network(self) -> bool:
+        """Whether the network counts: its last layer is not all zeros, as where only n-grams were fitted."""
+        return bool(self.tensors["fc3.weight"].any())
+
+    @property
     def meant_for(self) -> str | None:
         """The texts that it was trained on, where its card says that."""
         meant_for = self.card.get(MEANT_FOR)

@@ -1,7 +1,7 @@
 """Training, with PyTorch (the extra `train`): labelled articles in, a `Model` out.
 
-In three stages: `prepare.py` (articles, encoded, and those held out), `job.py` (the run: `loop.py` minimises what
-`objective.py` says), `after.py` (from weights to a model and its card).
+In stages: `prepare.py` (articles, encoded, and those held out), `branch.py` (the n-grams beside the network), `job.py`
+(the network's run: `loop.py` minimises what `objective.py` says), `after.py` (from weights to a model and its card).
 """
 
 from __future__ import annotations
@@ -14,22 +14,26 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
 from pipeline.model.frame import Frame
-from pipeline.train.after import model_of
+from pipeline.train.after import model_of, multi_label_model_of
+from pipeline.train.baseline import Compared
+from pipeline.train.branch import fit_branch
+from pipeline.train.by_size import is_alone, kinds_for, ngram_bits
 from pipeline.train.data import Labelled
 from pipeline.train.interrupts import interrupts_noted
-from pipeline.train.job import Examples, Job, run
-from pipeline.train.objective import OneLabel, SeveralLabels
+from pipeline.train.job import Examples, Job, run, without_network
+from pipeline.train.objective import Objective, OneLabel, SeveralLabels, class_weights
 from pipeline.train.prepare import prepare
 from pipeline.train.processes import run_here
-from pipeline.train.progress import Cost, Epoch, Step, Tell
+from pipeline.train.progress import Cost, Epoch, Note, Step, Tell
 from pipeline.train.recipe import WITH_SPACE, Recipe
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Cost", "Epoch", "Recipe", "Step", "Trained", "train"]
+__all__ = ["Cost", "Epoch", "Note", "Recipe", "Step", "Trained", "train"]
 
 CHECKPOINT = ".checkpoint"
+_HELD_OUT = 0.05
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,15 @@ class Trained:
     model : Model
         The averaged weights, rounded to the dtype they are stored in; its card says how they were trained.
     history : tuple of Epoch
-        Number, training loss and held-out accuracy of each epoch.
+        Number, training loss and held-out accuracy of each epoch; none where only the n-grams were fitted.
+    compared : Compared, optional
+        The accuracy on held-out rows beside that of two simple models, where there are such rows.
 
     """
 
     model: Model
     history: tuple[Epoch, ...]
+    compared: Compared | None = None
 
 
 def train(
@@ -62,7 +69,9 @@ def train(
     length: int = 1014,
     frame: Frame = "text",
     recipe: Recipe | None = None,
-    hold_out_share: float = 0.05,
+    ngrams: int | None = None,
+    balanced: bool = False,
+    hold_out_share: float | None = None,
     test: Any = None,
     seed: int = 0,
     device: str = "auto",
@@ -77,7 +86,11 @@ def train(
     on_start: Callable[[Labelled, int], None] = lambda data, held: None,
     tell: Tell = lambda what: None,
 ) -> Trained:
-    """Train the network on every labelled article of `source`.
+    """Train the network, and n-grams beside it, on every labelled article of `source`.
+
+    The n-grams are fitted first, as a linear model whose settings are chosen by cross-validation. Then the network is
+    trained, unless that would take hours: without a GPU only where `recipe` or ``ngrams=0`` asks for it. The sum of
+    their logits is weighted to fit the held-out rows best.
 
     The model gets the activation scales that int8 needs, found on up to 2,048 of the articles it was trained on, and
     the temperature at which its scores fit the held-out rows best, where there are 100 or more.
@@ -109,8 +122,14 @@ def train(
         it is not, as in the published network.
     recipe : Recipe, optional
         Epochs, learning rate, augmentation and so on. Default: the recipe of the shipped model.
-    hold_out_share : float
+    ngrams : int, optional
+        Buckets for n-grams of words and characters, a power of two; 0 for none. Default: about a million for few
+        classes, fewer for many.
+    balanced : bool
+        Every class weighs the same, however many rows it has. Otherwise every row does.
+    hold_out_share : float, optional
         Share of each class, up to 0.5, that is kept out of training; the accuracy on it is computed after each epoch.
+        Default: 0.05; none where only n-grams are fitted, whose accuracy cross-validation gives.
     test : as `source`, optional
         Labelled articles on which the finished model is evaluated, once.
     seed : int
@@ -139,12 +158,13 @@ def train(
     on_start : callable
         Called once with the training data, `Labelled`, and the number of held-out rows.
     tell : callable
-        Called with a `Cost` before the first step, a `Step` after each, and an `Epoch` at the end of each.
+        Called with a `Cost` before the first step, a `Step` after each, an `Epoch` at the end of each, and a `Note`
+        where there is something else to say.
 
     Returns
     -------
     Trained
-        The model, and the history of the run.
+        The model, the history of the run, and what its accuracy compares with.
 
     Raises
     ------
@@ -171,19 +191,32 @@ def train(
     if dtype not in ("float16", "float32"):
         raise UsageError(f"dtype {dtype!r}: choose float16 or float32")
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
+    if multi_label:
+        if ngrams or balanced:
+            raise UsageError(
+                "several labels a text are learnt by the network alone: leave out n-grams and balanced classes"
+            )
+        ngrams = 0
+    alone = client is None and gpus is None and is_alone(recipe, ngrams, device)
+    if hold_out_share is None:
+        hold_out_share = 0.0 if alone else _HELD_OUT
     prepared = prepare(
         source, test, texts, label_column, alphabet, length, hold_out_share, columns, classes,
         multi_label, label_separator,
     )  # fmt: skip
     data = prepared.data
-    recipe = recipe or Recipe()
+    bits = ngram_bits(ngrams, len(data.classes))
+    objective: Objective = SeveralLabels()
+    if not multi_label:
+        weights = class_weights(data.labels[prepared.fit], len(data.classes)) if balanced else ()
+        objective = OneLabel((recipe or Recipe()).label_smoothing, weights)
     job = Job(
         classes=data.classes,
         symbols=prepared.symbols,
         length=length,
         frame=frame,
-        recipe=recipe,
-        objective=SeveralLabels() if multi_label else OneLabel(recipe.label_smoothing),
+        recipe=recipe or Recipe(),
+        objective=objective,
         seed=seed,
         device=device,
         precision=precision,
@@ -192,9 +225,20 @@ def train(
         resume=resume,
     )
     on_start(data, len(prepared.held))
+    branch = None
+    if bits is not None:
+        kinds = kinds_for(data.text, length)
+        branch = fit_branch(
+            data.text, data.labels, len(data.classes), prepared.fit, prepared.held, kinds, bits, balanced
+        )
+        right = branch.logits.argmax(axis=1) == data.labels[branch.rows]
+        tell(Note(f"n-grams: {right.mean():.2%} of {len(right):,} rows right that they were not fitted to"))
     examples = Examples(data.ids, data.labels, prepared.fit, prepared.held)
     with interrupts_noted() as stop:
-        if client is not None:
+        if alone:
+            tell(Note("n-grams alone: the network takes long without a GPU, and is trained if told how many epochs"))
+            outcome = without_network(job)
+        elif client is not None:
             from pipeline.train.on_cluster import run_on
 
             outcome = run_on(client, job, examples, gpus, tell, stop)
@@ -202,4 +246,7 @@ def train(
             outcome = run_here(job, examples, gpus, tell, stop)
         else:
             outcome = run(job, examples, tell, stop)
-    return Trained(model_of(outcome, job, prepared, dtype, about or {}), outcome.history)
+    if multi_label:
+        return Trained(multi_label_model_of(outcome, job, prepared, dtype, about or {}), outcome.history)
+    model, compared = model_of(outcome, job, prepared, dtype, about or {}, branch)
+    return Trained(model, outcome.history, compared)

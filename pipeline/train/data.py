@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipeline.errors import UsageError
 from pipeline.model.alphabet import Alphabet, encode
 from pipeline.model.charcnn import CLASSES
+from pipeline.model.ngrams import MOST_READ
 from pipeline.source.chunk import NO_TRUTH, Selection, truth_indices
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.label_sets import label_lists, label_sets
@@ -23,15 +24,29 @@ from pipeline.source.read import chunks_here
 _CHUNK_ROWS = 16_384
 
 
+class Texts(NamedTuple):
+    """N texts, UTF-8. data: uint8 [bytes]. offsets: int64 [N + 1]; text i is data[offsets[i]:offsets[i + 1]]."""
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+
+    def rows(self, rows: NDArray[np.int64]) -> Texts:
+        """Those of some texts."""
+        sizes = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        at = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], sizes)
+        return Texts(self.data[at], offsets)
+
+
 @dataclass(frozen=True)
 class Labelled:
-    """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. labels: int64 [N], indices into `classes`;
-    or, where an article may have several, bool [N, classes].
-
-    files: path and sha256 of each input file (one entry "memory" for rows in memory). skipped: unreadable rows.
+    """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. text: their first MOST_READ characters.
+    labels: int64 [N], indices into `classes`; or bool [N, classes], where an article may have several. files: path and
+    sha256 of each input file (one entry "memory" for rows in memory). skipped: unreadable rows.
     """
 
     ids: NDArray[np.uint8]
+    text: Texts
     labels: NDArray[Any]
     classes: tuple[str, ...]
     files: tuple[dict[str, str], ...]
@@ -82,10 +97,11 @@ def read_labelled(
     names = None if classes is None else tuple(classes)
     if label_column in (texts := tuple(text_columns)):
         raise UsageError(f"column {label_column!r} is the label, it cannot be the text too")
-    selection = Selection(texts, (label_column,), header=None if header is None else tuple(header))
+    header = None if header is None else tuple(header)
+    selection = Selection(texts, (label_column,), header=header, reads=MOST_READ)
     found = identify(source, len(alphabet), length, whole_hash=True, by_content=True)
     job_input = open_input(found, selection, _CHUNK_ROWS)
-    ids, labels, skipped = [], [], 0
+    ids, parts, labels, skipped = [], [], [], 0
     for chunk in chunks_here(job_input):
         if chunk.ids is not None:
             raise UsageError("a one-hot file holds no labels to train on")
@@ -96,6 +112,7 @@ def read_labelled(
             _refuse_nulls(label, label_column, chunk.rows)
             labels.append(label.cast(pa.large_string()))
         ids.append(encode(chunk.data, chunk.offsets, alphabet, length).ids)
+        parts.append(Texts(chunk.data[chunk.offsets[0] : chunk.offsets[-1]], chunk.offsets - chunk.offsets[0]))
         skipped += len(chunk.quarantine)
     column = pa.chunked_array(labels, pa.list_(pa.string()) if multi_label else pa.large_string()).combine_chunks()
     values = column.flatten() if multi_label else column
@@ -111,7 +128,13 @@ def read_labelled(
         raise UsageError(f"column {label_column!r} holds {unknown!r}, which is none of {', '.join(names)}")
     files = tuple({"path": f["path"], "digest": f["digest"]} for f in found.identity)
     given = label_sets(column, names)[0] if multi_label else indices.astype(np.int64)
-    return Labelled(np.concatenate(ids), given, names, files, skipped)
+    return Labelled(np.concatenate(ids), _joined(parts), given, names, files, skipped)
+
+
+def _joined(parts: list[Texts]) -> Texts:
+    sizes = np.concatenate([np.diff(part.offsets) for part in parts])
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Texts(np.concatenate([part.data for part in parts]), offsets)
 
 
 def _refuse_nulls(label: pa.Array, name: str, rows: pa.Table) -> None:

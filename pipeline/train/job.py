@@ -97,6 +97,7 @@ class Job:
             "alphabet": self.symbols.symbols,
             "frame": self.frame,
             "recipe": self.recipe.to_dict(),
+            "balanced": bool(getattr(self.objective, "weights", ())),
             "seed": self.seed,
             "precision": str(compute),
         }
@@ -117,6 +118,17 @@ class Outcome:
     weights: dict[str, NDArray[np.float32]]
     history: tuple[Epoch, ...]
     on: str
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether there was a run."""
+        return bool(self.history)
+
+
+def without_network(job: Job) -> Outcome:
+    """An outcome whose network gives every class 0."""
+    weights = {name: np.zeros(shape, np.float32) for layer in job.layers for name, shape in layer.shapes.items()}
+    return Outcome(weights, (), "CPU")
 
 
 def run(

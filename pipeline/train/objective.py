@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -28,14 +30,16 @@ class Objective(Protocol):
 class OneLabel:
     """Cross-entropy of the softmax. Targets: int64 [N], class indices.
 
-    label_smoothing: probability spread evenly over the classes.
+    label_smoothing: probability spread evenly over the classes. weights: of each class; none for one of 1.
     """
 
     label_smoothing: float
+    weights: tuple[float, ...] = ()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy."""
-        return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        weights = logits.new_tensor(self.weights) if self.weights else None
+        return F.cross_entropy(logits, targets, weights, label_smoothing=self.label_smoothing)
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Whether the most probable class is the label."""
@@ -57,3 +61,9 @@ class SeveralLabels:
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Whether exactly the row's labels have a score of one half or more."""
         return ((logits >= 0) == targets).all(1)
+
+
+def class_weights(labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:
+    """With which each class that occurs weighs the same in all, and a row on average 1."""
+    rows = np.bincount(labels, minlength=classes)
+    return tuple(len(labels) / (max(n, 1) * np.count_nonzero(rows)) for n in rows.tolist())

@@ -23,7 +23,7 @@ from pipeline.source.messages import Closed, packed, receive, send, unpacked
 from pipeline.train.group import Group
 from pipeline.train.job import device_of, run
 from pipeline.train.processes import Done, Failed, Part, Told, WasStopped
-from pipeline.train.progress import Cost, Epoch, Step, Stopped
+from pipeline.train.progress import Cost, Epoch, Note, Step, Stopped
 
 _SECONDS_BETWEEN_STEPS = 0.2  # that are told
 
@@ -52,7 +52,7 @@ def main(descriptor: int) -> None:
         with sending:
             send(connection, packed(message))
 
-    def tell(what: Cost | Step | Epoch) -> None:
+    def tell(what: Cost | Step | Epoch | Note) -> None:
         nonlocal told
         now = time.monotonic()
         if part.rank == 0 and (not isinstance(what, Step) or now - told >= _SECONDS_BETWEEN_STEPS):

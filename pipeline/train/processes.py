@@ -27,7 +27,7 @@ from pipeline.errors import BroadsheetError, UsageError
 from pipeline.source.messages import Closed, packed, receive, send, unpacked
 from pipeline.threads import share_of_cores
 from pipeline.train.job import Examples, Job, Outcome
-from pipeline.train.progress import Cost, Epoch, Step, Stopped, Tell
+from pipeline.train.progress import Cost, Epoch, Note, Step, Stopped, Tell
 
 _END_SECONDS = 5.0
 _OTHERS_SECONDS = 2.0  # in which the others of a run may say why they fail too
@@ -55,7 +55,7 @@ class Part:
 class Told:
     """Of the progress of a run."""
 
-    what: Cost | Step | Epoch
+    what: Cost | Step | Epoch | Note
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def run_here(job: Job, examples: Examples, count: int, tell: Tell, stop: Callabl
             f"--gpus {count}: PyTorch finds {torch.cuda.device_count()} here (with --device cpu: so many processes on "
             "its cores)"
         )
-    told: SimpleQueue[Cost | Step | Epoch] = SimpleQueue()
+    told: SimpleQueue[Cost | Step | Epoch | Note] = SimpleQueue()
     threads = share_of_cores(count)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
         meeting = f"file://{folder}/meeting"

@@ -49,7 +49,13 @@ class Epoch(NamedTuple):
     accuracy: float
 
 
-Tell: TypeAlias = Callable[[Cost | Step | Epoch], None]
+class Note(NamedTuple):
+    """A line for whoever waits."""
+
+    text: str
+
+
+Tell: TypeAlias = Callable[[Cost | Step | Epoch | Note], None]
 
 
 class Stopped(KeyboardInterrupt):

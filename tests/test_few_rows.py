@@ -1,0 +1,129 @@
+"""Few labelled rows: n-grams learn what a network cannot yet, and a run says what its accuracy is worth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pytest
+import scipy.sparse as sp
+import torch
+from conftest import Command
+from test_train import LENGTH, QUICK, articles
+
+from pipeline.classifier import load
+from pipeline.engine.base import Texts
+from pipeline.errors import UsageError
+from pipeline.model.charcnn import load_model
+from pipeline.model.ngrams import scores
+from pipeline.train import Trained, train
+from pipeline.train.fusion import factors
+from pipeline.train.linear import fit
+
+
+def few(table: pa.Table, **options: object) -> Trained:
+    options = {"device": "cpu", "length": LENGTH, "ngrams": 1 << 14, **options}
+    return train(table, text_column="text", label_column="kind", **options)  # type: ignore[arg-type]
+
+
+def noise(count: int) -> pa.Table:
+    """Rows whose labels have nothing to do with their texts; two of three are of one class."""
+    table = articles(count, seed=4)
+    kinds = np.random.default_rng(0).choice(["a", "a", "b"], count)
+    return table.set_column(1, "kind", pa.array(kinds))
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return few(articles(150), test=articles(100, seed=1))
+
+
+def test_n_grams_alone_learn_from_few_rows(trained: Trained, tmp_path: Path) -> None:
+    """Without the network, whose score would take the CPU a thousand times as long, and with the same file."""
+    model = trained.model
+    assert trained.history == ()
+    assert model.card["test"]["accuracy"] > 0.98
+    assert not model.has_network
+    model.save(tmp_path / "m.safetensors")
+    classifier = load(tmp_path / "m.safetensors", device="cpu")
+    assert classifier.predict(["the coach and the team match", "orbit of the comet"]) == ["sport", "space"]
+    assert load_model(tmp_path / "m.safetensors").digest == model.digest
+
+
+def test_accuracy_stands_beside_that_of_simple_models(trained: Trained) -> None:
+    told = trained.compared
+    assert told is not None
+    assert told.rows == 150  # each held out once
+    assert told.model == pytest.approx(trained.model.card["held_out_accuracy"], abs=1e-6)
+    assert told.most_frequent < 0.5 < told.linear
+    card = trained.model.card["compared with"]
+    assert card["most frequent class"] == pytest.approx(told.most_frequent, abs=1e-6)
+
+
+def test_a_model_that_is_no_better_than_guessing_is_called_so() -> None:
+    told = few(noise(120)).compared
+    assert told is not None
+    assert "not clearly better than always giving the most frequent class" in told.lines()[-1]
+
+
+def test_balanced_classes_weigh_the_same() -> None:
+    """Of texts that say nothing, the model gives the frequent class, or balanced, either."""
+    rows, texts = noise(120), articles(100, seed=6)["text"].to_pylist()
+    rare = [load(few(rows, balanced=on).model, device="cpu").predict(texts).count("b") for on in (False, True)]
+    assert rare[0] < 25 < rare[1]
+
+
+def test_network_and_n_grams_are_added() -> None:
+    """To logits; and a number of buckets that there cannot be is refused."""
+    rows = articles(120)
+    model = few(rows, recipe=QUICK, hold_out_share=0.2, dtype="float32").model
+    assert model.has_network
+    assert model.ngrams is not None
+    texts = Texts.of([text.encode() for text in rows["text"].to_pylist()])
+    found = load(model, device="cpu").predict_proba(rows["text"].to_pylist())
+    without = load(replace(model, ngrams=None), device="cpu").predict_proba(rows["text"].to_pylist())
+    moved = np.log(found / without) * model.temperature - scores(texts.data, texts.offsets, model.ngrams)
+    assert np.ptp(moved, axis=1).max() < 1e-3
+    with pytest.raises(UsageError, match="a power of two"):
+        few(rows, ngrams=1000)
+
+
+def test_factors_find_the_better_of_two() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, 4000)
+    good = np.eye(3)[truth] * 2 + rng.normal(size=(4000, 3))
+    network, branch = factors(rng.normal(size=(4000, 3)), good, truth)
+    assert network < 0.1 < 1 < branch
+    assert factors(np.empty((0, 3)), np.empty((0, 3)), np.empty(0, np.int64)) == (0.5, 0.5)
+
+
+def test_the_logistic_regression_is_that_of_pytorch() -> None:
+    """Its minimum, found by other means and with the weights themselves."""
+    rng = np.random.default_rng(3)
+    features = sp.random_array((60, 40), density=0.2, rng=rng, format="csr")
+    targets = np.eye(4)[rng.integers(0, 4, 60)] * rng.uniform(0.5, 2, (60, 1))
+    found = fit(features, targets, 1e-3, settled=1e-7)
+    weights, bias = (torch.zeros(shape, dtype=torch.float64, requires_grad=True) for shape in ((40, 4), (4,)))
+    dense, wanted = torch.from_numpy(features.toarray()), torch.from_numpy(targets)
+    search = torch.optim.LBFGS([weights, bias], max_iter=2000, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        search.zero_grad()
+        value = -(wanted * torch.log_softmax(dense @ weights + bias, 1)).sum() / 60 + 5e-4 * (weights**2).sum()
+        value.backward()
+        return value
+
+    search.step(loss)
+    assert found.weights(features) == pytest.approx(weights.detach().numpy(), abs=2e-3)
+
+
+def test_the_command_says_what_it_does(broadsheet_in_process: Command, tmp_path: Path) -> None:
+    pa_csv.write_csv(articles(80), tmp_path / "rows.csv")
+    options = ["--label-column", "kind", "--device", "cpu", "--ngrams", "16384", "--length", str(LENGTH)]
+    result = broadsheet_in_process("train", tmp_path / "rows.csv", *options, "-o", tmp_path / "m.safetensors")
+    assert result.returncode == 0, result.stderr
+    assert "n-grams alone" in result.stderr
+    assert "on the same 80 rows: the most frequent class" in result.stderr
