@@ -50,6 +50,9 @@ def classify(
     format: str = "parquet",  # noqa: A002 - as other libraries call it
     partition_by: str | None = None,
     where: str | None = None,
+    windows: int | None = None,
+    overlap: int = 0,
+    window_score: str = "mean",
     chunk_size: int | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -129,6 +132,13 @@ def classify(
     where : str, optional
         Write, or return, only the rows for which this expression over the columns of the output is true, for example
         ``label == "Sports" and score >= 0.9``.
+    windows : int, optional
+        Label texts that are longer than the model reads in up to so many windows, each as long as the model reads; the
+        output then has their number, ``n_windows``. Default: only the beginning of a text is read.
+    overlap : int
+        Characters that a window shares with the next.
+    window_score : str
+        "mean": a text's scores are the mean of its windows'. "best": they are those of the window with the highest.
     chunk_size : int, optional
         Rows in a chunk at most. Default: 512 on a CPU, 131,072 on a GPU.
     device : str

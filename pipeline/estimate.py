@@ -157,6 +157,9 @@ def dry_run(
     format: str = "parquet",  # noqa: A002 - as `classify` calls it
     partition_by: str | None = None,
     where: str | None = None,
+    windows: int | None = None,
+    overlap: int = 0,
+    window_score: str = "mean",
     chunk_size: int | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -187,8 +190,8 @@ def dry_run(
     workers : int, optional
         On GPUs, how many of each machine are to be used; on CPUs a worker more or less makes no difference.
     text_column, id_column, keep, keep_all, columns, truth_column, encoding, delimiter, root, limit, truth, scores, \
-top_k, abstain, format, partition_by, where, chunk_size, device, precision, kernels, endpoint, resume, overwrite, \
-update, strict, hash, allow_mixed, profile, trace, report
+top_k, abstain, format, partition_by, where, windows, overlap, window_score, chunk_size, device, precision, kernels, \
+endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, report
         As for `classify`.
 
     Returns
@@ -247,7 +250,9 @@ update, strict, hash, allow_mixed, profile, trace, report
         free_bytes=shutil.disk_usage(_existing(path)).free if isinstance(path, Path) else None,
         warnings=(),
     )
-    warnings = [*_warnings(estimate, sample, labelled, options, path, models.first.length)]
+    warnings = [
+        *_warnings(estimate, sample, labelled, options, path, options.labellings(models)[0].reads(models.first.length))
+    ]
     if slow := slow_to_read(files.found):
         warnings.append(slow)
     return replace(estimate, warnings=tuple(warnings))
@@ -264,7 +269,7 @@ def _label(sample: Sample, models: Models, engines: list[Engine], options: Optio
     for readable in _joined(sample.chunks):
         predicted, typical, taken = _classified(readable, engines, columns.labellings)
         seconds, timed = seconds + taken, timed + typical
-        judged = checked(readable, predicted, engines, first=False)
+        judged = checked(readable, predicted, engines, columns.labellings, first=False)
         chunk, predictions = judged.chunk, judged.predictions[0]
         table = columns.table(chunk, judged.predictions)
         found.rows += chunk.rows_read
@@ -272,7 +277,7 @@ def _label(sample: Sample, models: Models, engines: list[Engine], options: Optio
         found.reasons.update(chunk.quarantine.column("reason").to_pylist())
         found.empty += int((predictions.n_chars == 0).sum())
         found.cut += int(predictions.truncated.sum())
-        found.chars += int(np.minimum(predictions.n_chars, models.first.length).sum())
+        found.chars += int(np.minimum(predictions.n_chars, columns.labellings[0].reads(models.first.length)).sum())
         found.unknown += int(predictions.unknown_chars.sum())
         for at in range(0, len(table), chunk_rows):
             part = table.slice(at, chunk_rows)

@@ -34,6 +34,9 @@ def label(
     scores: bool = False,
     top_k: int = 1,
     abstain: float | None = None,
+    windows: int | None = None,
+    overlap: int = 0,
+    window_score: str = "mean",
     chunk_size: int | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -62,11 +65,10 @@ def label(
         Column with the true class, by name or by number from 1; adds it by name as ``truth``.
     suffix : str, optional
         Appended to the name of an added column where the frame has a column of that name.
-    model, client, progress, scores, top_k, abstain, chunk_size, device, precision, kernels, workers, strict
-        As `classify` takes them. `client`, `progress` and `workers` are not for Dask collections, which Dask computes,
-        and datasets; nor is `truth_column` for datasets.
-    allow_mixed : bool
-        As `classify` takes it; not for Dask collections and datasets.
+    model, client, progress, scores, top_k, abstain, windows, overlap, window_score, chunk_size, device, precision, \
+kernels, workers, strict, allow_mixed
+        As `classify` takes them. `client`, `progress`, `workers` and `allow_mixed` are not for Dask
+        collections, which Dask computes, and datasets; nor is `truth_column` for datasets.
 
     Returns
     -------
@@ -98,6 +100,21 @@ def label(
     >>> labelled[labelled.label == "Sports"].to_parquet("sports/")
 
     """
+    options = Options(
+        text_column=text_column,
+        truth_column=truth_column,
+        scores=scores,
+        top_k=top_k,
+        abstain=abstain,
+        windows=windows,
+        overlap=overlap,
+        window_score=window_score,
+        chunk_size=chunk_size,
+        device=device,
+        precision=precision,
+        kernels=kernels,
+        strict=strict,
+    )
     if is_lazy(frame) or is_dataset(frame):
         later = f"a {type(frame).__name__} is labelled as it is computed"
         for name, given in (("client", client), ("progress", progress), ("workers", workers)):
@@ -105,23 +122,10 @@ def label(
                 raise UsageError(f"{name} is for frames in memory: {later}")
         if allow_mixed:
             raise UsageError(f"allow_mixed is for a job: {later}")
-        options = Options(
-            text_column=text_column,
-            truth_column=truth_column,
-            scores=scores,
-            top_k=top_k,
-            abstain=abstain,
-            chunk_size=chunk_size,
-            device=device,
-            precision=precision,
-            kernels=kernels,
-            strict=strict,
-        )
         made: Frame = (label_lazily if is_lazy(frame) else label_dataset)(frame, model, options, suffix)
         return made
     models = load_models(model)
-    asked = Options(top_k=top_k, scores=scores).labellings(models)
-    added = computed_columns(asked, truth_column is not None)
+    added = computed_columns(options.labellings(models), truth_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     report = classify(
         frame,
@@ -133,6 +137,9 @@ def label(
         scores=scores,
         top_k=top_k,
         abstain=abstain,
+        windows=windows,
+        overlap=overlap,
+        window_score=window_score,
         chunk_size=chunk_size,
         device=device,
         precision=precision,

@@ -49,19 +49,28 @@ def classify(
         if texts.ids is not None:
             _refuse_other_ids(texts, engine, engines[0])
         top_k = labelling.top_k if number else max(least_k, labelling.top_k)
-        found.append(engine.classify(texts, top_k, labelling.every_score, spans, each_kernel))
+        if labelling.windows is None:
+            found.append(engine.classify(texts, top_k, labelling.every_score, spans, each_kernel))
+        else:
+            found.append(labelling.windows.classify(texts, engine, top_k, labelling.every_score, spans, each_kernel))
     return tuple(found)
 
 
-def checked(chunk: Chunk, predictions: tuple[Predictions, ...], engines: Sequence[Engine], first: bool) -> Labelled:
+def checked(
+    chunk: Chunk,
+    predictions: tuple[Predictions, ...],
+    engines: Sequence[Engine],
+    labellings: Sequence[Labelling],
+    first: bool,
+) -> Labelled:
     """Without the rows that a model could not score. first: whether this is the first chunk of a job.
 
     Raises UsageError where the model overflows on all of them.
     """
     chunk, predictions = set_aside_overflow(chunk, predictions, engines, first)
     doubtful = tuple(
-        count_doubtful(chunk, found.n_chars, found.unknown_chars, engine.model.length)
-        for engine, found in zip(engines, predictions, strict=True)
+        count_doubtful(chunk, found.n_chars, found.unknown_chars, labelling.reads(engine.model.length))
+        for engine, labelling, found in zip(engines, labellings, predictions, strict=True)
     )
     return Labelled(chunk, predictions, doubtful)
 

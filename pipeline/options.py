@@ -24,6 +24,7 @@ from pipeline.source.label_sets import SEPARATOR
 from pipeline.source.names import root_of
 from pipeline.source.opening import read_local, reason
 from pipeline.source.search import printable
+from pipeline.windows import SCORES, Windows
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Options:
     format: str = "parquet"
     partition_by: str | None = None
     where: str | None = None
+    windows: int | None = None
+    overlap: int = 0
+    window_score: str = "mean"
     chunk_size: int | None = None
     device: str = "auto"
     precision: str = "auto"
@@ -76,10 +80,16 @@ class Options:
     report: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("top_k", "chunk_size", "limit", "workers"):
+        for name in ("top_k", "chunk_size", "limit", "workers", "windows"):
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= 1) and (value is not None or name == "top_k"):
                 raise UsageError(f"{name} is {value!r}, it must be an integer of at least 1")
+        if not isinstance(self.overlap, int) or self.overlap < 0:
+            raise UsageError(f"overlap is {self.overlap!r}, it must be an integer of at least 0")
+        if self.window_score not in SCORES:
+            raise UsageError(f"window_score {self.window_score!r}: choose {' or '.join(SCORES)}")
+        if self.windows is None and (self.overlap or self.window_score != SCORES[0]):
+            raise UsageError("--overlap and --window-score go with --windows, the most windows of a text")
         object.__setattr__(self, "encoding", encoding_named(self.encoding))
         if self.delimiter is not None:
             object.__setattr__(self, "delimiter", delimiter_named(self.delimiter))
@@ -124,9 +134,27 @@ class Options:
             keep_all=self.keep_all,
             encoding=self.encoding,
             delimiter=self.delimiter,
-            reads=models.reads,
+            reads=self._reads(models),
             prefixes=models.prefixes,
+            windows=self.windows is not None,
         )
+
+    @property
+    def _windows(self) -> Windows | None:
+        return None if self.windows is None else Windows(self.windows, self.overlap, self.window_score)
+
+    def _reads(self, models: Models) -> int:
+        """Characters of a text that its labels need. Raises UsageError for an overlap of whole windows."""
+        windows = self._windows
+        if windows is None:
+            return models.reads
+        for model in models.every:
+            if windows.overlap >= model.length:
+                raise UsageError(
+                    f"overlap is {windows.overlap:,}: it must be below the {model.length:,} characters that "
+                    f"{model.name} reads"
+                )
+        return max(windows.reads(model.length) for model in models.every)
 
     def labellings(self, models: Models) -> tuple[Labelling, ...]:
         """What each model is to say of each row."""
@@ -140,6 +168,7 @@ class Options:
                 truths=models.classes,
                 abstain=None if model.is_multi_label else self.abstain,
                 thresholds=model.thresholds,
+                windows=self._windows,
             )
             for model, prefix in zip(models.every, models.prefixes, strict=True)
         )
@@ -188,6 +217,7 @@ class Options:
             models=models.short_names if len(models.every) > 1 else UNSET,
             abstain=UNSET if self.abstain is None else self.abstain,
             multi_label=several if any(several) else UNSET,
+            windows=UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
         )
 
 

@@ -205,7 +205,7 @@ class _Labelling:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
         columns, found = self._columns, self._found
         predictions = classify(batch.chunk.texts, self._engines, columns.labellings)
-        labelled = checked(batch.chunk, predictions, self._engines, first=False)
+        labelled = checked(batch.chunk, predictions, self._engines, columns.labellings, first=False)
         chunk, first = labelled.chunk, columns.labellings[0]
         if chunk.truth is not None:
             pairs = first.pairs(labelled.predictions[0], chunk.truth)

@@ -218,7 +218,7 @@ def infer(work: Work, job: Job) -> Work:
             predictions = classify(work.chunk.texts, engines, labellings, least_k, spans, job.each_kernel)
         ACTIVITY.rows += len(work.chunk)
     COUNTS.add(text_bytes=work.chunk.text_bytes)
-    found = checked(work.chunk, predictions, engines, first=work.name == part_name(0, 0))
+    found = checked(work.chunk, predictions, engines, labellings, first=work.name == part_name(0, 0))
     chunk = found.chunk
     refuse_bad_rows(chunk, job)
     of_first = found.predictions[0]

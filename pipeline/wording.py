@@ -15,6 +15,7 @@ VALUED = frozenset(
         *("chunk-size", "columns", "delimiter", "device", "encoding", "format", "hash", "id-column", "keep", "kernels"),
         *("abstain", "limit", "partition-by", "precision", "report", "root", "text-column", "top-k", "trace", "truth"),
         *("truth-column", "where", "workers", "endpoint"),  # of `classify`, as those above
+        *("windows", "overlap", "window-score"),
         *("classes", "held-out", "label-separator", "learning-rate", "model", "nsys", "protocol", "scheduler-file"),
     }
 )

@@ -99,6 +99,16 @@ def command(
         str | None,
         typer.Option(metavar="EXPRESSION", help="Write only these rows: 'score >= 0.9'."),
     ] = None,
+    windows: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Label a long text in up to N windows, each as long as the model reads."),
+    ] = None,
+    overlap: Annotated[
+        int, typer.Option(metavar="CHARS", min=0, help="Characters that a window shares with the next.")
+    ] = 0,
+    window_score: Annotated[
+        str, typer.Option(metavar="mean|best", help="How windows' scores become a text's.")
+    ] = "mean",
     chunk_size: Annotated[
         int | None,
         typer.Option(metavar="ROWS", min=1, help=_CHUNK_SIZE),
@@ -178,6 +188,9 @@ def command(
         "format": format_ or "parquet",
         "partition_by": partition_by,
         "where": where,
+        "windows": windows,
+        "overlap": overlap,
+        "window_score": window_score,
         "chunk_size": chunk_size,
         "device": device,
         "precision": precision,

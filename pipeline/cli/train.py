@@ -26,7 +26,9 @@ _DATA = "Files, folders, globs or URLs, read as `classify` reads them."
 def command(
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=_DATA, show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="MODEL", help="The model file to write.")],
-    label_column: Annotated[str, typer.Option(metavar="NAME", help="Column with the class.")],
+    label_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column with the class; needed without soft labels.")
+    ] = None,
     text_column: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
@@ -78,6 +80,19 @@ def command(
     ] = 10,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from MODEL.checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model file, and its checkpoint.")] = False,
+    teacher: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="Learn its scores too; of several, the mean.")
+    ] = None,
+    soft_labels: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Learn these probabilities: a column of lists, or one for each class."),
+    ] = None,
+    soft_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Of what is learned of a row that has a label too.")
+    ] = 0.5,
+    unlabelled: Annotated[
+        list[str] | None, typer.Option(metavar="DATA", help="More text, for a --teacher to label.")
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="GPUs that share each batch.  [default: 1; all of a cluster]")
     ] = None,
@@ -96,7 +111,7 @@ def command(
     """
     try:
         from pipeline.cli.training import TrainingProgress
-        from pipeline.train import CHECKPOINT, Recipe, train
+        from pipeline.train import CHECKPOINT, Recipe, SoftLabels, train
         from pipeline.train.curve import plot_curve
         from pipeline.train.recipe import ALPHABETS
     except ModuleNotFoundError as error:
@@ -124,7 +139,14 @@ def command(
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
+    soft = None
+    if teacher or soft_labels:
+        more = Paths(unlabelled) if unlabelled else None
+        soft = SoftLabels(tuple(soft_labels or ()), tuple(teacher or ()), more, soft_share, device)
+    elif unlabelled:
+        raise UsageError("--unlabelled text needs a --teacher")
     options: dict[str, Any] = {
+        "soft_labels": soft,
         "text_column": text_column or (),
         "label_column": label_column,
         "columns": None if columns is None else columns.split(","),

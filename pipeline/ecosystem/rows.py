@@ -58,7 +58,7 @@ class Labels:
         with in_use(self.models) as engines:
             predictions = classify(chunk.texts, engines, self.columns.labellings)
         sources = ((MEMORY, row, chunk.rows_read),)
-        found = checked(chunk, predictions, engines, first=False)
+        found = checked(chunk, predictions, engines, self.columns.labellings, first=False)
         return every_row(self.columns.table(found.chunk, found.predictions), found.chunk, sources)
 
 

@@ -94,6 +94,8 @@ class Predictions:
         Characters outside the alphabet, in the part that the model reads.
     saturated : int
         In int8, how many 8-bit activations of all articles have the greatest value, since what was above is there too.
+    n_windows : int64 [N], optional
+        Windows of each text, where long ones are labelled in windows.
 
     """
 
@@ -104,6 +106,7 @@ class Predictions:
     truncated: NDArray[np.bool_]
     unknown_chars: NDArray[np.int64]
     saturated: int = 0
+    n_windows: NDArray[np.int64] | None = None
 
     @property
     def overflowed(self) -> NDArray[np.bool_]:
@@ -114,7 +117,8 @@ class Predictions:
         """The same of the articles where `rows`, [N], is true."""
         every = None if self.all_scores is None else self.all_scores[rows]
         counts = (self.n_chars[rows], self.truncated[rows], self.unknown_chars[rows])
-        return Predictions(self.labels[rows], self.scores[rows], every, *counts, self.saturated)
+        windows = None if self.n_windows is None else self.n_windows[rows]
+        return Predictions(self.labels[rows], self.scores[rows], every, *counts, self.saturated, windows)
 
     def of_whole_texts(self, texts: Texts, length: int) -> Predictions:
         """The same with the counts of the whole texts, where `texts` were cut. length: what the model reads."""

@@ -233,6 +233,31 @@ def _starts(data: NDArray[np.uint8], leads: _Sequences) -> NDArray[np.int64]:
     return np.flatnonzero(begins)
 
 
+def count_characters(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Characters of N articles in valid UTF-8, int64 [N]."""
+    begins = (data & 0xC0) != 0x80
+    return _sums(begins, offsets)
+
+
+def count_unknown(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphabet) -> NDArray[np.int64]:
+    """Characters outside the alphabet, int64 [N], in all of each of N articles in valid UTF-8."""
+    byte_ids, points, _ = alphabet.tables
+    of_byte = byte_ids == alphabet.unknown
+    of_byte[0x80:0xC0] = False  # within a character
+    unknown = of_byte[data]
+    if len(points):
+        leads = _sequences(data, offsets[1:], int(offsets[0]), int(offsets[-1]))
+        unknown[leads.at[np.isin(_code_points(data, leads), points)]] = False
+    return _sums(unknown, offsets)
+
+
+def _sums(marked: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many bytes of each article are marked."""
+    before = np.concatenate([[0], np.cumsum(marked[offsets[0] : offsets[-1]], dtype=np.int64)])
+    sums: NDArray[np.int64] = np.diff(before[offsets - offsets[0]])
+    return sums
+
+
 def _encode_batch(
     data: NDArray[np.uint8],
     bounds: NDArray[np.int64],

@@ -19,6 +19,7 @@ from pipeline.model.label_sets import assigned
 from pipeline.model.reference import NO_LABEL
 from pipeline.source.chunk import NO_TRUTH
 from pipeline.source.label_sets import SEPARATOR
+from pipeline.windows import Windows
 
 TRUTH = pa.field("truth", pa.string())
 """The true class of a row, where the input has one."""
@@ -64,6 +65,10 @@ class Names:
     def unknown_chars(self) -> str:
         return f"{self.prefix}unknown_chars"
 
+    @property
+    def n_windows(self) -> str:
+        return f"{self.prefix}n_windows"
+
 
 def names_in(columns: Collection[str]) -> list[Names]:
     """Of the models whose columns are among these."""
@@ -82,6 +87,7 @@ class Labelling:
     classes: of the model. top_k: the best labels and their scores, where above 1. scores: of every class. names: of its
     columns. truths: the classes that a truth may name, where these are not the model's: of several, those of all.
     abstain: a row whose score is below it has no label. thresholds: of a model that gives several labels, by class.
+    windows: how long texts are labelled; None where only their beginning is.
     """
 
     classes: tuple[str, ...]
@@ -91,6 +97,11 @@ class Labelling:
     truths: tuple[str, ...] = ()
     abstain: float | None = None
     thresholds: tuple[float, ...] | None = None
+    windows: Windows | None = None
+
+    def reads(self, length: int) -> int:
+        """Characters of a text on which its label depends, of a model of this length."""
+        return length if self.windows is None else self.windows.reads(length)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -130,7 +141,8 @@ class Labelling:
     @cached_property
     def of_text(self) -> tuple[pa.Field, ...]:
         """Columns about the text as this model reads it."""
-        return pa.field(self.names.truncated, pa.bool_()), pa.field(self.names.unknown_chars, pa.int64())
+        windows = [pa.field(self.names.n_windows, pa.int64())] if self.windows else []
+        return pa.field(self.names.truncated, pa.bool_()), pa.field(self.names.unknown_chars, pa.int64()), *windows
 
     def columns(self, predictions: Predictions) -> dict[str, pa.Array]:
         """The columns of N rows, by name."""
@@ -141,6 +153,8 @@ class Labelling:
             names.truncated: pa.array(predictions.truncated),
             names.unknown_chars: pa.array(predictions.unknown_chars),
         }
+        if predictions.n_windows is not None:
+            found[names.n_windows] = pa.array(predictions.n_windows)
         if self.scores and predictions.all_scores is not None:
             for name, scores in zip(self.classes, predictions.all_scores.T, strict=True):
                 found[names.score_of(name)] = pa.array(np.ascontiguousarray(scores))

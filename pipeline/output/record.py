@@ -212,7 +212,8 @@ def listing_digest(files: Iterable[ListedFile]) -> str:
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options that change a byte of the output. truth: SHA-256 of the answer file. models: the names of several, by
     which their columns are named. abstain: below which score a row has no label. multi_label: for each model, whether
-    it gives several labels, where one does.
+    it gives several labels, where one does. windows: the most of a text, their overlap, and how they are scored
+    together.
     """
 
     text_columns: tuple[str, ...]
@@ -234,6 +235,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: tuple[str, ...] | UnsetType = UNSET
     abstain: float | UnsetType = UNSET
     multi_label: tuple[bool, ...] | UnsetType = UNSET
+    windows: tuple[AtLeastOne, Count, str] | UnsetType = UNSET
 
     @property
     def labelled(self) -> tuple[Names, ...]:

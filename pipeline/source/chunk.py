@@ -46,7 +46,7 @@ class Selection:
     `answers` is the path of the parent program's answer file, for a one-hot input. `encoding` is Python's name of that
     of the text files, `delimiter` the character between the fields of CSV files, where the user gave one. `reads` is
     how many characters of each text the model reads: the rest is counted and dropped; 0 to keep the whole texts.
-    `prefixes` are those of each model's columns in the output.
+    `prefixes` are those of each model's columns in the output, `windows` whether they have that of windows.
     """
 
     text: tuple[str, ...] = ("text",)
@@ -61,6 +61,7 @@ class Selection:
     delimiter: str | None = None
     reads: int = 0
     prefixes: tuple[str, ...] = ("",)
+    windows: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -75,7 +76,7 @@ class Selection:
         """
         if not self.keep_all:
             return self.kept
-        of_model = (*_OF_MODEL, *(f"score_{name}" for name in self.classes))
+        of_model = (*_OF_MODEL, *(["n_windows"] if self.windows else []), *(f"score_{name}" for name in self.classes))
         ours = _OURS | {prefix + name for prefix in self.prefixes for name in of_model}
         names: dict[str, str] = {}
         for name in self.kept:

@@ -26,11 +26,12 @@ from pipeline.train.prepare import prepare
 from pipeline.train.processes import run_here
 from pipeline.train.progress import Cost, Epoch, Note, Step, Tell
 from pipeline.train.recipe import WITH_SPACE, Recipe
+from pipeline.train.soft import SoftLabels
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Cost", "Epoch", "Note", "Recipe", "Step", "Trained", "train"]
+__all__ = ["Cost", "Epoch", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
 
 CHECKPOINT = ".checkpoint"
 _HELD_OUT = 0.05
@@ -60,7 +61,7 @@ def train(
     source: Any,
     *,
     text_column: str | Iterable[str],
-    label_column: str,
+    label_column: str | None,
     columns: Iterable[str] | None = None,
     classes: Iterable[str] | None = None,
     multi_label: bool = False,
@@ -82,6 +83,7 @@ def train(
     resume: bool = False,
     gpus: int | None = None,
     client: Client | None = None,
+    soft_labels: SoftLabels | None = None,
     about: dict[str, Any] | None = None,
     on_start: Callable[[Labelled, int], None] = lambda data, held: None,
     tell: Tell = lambda what: None,
@@ -101,8 +103,8 @@ def train(
         Anything that `classify` takes.
     text_column : str or iterable of str
         Column with the text. Several are joined by a space.
-    label_column : str
-        Column with the label.
+    label_column : str or None
+        Column with the label. With `soft_labels` there may be rows without, or no such column (None).
     columns : iterable of str, optional
         Column names of a CSV or TSV without a header line.
     classes : iterable of str, optional
@@ -153,6 +155,8 @@ def train(
     client : distributed.Client, optional
         Of a Dask cluster, on whose workers to train, a process on each (`cluster.connect`). They need PyTorch, and the
         folder of `checkpoint` has to be one that they share.
+    soft_labels : SoftLabels, optional
+        Probabilities of the classes, by models as teachers or in columns, to learn beside labels or in their place.
     about : dict, optional
         JSON values to add to the card of the model.
     on_start : callable
@@ -192,16 +196,17 @@ def train(
         raise UsageError(f"dtype {dtype!r}: choose float16 or float32")
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
     if multi_label:
-        if ngrams or balanced:
+        if ngrams or balanced or soft_labels is not None:
             raise UsageError(
-                "several labels a text are learnt by the network alone: leave out n-grams and balanced classes"
+                "several labels a text are learnt by the network alone: leave out n-grams, balanced classes, "
+                "teachers and soft labels"
             )
         ngrams = 0
-    alone = client is None and gpus is None and is_alone(recipe, ngrams, device)
+    alone = client is None and gpus is None and soft_labels is None and is_alone(recipe, ngrams, device)
     if hold_out_share is None:
         hold_out_share = 0.0 if alone else _HELD_OUT
     prepared = prepare(
-        source, test, texts, label_column, alphabet, length, hold_out_share, columns, classes,
+        source, test, texts, label_column, alphabet, length, hold_out_share, columns, classes, soft_labels,
         multi_label, label_separator,
     )  # fmt: skip
     data = prepared.data
@@ -233,7 +238,8 @@ def train(
         )
         right = branch.logits.argmax(axis=1) == data.labels[branch.rows]
         tell(Note(f"n-grams: {right.mean():.2%} of {len(right):,} rows right that they were not fitted to"))
-    examples = Examples(data.ids, data.labels, prepared.fit, prepared.held)
+    targets = data.labels if prepared.targets is None else prepared.targets
+    examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     with interrupts_noted() as stop:
         if alone:
             tell(Note("n-grams alone: the network takes long without a GPU, and is trained if told how many epochs"))
@@ -248,5 +254,6 @@ def train(
             outcome = run(job, examples, tell, stop)
     if multi_label:
         return Trained(multi_label_model_of(outcome, job, prepared, dtype, about or {}), outcome.history)
-    model, compared = model_of(outcome, job, prepared, dtype, about or {}, branch)
+    card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {})}
+    model, compared = model_of(outcome, job, prepared, dtype, card, branch)
     return Trained(model, outcome.history, compared)

@@ -128,10 +128,11 @@ def read_labelled(
         raise UsageError(f"column {label_column!r} holds {unknown!r}, which is none of {', '.join(names)}")
     files = tuple({"path": f["path"], "digest": f["digest"]} for f in found.identity)
     given = label_sets(column, names)[0] if multi_label else indices.astype(np.int64)
-    return Labelled(np.concatenate(ids), _joined(parts), given, names, files, skipped)
+    return Labelled(np.concatenate(ids), joined(parts), given, names, files, skipped)
 
 
-def _joined(parts: list[Texts]) -> Texts:
+def joined(parts: list[Texts]) -> Texts:
+    """The articles of the first, then those of the next, and so on."""
     sizes = np.concatenate([np.diff(part.offsets) for part in parts])
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return Texts(np.concatenate([part.data for part in parts]), offsets)

@@ -28,7 +28,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class OneLabel:
-    """Cross-entropy of the softmax. Targets: int64 [N], class indices.
+    """Cross-entropy of the softmax. Targets: int64 [N], class indices, or float32 [N, classes], probabilities.
 
     label_smoothing: probability spread evenly over the classes. weights: of each class; none for one of 1.
     """
@@ -42,8 +42,8 @@ class OneLabel:
         return F.cross_entropy(logits, targets, weights, label_smoothing=self.label_smoothing)
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Whether the most probable class is the label."""
-        return logits.argmax(1) == targets
+        """Whether the most probable class is the label, or the most probable target."""
+        return logits.argmax(1) == (targets if targets.ndim == 1 else targets.argmax(1))
 
 
 @dataclass(frozen=True)
