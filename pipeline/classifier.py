@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, overload
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.engine.base import Engine, Predictions, Texts
+from pipeline.engine.on_gpu import texts_on_gpu
 from pipeline.engine.open import open_engine
 from pipeline.errors import SourceError, UsageError
 from pipeline.model.charcnn import Model, load_model
@@ -69,6 +71,10 @@ class Classifier:
 
     Any number of threads may use it at a time; their texts are computed one call after another. A score has the same
     bits as in a job on the same device, whatever else is in the list. A context manager, which closes it.
+
+    Texts may be on a GPU already: an array or batch with Arrow's C device interface (of a batch, the column "text"), a
+    cudf Series, or `pipeline.engine.base.Texts` of CuPy arrays. They are labelled there, and only their offsets and
+    nulls are copied to the host. Bytes that are not UTF-8 count as unknown characters.
 
     Attributes
     ----------
@@ -231,11 +237,32 @@ class Classifier:
     def _predict(self, texts: Any, all_scores: bool = False) -> list[Predictions]:
         if os.getpid() != self._process:
             raise UsageError("this classifier belongs to the process that loaded it: load one in each process")
-        return [self._of_piece(first, piece, all_scores) for first, piece in self._pieces(_encoded(texts))]
+        return [self._of_piece(first, piece, all_scores) for first, piece in self._texts(texts)]
 
-    def _of_piece(self, first: int, articles: list[bytes], all_scores: bool) -> Predictions:
+    def _texts(self, texts: Any) -> Iterator[tuple[int, Texts]]:
+        """The texts in pieces, each with its first's number; those on a GPU stay there."""
+        given = texts if isinstance(texts, Texts) else self._on_gpu(texts)
+        if given is None:
+            yield from ((first, Texts.of(piece)) for first, piece in self._pieces(_encoded(texts)))
+            return
+        if not isinstance(given.data, np.ndarray) and self.backend.device == "cpu":
+            raise UsageError(
+                "the texts are on a GPU, and the classifier computes on the CPU: load it with device='cuda'"
+            )
+        offsets = given.offsets if isinstance(given.offsets, np.ndarray) else given.offsets.get()  # CuPy's
+        rows = CHUNK_ROWS[self.backend.device]
+        for first in range(0, len(given), rows):
+            yield first, replace(given, offsets=offsets[first : first + rows + 1].astype(np.int64))
+
+    def _on_gpu(self, texts: Any) -> Texts | None:
+        """Texts that are on a GPU. Raises SourceError for a null among them."""
+        found = texts_on_gpu(texts)
+        if found is not None and found.null.any():
+            raise SourceError(f"text {int(np.argmax(found.null))}: the text is null")
+        return None if found is None else found.texts
+
+    def _of_piece(self, first: int, texts: Texts, all_scores: bool) -> Predictions:
         """The predictions of texts, the first of which is number `first`. Raises SourceError for an overflow."""
-        texts = Texts.of(articles)
         with self._submitting:
             if not self._close.alive:
                 raise UsageError("this classifier is closed: load another with pipeline.load()")

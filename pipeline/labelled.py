@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.api import classify
+from pipeline.ecosystem.gpu_frames import is_gpu_frame, label_gpu_frame
 from pipeline.ecosystem.hugging_face import is_dataset, label_dataset
 from pipeline.ecosystem.lazy import is_lazy, label_lazily
 from pipeline.errors import UsageError
@@ -53,7 +54,8 @@ def label(
 
     Parameters
     ----------
-    frame : pandas.DataFrame, polars.DataFrame, pyarrow.Table, Dask DataFrame or Bag of strings, Hugging Face dataset
+    frame : pandas.DataFrame, polars.DataFrame, pyarrow.Table, Dask DataFrame or Bag of strings,
+            cudf.DataFrame, Hugging Face dataset
         The rows. It is not changed. Of a Dask collection nothing is computed yet: its partitions are labelled where
         and when Dask computes them, in each process by one engine that stays loaded. The graph holds the model's name
         and digest: give the path of a file that each worker can read. A `Model` is sent to the workers of the current
@@ -115,14 +117,15 @@ kernels, workers, strict, allow_mixed
         kernels=kernels,
         strict=strict,
     )
-    if is_lazy(frame) or is_dataset(frame):
+    if is_lazy(frame) or is_dataset(frame) or is_gpu_frame(frame):
         later = f"a {type(frame).__name__} is labelled as it is computed"
         for name, given in (("client", client), ("progress", progress), ("workers", workers)):
             if given is not None:
                 raise UsageError(f"{name} is for frames in memory: {later}")
         if allow_mixed:
             raise UsageError(f"allow_mixed is for a job: {later}")
-        made: Frame = (label_lazily if is_lazy(frame) else label_dataset)(frame, model, options, suffix)
+        labelled_as = {is_lazy(frame): label_lazily, is_gpu_frame(frame): label_gpu_frame}.get(True, label_dataset)
+        made: Frame = labelled_as(frame, model, options, suffix)
         return made
     models = load_models(model)
     added = computed_columns(options.labellings(models), truth_column is not None)

@@ -32,6 +32,14 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         As in `pipeline.train.Recipe`. Default: the recipe's own.
     settings : mapping of str to number, optional
         Other settings of the recipe, for example ``{"dropout": 0.5}``.
+    ngrams : int, optional
+        Buckets for n-grams beside the network, a power of two; 0 for none. Without a GPU, and without a setting of the
+        recipe, n-grams are all that is fitted, unless this is 0: as `pipeline.train.train` chooses.
+    balanced : bool
+        Every class weighs the same, however many rows it has.
+    hold_out_share : float, optional
+        Share of each class that is kept out of training, and by which scores are calibrated. Default: 0.05; none where
+        only n-grams are fitted.
     length : int
         Characters of each text that the model reads, from 64 to 4,096.
     alphabet : str
@@ -66,6 +74,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         batch_size: int | None = None,
         learning_rate: float | None = None,
         settings: Mapping[str, float] | None = None,
+        ngrams: int | None = None,
+        balanced: bool = False,
+        hold_out_share: float | None = None,
         length: int = 1014,
         alphabet: str = WITH_SPACE,
         frame: str = "text",
@@ -76,6 +87,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.settings = settings
+        self.ngrams = ngrams
+        self.balanced = balanced
+        self.hold_out_share = hold_out_share
         self.length = length
         self.alphabet = alphabet
         self.frame = frame
@@ -123,7 +137,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             length=self.length,
             frame=self.frame,  # type: ignore[arg-type]  # checked there
             recipe=Recipe(**chosen) if chosen else None,  # type: ignore[arg-type]
-            hold_out_share=0.0,
+            ngrams=self.ngrams,
+            balanced=self.balanced,
+            hold_out_share=self.hold_out_share,
             seed=int(check_random_state(self.random_state).randint(1 << 31)),
             device=self.device,
         )

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.kernels.catalog import Kernel, choose_generation, network_kernels, target
+from pipeline.kernels.catalog import Kernel, choose_generation, network_kernels, ngrams_kernel, target
 from pipeline.kernels.compile import Cubin, compile_kernel, compiler_name, resources
 from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tiles import SHARED_LIMIT
 from pipeline.model.charcnn import layer_table
+from pipeline.model.ngrams import Kinds
 
 pytest.importorskip("cuda.core")
 
@@ -32,6 +33,8 @@ GENERATIONS = {
     "sm_120": ("simt", "sm80"),
 }
 REGISTERS_OF_A_BLOCK = 65_536
+NGRAMS = {4: (Kinds(2, (3, 5), 1014), 20), 1000: (Kinds(1, (1, 4), 16_384), 16)}
+"""By the number of classes: those of the shipped model, and the most that a kernel takes."""
 
 
 def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
@@ -41,7 +44,8 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
         for precision in STORAGE[generation]:
             for symbols, classes, frame in ((70, 4, "text"), (70, 4, "dense"), (254, 1000, "text")):
                 layers = layer_table(symbols, 1014, classes)
-                for kernel in network_kernels(generation, precision, architecture, layers, frame):
+                branch = ngrams_kernel(*NGRAMS[classes], classes)
+                for kernel in [*network_kernels(generation, precision, architecture, layers, frame), branch]:
                     compiled_for = target(generation, architecture)
                     found[kernel.file, kernel.expression, compiled_for] = kernel, compiled_for
     return list(found.values())

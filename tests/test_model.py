@@ -97,12 +97,15 @@ JSON = st.recursive(
 )
 BAD_JSON = st.sampled_from(
     ["", "nil", "NaN", '{"a": Infinity}', "1e999", "1" * 5000, "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900,
-     '"broadsheet-charcnn/1"', '["frame"]', '["frame", "x"]',
+     '"broadsheet-charcnn/1"', '["frame"]', '["frame", "ngrams"]', '["frame", "x"]',
+     '{"words": 2, "characters": [3, 5], "reads": 1014}', '{"words": 2, "characters": [9, 1], "reads": 64}',
      '"\\udc80"', '{"\\ud800": 1}', "{}", '"\x1b[31m"', json.dumps(["a"] * 4), json.dumps(["", "a", "b", "c"]),
      json.dumps([f"{i}" for i in range(100_000)]), json.dumps(["a\x1b", "[/b]", "\u202ec", "$x^"]), "\ud800"]
 )  # fmt: skip
 METADATA = st.dictionaries(
-    st.sampled_from(["format", "features", "frame", "alphabet", "classes", "length", "card", "other"]),
+    st.sampled_from(
+        ["format", "features", "frame", "scales", "ngrams", "alphabet", "classes", "length", "card", "other"]
+    ),
     JSON.map(json.dumps) | BAD_JSON,
 )
 
@@ -205,11 +208,21 @@ def test_a_flipped_byte_is_noticed(small_model: Model) -> None:
             flipped[place] ^= 1
             with pytest.raises(ModelError, match=r"it: .*(damaged|not finite)"):
                 Model.from_bytes(bytes(flipped), "it")
-    whole = small_model.to_bytes()
+
+
+def test_files_of_earlier_versions_load(small_model: Model) -> None:
+    """Version 1 had neither features nor a checksum, and the first files of version 2 only a frame."""
+    model = replace(small_model, card={"by": "me"})
+    whole = model.to_bytes()
     size = int.from_bytes(whole[:8], "little")
-    header = json.loads(whole[8 : 8 + size])
-    del header["__metadata__"]["checksum"]  # as in files of earlier versions
-    assert Model.from_bytes(with_header(header, whole[8 + size :]), "it").digest == small_model.digest
+    for frame, features in (("dense", {"format": '"broadsheet-charcnn/1"'}), ("text", {"features": '["frame"]'})):
+        header = json.loads(whole[8 : 8 + size])
+        about = header["__metadata__"]
+        first = ("alphabet", "classes", "length", "card", "layers")
+        header["__metadata__"] = {name: about[name] for name in (*first, "format")} | features | {"frame": f'"{frame}"'}
+        found = Model.from_bytes(with_header(header, whole[8 + size :]), "it")
+        assert (found.frame, found.ngrams, found.scales, dict(found.card)) == (frame, None, None, {"by": "me"})
+        assert found.digest == replace(model, frame=frame).digest
 
 
 def test_convert_keeps_what_a_params_bin_has_no_place_for(

@@ -63,6 +63,8 @@ def command(
         say("Its activation scales, for --precision int8, are left out: broadsheet quantise finds them again")
     if kinds[1] == ".bin" and model.temperature != 1:
         say("Its temperature is left out, so scores differ and labels do not: broadsheet calibrate finds it again")
+    if kinds[1] == ".bin" and model.ngrams is not None:
+        say("Its n-grams are left out: the network alone gives other scores, and labels fewer texts right")
     if kinds[1] == ".bin" and model.frame == "text":
         say(
             f"The model has the text frame, which only {sidecar.path_of(target).name} records: keep the two together. "

@@ -43,7 +43,7 @@ def command(
     loaded = load_model(model)
     if precision not in STORAGE["sm80"]:
         raise UsageError(f"precision {precision!r}: choose fp32, fp16, bf16 or int8")
-    buffers = plan(loaded.layers, batch, STORAGE["sm80"][precision], loaded.frame) if memory else []
+    buffers = plan(loaded.layers, batch, STORAGE["sm80"][precision], loaded.frame, loaded.ngrams) if memory else []
     on_host = page_locked(loaded.layers, batch, loaded.frame) if memory else []
     if as_json:
         about = about_model(loaded)

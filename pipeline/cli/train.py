@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from pipeline.model.frame import Frame
 
+_AXIS = re.compile(r"\w+=[^=/]+")  # of --sweep, after the first
 _DATA = "Files, folders, globs or URLs, read as `classify` reads them."
 
 
@@ -93,6 +95,13 @@ def command(
     unlabelled: Annotated[
         list[str] | None, typer.Option(metavar="DATA", help="More text, for a --teacher to label.")
     ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=A,B …",
+            help="Run a grid of settings and seeds on the cluster; keep the best by held-out rows.",
+        ),
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="GPUs that share each batch.  [default: 1; all of a cluster]")
     ] = None,
@@ -135,7 +144,7 @@ def command(
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     settings = [f"{name}={value}" for name, value in given.items() if value is not None] + (set_ or [])
     recipe = Recipe().with_settings(settings)
-    watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), recipe.epochs)
+    watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), recipe.epochs, bar=not sweep)
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
@@ -145,7 +154,18 @@ def command(
         soft = SoftLabels(tuple(soft_labels or ()), tuple(teacher or ()), more, soft_share, device)
     elif unlabelled:
         raise UsageError("--unlabelled text needs a --teacher")
+    if sweep:
+        more_axes = [one for one in data if _AXIS.fullmatch(one) and not Path(one).exists()]
+        data = [one for one in data if one not in more_axes]
+        sweep = [axis for one in (*sweep, *more_axes) for axis in one.split()]
+        if gpus or resume:
+            raise UsageError("a run of a sweep has one GPU, and no checkpoint: leave out --gpus and --resume")
+        if cluster is None and scheduler_file is None:
+            from cluster import nearest
+
+            cluster = nearest(device)
     options: dict[str, Any] = {
+        "sweep": sweep or (),
         "soft_labels": soft,
         "text_column": text_column or (),
         "label_column": label_column,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cluster.models import share
+from pipeline.ecosystem.gpu_frames import gpu_labels, is_gpu_frame, with_gpu_labels
 from pipeline.ecosystem.rows import Labels, labels_of
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
@@ -53,6 +54,10 @@ def label_lazily(
         frame = frame.to_frame(frame.name or _TEXT)
     if not isinstance(frame, dask.dataframe.DataFrame):
         raise UsageError(f"cannot label a Dask {type(frame).__name__}: give a DataFrame, or a Bag of strings")
+    if is_gpu_frame(frame._meta):
+        labels = gpu_labels(frame._meta, given, options)
+        meta = with_gpu_labels(frame._meta, labels, suffix)
+        return frame.map_partitions(with_gpu_labels, labels, suffix, meta=meta)
     labels = labels_of(given, options, pa.Schema.from_pandas(frame._meta, preserve_index=False))
     refuse_taken(frame._meta, labels.schema.names, suffix)
     meta = _with_labels(frame._meta, labels.schema.empty_table(), suffix)

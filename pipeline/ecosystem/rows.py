@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.ecosystem.resident import Resident, in_use, resident
-from pipeline.errors import SourceError
+from pipeline.engine.base import Texts
+from pipeline.engine.on_gpu import OnGpu
+from pipeline.errors import SourceError, UsageError
 from pipeline.labeller import checked, classify
 from pipeline.model.charcnn import Model
 from pipeline.model.several import load_models
@@ -17,9 +21,11 @@ from pipeline.options import Options
 from pipeline.output.columns import Columns, columns_of
 from pipeline.output.memory import every_row
 from pipeline.output.parts import REASON
-from pipeline.source.chunk import Chunk, Selection
-from pipeline.source.limits import CHUNK_ROWS
+from pipeline.source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
+from pipeline.source.limits import CHUNK_ROWS, LIMITS
 from pipeline.source.tables import MEMORY, of_table, resolve
+
+_TOO_LONG = pa.scalar(LIMITS.long_text)
 
 
 @dataclass(frozen=True)
@@ -48,18 +54,50 @@ class Labels:
         for chunk in of_table(table).chunks(self.selection, rows):
             found.append(self._of_chunk(chunk, row))
             row += chunk.rows_read
-        labelled = pa.concat_tables(found).select(self.schema.names)
+        return self._refuse_bad(pa.concat_tables(found).select(self.schema.names))
+
+    def _refuse_bad(self, labelled: pa.Table) -> pa.Table:
         if self.options.strict and labelled[REASON.name].null_count < len(labelled):
             bad = next(row for row, why in enumerate(labelled[REASON.name]) if why.is_valid)
             raise SourceError(f"row {bad}: {labelled[REASON.name][bad].as_py()} (--strict stops here)")
         return labelled
 
-    def _of_chunk(self, chunk: Chunk, row: int) -> pa.Table:
+    def of_gpu(self, given: OnGpu) -> pa.Table:
+        """The columns of N texts that are on a GPU, in their order.
+
+        Raises UsageError where the models are computed on a CPU; SourceError as `of`.
+        """
+        with in_use(self.models) as [engine, *_]:
+            device = engine.backend.device
+            rows = self.options.chunk_size or CHUNK_ROWS[device]
+        if device == "cpu" and not isinstance(given.texts.data, np.ndarray):
+            raise UsageError("the texts are on a GPU, and the model is computed on the CPU: give device='cuda'")
+        if any(labelling.windows is not None for labelling in self.columns.labellings):
+            raise UsageError("windows are cut on the host, and the texts are on a GPU: leave out windows")
+        found = [self.columns.labelled.empty_table().append_column(REASON, pa.nulls(0, REASON.type))]
+        for first in range(0, len(given.texts), rows):
+            texts = replace(given.texts, offsets=given.texts.offsets[first : first + rows + 1])
+            found.append(self._of_chunk(_without_text(len(texts), first, self.selection), first, texts))
+        labelled = pa.concat_tables(found).select(self.schema.names)
+        reasons = pc.if_else(pa.array(given.null), "the text is null", pa.scalar(None, REASON.type))
+        reasons = pc.if_else(pa.array(np.diff(given.texts.offsets) > LIMITS.field_bytes), _TOO_LONG, reasons)
+        bad = reasons.is_valid()
+        columns = [pc.if_else(bad, pa.scalar(None, column.type), column) for column in labelled.columns[:-1]]
+        return self._refuse_bad(pa.table([*columns, pc.coalesce(labelled[REASON.name], reasons)], self.schema))
+
+    def _of_chunk(self, chunk: Chunk, row: int, texts: Texts | None = None) -> pa.Table:
+        """texts: of the chunk, where it has none of its own."""
         with in_use(self.models) as engines:
-            predictions = classify(chunk.texts, engines, self.columns.labellings)
+            predictions = classify(texts or chunk.texts, engines, self.columns.labellings)
         sources = ((MEMORY, row, chunk.rows_read),)
         found = checked(chunk, predictions, engines, self.columns.labellings, first=False)
         return every_row(self.columns.table(found.chunk, found.predictions), found.chunk, sources)
+
+
+def _without_text(rows: int, first: int, selection: Selection) -> Chunk:
+    """A chunk whose text is elsewhere."""
+    about = pa.table([pa.repeat(MEMORY, rows), pa.array(np.arange(first, first + rows))], selection.row_schema)
+    return Chunk(pa.repeat(pa.scalar(b"", pa.large_binary()), rows), about, QUARANTINE_SCHEMA.empty_table())
 
 
 def labels_of(models: Sequence[str | Path | Model], options: Options, schema: pa.Schema) -> Labels:

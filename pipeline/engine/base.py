@@ -25,7 +25,7 @@ class Texts:
     Attributes
     ----------
     data : uint8 [bytes]
-        The articles, one after another, in UTF-8.
+        The articles, one after another, in UTF-8. A CuPy array for an engine on that GPU, which copies it no further.
     offsets : int64 [N + 1]
         Article i is ``data[offsets[i]:offsets[i + 1]]``.
     ids : uint8 [N, length], optional

@@ -21,15 +21,15 @@ from pipeline.engine import text_rows
 from pipeline.engine.base import Backend, Predictions, Texts
 from pipeline.model import quantised, reference
 from pipeline.model.charcnn import Model
-from pipeline.model.ngrams import NGrams, scores, scores_of_ids
+from pipeline.model.ngrams import scores, scores_of_ids
 from pipeline.telemetry.spans import Span, span
 
 
 class CpuEngine:
     """The NumPy backend: groups of articles on `threads` threads, each with a single-threaded BLAS.
 
-    BLAS is not threaded, since the bits of a product must not depend on how many cores a worker has. `blocks`, `groups`
-    and `each_group` are public for profiling.
+    BLAS is not threaded, since the bits of a product must not depend on how many cores a worker has. For profiling,
+    `blocks`, `groups`, `each_group` and `branch` are public.
     """
 
     batch = None
@@ -69,7 +69,7 @@ class CpuEngine:
             logits = self._logits(ids, kernels)
             if self.model.ngrams is not None:
                 with span("ngrams", kernels, "compute", self.device_name):
-                    logits += self._branch(texts, self.model.ngrams)
+                    logits += self.branch(texts)
             with span("head", kernels, "compute", self.device_name):
                 probabilities = reference.class_scores(logits, self.model)
                 labels, best = reference.top_k(probabilities, top_k)
@@ -83,8 +83,10 @@ class CpuEngine:
         logits = self.each_group(lambda group: self._forward(group, kernels), self.groups(ids))
         return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *logits])
 
-    def _branch(self, texts: Texts, ngrams: NGrams) -> NDArray[np.float32]:
-        """What the branch adds to the logits."""
+    def branch(self, texts: Texts) -> NDArray[np.float32]:
+        """What a model's n-grams add to the logits, [N, classes]."""
+        ngrams = self.model.ngrams
+        assert ngrams is not None
         if texts.ids is not None:
             return scores_of_ids(texts.ids, self.model.alphabet, ngrams)
         share = max(1, -(-len(texts) // self.threads))

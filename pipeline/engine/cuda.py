@@ -29,6 +29,7 @@ from pipeline.kernels.small_batches import SmallBatches
 from pipeline.model import quantised, reference
 from pipeline.model.alphabet import Encoded, encode, of_ids
 from pipeline.model.charcnn import CLASSES, Model
+from pipeline.model.ngrams import scores, scores_of_ids
 from pipeline.telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from pipeline.telemetry.spans import Span, device_spans
 
@@ -50,7 +51,7 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of the driver, cudaErrorMemoryAll
 
 class Batch(NamedTuple):
     """Articles first to last of a chunk. units: that they take at most, as in `kernels.packing`. given: their ids and
-    counts, where they are encoded on the host.
+    counts, where they are encoded on the host, or, for another model, on the GPU already.
     """
 
     first: int
@@ -80,8 +81,6 @@ class CudaEngine:
     def __init__(
         self, model: Model, precision: str = "auto", kernels: str = "auto", batch: int | None = None, device: int = 0
     ) -> None:
-        if model.ngrams is not None:
-            raise UsageError(f"{model.name} has n-grams beside its network, which a GPU does not compute: --device cpu")
         self.model = model
         self.device = cp.cuda.Device(device)
         with self.device:
@@ -97,7 +96,7 @@ class CudaEngine:
                 raise UsageError(f"{generation} kernels take batches of at most {most:,} articles of this model")
             try:
                 self.network = Network(
-                    weights, integers, model.alphabet, model.length, generation, precision, self.device
+                    weights, integers, model.ngrams, model.alphabet, model.length, generation, precision, self.device
                 )
             except cp.cuda.memory.OutOfMemoryError as error:
                 raise NoRoom(self._no_room("the model's weights", error)) from error
@@ -170,6 +169,8 @@ class CudaEngine:
             truncated=np.empty(count, np.bool_),
             unknown_chars=np.empty(count, np.int64),
         )
+        if not _is_on_host(texts):
+            self.device.synchronize()  # whoever wrote the text may have used any stream
         if self._is_small(texts) and not each_kernel:
             saturated = self._in_a_graph(texts, top_k, found, spans)
         else:
@@ -181,7 +182,8 @@ class CudaEngine:
     def _is_small(self, texts: Texts) -> bool:
         """Whether one graph labels these texts. A profile watches each launch, which a graph does not show."""
         watched = self.network.watcher is not None
-        return texts.ids is None and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
+        here = texts.ids is None and _is_on_host(texts)
+        return here and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
 
     def _in_a_graph(self, texts: Texts, top_k: int, found: Predictions, spans: list[Span] | None) -> int:
         """Label a small batch at once. Returns its saturated activations."""
@@ -199,20 +201,27 @@ class CudaEngine:
     def _in_batches(
         self, texts: Texts, top_k: int, found: Predictions, spans: list[Span] | None, each_kernel: bool
     ) -> int:
-        """Label texts in batches that overlap. Returns their saturated activations."""
+        """Label texts in batches that overlap. Returns their saturated activations.
+
+        Where several models share the texts, the first that reads them keeps their ids on the GPU, and the others with
+        its alphabet and length neither copy nor encode the text.
+        """
         saturated = 0
+        shared, how = texts.shared, (f"{self.device_name} {self.model.alphabet.symbols}", self.model.length)
+        keep = self._room_for_ids(len(texts)) if shared is not None and how not in shared else None
+        kept = shared.get(how) if shared is not None and self.model.ngrams is None else None  # a branch reads the text
         running: list[tuple[Slot, Batch]] = []
         batch = Batch(0, 0, 0)
         try:
             with self.device:
                 anchor = self._anchor()
-                for number, batch in enumerate(self.batches(texts)):
+                for number, batch in enumerate(self.batches(texts) if kept is None else self._batches_of_kept(kept)):
                     slot = self.network.slots[number % memory_plan.SLOTS]
                     if len(running) == memory_plan.SLOTS:
                         saturated += self._collect(*running[0], found, anchor, spans)
                         running.pop(0)
                     slot.each_kernel = each_kernel and spans is not None
-                    self._start(slot, texts, batch, top_k)
+                    self._start(slot, texts, batch, top_k, None if keep is None else keep[batch.first : batch.last])
                     running.append((slot, batch))
                 while running:
                     saturated += self._collect(*running[0], found, anchor, spans)
@@ -223,7 +232,16 @@ class CudaEngine:
             if running:  # something failed: no slot may be refilled while its last batch is in flight
                 with suppress(cp.cuda.runtime.CUDARuntimeError):
                     self.network.settle()
+        if shared is not None and keep is not None:
+            shared[how] = Encoded(keep, found.n_chars, found.truncated, found.unknown_chars)
         return saturated
+
+    def _room_for_ids(self, count: int) -> cp.ndarray | None:
+        """Memory for the ids of N articles, uint8 [N, pitch]; None where that would take half of what is free."""
+        size = count * memory_plan.id_pitch(self.model.length)
+        with self.device:
+            free, _ = self.device.mem_info
+            return cp.empty((count, size // max(count, 1)), np.uint8) if size < free // 2 else None
 
     def _failure(self, error: Exception, batch: Batch) -> BroadsheetError:
         where = f"kernel {self.network.last_kernel()!r}, articles {batch.first} to {batch.last} of the chunk"
@@ -255,7 +273,8 @@ class CudaEngine:
             units = np.cumsum(self._units[np.minimum(np.diff(ahead), length)])
             by_text = int(np.searchsorted(ahead, ahead[0] + room_for_text, side="right")) - 1
             if not by_text:
-                given = encode(texts.data, ahead[:2], self.model.alphabet, length)
+                text = cp.asnumpy(texts.data[ahead[0] : ahead[1]])
+                given = encode(text, ahead[:2] - ahead[0], self.model.alphabet, length)
                 yield Batch(first, first + 1, int(units[0]), given)
                 first += 1
                 continue
@@ -280,12 +299,38 @@ class CudaEngine:
             yield Batch(first, first + count, int(units[count - 1]), given)
             first += count
 
-    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
+    def _batches_of_kept(self, kept: Encoded) -> Iterator[Batch]:
+        """Runs of articles whose ids are on the GPU."""
+        units = self._units[np.minimum(kept.n_chars, self.model.length)]
+        first = 0
+        while first < len(units):
+            ahead = np.cumsum(units[first : first + self.batch])
+            fits = int(np.searchsorted(ahead, self.network.room.units, side="right"))
+            left = len(units) - first
+            size = -(-left // -(-left // fits))
+            part = slice(first, first + size)
+            given = Encoded(kept.ids[part], kept.n_chars[part], kept.truncated[part], kept.unknown_chars[part])
+            yield Batch(first, first + size, int(ahead[size - 1]), given)
+            first += size
+
+    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int, keep: cp.ndarray | None) -> None:
         if batch.given is None:
             offsets = texts.offsets[batch.first : batch.last + 1]
-            self.network.start_text(slot, texts.data, offsets, batch.units, top_k)
+            self.network.start_text(slot, texts.data, offsets, batch.units, top_k, keep)
+        elif isinstance(batch.given.ids, cp.ndarray):
+            self.network.start_kept(slot, batch.given.ids, batch.units, top_k)
         else:
-            self.network.start_ids(slot, batch.given.ids, batch.units, top_k)
+            beside = self._beside(texts, batch, batch.given)
+            self.network.start_ids(slot, batch.given.ids, beside, batch.units, top_k, keep)
+
+    def _beside(self, texts: Texts, batch: Batch, given: Encoded) -> NDArray[np.float32] | None:
+        """What the branch adds to the logits of a batch that is encoded on the host: in the kernel's bits."""
+        if self.model.ngrams is None:
+            return None
+        if texts.ids is not None:
+            return scores_of_ids(given.ids, self.model.alphabet, self.model.ngrams)
+        bounds = texts.offsets[batch.first : batch.last + 1]
+        return scores(cp.asnumpy(texts.data[bounds[0] : bounds[-1]]), bounds - bounds[0], self.model.ngrams)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """The time on the host's clock of an event that the idle GPU records now, and the event."""
@@ -318,6 +363,10 @@ class CudaEngine:
             self.network.close()
             cp.get_default_memory_pool().free_all_blocks()
             cp.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def _is_on_host(texts: Texts) -> bool:
+    return isinstance(texts.data, np.ndarray)
 
 
 def _note(done: list[Span], spans: list[Span] | None) -> None:

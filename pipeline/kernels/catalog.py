@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from pipeline.errors import UsageError
+from pipeline.kernels.ngram_tables import lanes
 from pipeline.kernels.packing import CLOSING, articles_for_a_full_one, most_units
 from pipeline.kernels.storage import STORAGE, Element, Storage
 from pipeline.kernels.tiles import Launch, LookupTile, ProductTile, Tile, lookup_tile, product_tile, shared_limit
 from pipeline.model.charcnn import Layer
 from pipeline.model.frame import Frame
+from pipeline.model.ngrams import Kinds
 
 WARP = 32
 WARPS = 8
@@ -28,6 +30,12 @@ COUNTED_BYTES = 4096
 
 HEAD_WARPS = 4
 HEAD_ARTICLES = 4
+
+_WORDS_QUEUED, _COUNTED = 48, 1024
+"""Places for words and for counts of each warp of the n-grams' kernel."""
+
+_NGRAMS_SHARED = 52 << 10
+"""Bytes of shared memory that a block of that kernel takes at most."""
 
 
 _MOST_BLOCKS = 65_535
@@ -112,6 +120,20 @@ def norm_kernel(stored: Storage, architecture: str, layer: Layer) -> Kernel:
     shape = f"{layer.outputs}, {layer.pool}, {layer.rows_out}, {WARPS}"
     instance = f"norm_relu_pool<{stored.norms.name}, {stored.features.name}, {shape}, {launch}>"
     return Kernel(f"{layer.name} norm", "common/norm_relu_pool.cu", instance, *launch)
+
+
+@cache
+def ngrams_kernel(kinds: Kinds, bits: int, classes: int) -> Kernel:
+    """A warp has an article in shared memory, as symbols of two bytes between two white spaces, and counts of buckets:
+    in 32 bits where a bucket's number and the count of all n-grams fit. bits: of the number of a bucket.
+    """
+    low, high = kinds.characters
+    most = max(kinds.words, high - low + 1) * (kinds.reads + 1)
+    entry = 4 if bits + most.bit_length() <= 32 else 8
+    of_warp = -(-(_COUNTED * entry + 2 * (_WORDS_QUEUED + kinds.reads + 2)) // 16) * 16
+    warps = next(warps for warps in (8, 4, 2, 1) if warps * of_warp <= _NGRAMS_SHARED)
+    instance = f"{warps}, {lanes(classes)}, {kinds.words}, {low}, {high}, uint{8 * entry}, {warps * of_warp}"
+    return Kernel("ngrams", "common/ngrams.cu", f"ngrams<{instance}>", warps * WARP, warps * of_warp)
 
 
 @cache

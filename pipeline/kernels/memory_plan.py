@@ -11,11 +11,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from pipeline.kernels.ngram_tables import ngram_bytes
 from pipeline.kernels.packing import Capacity, capacity, most_units
 from pipeline.kernels.small_layout import small_batch, small_bytes
 from pipeline.kernels.storage import Element, Storage
 from pipeline.model.charcnn import Layer
 from pipeline.model.frame import Frame
+from pipeline.model.ngrams import NGrams
 
 SLOTS = 3
 """Batches in flight: one copied in, one computed, one copied out."""
@@ -140,7 +142,9 @@ def weight_bytes(layers: Sequence[Layer], stored: Storage) -> int:
     return total + 4 * (2 * kernel * ids + kernel * (kernel - 1) * ids * ids)
 
 
-def plan(layers: tuple[Layer, ...], batch: int, stored: Storage, frame: Frame) -> list[Buffer]:
+def plan(
+    layers: tuple[Layer, ...], batch: int, stored: Storage, frame: Frame, ngrams: NGrams | None = None
+) -> list[Buffer]:
     """Every buffer that an engine keeps on the GPU for batches of up to `batch` articles."""
     room = capacity(layers, batch, frame)
     wide, narrow = activation_bytes(layers, room, stored)
@@ -159,6 +163,7 @@ def plan(layers: tuple[Layer, ...], batch: int, stored: Storage, frame: Frame) -
         Buffer("counts of characters", (8 + 8 + 1) * batch, SLOTS),
         Buffer("count of saturated values", 8, SLOTS),
         Buffer("small batches", sum(small_bytes(layers, small_batch(layers, room)))),
+        *([] if ngrams is None else [Buffer("n-grams", ngram_bytes(ngrams))]),
     ]
 
 

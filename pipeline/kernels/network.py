@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from pipeline.errors import BroadsheetError
 from pipeline.kernels import memory_plan
-from pipeline.kernels.catalog import Kernel, network_kernels, target
+from pipeline.kernels.catalog import Kernel, network_kernels, ngrams_kernel, target
 from pipeline.kernels.ops import Encoded, Launched, Packing, Scored, load, operations
 from pipeline.kernels.packing import CLOSING, Capacity, capacity
-from pipeline.kernels.weights import upload
+from pipeline.kernels.weights import upload, upload_ngrams
 from pipeline.model.alphabet import Alphabet, head_bytes
 from pipeline.model.charcnn import Layer
+from pipeline.model.ngrams import NGrams
 from pipeline.model.quantised import Integers
 from pipeline.model.reference import Weights
 from pipeline.threads import available_cores
@@ -107,12 +108,13 @@ class Slot:
 class Network:
     """Weights on a GPU, buffers for batches once `allocate` is called, and the launches from text to labels.
 
-    integers: blocks 2 to 6, for int8. whole: every article takes all rows of the frame, those beyond its text too.
+    integers: blocks 2 to 6, for int8. ngrams: the branch beside the network, if there is one. whole: every article
+    takes all rows of the frame, those beyond its text too.
     """
 
     def __init__(
-        self, weights: Weights, integers: Integers | None, alphabet: Alphabet, length: int, generation: str,
-        precision: str, device: cp.cuda.Device,
+        self, weights: Weights, integers: Integers | None, ngrams: NGrams | None, alphabet: Alphabet, length: int,
+        generation: str, precision: str, device: cp.cuda.Device,
     ) -> None:  # fmt: skip
         self.layers, self.frame = weights.layers, weights.frame
         self._of_scores = (weights.temperature, weights.multi_label)
@@ -124,9 +126,13 @@ class Network:
         self._capturing = False
         self.watcher: Launched | None = None
         self.ops = operations(generation, precision, device, self._mark)
-        for kernel in network_kernels(generation, precision, self.ops.architecture, self.layers, self.frame):
+        kernels = network_kernels(generation, precision, self.ops.architecture, self.layers, self.frame)
+        if ngrams is not None:
+            kernels.append(ngrams_kernel(ngrams.kinds, ngrams.bits, self.layers[-1].outputs))
+        for kernel in kernels:
             load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
         self._weights = upload(weights, integers, alphabet, generation, precision, self.ops.architecture)
+        self._ngrams, self._branch = ngrams, None if ngrams is None else upload_ngrams(ngrams)
         self._constants = self._after_text()
         cp.cuda.get_current_stream().synchronize()  # the streams below do not wait for it
         self._in, self.compute, self._out = (cp.cuda.Stream(non_blocking=True) for _ in range(3))
@@ -150,7 +156,7 @@ class Network:
         return constants
 
     def plan(self, batch: int) -> list[memory_plan.Buffer]:
-        return memory_plan.plan(self.layers, batch, self.ops.stored, self.frame)
+        return memory_plan.plan(self.layers, batch, self.ops.stored, self.frame, self._ngrams)
 
     def allocate(self, batch: int) -> None:
         """Allocate every buffer of the plan.
@@ -178,17 +184,30 @@ class Network:
         """Release the weights too."""
         self.release()
         self._copying.shutdown()
-        del self._weights, self._constants
+        del self._weights, self._constants, self._branch
 
     def start_text(
-        self, slot: Slot, data: NDArray[np.uint8], offsets: NDArray[np.int64], units: int, top_k: int
+        self,
+        slot: Slot,
+        data: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        units: int,
+        top_k: int,
+        keep: cp.ndarray | None = None,
     ) -> None:
-        """Start a batch: data[offsets[0]:offsets[-1]], UTF-8. units: that it takes at most."""
+        """Start a batch: data[offsets[0]:offsets[-1]], UTF-8, on host or GPU. units: that it takes at most. keep: uint8
+        [N, pitch], for the ids.
+        """
         count, size = len(offsets) - 1, int(offsets[-1] - offsets[0])
-        self._copy(data[offsets[0] : offsets[-1]], slot.host["text"][:size])
+        given, is_on_host = data[offsets[0] : offsets[-1]], isinstance(data, np.ndarray)
+        if is_on_host:
+            self._copy(given, slot.host["text"][:size])
         slot.host["offsets"][: count + 1] = offsets
         slot.copy_begun.record(self._in)
-        slot.copy_in("text", size, self._in)
+        if is_on_host:
+            slot.copy_in("text", size, self._in)
+        else:
+            slot.device["text"].data.copy_from_device_async(given.data, size, self._in)
         slot.copy_in("offsets", count + 1, self._in)
         slot.copied_in.record(self._in)
         ids = self.ids(count)
@@ -198,7 +217,8 @@ class Network:
             self.encode(text, bounds, encoded)
             if np.diff(offsets).max() > head_bytes(self._length):
                 self.ops.count_characters(text, bounds, size, self._length, encoded.n_chars)
-        self._finish_start(slot, ids, units, top_k)
+            self.score_ngrams(text, bounds, slot.scored(count, self.layers[-1].outputs, top_k).logits)
+        self._finish_start(slot, ids, units, top_k, keep)
 
     def _copy(self, data: NDArray[np.uint8], to: NDArray[np.uint8]) -> None:
         """By several threads: one alone copies long texts at hardly the rate at which the GPU labels them."""
@@ -209,8 +229,18 @@ class Network:
         for _ in self._copying.map(lambda part: np.copyto(to[part], data[part]), parts):
             pass
 
-    def start_ids(self, slot: Slot, ids: NDArray[np.uint8], units: int, top_k: int) -> None:
-        """Start a batch that is encoded already, ids uint8 [N, length]. units: that it takes at most."""
+    def start_ids(
+        self,
+        slot: Slot,
+        ids: NDArray[np.uint8],
+        beside: NDArray[np.float32] | None,
+        units: int,
+        top_k: int,
+        keep: cp.ndarray | None = None,
+    ) -> None:
+        """Start a batch that is encoded already, ids uint8 [N, length]. units: that it takes at most. beside: what the
+        branch adds to its logits, fp32 [N, classes], of a model that has one. keep: as of `start_text`.
+        """
         pitch = memory_plan.id_pitch(self._length)
         size = len(ids) * pitch
         staged = slot.host["text"][:size].reshape(len(ids), pitch)
@@ -220,7 +250,18 @@ class Network:
         slot.copy_in("text", size, self._in)
         slot.copied_in.record(self._in)
         self._begin(slot)
-        self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), units, top_k)
+        if beside is not None:
+            slot.scored(len(ids), self.layers[-1].outputs, top_k).logits.set(beside, self.compute)
+        self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), units, top_k, keep)
+
+    def start_kept(self, slot: Slot, ids: cp.ndarray, units: int, top_k: int) -> None:
+        """Start a batch whose ids, uint8 [N, pitch], are on the GPU: those that another network has kept. Not for a
+        model with a branch, which needs the text.
+        """
+        slot.copy_begun.record(self._in)
+        slot.copied_in.record(self._in)
+        self._begin(slot)
+        self._finish_start(slot, ids, units, top_k)
 
     def _begin(self, slot: Slot) -> None:
         """Make the kernels wait for the slot's copy."""
@@ -229,9 +270,13 @@ class Network:
         slot.marks = []
         self._marked = slot if slot.each_kernel else None
 
-    def _finish_start(self, slot: Slot, ids: cp.ndarray, units: int, top_k: int) -> None:
+    def _finish_start(
+        self, slot: Slot, ids: cp.ndarray, units: int, top_k: int, keep: cp.ndarray | None = None
+    ) -> None:
         slot.articles, slot.top_k = len(ids), top_k
         with self.compute:
+            if keep is not None:
+                keep[...] = ids
             scored = slot.scored(len(ids), self.layers[-1].outputs, top_k)
             self.forward(ids, units, scored, slot.device["saturated"])
         slot.computed.record(self.compute)
@@ -292,9 +337,14 @@ class Network:
         """Text on the GPU to ids, on the current stream. The characters of long articles are not counted."""
         self.ops.encode(data, offsets, self._weights.alphabet, self._length, out)
 
+    def score_ngrams(self, data: cp.ndarray, offsets: cp.ndarray, out: cp.ndarray) -> None:
+        """What the branch adds to the logits of text on the GPU, fp32 [N, classes], on the current stream."""
+        if self._branch is not None:
+            self.ops.ngrams(data, offsets, self._branch, out)
+
     def forward(self, ids: cp.ndarray, units: int, out: Scored, saturated: cp.ndarray) -> None:
         """Ids on the GPU, uint8 [N, pitch], to scores, on the current stream. units: that they take at most. saturated:
-        uint64 [1], the count of saturated values in int8.
+        uint64 [1], the count of saturated values in int8. `out.logits` already holds what a branch adds to them.
         """
         count, weights = len(ids), self._weights
         statistics, text_end = self._statistics[:count], self._text_end[:count]
@@ -324,7 +374,9 @@ class Network:
         last = self.layers[-1]
         x = rows[: count * last.inputs].reshape(count, last.inputs)
         of_block_1 = statistics if self.ops.stored.is_int8 else None
-        self.ops.head(x, last, weights.products[last.name], weights.bias[last.name], out, of_block_1, *self._of_scores)
+        beside = None if self._branch is None else out.logits
+        weight, bias = weights.products[last.name], weights.bias[last.name]
+        self.ops.head(x, last, weight, bias, out, of_block_1, beside, *self._of_scores)
 
     def _activation(self, at: memory_plan.Activation) -> cp.ndarray:
         """All the room for it, so that tensor maps are the same for every batch."""

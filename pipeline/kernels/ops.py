@@ -31,7 +31,7 @@ from pipeline.kernels.tiles import (
     product_tile,
     shared_limit,
 )
-from pipeline.kernels.weights import DeviceAlphabet, DeviceNorm, DeviceTable
+from pipeline.kernels.weights import DeviceAlphabet, DeviceNGrams, DeviceNorm, DeviceTable
 from pipeline.model.alphabet import head_bytes
 from pipeline.model.charcnn import NORM_EPSILON, Layer
 from pipeline.model.frame import Frame
@@ -111,6 +111,17 @@ class Operations:
             (-(-size // (catalog.WARPS * catalog.COUNTED_BYTES)),),
             (data, offsets, _int(len(offsets) - 1), _int(head_bytes(length)), n_chars),
         )
+
+    def ngrams(self, data: cp.ndarray, offsets: cp.ndarray, branch: DeviceNGrams, out: cp.ndarray) -> None:
+        """What the branch adds to the logits, fp32 [N, classes], of UTF-8 bytes as for `encode`."""
+        count = len(offsets) - 1
+        kernel = catalog.ngrams_kernel(branch.kinds, 32 - branch.shift, branch.classes)
+        self._launch(
+            kernel,
+            (-(-count // (kernel.threads // catalog.WARP)), len(branch.table)),
+            (data, offsets, _int(count), _int(branch.kinds.reads), branch.symbols, branch.letters, branch.table,
+             _int(branch.shift), branch.scale, _int(branch.classes), out),
+        )  # fmt: skip
 
     def norm_statistics(
         self,
@@ -200,19 +211,21 @@ class Operations:
 
     def head(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored,
-        statistics: cp.ndarray | None = None, temperature: float = 1.0, multi_label: bool = False,
+        statistics: cp.ndarray | None = None, beside: cp.ndarray | None = None, temperature: float = 1.0,
+        multi_label: bool = False,
     ) -> None:  # fmt: skip
         """The last layer, softmax at a temperature or sigmoids, and the k best classes.
 
-        statistics: block 1's, by which its overflow takes the scores where 8-bit rows have not shown it.
+        statistics: block 1's, by which its overflow takes the scores where 8-bit rows have not shown it. beside: fp32
+        [N, classes], added to the logits; it may be `out.logits`.
         """
         kernel = catalog.head_kernel(self.stored, layer)
         articles = catalog.HEAD_WARPS * catalog.HEAD_ARTICLES
         self._launch(
             kernel,
             (-(-len(x) // articles),),
-            (x, weight, bias, _or_null(statistics), np.float32(1 / temperature), _int(multi_label), _int(len(x)),
-             _int(layer.outputs), _int(out.labels.shape[1]), *out),
+            (x, weight, bias, _or_null(beside), _or_null(statistics), np.float32(1 / temperature), _int(multi_label),
+             _int(len(x)), _int(layer.outputs), _int(out.labels.shape[1]), *out),
         )  # fmt: skip
 
     def _product(

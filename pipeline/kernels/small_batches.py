@@ -94,6 +94,7 @@ class SmallBatches:
         def work() -> None:
             self._given.copy_in(given_bytes, network.compute)
             network.encode(text["text"], text["offsets"], encoded)
+            network.score_ngrams(text["text"], text["offsets"], scored.logits)
             network.forward(encoded.ids, count * most_units(layers), scored, out["saturated"])
             self._found.copy_out(found_bytes, network.compute)
 

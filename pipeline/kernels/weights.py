@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
 from pipeline.kernels import split
+from pipeline.kernels.ngram_tables import ngram_tables
 from pipeline.kernels.storage import BFLOAT, FLOAT, HALF, STORAGE, Element, Storage
 from pipeline.kernels.tables import (
     StatisticsTables,
@@ -23,6 +24,7 @@ from pipeline.kernels.tables import (
 from pipeline.kernels.tiles import SimtLookupTile, SplitLookupTile, lookup_tile
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Layer
+from pipeline.model.ngrams import Kinds, NGrams
 from pipeline.model.quantised import Integers
 from pipeline.model.reference import Floats, Weights
 
@@ -58,6 +60,19 @@ class DeviceNorm:
     gamma: cp.ndarray
     beta: cp.ndarray
     least_variance: float = 0
+
+
+@dataclass(frozen=True)
+class DeviceNGrams:
+    """A branch, as in `NGramTables`. shift: from a hash to its bucket."""
+
+    kinds: Kinds
+    classes: int
+    shift: int
+    symbols: cp.ndarray
+    letters: cp.ndarray
+    table: cp.ndarray
+    scale: cp.ndarray
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,13 @@ def upload(
         _upload_norms(weights, parts, stored),
         1 / integers.first_step if integers else 1.0,
     )
+
+
+def upload_ngrams(ngrams: NGrams) -> DeviceNGrams:
+    """Rearrange and copy a branch's table to the GPU."""
+    table, scale, script = ngram_tables(ngrams)
+    arrays = (cp.asarray(part) for part in (*script, table, scale))
+    return DeviceNGrams(ngrams.kinds, ngrams.table.shape[1] - 1, 32 - ngrams.bits, *arrays)
 
 
 def _upload_table(weights: Weights, generation: str, precision: str, architecture: str) -> DeviceTable:

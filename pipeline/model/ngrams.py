@@ -54,6 +54,9 @@ LARGEST_WEIGHT = 32_767
 LARGEST_SQUARE = 14_563
 """Four ninths of LARGEST_WEIGHT, since b² is at most nine quarters of t."""
 
+_LARGEST_SCALE = 1e20
+"""With it, no score overflows."""
+
 _LEAST = 1e-30
 """Of a largest weight, where all are zero."""
 
@@ -73,6 +76,18 @@ _LETTERS = (
     (0x30, 0x39), (0x5F, 0x5F), (0x61, 0x7A), (0xC0, 0xD6), (0xD8, 0xF6), (0xF8, 0x1FFF), (0x2C00, 0x2DFF),
     (0x3040, 0xD7FF), (0xF900, 0xFDFF), (0xFE70, 0xFEFE), (0xFF10, 0xFF19), (0xFF21, 0xFFDC),
 )  # fmt: skip
+
+
+class Script(NamedTuple):
+    """symbols: uint16 [65536], of code points. letters: uint32 [2048], a bit for each symbol that a word may hold."""
+
+    symbols: NDArray[np.uint16]
+    letters: NDArray[np.uint32]
+
+
+def script() -> Script:
+    """What characters are to a kernel."""
+    return Script(_SYMBOLS, np.packbits(_IS_LETTER, bitorder="little").view("<u4"))
 
 
 def _tables() -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
@@ -209,8 +224,8 @@ class NGrams:
             )
         if self.table[:, -1].min() < 0 or self.table[:, -1].max() > LARGEST_SQUARE:
             raise ModelError(f"{model}: tensor {TABLE} holds a square that is not from 0 to {LARGEST_SQUARE:,}")
-        if not np.isfinite(self.scale).all():
-            raise ModelError(f"{model}: tensor {SCALE} holds a value that is not finite")
+        if not (np.abs(self.scale) <= _LARGEST_SCALE).all():
+            raise ModelError(f"{model}: tensor {SCALE} holds a value that is not finite, or beyond {_LARGEST_SCALE:g}")
 
     @classmethod
     def of_weights(cls, kinds: Kinds, weights: NDArray[np.floating], importance: NDArray[np.floating]) -> NGrams:
@@ -266,17 +281,21 @@ def scores(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> Floats:
 
     data: uint8 [bytes], UTF-8. offsets: int64 [N + 1], ascending; text i is data[offsets[i]:offsets[i + 1]].
     """
-    columns = ngrams.table.shape[1]
-    out = np.empty((len(offsets) - 1, columns - 1), np.float32)
-    most = min(_BATCH_BYTES, _BATCH_VALUES // columns)
-    for texts, part, bounds in _heads(data, offsets, head_bytes(ngrams.kinds.reads), most):
+    out = np.zeros((len(offsets) - 1, ngrams.table.shape[1] - 1), np.float32)
+    for texts, part, bounds in _parts(data, offsets, ngrams):
         found = find(part, bounds, ngrams.kinds, ngrams.bits)
-        words, letters = (
-            _weighted(_sums(grams, ngrams.table, len(bounds) - 1), scale)
-            for grams, scale in zip(found, ngrams.scale, strict=True)
-        )
-        np.add(words, letters, out=out[texts])
+        for grams, scale in zip(found, ngrams.scale, strict=True):
+            out[texts] += _weighted(_sums(grams, ngrams.table, len(bounds) - 1), scale)
     return out
+
+
+def count_rows(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> int:
+    """How many rows of the table are added for N texts."""
+    total = 0
+    for _, part, bounds in _parts(data, offsets, ngrams):
+        for kind in find(part, bounds, ngrams.kinds, ngrams.bits):
+            total += int(counted(kind, len(bounds) - 1, ngrams.bits).times.sum()) if kind else 0
+    return total
 
 
 def scores_of_ids(ids: NDArray[np.uint8], alphabet: Alphabet, ngrams: NGrams) -> Floats:
@@ -347,14 +366,16 @@ def _of_words(symbols: NDArray[np.uint16], begins: Offsets, highest: int) -> lis
 
 def counted(found: list[Grams], count: int, bits: int) -> Counted:
     """The buckets of each of N texts over all n of one kind, in ascending order, with the times that each counts."""
-    bounds = [np.concatenate([[0], np.cumsum(np.diff(grams.offsets))]) for grams in found]
+    kind: type[np.unsignedinteger] = (
+        np.uint32 if count <= 1 << (32 - bits) else np.uint64
+    )  # the smaller one is sorted in half the time
     keys = [
-        (np.repeat(np.arange(count), np.diff(at)) << bits) | grams.buckets
-        for grams, at in zip(found, bounds, strict=True)
+        (np.repeat(np.arange(count, dtype=kind), np.diff(grams.offsets)) << kind(bits)) | grams.buckets.astype(kind)
+        for grams in found
     ]
-    each, often = np.unique(np.concatenate(keys, dtype=np.int64), return_counts=True)
+    each, often = np.unique(np.concatenate(keys), return_counts=True)
     offsets = np.searchsorted(each, np.arange(count + 1) << bits)
-    return Counted((each & ((1 << bits) - 1)).astype(np.uint32), np.frexp(often)[1], offsets)
+    return Counted((each & kind((1 << bits) - 1)).astype(np.uint32), np.frexp(often)[1], offsets)
 
 
 def _sums(found: list[Grams], table: NDArray[np.int16], count: int) -> NDArray[np.int32]:
@@ -378,11 +399,12 @@ def _weighted(sums: NDArray[np.int32], scale: Floats) -> Floats:
     return np.where(squares > 0, values / norms, np.float32(0))
 
 
-def _heads(
-    data: NDArray[np.uint8], offsets: Offsets, most_of_text: int, most: int
+def _parts(
+    data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams
 ) -> Iterator[tuple[slice, NDArray[np.uint8], Offsets]]:
-    """Texts by the `most` bytes or one text, each cut to its first bytes: which, and data and offsets as for `find`."""
-    sizes = np.minimum(np.diff(offsets), most_of_text)
+    """Texts by bounded bytes, or one by one, without what is not read: which, and data and offsets as for `find`."""
+    most = min(_BATCH_BYTES, _BATCH_VALUES // ngrams.table.shape[1])
+    sizes = np.minimum(np.diff(offsets), head_bytes(ngrams.kinds.reads))
     ends = np.cumsum(sizes)
     first = 0
     while first < len(sizes):

@@ -38,11 +38,15 @@ def profile(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
         alone[name] = _median(lambda block=block, groups=groups: each_group(block, groups))  # type: ignore[misc]
         groups = each_group(block, groups)
     logits = np.concatenate(groups)
+    if engine.model.ngrams is not None:
+        alone["ngrams"] = _median(lambda: engine.branch(texts))
     alone["head"] = _median(lambda: reference.top_k(reference.class_scores(logits, model), 1))
     stream = _in_the_network(engine, texts)
     moved = _modelled_bytes(model, ids, len(texts.data), len(engine.groups(ids)))
     return [
-        KernelProfile(w.name, w.category, alone[w.name], stream[w.name], w.flop, w.least_bytes, moved[w.name])
+        KernelProfile(
+            w.name, w.category, alone[w.name], stream[w.name], w.flop, w.least_bytes, moved.get(w.name, w.least_bytes)
+        )
         for w in kernels_of(model, texts, STORAGE["simt"]["fp32"])
     ]
 

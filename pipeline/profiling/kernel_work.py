@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.engine.base import Texts
 from pipeline.kernels.storage import Storage
 from pipeline.model.charcnn import Model
+from pipeline.model.ngrams import count_rows
 
 ELEMENT_WISE, REDUCTION, PRODUCT = "element-wise", "reduction", "product"
 
@@ -105,6 +106,10 @@ def kernels_of(model: Model, texts: Texts, stored: Storage) -> list[KernelWork]:
         # After block 6 every article has all rows.
         moved = share * read + (articles if layer.norm and not layer.is_lookup else share) * written
         works.append(KernelWork(layer.name, category, round(share * flop), round(moved) + weights))
+    if model.ngrams is not None:
+        found, row_bytes = count_rows(texts.data, texts.offsets, model.ngrams), model.ngrams.table[0].nbytes
+        moved = len(texts.data) + 4 * articles * classes + min(found * row_bytes, model.ngrams.table.nbytes)
+        works.append(KernelWork("ngrams", REDUCTION, found * (classes + 1), moved))
     # softmax: subtract, exponential, sum, divide; the outputs are a label and a score
     works.append(KernelWork("head", REDUCTION, articles * 4 * classes, articles * (classes * 4 + 8)))
     return works

@@ -206,7 +206,7 @@ def assemble(
     text = _joined(texts)
     sizes = pc.fill_null(pc.binary_length(text), 0).to_numpy()
     for i in np.flatnonzero(sizes > LIMITS.field_bytes).tolist():
-        reasons.setdefault(i, f"the text is longer than {LIMITS.field_bytes >> 20} MiB")
+        reasons.setdefault(i, LIMITS.long_text)
     truth = None
     if selection.truth:
         truth = truth_indices(decoded[selection.truth], selection.classes)

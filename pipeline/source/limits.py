@@ -29,5 +29,9 @@ class Limits:
     def long_line(self) -> str:
         return f"a line is longer than {self.field_bytes >> 20} MiB"
 
+    @property
+    def long_text(self) -> str:
+        return f"the text is longer than {self.field_bytes >> 20} MiB"
+
 
 LIMITS = Limits()

@@ -6,7 +6,7 @@ In stages: `prepare.py` (articles, encoded, and those held out), `branch.py` (th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,8 @@ from pipeline.train.soft import SoftLabels
 if TYPE_CHECKING:
     from distributed import Client
 
+    from pipeline.train.sweep import Trial
+
 __all__ = ["Cost", "Epoch", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
 
 CHECKPOINT = ".checkpoint"
@@ -49,12 +51,15 @@ class Trained:
         Number, training loss and held-out accuracy of each epoch; none where only the n-grams were fitted.
     compared : Compared, optional
         The accuracy on held-out rows beside that of two simple models, where there are such rows.
+    trials : tuple of Trial
+        Of a sweep: each of its runs, of which the best gave the model.
 
     """
 
     model: Model
     history: tuple[Epoch, ...]
     compared: Compared | None = None
+    trials: tuple[Trial, ...] = ()
 
 
 def train(
@@ -83,6 +88,7 @@ def train(
     resume: bool = False,
     gpus: int | None = None,
     client: Client | None = None,
+    sweep: Sequence[str] = (),
     soft_labels: SoftLabels | None = None,
     about: dict[str, Any] | None = None,
     on_start: Callable[[Labelled, int], None] = lambda data, held: None,
@@ -155,6 +161,9 @@ def train(
     client : distributed.Client, optional
         Of a Dask cluster, on whose workers to train, a process on each (`cluster.connect`). They need PyTorch, and the
         folder of `checkpoint` has to be one that they share.
+    sweep : sequence of str
+        Settings of the recipe, or "seed", with several values each, such as "learning_rate=0.001,0.0003". Every
+        combination is run on a worker of `client`, and the best by held-out rows becomes the model.
     soft_labels : SoftLabels, optional
         Probabilities of the classes, by models as teachers or in columns, to learn beside labels or in their place.
     about : dict, optional
@@ -202,7 +211,7 @@ def train(
                 "teachers and soft labels"
             )
         ngrams = 0
-    alone = client is None and gpus is None and soft_labels is None and is_alone(recipe, ngrams, device)
+    alone = client is None and gpus is None and soft_labels is None and not sweep and is_alone(recipe, ngrams, device)
     if hold_out_share is None:
         hold_out_share = 0.0 if alone else _HELD_OUT
     prepared = prepare(
@@ -240,8 +249,15 @@ def train(
         tell(Note(f"n-grams: {right.mean():.2%} of {len(right):,} rows right that they were not fitted to"))
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
+    trials: list[Trial] = []
     with interrupts_noted() as stop:
-        if alone:
+        if sweep:
+            from pipeline.train.sweep import jobs_of, run_sweep
+
+            if client is None:
+                raise UsageError("a sweep runs on a cluster: give client=")
+            trials, job, outcome = run_sweep(client, jobs_of(job, sweep), examples, tell, stop)
+        elif alone:
             tell(Note("n-grams alone: the network takes long without a GPU, and is trained if told how many epochs"))
             outcome = without_network(job)
         elif client is not None:
@@ -253,7 +269,8 @@ def train(
         else:
             outcome = run(job, examples, tell, stop)
     if multi_label:
-        return Trained(multi_label_model_of(outcome, job, prepared, dtype, about or {}), outcome.history)
+        model = multi_label_model_of(outcome, job, prepared, dtype, about or {})
+        return Trained(model, outcome.history, trials=tuple(trials))
     card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {})}
     model, compared = model_of(outcome, job, prepared, dtype, card, branch)
-    return Trained(model, outcome.history, compared)
+    return Trained(model, outcome.history, compared, tuple(trials))

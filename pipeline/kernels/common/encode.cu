@@ -8,36 +8,7 @@
 // Of a long article the warp reads what the network reads; many warps count the characters of the whole.
 #include "common/reduce.cuh"
 #include "common/types.cuh"
-
-constexpr int LONGEST_SEQUENCE = 4;
-
-struct Article {
-    const uint8* bytes;
-    int64 size;
-};
-
-// Bytes of the well-formed sequence (Unicode 15, table 3-7) that begins at `at`; 1 where none does.
-__device__ int sequence_length(const Article& article, int64 at) {
-    const uint8 lead = article.bytes[at];
-    if (lead < 0xc2 || lead > 0xf4) return 1;
-    const int length = 2 + (lead >= 0xe0) + (lead >= 0xf0);
-    if (at + length > article.size) return 1;
-    // The second byte's range excludes overlong forms, surrogates and code points beyond U+10FFFF.
-    const uint8 least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-    const uint8 most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-    const uint8 second = article.bytes[at + 1];
-    if (second < least || second > most) return 1;
-    for (int i = 2; i < length; i++)
-        if ((article.bytes[at + i] & 0xc0) != 0x80) return 1;
-    return length;
-}
-
-__device__ bool begins_character(const Article& article, int64 at) {
-    if ((article.bytes[at] & 0xc0) != 0x80) return true;
-    for (int back = 1; back < LONGEST_SEQUENCE && back <= at; back++)
-        if (sequence_length(article, at - back) > back) return false;
-    return true;
-}
+#include "common/utf8.cuh"
 
 // Symbols beyond ASCII: their code points in ascending order, and the id of each.
 struct Points {
@@ -49,8 +20,7 @@ struct Points {
 __device__ uint8 id_beyond_ascii(const Article& article, int64 at, const Points& symbols, uint8 unknown) {
     const int length = sequence_length(article, at);
     if (length == 1 || symbols.count == 0) return unknown;
-    uint32 point = article.bytes[at] & (0x7f >> length);
-    for (int i = 1; i < length; i++) point = point << 6 | (article.bytes[at + i] & 0x3f);
+    const uint32 point = code_point(article, at, length);
     int low = 0, high = symbols.count;
     while (low < high) {
         const int middle = (low + high) / 2;

@@ -12,14 +12,16 @@
 constexpr float TAKEN = -1;  // below every probability
 constexpr int NO_LABEL = -1;
 
-// x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. statistics [articles] (common/statistics.cu):
-// where blocks 2 to 5 are in 8 bits, which cannot tell that block 1 overflows, else null. sharpness: one over the
-// temperature. multi_label: whether each class has a score of its own, the sigmoid of its logit. logits and scores fp32
-// [articles, classes]; labels int32 and best fp32 [articles, k]. Dynamic shared memory: BYTES_A_CLASS * classes.
+// x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. beside fp32 [articles, classes]: what is added
+// to the logits, or null; it may be `logits`. statistics [articles] (common/statistics.cu): where blocks 2 to 5 are in 8
+// bits, which cannot tell that block 1 overflows, else null. sharpness: one over the temperature. multi_label: whether
+// each class has a score of its own, the sigmoid of its logit. logits and scores fp32 [articles, classes]; labels int32
+// and best fp32 [articles, k]. Dynamic shared memory: BYTES_A_CLASS * classes.
 template <typename T, int INPUTS, int WARPS, int ARTICLES, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
-    head(const T* x, const float* weight, const float* bias, const float2* statistics, float sharpness, int multi_label,
-         int articles, int classes, int k, float* logits, float* scores, int* labels, float* best) {
+    head(const T* x, const float* weight, const float* bias, const float* beside, const float2* statistics,
+         float sharpness, int multi_label, int articles, int classes, int k, float* logits, float* scores, int* labels,
+         float* best) {
     constexpr int PARTS = INPUTS / (8 * WARP);
     static_assert(INPUTS % (8 * WARP) == 0, "a lane takes eight inputs at a time");
     static_assert(BYTES_A_CLASS == WARPS * ARTICLES * sizeof(float), "the shared memory that the host asks for");
@@ -50,7 +52,8 @@ __global__ void __launch_bounds__(WARPS* WARP)
         }
 #pragma unroll
         for (int a = 0; a < ARTICLES; a++) {
-            const float logit = warp_sum(sum[a]) + bias[c];
+            float logit = warp_sum(sum[a]) + bias[c];
+            if (beside && a < count) logit += beside[(int64)(first + a) * classes + c];
             if (lane == 0) values[a * classes + c] = logit;
         }
     }

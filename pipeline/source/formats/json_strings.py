@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 _QUOTE, _BACKSLASH, _COLON, _SPACE, _U = b'"\\: u'
-_OPENING, _CLOSING = b"{[", b"}]"
+_OPENING, _CLOSING = (np.isin(np.arange(256), list(marks)) for marks in (b"{[", b"}]"))
 _LEAST_CUT = 256
 """Bytes: to take out less is not worth it."""
 
@@ -181,7 +181,7 @@ class Strings:
         which = which[(data[names] == np.frombuffer(key, np.uint8)).all(axis=1)]
         inside = np.concatenate([[0], np.cumsum(self.closes + 1 - self.opens)])
         place = self.opens[which] - inside[which]
-        opening, closing = (np.flatnonzero(np.isin(self.outside, list(marks))) for marks in (_OPENING, _CLOSING))
+        opening, closing = (np.flatnonzero(is_one[self.outside]) for is_one in (_OPENING, _CLOSING))
         top: Positions = which[np.searchsorted(opening, place) - np.searchsorted(closing, place) == 1]
         return top
 
