@@ -115,11 +115,14 @@ def test_the_command_the_pipe_the_estimate_and_label_take_several_models(
     models: dict[str, Path], news: Path, broadsheet_in_process: Command, tmp_path: Path
 ) -> None:
     both = ["--model", models["a"], "--model", models["b"], "--device", "cpu"]
-    done = broadsheet_in_process("classify", news, *both, "-o", tmp_path / "out", "--truth-column", "kind", "--json")
+    page = tmp_path / "page.html"
+    wanted = ["--truth-column", "kind", "--json", "--report", page]
+    done = broadsheet_in_process("classify", news, *both, "-o", tmp_path / "out", *wanted)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)["models"]
     assert [each["model"] for each in said] == [str(models["a"]), str(models["b"])]
     assert all(each["truth"]["rows"] == 58 for each in said)
+    assert all(f"<td>{each['truth']['accuracy']:.2%}</td>" in page.read_text() for each in said)
     expected = classify(news, model=models["b"]).to_arrow()
     piped = broadsheet_in_process("classify", news, *both, "-o", "-")
     assert [json.loads(line)["b_label"] for line in piped.stdout.splitlines()] == expected["label"].to_pylist()

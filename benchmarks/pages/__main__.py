@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.pages import decompression, ladder, performance, reading, reliability, scaling
+from benchmarks.pages import decompression, ladder, performance, reading, reliability, scaling, training_speed
 from benchmarks.record import RESULTS, ROOT
 
 PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
@@ -22,10 +22,11 @@ PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "reading.md": (reading.page, ("readers",)),
     "decompression.md": (decompression.page, ("decompression",)),
     "reliability.md": (reliability.page, ("chaos_local", "chaos_slurm")),
+    "training_speed.md": (training_speed.page, ("training_cpu",)),
 }
 """What makes each page, and from which files."""
 
-FURTHER = {"scaling.md": ("corpora_1", "corpora_2", "object_store")}
+FURTHER = {"scaling.md": ("corpora_1", "corpora_2", "object_store"), "training_speed.md": ("training",)}
 """Files from which a page has a section each, where they are there."""
 
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,12 +18,12 @@ from pipeline.serve.batch_time import LONGEST_S, BatchTime
 from pipeline.serve.engines import Engine, EngineLost, LoadedModel, Ready
 from pipeline.serve.log import log
 from pipeline.serve.metrics import Metrics
-from pipeline.serve.waiting import Batch, Piece, Request, Waiting
+from pipeline.serve.waiting import STRETCH, Batch, Piece, Request, Waiting
 
-_LARGEST_SHARE, _LEAST_SHARE = 0.4, 0.25
-"""A batch is planned to take this share of the target at most: a request waits for the batch that is on the device,
-then comes its own. It may take the second share even where the target leaves less, or as long as two texts alone do:
-ever smaller batches would only do less work in the same time.
+_LARGEST_SHARE = 0.4
+"""A batch takes this share of the target at most: a request waits for the batch that is on the device, then comes its
+own. It may take as long as two texts alone do, whatever the target: ever smaller batches would do ever less work. (That
+is also why a batch is not made smaller for a request that has waited long.)
 """
 
 _SPARE_SHARE = 0.1
@@ -31,6 +32,12 @@ _SPARE_SHARE = 0.1
 _PATIENCE = 4.0
 """A request that takes several batches has a deadline this many times as far away as it would need alone."""
 
+_SURE_SHARE = 0.8
+"""Of several devices, none takes all that waits: so many fewer are counted on in each batch, since what a batch is
+expected to take may change in the meantime.
+"""
+
+_OVERDUE_SHARE = 0.2
 _BUSY_WINDOW = 10.0
 
 
@@ -78,16 +85,24 @@ class Dispatcher:
     """Requests in, predictions out. All methods are for the event loop's thread.
 
     target: seconds that a request may take. most_waiting: texts that may wait. retries: how often texts are computed
-    again elsewhere when the engine that had them is lost.
+    again elsewhere when the engine that had them is lost. clock: seconds.
     """
 
-    def __init__(self, target: float, most_waiting: int, retries: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        target: float,
+        most_waiting: int,
+        retries: int,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.target = target
         self.models: dict[str, LoadedModel] = {}
         self.devices: list[Device] = []
         self.waiting = Waiting()
         self._most_waiting = most_waiting
         self._retries = retries
+        self._clock = clock
         self._metrics = metrics
         self._open: Counter[str] = Counter()
         self._changing = asyncio.Lock()
@@ -156,7 +171,7 @@ class Dispatcher:
     def submit(self, model: str, texts: Texts, top_k: int) -> Request:
         """Take a request in. Raises Refused where its deadline, or the queue's bound, cannot be held."""
         loaded = self.models[model]
-        now = time.monotonic()
+        now = self._clock()
         assert texts.n_chars is not None
         chars = np.zeros(len(texts) + 1, np.int64)
         np.cumsum(np.minimum(texts.n_chars, loaded.model.reads), out=chars[1:])
@@ -196,20 +211,27 @@ class Dispatcher:
         free = any(not device.under_way for device in devices) and not self.waiting
         if self.waiting.texts + texts > self._most_waiting and not free:
             raise Refused(f"{self.waiting.texts:,} texts wait already", self._seconds_waiting(slowest))
-        residual = min(max(0.0, device.busy_until - now) for device in devices)
+        residuals = sorted(self._residual(device, key, now) for device in devices)
+        longest = self._longest(slowest, key)
         if is_large:
-            alone = self._longest(slowest, key) * texts / most / len(devices)
+            alone = longest * texts / most / len(devices)
             patience = self.target + _PATIENCE * alone
-            needs = residual + alone + self._seconds_waiting(slowest)
+            needs = residuals[0] + alone + self._seconds_waiting(slowest)
         else:
             patience = self.target
-            needs = residual + self._seconds_ahead(slowest, len(devices), key, texts, chars)
+            rounds, number = divmod(self._batches_ahead(slowest, key, texts, chars), len(devices))
+            needs = residuals[number] + STRETCH * longest * (rounds + 1)  # others that come may fill its batch
         if needs > patience - _SPARE_SHARE * self.target and not free:
             raise Refused(f"the answer would take longer than {1000 * patience:,.0f} ms", needs)
         return is_large, now + patience
 
-    def _seconds_ahead(self, device: Device, devices: int, key: str, texts: int, chars: int) -> float:
-        """Until a new request of one batch at most would be computed, from when a device is free."""
+    def _residual(self, device: Device, key: str, now: float) -> float:
+        """Until a device is free; one that should be already may take a little longer still."""
+        overdue = _OVERDUE_SHARE * self._longest(device, key) if device.under_way else 0.0
+        return max(overdue, device.busy_until - now)
+
+    def _batches_ahead(self, device: Device, key: str, texts: int, chars: int) -> int:
+        """How many batches come before that of a new request which is no larger than a batch."""
         small: dict[str, tuple[int, int, int]] = {key: (texts, chars, 1)}
         large: Counter[str] = Counter()
         for request in self.waiting:
@@ -219,19 +241,13 @@ class Dispatcher:
                 n, c, requests = small.get(request.key, (0, 0, 0))
                 more = request.chars_of(request.started, len(request.texts))
                 small[request.key] = (n + request.left, c + more, requests + 1)
-        seconds = 0.0
+        batches = 0
         for each, (n, c, requests) in small.items():
-            if each not in device.times:
-                continue
-            most, longest = self._most_texts(device, each, c / max(1, n)), self._longest(device, each)
-            if large[each]:  # which fill every batch, and have their share of it
-                n = math.ceil(n * (1 + large[each] / requests))
-                seconds += longest * max(1.0, n / most / devices)
-            elif n <= most:
-                seconds += device.times[each].seconds(n, c)
-            else:
-                seconds += longest * max(1.0, n / most / devices)
-        return seconds
+            if each in device.times:
+                most = self._most_texts(device, each, c / max(1, n))
+                shared = n * (1 + large[each] / requests)  # large ones have their share of each batch
+                batches += math.ceil(shared / (most if len(self.devices) == 1 else _SURE_SHARE * most))
+        return max(0, batches - 1)
 
     def _seconds_waiting(self, device: Device) -> float:
         """What all that waits takes on all devices."""
@@ -264,7 +280,7 @@ class Dispatcher:
     def _pump(self) -> None:
         """Give every device that is free a batch of what waits."""
         self._pump_is_due = False
-        now = time.monotonic()
+        now = self._clock()
         for request in self.waiting.expired(now):
             self._fail(request, Refused(f"the answer took longer than {1000 * self.target:,.0f} ms"))
         for device in sorted(self.devices, key=lambda device: (len(device.under_way), device.busy_until)):
@@ -292,11 +308,10 @@ class Dispatcher:
         first = next((request for request in self.waiting if request.key in device.times), None)
         if first is None:
             return None
-        left = first.deadline - now - _SPARE_SHARE * self.target
-        least = max(_LEAST_SHARE * self.target / device.depth, 2 * device.times[first.key].seconds(1, 0))
-        seconds = min(self._longest(device, first.key), max(left, least))
         most = device.ready[first.key].batch
-        return self.waiting.take(device.times, seconds, most or len(first.texts) + self.waiting.texts)
+        return self.waiting.take(
+            device.times, self._longest(device, first.key), most or len(first.texts) + self.waiting.texts
+        )
 
     def _start(self, device: Device, number: int, batch: Batch, now: float) -> None:
         for request, first, _ in batch.pieces:
@@ -318,7 +333,7 @@ class Dispatcher:
             return
         finally:
             del device.under_way[number]
-        now = time.monotonic()
+        now = self._clock()
         if not device.under_way:
             device.busy_until = now
         device.times[batch.key].learn(batch.texts, batch.chars, seconds)
@@ -350,7 +365,7 @@ class Dispatcher:
         )
         chars = request.chars[piece.first : piece.last + 1] - request.chars[piece.first]
         again: asyncio.Future[Predictions] = self._loop.create_future()
-        arrived, deadline = request.arrived, max(request.deadline, time.monotonic() + self.target)
+        arrived, deadline = request.arrived, max(request.deadline, self._clock() + self.target)
         child = Request(
             request.key,
             request.classes,

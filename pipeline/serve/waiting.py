@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from pipeline.engine.base import Predictions, Texts
 from pipeline.serve.batch_time import BatchTime
 
+STRETCH = 1.2
+"""How much longer a batch may take where it then leaves nothing waiting."""
+
 
 @dataclass(eq=False, slots=True)
 class Request:
@@ -120,9 +123,10 @@ class Waiting:
     def take(self, times: dict[str, BatchTime], seconds: float, most: int) -> Batch | None:
         """A batch for a device on which it is expected to take `seconds` at most, of `most` texts at most.
 
-        times: of the models on that device. The request with the earliest deadline decides the model; all requests for
-        it get an equal share of the batch, and what some of them leave goes to the others, the earliest deadline first.
-        A batch has one text at least.
+        times: of the models on that device. The request with the earliest deadline decides the model, and the others
+        for it follow in that order. Of one that is larger than a batch, no more goes in than an equal share for each
+        request, until all have been asked. A batch has one text at least, and takes all that waits rather than leave a
+        few for one of their own.
         """
         first = next((request for request in self._requests if request.key in times), None)
         if first is None:
@@ -132,7 +136,7 @@ class Waiting:
         wanted = sum(request.left for request in candidates)
         chars = sum(request.chars_of(request.started, len(request.texts)) for request in candidates)
         taken = [request.left for request in candidates]
-        if wanted > most or time_of.seconds(wanted, chars) > seconds:
+        if wanted > most or time_of.seconds(wanted, chars) > STRETCH * seconds:
             most = min(most, time_of.most_texts(seconds, chars / wanted))
             taken = _shared(candidates, most, seconds, time_of)
         return self._cut(key, candidates, taken)
@@ -154,18 +158,18 @@ def _shared(candidates: Sequence[Request], most: int, seconds: float, time_of: B
     """How many texts of each request go into a batch of `most` texts, which may take `seconds`."""
     taken = [0] * len(candidates)
     texts = chars = 0
-    for share in (max(1, most // len(candidates)), most):
+    share = max(1, most // len(candidates))
+    for for_large in (share, most):
         for i, request in enumerate(candidates):
-            room = min(share - taken[i], request.left - taken[i], most - texts)
+            room = min(request.left, for_large if request.is_large else most) - taken[i]
+            room = min(room, most - texts)
             if room <= 0:
                 continue
             begin = request.started + taken[i]
-            while (
-                room
-                and texts
-                and time_of.seconds(texts + room, chars + request.chars_of(begin, begin + room)) > seconds
-            ):
-                room //= 2  # of long texts, fewer go in
+            while room and texts:  # of long texts, fewer go in
+                if time_of.seconds(texts + room, chars + request.chars_of(begin, begin + room)) <= seconds:
+                    break
+                room //= 2
             taken[i] += room
             texts += room
             chars += request.chars_of(begin, begin + room)

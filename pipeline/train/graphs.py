@@ -7,15 +7,18 @@ is rounded up so that there are few.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.train.packed import PackedCNN
 
 _STEPS_PER_OCTAVE = 16
+_WATCHDOG_SECONDS = 0.3
 
 
 class Captured(nn.Module):
@@ -43,6 +46,9 @@ class Captured(nn.Module):
         head = _Part(network.head_modules, network.head)
         with torch.no_grad():
             features = network.body(ids, groups)
+        torch.cuda.synchronize()
+        if dist.is_initialized():  # NCCL's watchdog asks how collectives go until it knows, which would end a capture
+            time.sleep(_WATCHDOG_SECONDS)
         samples = ((ids.clone(),), (torch.zeros_like(features, requires_grad=True),))
         captured: Any = torch.cuda.make_graphed_callables((body, head), samples, pool=self._pool)
         return captured[0], captured[1]

@@ -87,7 +87,7 @@ def workers_of(client: Client, least: int = 1) -> list[str]:
         client.wait_for_workers(least, timeout=_JOINING_SECONDS)
     found = sorted(client.scheduler_info(n_workers=-1)["workers"])
     if len(found) < least:
-        raise UsageError(f"--gpus {least}: the cluster has {len(found)} workers, and each uses one GPU")
+        raise UsageError(f"{least} GPUs are wanted, and the cluster has {len(found)} workers, each of which uses one")
     return found
 
 

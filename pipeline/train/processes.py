@@ -141,8 +141,8 @@ def run_here(job: Job, examples: Examples, count: int, tell: Tell, stop: Callabl
     """Run a job in `count` processes on this machine. Raises as `job.run` does, and Lost."""
     if job.device != "cpu" and torch.cuda.device_count() < count:
         raise UsageError(
-            f"--gpus {count}: PyTorch finds {torch.cuda.device_count()} here (with --device cpu: so many processes on "
-            "its cores)"
+            f"{count} GPUs are wanted, and PyTorch finds {torch.cuda.device_count()} here (with --device cpu, so many "
+            "processes use its cores)"
         )
     told: SimpleQueue[Cost | Step | Epoch | Note] = SimpleQueue()
     threads = share_of_cores(count)

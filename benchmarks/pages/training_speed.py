@@ -1,0 +1,77 @@
+"""docs/training_speed.md: how long an epoch takes, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.pages.markdown import machine, table
+
+HEAD = """# Speed of training
+
+The figures come from `benchmarks/results/training.json` and `training_cpu.json`, recorded by `python -m
+benchmarks.training`; `python -m benchmarks.pages` makes this page from them. The network has the text frame, the
+articles are AG News, and a step is a whole one of the recipe: augmentation, forward and backward pass, AdamW, and the
+average of the weights.
+
+- **all rows** is the network as it is defined: block 1 as a product with one-hot codes, and every row of every block.
+- **rows of the text** is how `train` computes it: only rows that the texts reach, of a batch one after another; what
+  follows them is a constant row a layer, computed once a batch; block 1 as sums of table rows. Logits and gradients are
+  those of all rows, to the rounding of float64 (`tests/test_train.py`). A CPU computes 32 articles at a time, whose
+  rows its caches hold.
+- **CUDA graphs** is the same with the forward and the backward pass captured, since the GPU computes faster than
+  kernels can be launched. There is a pair of graphs for each number of rows, rounded up to one of 16 in an octave.
+"""
+
+SEVERAL = """
+## Several GPUs
+
+A process a GPU, by DistributedDataParallel over NCCL; the batch is shared, so that the recipe is the same. A smaller
+batch leaves each GPU less to compute beside what does not become less: the sum of the gradients of all GPUs, 48 MB, and
+the optimizer's step. The gradients of the linear layers, five sixths of them, are summed while the backward pass of
+blocks 6 to 1 goes on.
+
+"""
+
+KINDS = {"plain": "all rows", "packed": "rows of the text", "graphs": "rows of the text, CUDA graphs"}
+
+
+def page(cpu: dict[str, Any], gpu: dict[str, Any] | None = None) -> str:
+    """The page; the GPUs' part of it where they were measured."""
+    parts = [HEAD]
+    for result in (gpu, cpu):
+        if result is not None:
+            title = "GPU" if result["about"]["gpus"] else "core of a CPU, by its processor time"
+            parts += ["\n## One ", title, "\n\n", _steps(result)]
+    if gpu is not None:
+        parts += [SEVERAL, _epochs(gpu)]
+    return "".join(parts)
+
+
+def _steps(result: dict[str, Any]) -> str:
+    found, batch = result["milliseconds_a_step"], result["batch"]
+    rows = (
+        f"{KINDS[kind]} | {ms:,.1f} | {1000 * batch / ms:,.0f} | {found['plain'] / ms:.1f}"
+        for kind, ms in found.items()
+    )
+    head = f"computed | ms a step of {batch} | articles/s | times"
+    return f"{machine(result['about'], 'python', 'torch')}.\n\n{table(head, rows)}\n"
+
+
+def _epochs(result: dict[str, Any]) -> str:
+    one = {run["batch"]: run["seconds_an_epoch"] for run in result["epochs"] if run["gpus"] == 1}
+    rows = (
+        f"{run['batch']:,} | {run['gpus']} | {run['seconds_an_epoch']:.2f} "
+        f"| {result['articles'] / run['seconds_an_epoch']:,.0f} "
+        f"| {one[run['batch']] / run['seconds_an_epoch']:.1f} | {run['held_out_accuracy']:.1%}"
+        for run in result["epochs"]
+    )
+    told = table(
+        f"batch | GPUs | s an epoch of {result['articles']:,} | articles/s | times one | held out after three", rows
+    )
+    if "overlap" not in result:
+        return told + "\n"
+    found = result["overlap"]
+    return (
+        f"{told}\n\nIn a trace of {found['gpus']} GPUs, with the recipe's batch, {found['share']:.0%} of the time of "
+        "NCCL's kernels passed beside other kernels.\n"
+    )

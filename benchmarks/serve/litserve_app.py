@@ -1,0 +1,43 @@
+"""python -m benchmarks.serve.litserve_app PORT MODEL DEVICE BATCH WAIT_MS: the model behind LitServe."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import litserve
+
+from benchmarks.serve.peer_model import model_of
+
+
+class Api(litserve.LitAPI):
+    def __init__(self, name: str, device: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.chosen = name, device
+
+    def setup(self, device: str) -> None:
+        self.label = model_of(*self.chosen)
+
+    def decode_request(self, request: dict[str, Any]) -> list[str]:
+        texts: list[str] = request["texts"]
+        return texts
+
+    def batch(self, inputs: list[list[str]]) -> list[list[str]]:
+        return inputs
+
+    def predict(self, inputs: list[list[str]]) -> list[list[tuple[str, float]]]:
+        found = iter(self.label([text for texts in inputs for text in texts]))
+        return [[next(found) for _ in texts] for texts in inputs]
+
+    def unbatch(self, output: list[list[tuple[str, float]]]) -> list[list[tuple[str, float]]]:
+        return output
+
+    def encode_response(self, output: list[tuple[str, float]]) -> dict[str, Any]:
+        return {"results": [{"label": label, "score": score} for label, score in output]}
+
+
+if __name__ == "__main__":
+    port, name, device, most, wait = sys.argv[1:]
+    api = Api(name, device, max_batch_size=int(most), batch_timeout=float(wait) / 1000, api_path="/classify")
+    server = litserve.LitServer(api, accelerator="cuda" if device == "cuda" else "cpu", devices=1)
+    server.run(host="127.0.0.1", port=int(port), generate_client_file=False, log_level="warning")

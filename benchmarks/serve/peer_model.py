@@ -1,0 +1,72 @@
+"""The peers' model: Broadsheet's weights in PyTorch, in the least of a few frames that holds a batch's longest text."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from benchmarks.peers.torch_peer import compiled
+from benchmarks.peers.torch_text import CHARACTERS, TextFrame
+from pipeline.engine.base import Texts
+from pipeline.model.alphabet import encode
+from pipeline.model.charcnn import load_model
+
+SIZES = (1, 16, 64, 256)
+"""Texts of a batch on a GPU, which is filled up to one of these: `torch.compile` is for fixed shapes."""
+
+_OF_CPU, _OF_GPU = (*CHARACTERS, None), (CHARACTERS[-1], None)
+"""Frames: each costs a compilation for each of the sizes."""
+
+
+class TorchModel:
+    """On a GPU fp16 with `torch.compile(max-autotune)`, on a CPU fp32, eager."""
+
+    def __init__(self, name: str, device: str) -> None:
+        self.model = load_model(name)
+        self.device = torch.device(device)
+        frames = {size or self.model.length: size for size in (_OF_CPU if device == "cpu" else _OF_GPU)}
+        if device == "cpu":
+            self.frames = {
+                longest: TextFrame(self.model, size, torch.float32).eval() for longest, size in frames.items()
+            }
+        else:
+            self.frames = {
+                (longest, count): compiled(TextFrame(self.model, size, torch.float16), self.device)
+                for longest, size in frames.items()
+                for count in SIZES
+            }
+            for longest in frames:
+                for count in SIZES:
+                    self(["x" * longest] * count)
+
+    def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
+        """The label of each text, and its score."""
+        if len(texts) > SIZES[-1]:
+            return [*self(texts[: SIZES[-1]]), *self(texts[SIZES[-1] :])]
+        batch = Texts.of([text[: self.model.length].encode() for text in texts])
+        ids = encode(batch.data, batch.offsets, self.model.alphabet, self.model.length)[0]
+        longest = min(max(map(len, texts), default=0), self.model.length)
+        with torch.no_grad():
+            if self.device.type == "cpu":
+                frame = self.frames[min(most for most in self.frames if most >= longest)]
+                logits = frame(torch.from_numpy(ids))
+            else:
+                count = min(size for size in SIZES if size >= len(ids))
+                most = min(most for most, _ in self.frames if most >= longest)
+                padded = np.full((count, ids.shape[1]), self.model.alphabet.padding, np.uint8)
+                padded[: len(ids)] = ids
+                logits = self.frames[most, count](torch.from_numpy(padded).to(self.device))[: len(ids)]
+            scores, labels = (logits / self.model.temperature).softmax(1).max(1)
+        names = self.model.classes
+        return [(names[i], score) for i, score in zip(labels.tolist(), scores.tolist(), strict=True)]
+
+
+class NoModel:
+    """Answers without computing: what the stack itself can do."""
+
+    def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
+        return [("none", 1.0)] * len(texts)
+
+
+def model_of(kind: str, device: str) -> TorchModel | NoModel:
+    return NoModel() if kind == "no-op" else TorchModel(kind, device)

@@ -1,0 +1,95 @@
+"""Each server as a process group, which answers JSON `{"texts": […]}` at a URL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from benchmarks.record import ROOT
+
+OURS = "Broadsheet"
+PEERS = ("LitServe", "Ray Serve", "BentoML")
+_STARTS_WITHIN = 600.0
+
+
+@contextmanager
+def served(
+    stack: str, python: str, model: str, device: str, target_ms: float, batch: int, wait_ms: float
+) -> Iterator[str]:
+    """Start a server, wait until it answers, and end it with all its processes. Yields the URL to post to.
+
+    python: of the peers' environment. model: "no-op" for a handler that computes nothing.
+    """
+    port = _free_port()
+    command, path, more = _command(stack, python, port, model, device, target_ms, batch, wait_ms)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        url = f"http://127.0.0.1:{port}{path}"
+        _wait_for(url, process)
+        yield url
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(15)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if stack == "Ray Serve":
+            ray = os.path.join(os.path.dirname(python), "ray")
+            subprocess.run([ray, "stop", "--force"], capture_output=True, check=False)
+
+
+def _command(
+    stack: str, python: str, port: int, model: str, device: str, target_ms: float, batch: int, wait_ms: float
+) -> tuple[list[str], str, dict[str, str]]:
+    """The command, the URL's path, and variables of the environment."""
+    given = [str(port), model, device, str(batch), str(wait_ms)]
+    if stack == OURS and model == "no-op":
+        return [sys.executable, "-m", "benchmarks.serve.noop_app", str(port)], "/v1/classify", {}
+    if stack == OURS:
+        options = ["--port", str(port), "--model", model, "--device", device, "--target-ms", str(target_ms)]
+        options += ["--no-log-requests", "--max-connections", "5000"]
+        return [sys.executable, "-m", "pipeline", "serve", *options], "/v1/classify", {}
+    if stack == "LitServe":
+        return [python, "-m", "benchmarks.serve.litserve_app", *given], "/classify", {}
+    if stack == "Ray Serve":
+        return [python, "-m", "benchmarks.serve.ray_app", *given], "/classify", {"RAY_USAGE_STATS_ENABLED": "0"}
+    bentoml = [python, "-m", "bentoml", "serve", "benchmarks.serve.bento_app:Labels", "--host", "127.0.0.1"]
+    more = dict(zip(("MODEL", "DEVICE", "BATCH", "WAIT_MS"), given[1:], strict=True)) | {"BENTOML_DO_NOT_TRACK": "1"}
+    return [*bentoml, "--port", str(port)], "/classify", more
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _STARTS_WITHIN
+    while not _answers(url):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{process.args!r} does not serve: exit code {process.poll()}")
+        time.sleep(0.2)
+
+
+def _answers(url: str) -> bool:
+    request = urllib.request.Request(url, b'{"texts": ["a text"]}', {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            status: Any = answer.status
+            return bool(status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])

@@ -1,0 +1,209 @@
+r"""How fast training is: with all rows, without those that no text reaches, as CUDA graphs; and on several GPUs.
+
+    python -m benchmarks.training --articles-csv ag_news/train.csv --gpus 1 2 4 \
+        --output benchmarks/results/training.json --trace trace.json
+    python -m benchmarks.training --articles-csv ag_news/train.csv --device cpu --steps 2 --batch 64 \
+        --output benchmarks/results/training_cpu.json
+
+A step of each kind is a whole one of the recipe: augmentation, forward and backward pass, AdamW and the average of the
+weights. On several GPUs the batch is shared, with the recipe's 256 articles and with 2,048; an epoch includes the
+held-out rows. The trace is one process's of the most GPUs, for `chrome://tracing` or Perfetto, and the overlap is the
+share of the time of NCCL's kernels in which others ran beside them.
+"""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.record import about, parser, write
+from pipeline.model.alphabet import Alphabet, encode
+from pipeline.train.group import Group
+from pipeline.train.job import Examples, Job, run
+from pipeline.train.loop import Rows, Run
+from pipeline.train.network import CharCNN
+from pipeline.train.objective import OneLabel
+from pipeline.train.packed import PackedCNN
+from pipeline.train.processes import run_here
+from pipeline.train.progress import Epoch
+from pipeline.train.recipe import WITH_SPACE, Recipe
+
+CLASSES = ("World", "Sports", "Business", "Sci/Tech")
+BATCHES = (256, 2048)
+EPOCHS = 3
+LENGTH = 1014
+HELD_OUT = 0.02
+
+
+class Plain(CharCNN):
+    """The network with all rows and one-hot input, as training computed it before."""
+
+    def groups(self, ids: Tensor) -> Tensor:
+        """None: it has no layout."""
+        return torch.zeros(len(ids), dtype=torch.int64, device=ids.device)
+
+    def forward(self, ids: Tensor, groups: int | None = None) -> Tensor:
+        """Logits."""
+        return super().forward(ids)
+
+
+def examples_in(articles: Path) -> Examples:
+    """Every article of a CSV with class, title and description; some are held out."""
+    with articles.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    texts = [" ".join(row[1:]).encode() for row in rows]
+    offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)
+    ids = encode(np.frombuffer(b"".join(texts), np.uint8), offsets, Alphabet(WITH_SPACE), LENGTH).ids
+    labels = np.array([int(row[0]) - 1 for row in rows], np.int64)
+    order = np.random.default_rng(0).permutation(len(rows))
+    held = int(HELD_OUT * len(rows))
+    return Examples(ids, labels, np.sort(order[held:]), np.sort(order[:held]))
+
+
+def job_of(device: str, recipe: Recipe) -> Job:
+    """The recipe's job."""
+    objective = OneLabel(recipe.label_smoothing)
+    return Job(CLASSES, Alphabet(WITH_SPACE), LENGTH, "text", recipe, objective, seed=0, device=device)
+
+
+def loop_of(job: Job, examples: Examples, kind: str, steps: int, group: Group) -> Run:
+    """A run whose epochs have so many steps, on this process's device."""
+    device = torch.device("cuda" if job.device == "cuda" else "cpu")
+    compute = torch.bfloat16 if job.device == "cuda" else torch.float32
+    recipe = job.recipe
+    torch.manual_seed(0)
+    made = Plain if kind == "plain" else PackedCNN
+    network = made(job.layers, job.frame, compute, recipe.dropout, recipe.input_dropout).to(device)
+    fit = examples.fit[: steps * recipe.batch_size]
+    rows = Rows(torch.from_numpy(examples.ids[fit]).to(device), torch.from_numpy(examples.targets[fit]).to(device))
+    loop = Run(network, rows, Rows(rows.ids[:0], rows.targets[:0]), job.symbols, recipe, job.objective, 0, group)
+    if kind != "graphs":
+        loop._model = group.wrap(network)
+    return loop
+
+
+def milliseconds_a_step(job: Job, examples: Examples, kind: str, steps: int) -> float:
+    """In the faster of two epochs after one that warms up. On a CPU: of one core's time, which other programs take none
+    of.
+    """
+    clock = time.perf_counter if job.device == "cuda" else time.process_time
+    loop = loop_of(job, examples, kind, steps, Group())
+    loop.network.train()
+    found = []
+    with torch.backends.cudnn.flags(enabled=True, benchmark=job.device == "cuda"):
+        for epoch in (1, 2, 3):
+            began = clock()
+            loop._epoch(epoch, lambda what: None, lambda: False)
+            float(loop._losses)
+            found.append(clock() - began)
+    return 1000 * min(found[1:]) / steps
+
+
+def epochs_on(job: Job, examples: Examples, gpus: int) -> dict[str, Any]:
+    """Seconds of the fastest epoch but the first, and the accuracy that the run ends with."""
+    ends: list[tuple[float, Epoch]] = []
+
+    def tell(what: Any) -> None:
+        if isinstance(what, Epoch):
+            ends.append((time.perf_counter(), what))
+
+    began = time.perf_counter()
+    if gpus > 1:
+        run_here(job, examples, gpus, tell, lambda: False)
+    else:
+        run(job, examples, tell)
+    times = [time for time, _ in ends]
+    return {
+        "gpus": gpus,
+        "batch": job.recipe.batch_size,
+        "seconds_an_epoch": min(b - a for a, b in pairwise(times)),
+        "seconds_until_the_first_ends": times[0] - began,
+        "held_out_accuracy": ends[-1][1].accuracy,
+    }
+
+
+def traced(rank: int, size: int, folder: str, job: Job, examples: Examples, steps: int) -> None:
+    """In a process of its own: trace an epoch after one that warms up."""
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", f"file://{folder}/meeting", rank=rank, world_size=size)
+    loop = loop_of(job, examples, "graphs", steps, Group(rank, size))
+    loop.network.train()
+    loop._epoch(1, lambda what: None, lambda: False)
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        loop._epoch(2, lambda what: None, lambda: False)
+        torch.cuda.synchronize()
+    if rank == 0:
+        profile.export_chrome_trace(f"{folder}/trace.json")
+        kernels = [e for e in profile.events() or [] if e.device_type == torch.autograd.DeviceType.CUDA]
+        spans = [(e.time_range.start, e.time_range.end, "nccl" in e.name.lower()) for e in kernels]
+        np.save(f"{folder}/spans.npy", np.array(spans, np.float64))
+    dist.destroy_process_group()
+
+
+def overlap(spans: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Milliseconds in which NCCL's kernels ran, and in which others did so beside them."""
+    nccl, others = (_merged(spans[spans[:, 2] == kind, :2]) for kind in (1, 0))
+    both = sum(max(0.0, min(end, e) - max(begin, b)) for begin, end in nccl for b, e in others)
+    whole = sum(end - begin for begin, end in nccl)
+    return {"nccl_ms": whole / 1e3, "beside_others_ms": both / 1e3, "share": both / whole if whole else 0.0}
+
+
+def _merged(spans: np.ndarray[Any, Any]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for begin, end in spans[np.argsort(spans[:, 0])].tolist():
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
+
+
+def main() -> None:
+    command = parser(__doc__)
+    command.add_argument("--articles-csv", type=Path, required=True, help="AG News as CSV: class, title, description")
+    command.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    command.add_argument("--gpus", type=int, nargs="*", default=[1], help="numbers of GPUs to train on")
+    command.add_argument("--steps", type=int, default=48, help="in an epoch of the comparison, and of the trace")
+    command.add_argument("--batch", type=int, default=256, help="articles in a step of the comparison")
+    command.add_argument("--trace", type=Path, help="write a trace of the most GPUs, and measure the overlap in it")
+    options = command.parse_args()
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+    examples = examples_in(options.articles_csv)
+    job = job_of(options.device, Recipe(epochs=EPOCHS, batch_size=options.batch))
+    kinds = ("plain", "packed", "graphs") if options.device == "cuda" else ("plain", "packed")
+    result: dict[str, Any] = {
+        "about": about(options),
+        "articles": len(examples.fit),
+        "batch": options.batch,
+        "milliseconds_a_step": {kind: milliseconds_a_step(job, examples, kind, options.steps) for kind in kinds},
+    }
+    if options.device == "cuda":
+        result["epochs"] = [
+            epochs_on(replace(job, recipe=replace(job.recipe, batch_size=batch)), examples, gpus)
+            for batch in BATCHES
+            for gpus in options.gpus
+        ]
+    if options.trace:
+        size = max(options.gpus)
+        with tempfile.TemporaryDirectory() as folder:
+            work = (size, folder, job, examples, options.steps)
+            torch.multiprocessing.spawn(traced, work, nprocs=size)  # type: ignore[no-untyped-call]
+            result["overlap"] = {"gpus": size, **overlap(np.load(f"{folder}/spans.npy"))}
+            options.trace.write_bytes((Path(folder) / "trace.json").read_bytes())
+    write(result, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What is computed next, and what is refused: the server's queue with devices that take a known time, on a clock that
+jumps to the next event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.engine.base import Backend, Predictions, Texts
+from pipeline.model.charcnn import Model
+from pipeline.serve.batch_time import BatchTime, Point
+from pipeline.serve.dispatcher import Dispatcher, Refused
+from pipeline.serve.engines import EngineLost, LoadedModel, Ready
+from pipeline.serve.metrics import Metrics
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """Time does not pass while there is something to do; then it is at once that of the next timer."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self.now = max(self.now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+class Device:
+    """20 ms for a batch of two and 2.4 ms more for each text, give or take; a lone text takes 14 ms."""
+
+    def __init__(self, name: str, noise: float) -> None:
+        self.name, self.noise, self.free, self.is_lost = name, noise, 0.0, False
+        self.batches: list[int] = []
+
+    def seconds(self, texts: int) -> float:
+        return 0.014 if texts == 1 else 0.020 + 0.0024 * texts
+
+    async def load(self, loaded: LoadedModel) -> Ready:
+        points = [Point(2**i, self.seconds(2**i), 0.0) for i in range(7)]
+        return Ready(Backend("cpu", "none", "none", "fp32"), self.name, points, None)
+
+    async def unload(self, key: str) -> None:
+        pass
+
+    async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Predictions, float]:
+        loop, count = asyncio.get_running_loop(), len(texts)
+        seconds = self.seconds(count) * random.lognormvariate(0, self.noise)
+        self.batches.append(count)
+        self.free = max(loop.time(), self.free) + seconds
+        await asyncio.sleep(self.free - loop.time())
+        if self.is_lost:
+            raise EngineLost("it is gone")
+        assert texts.n_chars is not None
+        scores = np.full((count, 4), 0.25, np.float32)
+        labels = texts.data[texts.offsets[:-1]].astype(np.int32)[:, None]  # so that each answer says whose it is
+        counts = np.zeros(count, np.int64)
+        return Predictions(labels, scores[:, :1], scores, texts.n_chars, counts.astype(bool), counts), seconds
+
+
+def run(work: Coroutine[Any, Any, None], loop: JumpingLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(work)
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def texts_of(count: int, mark: int = 0) -> Texts:
+    return Texts(np.full(count, mark, np.uint8), np.arange(count + 1), n_chars=np.full(count, 100))
+
+
+async def started(loop: JumpingLoop, model: Model, devices: list[Device], retries: int = 0) -> Dispatcher:
+    dispatcher = Dispatcher(0.1, 5000, retries, Metrics(), loop.time)
+    dispatcher.models["m"] = LoadedModel("m", 1, "", model, b"")
+    for device in devices:
+        await dispatcher.add_engine(device)
+    return dispatcher
+
+
+@pytest.mark.parametrize(("rate", "devices"), [(50, 1), (200, 1), (2000, 1), (4000, 2)])
+def test_what_is_accepted_holds_the_target_and_the_devices_stay_busy(
+    small_model: Model, rate: float, devices: int
+) -> None:
+    """From a quarter of what the devices can do to ten times that."""
+    loop = JumpingLoop()
+    random.seed(rate)
+    latencies: list[float] = []
+    refused = 0
+
+    async def ask(dispatcher: Dispatcher) -> None:
+        nonlocal refused
+        arrived = loop.time()
+        try:
+            await dispatcher.submit("m", texts_of(1), 1).answer
+            latencies.append(loop.time() - arrived)
+        except Refused:
+            refused += 1
+
+    async def work() -> None:
+        dispatcher = await started(loop, small_model, [Device(str(i), 0.05) for i in range(devices)])
+        asking = []
+        while loop.time() < 3:
+            await asyncio.sleep(random.expovariate(rate))
+            asking.append(asyncio.create_task(ask(dispatcher)))
+        await asyncio.gather(*asking)
+
+    run(work(), loop)
+    assert np.percentile(latencies, 99) <= 0.1
+    capacity = devices * 8 / Device("", 0).seconds(8)
+    if rate < 0.5 * capacity:
+        assert refused == 0
+    if rate > 2 * capacity:
+        assert len(latencies) / 3 > 0.8 * capacity
+
+
+def test_single_texts_pass_large_requests_which_pass_each_other(small_model: Model) -> None:
+    loop = JumpingLoop()
+    device = Device("one", 0.0)
+
+    async def work() -> None:
+        dispatcher = await started(loop, small_model, [device])
+        first, second = (dispatcher.submit("m", texts_of(300, mark), 1) for mark in (1, 2))
+        await asyncio.sleep(0.2)
+        single = dispatcher.submit("m", texts_of(1, 3), 1)
+        began = loop.time()
+        assert (await single.answer).labels.tolist() == [[3]]
+        assert loop.time() - began < 0.1
+        assert not first.answer.done()
+        assert (await second.answer).labels.tolist() == [[2]] * 300
+        between = loop.time()
+        assert (await first.answer).labels.tolist() == [[1]] * 300
+        assert abs(loop.time() - between) < 0.5  # neither had to wait for the other to be over
+
+        forgotten = dispatcher.submit("m", texts_of(300), 1)
+        await asyncio.sleep(0.1)
+        dispatcher.forget(forgotten)
+        computed = sum(device.batches)
+        await asyncio.sleep(1)
+        assert sum(device.batches) == computed
+        assert dispatcher.waiting.texts == 0
+        assert dispatcher.open_requests == 0
+
+    run(work(), loop)
+
+
+def test_texts_of_a_lost_engine_are_computed_once_more_elsewhere(small_model: Model) -> None:
+    loop = JumpingLoop()
+    devices = [Device("one", 0.0), Device("two", 0.0)]
+
+    async def work() -> None:
+        dispatcher = await started(loop, small_model, devices, retries=1)
+        requests = [dispatcher.submit("m", texts_of(100, mark), 1) for mark in (1, 2)]
+        await asyncio.sleep(0.01)
+        devices[0].is_lost = True
+        for mark, request in enumerate(requests, 1):
+            assert (await request.answer).labels.tolist() == [[mark]] * 100
+        request = dispatcher.submit("m", texts_of(5), 1)
+        await asyncio.sleep(0.01)
+        devices[1].is_lost = True
+        with pytest.raises(Refused, match="no engine is ready"):
+            await request.answer
+
+    run(work(), loop)
+
+
+def test_one_slow_batch_hardly_changes_what_is_expected() -> None:
+    time = BatchTime([Point(1, 0.010, 1e-5), Point(2, 0.012, 1e-5), Point(4, 0.016, 1e-5)])
+    assert time.seconds(3, 0) == pytest.approx(0.014)
+    assert time.seconds(8, 100) == pytest.approx(0.033)
+    assert time.most_texts(0.05, 100) == 10
+    time.learn(4, 0, 30.0)
+    assert time.seconds(4, 0) < 0.017
+    for _ in range(200):
+        time.learn(4, 0, 0.032)  # twice as long from now on
+    assert time.seconds(4, 0) == pytest.approx(0.032, rel=0.1)
+    assert time.seconds(1, 0) == pytest.approx(0.010)
