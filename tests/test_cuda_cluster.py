@@ -9,11 +9,11 @@ import pytest
 from conftest import Command
 
 import pipeline
-from pipeline.loaded import MOST_ENGINES
 from benchmarks.chaos.jobs import contents
 from cluster import connect
 from cluster.doctor import FAILURE, OK, examine
 from cluster.protocol import count_gpus, has_ucx
+from pipeline.loaded import MOST_ENGINES
 
 GPUS = count_gpus()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no NVIDIA GPU, or no dask-cuda to find it")]
