@@ -40,6 +40,12 @@ def command(
         str | None,
         typer.Option(metavar="A,B,C", help="Class names in order; labels are then names or numbers from 1."),
     ] = None,
+    multi_label: Annotated[
+        bool, typer.Option("--multi-label", help="A text may have several labels: the label column holds lists.")
+    ] = False,
+    label_separator: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The label column holds texts with this between two labels.")
+    ] = None,
     init: Annotated[
         str | None, typer.Option(metavar="MODEL", help="A model whose network to begin with, but for its last layer.")
     ] = None,
@@ -171,6 +177,8 @@ def command(
         "label_column": label_column,
         "columns": None if columns is None else columns.split(","),
         "classes": None if classes is None else classes.split(","),
+        "multi_label": multi_label,
+        "label_separator": label_separator,
         "alphabet": None if alphabet is None else ALPHABETS.get(alphabet) or _symbols(alphabet),
         "length": length,
         "frame": cast("Frame | None", frame),
