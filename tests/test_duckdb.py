@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import duckdb
 import pytest
@@ -15,22 +15,28 @@ from pipeline.model.charcnn import Model
 from pipeline.worker import STATE
 
 
+@pytest.fixture(scope="module")
+def quick_model(small_model: Model) -> Model:
+    """Its texts are short, and nothing else is computed."""
+    return replace(small_model, frame="text")
+
+
 @pytest.fixture
-def connection(small_model_file: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def connection(quick_model: Model) -> Iterator[duckdb.DuckDBPyConnection]:
     with duckdb.connect() as found:
-        pipeline.duckdb.register(found, small_model_file, device="cpu")
+        pipeline.duckdb.register(found, quick_model, device="cpu")
         yield found
     pipeline.close()
 
 
-def test_a_query_labels_its_rows(connection: duckdb.DuckDBPyConnection, small_model: Model) -> None:
+def test_a_query_labels_its_rows(connection: duckdb.DuckDBPyConnection, quick_model: Model) -> None:
     """More rows than one batch of DuckDB, on several threads, with nulls; the labels are those of the classifier."""
     rows = connection.sql(
         "select i, case when i % 10 = 3 then null else 'text ' || (i % 7) end as body, broadsheet(body) as label "
-        "from range(3000) t(i) order by i"
+        "from range(2500) t(i) order by i"
     ).fetchall()
     texts = [f"text {i}" for i in range(7)]
-    with pipeline.load(small_model, device="cpu") as classifier:
+    with pipeline.load(quick_model, device="cpu") as classifier:
         wanted = dict(zip(texts, classifier(texts), strict=True))
     assert [label for *_, label in rows] == [body and wanted[body].label for _, body, _ in rows]
     assert rows[3][1] is None
@@ -40,13 +46,11 @@ def test_a_query_labels_its_rows(connection: duckdb.DuckDBPyConnection, small_mo
     assert second == dict.fromkeys(first) | {"reason": "the text is null"}
 
 
-def test_connections_of_a_process_share_an_engine(
-    connection: duckdb.DuckDBPyConnection, small_model_file: Path
-) -> None:
+def test_connections_of_a_process_share_an_engine(connection: duckdb.DuckDBPyConnection, quick_model: Model) -> None:
     with duckdb.connect() as other:
-        pipeline.duckdb.register(other, small_model_file, name="topic", device="cpu")
+        pipeline.duckdb.register(other, quick_model, name="topic", device="cpu")
         query = "select {}('the same text')"
         assert other.sql(query.format("topic")).fetchall() == connection.sql(query.format("broadsheet")).fetchall()
         assert len([key for key in STATE.loaded.engines if key.startswith("resident")]) == 1
         with pytest.raises(UsageError, match="'topic' already"):
-            pipeline.duckdb.register(other, small_model_file, name="topic")
+            pipeline.duckdb.register(other, quick_model, name="topic")

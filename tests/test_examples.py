@@ -7,11 +7,20 @@ import os
 import runpy
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import datasets
+import pandas as pd
 import pytest
 from conftest import ROOT
 from s3 import Folder
+
+import pipeline
+from pipeline.ecosystem.onnx import to_onnx
+from pipeline.model.charcnn import Model
 
 
 @pytest.mark.parametrize("command", [["examples/batch.sh"], [sys.executable, "examples/batch.py"]])
@@ -54,3 +63,36 @@ def test_the_first_hour_goes_without_a_stumble(tmp_path: Path) -> None:
     run = subprocess.run(script, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.splitlines()[-1].startswith("all ")
+
+
+def test_examples_for_other_tools_do_what_they_say(
+    small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a small model in place of theirs; all of them give the labels of one classifier."""
+    model, source = tmp_path / "small.safetensors", str(ROOT / "examples" / "articles.csv")
+    small = replace(small_model, frame="text")
+    small.save(model)
+    (tmp_path / "small.onnx").write_bytes(to_onnx(small))
+
+    def example(name: str, *arguments: object, **options: object) -> Any:
+        return runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"](*map(str, arguments), **options)
+
+    rows = pd.read_csv(source)
+    with pipeline.load(model, device="cpu") as classifier:
+        labels = classifier.predict(rows.title + " " + rows.text)
+        first = classifier(rows.text[0]).label
+    counts = Counter(labels)
+    assert example("lazy_dask", source, tmp_path / "lazy", model, labels[0]) == counts[labels[0]]
+    assert dict(example("duckdb_query", source, model)) == counts
+    assert len(example("polars_query", source, model)) == 10
+    assert example("onnx_runtime", tmp_path / "small.onnx", source, model) == labels
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    assert example("hugging_face", source, tmp_path / "labels", model) == (first, len(rows))
+    pipeline.close()
+
+
+def test_the_example_for_scikit_learn_runs() -> None:
+    main = runpy.run_path(str(ROOT / "examples" / "sklearn_scores.py"))["main"]
+    assert (
+        min(main(str(ROOT / "examples" / "articles.csv"), ngrams=1 << 12, length=123, device="cpu")) > 0.5
+    )  # of four topics

@@ -17,7 +17,7 @@ from test_train import LENGTH, QUICK, articles
 from pipeline.classifier import load
 from pipeline.engine.base import Texts
 from pipeline.errors import UsageError
-from pipeline.model.charcnn import load_model
+from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import scores
 from pipeline.train import Trained, train
 from pipeline.train.fusion import factors
@@ -89,6 +89,21 @@ def test_network_and_n_grams_are_added() -> None:
     assert np.ptp(moved, axis=1).max() < 1e-3
     with pytest.raises(UsageError, match="a power of two"):
         few(rows, ngrams=1000)
+
+
+def test_a_network_begins_with_another_and_reads_as_that_does(small_model: Model) -> None:
+    """All but the last layer; with next to no learning rate the rest stays, to the rounding of AdamW's decay."""
+    recipe = replace(QUICK, epochs=1, learning_rate=1e-9)
+    model = train(
+        articles(40), text_column="text", label_column="kind", init=small_model, recipe=recipe, ngrams=0, device="cpu",
+        dtype="float32",
+    ).model  # fmt: skip
+    assert (model.alphabet, model.length, model.frame) == (small_model.alphabet, small_model.length, small_model.frame)
+    for name, tensor in model.tensors.items():
+        if not name.startswith("fc3."):
+            assert tensor == pytest.approx(small_model.tensors[name].astype(np.float32), abs=1e-6), name
+    with pytest.raises(UsageError, match="was trained with the length"):
+        few(articles(40), init=small_model, length=small_model.length + 1)
 
 
 def test_factors_find_the_better_of_two() -> None:

@@ -106,7 +106,8 @@ def test_texts_on_a_gpu_are_labelled_there(model: Model) -> None:
     with pipeline.load(model, device="cpu") as classifier, pytest.raises(UsageError, match="device='cuda'"):
         classifier.predict(_Exported(few, 0))
     labels = labels_of([model], Options(device="cuda"), pa.schema([("text", pa.string())]))
-    found = texts_on_gpu(_Exported(ARTICLES, 0))
+    exported = _Exported(ARTICLES, 0)  # its capsules own nothing
+    found = texts_on_gpu(exported)
     assert found is not None
     assert labels.of_gpu(found).equals(labels.of(pa.table({"text": ARTICLES})))
     pipeline.close()

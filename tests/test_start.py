@@ -21,7 +21,19 @@ import broadsheet as face
 import pipeline
 from pipeline.options import Options
 
-HEAVY = {"bokeh", "cupy", "dask", "distributed", "numpy", "pandas", "pyarrow", "torch"}
+HEAVY = {
+    "bokeh",
+    "cupy",
+    "dask",
+    "datasets",
+    "distributed",
+    "duckdb",
+    "huggingface_hub",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+}
+HEAVY |= {"pandas", "pyarrow", "sklearn", "torch"}
 SHOW = "import sys; sys.argv = ['broadsheet', *{}]\ntry: main()\nexcept SystemExit: pass\n"
 
 
