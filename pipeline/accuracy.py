@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.model.reference import NO_LABEL
 from pipeline.source.chunk import NO_TRUTH, Chunk
 
 _SHOWN_BYTES = 400
@@ -64,16 +65,19 @@ class Confusion:
         Rows by true class and predicted class.
     without_truth : int
         Rows whose truth column names no class of the model; no other figure counts them.
+    unlabelled : int64 [classes]
+        Rows by true class that were given no label, since their score was too low; no other figure counts them.
 
     """
 
     classes: tuple[str, ...]
     counts: NDArray[np.int64]
     without_truth: int = 0
+    unlabelled: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def rows(self) -> int:
-        """Rows with a truth."""
+        """Rows with a truth and a label."""
         return int(self.counts.sum())
 
     @property
@@ -82,7 +86,8 @@ class Confusion:
         class is not known any more, and 0.
         """
         found = [(int(a), int(b), int(self.counts[a, b])) for a, b in np.argwhere(self.counts)]
-        return (*([(NO_TRUTH, 0, self.without_truth)] if self.without_truth else []), *found)
+        found += [(a, NO_LABEL, n) for a, n in enumerate(self.unlabelled.tolist()) if n]
+        return (*([(NO_TRUTH, 0, self.without_truth)] if self.without_truth else []), *sorted(found))
 
     @property
     def correct(self) -> int:
@@ -167,12 +172,15 @@ def count_doubtful(
 
 
 def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[tuple[int, int, int]]:
-    """(true class, predicted class, rows) for each pair that occurs; rows without a truth count under NO_TRUTH."""
+    """(true class, predicted class, rows) for each pair that occurs; rows without a truth count under NO_TRUTH, those
+    without a label under NO_LABEL.
+    """
+    predicted = predicted - np.int32(NO_LABEL)
     width = int(predicted.max(initial=0)) + 1
     # Pairs are counted as integers: sorting them held the GIL for 50 ms a chunk, and the device waited.
     counts = np.bincount((truth.astype(np.intp) - NO_TRUTH) * width + predicted)
     found = np.flatnonzero(counts)
-    pairs = (found // width + NO_TRUTH, found % width, counts[found])
+    pairs = (found // width + NO_TRUTH, found % width + NO_LABEL, counts[found])
     return list(zip(*(column.tolist() for column in pairs), strict=True))
 
 
@@ -182,9 +190,14 @@ def confusion_of(
     """The matrix of any number of `count_pairs` results. The counts of `before`, if given, are added to in place."""
     counts = np.zeros((len(classes), len(classes)), np.int64) if before is None else before.counts
     without = 0 if before is None else before.without_truth
+    unlabelled = np.zeros(len(classes), np.int64)
+    if before is not None and len(before.unlabelled):
+        unlabelled = before.unlabelled
     for true, predicted, number in pairs:
         if true == NO_TRUTH:
             without += number
+        elif predicted == NO_LABEL:
+            unlabelled[true] += number
         else:
             counts[true, predicted] += number
-    return Confusion(classes, counts, without)
+    return Confusion(classes, counts, without, unlabelled)

@@ -46,6 +46,7 @@ def classify(
     truth: str | os.PathLike[str] | None = None,
     scores: bool = False,
     top_k: int = 1,
+    abstain: float | None = None,
     format: str = "parquet",  # noqa: A002 - as other libraries call it
     partition_by: str | None = None,
     where: str | None = None,
@@ -120,6 +121,9 @@ def classify(
     top_k : int
         Write the `top_k` most probable labels and their scores, in columns ``top_labels`` and ``top_scores``, where it
         is above 1.
+    abstain : float, optional
+        A row whose score is below it gets no label: ``label`` is null, other columns are as without this option. The
+        report counts such rows.
     format : str
         "parquet", "jsonl" or "csv": of the files in the output folder.
     partition_by : str, optional

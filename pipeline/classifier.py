@@ -20,6 +20,7 @@ from pipeline.engine.on_gpu import texts_on_gpu
 from pipeline.engine.open import open_engine
 from pipeline.errors import SourceError, UsageError
 from pipeline.model.charcnn import Model, load_model
+from pipeline.model.label_sets import assigned
 from pipeline.source.limits import CHUNK_ROWS, LIMITS
 
 _ONE_TEXT = Texts.of([b"x"])
@@ -43,6 +44,26 @@ class Prediction(NamedTuple):
 
     label: str
     score: float
+
+
+class LabelSet(NamedTuple):
+    """What a model that gives several labels says of one text.
+
+    Attributes
+    ----------
+    labels : tuple of str
+        The classes whose score reaches their threshold, the best first; maybe none.
+    scores : tuple of float
+        Their probabilities.
+
+    Examples
+    --------
+    >>> labels, scores = classifier.label_sets(["Stocks fell on Monday as oil rose."])[0]
+
+    """
+
+    labels: tuple[str, ...]
+    scores: tuple[float, ...]
 
 
 class Classifier:
@@ -105,6 +126,7 @@ class Classifier:
             As `predict`.
 
         """
+        self._refuse_several()
         found = self._predict([text] if isinstance(text, str) else text)
         best = [
             Prediction(self.classes[label], score)
@@ -135,7 +157,43 @@ class Classifier:
             For something that is not an iterable of strings, or after `close`.
 
         """
+        self._refuse_several()
         return [self.classes[label] for piece in self._predict(texts) for label in piece.labels[:, 0].tolist()]
+
+    def label_sets(self, texts: Iterable[str]) -> list[LabelSet]:
+        """Give texts their labels, by a model that gives several.
+
+        Parameters
+        ----------
+        texts : iterable of str
+            As for `predict`.
+
+        Returns
+        -------
+        list of LabelSet
+            Labels and scores of each text, in order.
+
+        Raises
+        ------
+        UsageError
+            For a model that gives one label; and as `predict`.
+        SourceError
+            As `predict`.
+
+        """
+        thresholds = self._engine.model.thresholds
+        if thresholds is None:
+            raise UsageError(f"{self._engine.model.name} gives each text one label: use predict()")
+        return [self._label_set(scores, thresholds) for scores in self.predict_proba(texts)]
+
+    def _label_set(self, scores: NDArray[np.float32], thresholds: tuple[float, ...]) -> LabelSet:
+        given = np.flatnonzero(assigned(scores, thresholds))
+        given = given[np.argsort(-scores[given], kind="stable")]
+        return LabelSet(tuple(self.classes[i] for i in given), tuple(scores[given].tolist()))
+
+    def _refuse_several(self) -> None:
+        if self._engine.model.is_multi_label:
+            raise UsageError(f"{self._engine.model.name} gives a text several labels: use label_sets()")
 
     def predict_proba(self, texts: Iterable[str]) -> NDArray[np.float32]:
         """Compute the probability of every class.

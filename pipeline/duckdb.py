@@ -65,6 +65,8 @@ def register(
 
     options = Options(text_column=_TEXT, device=device, precision=precision, kernels=kernels)
     labels = labels_of([model], options, pa.schema([(_TEXT, pa.string())]))
+    if any(labelling.thresholds is not None for labelling in labels.columns.labellings):
+        raise UsageError("the model gives a text several labels, and the functions return one: use pipeline.label")
     types = {pa.string(): sqltypes.VARCHAR, pa.float32(): sqltypes.FLOAT}
     types |= {pa.int64(): sqltypes.BIGINT, pa.bool_(): sqltypes.BOOLEAN}
     row = duckdb.struct_type({field.name: types[field.type] for field in labels.schema})

@@ -153,6 +153,7 @@ def dry_run(
     truth: str | os.PathLike[str] | None = None,
     scores: bool = False,
     top_k: int = 1,
+    abstain: float | None = None,
     format: str = "parquet",  # noqa: A002 - as `classify` calls it
     partition_by: str | None = None,
     where: str | None = None,
@@ -189,9 +190,8 @@ def dry_run(
     workers : int, optional
         On GPUs, how many of each machine are to be used; on CPUs a worker more or less makes no difference.
     text_column, id_column, keep, keep_all, columns, truth_column, encoding, delimiter, root, limit, truth, scores, \
-top_k, format, partition_by, where, windows, overlap, window_score, chunk_size, device, precision, kernels, endpoint, \
-resume, overwrite, update, \
-strict, hash, allow_mixed, profile, trace, report
+top_k, abstain, format, partition_by, where, windows, overlap, window_score, chunk_size, device, precision, kernels, \
+endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, report
         As for `classify`.
 
     Returns

@@ -204,6 +204,8 @@ def evaluate(
         if share is not None and not 0 < share <= 1:
             raise UsageError(f"{name} is {share:g}: give a number above 0, up to 1")
     loaded = load_model(model)
+    if loaded.is_multi_label:
+        raise UsageError(f"{loaded.name} gives a text several labels: evaluate_labels() is for such models")
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
     header = None if columns is None else tuple(columns)
     selection = Selection(texts, truth=label_column, header=header, classes=loaded.classes, reads=loaded.reads)

@@ -34,6 +34,7 @@ def label(
     progress: Progress | None = None,
     scores: bool = False,
     top_k: int = 1,
+    abstain: float | None = None,
     windows: int | None = None,
     overlap: int = 0,
     window_score: str = "mean",
@@ -66,8 +67,8 @@ def label(
         Column with the true class, by name or by number from 1; adds it by name as ``truth``.
     suffix : str, optional
         Appended to the name of an added column where the frame has a column of that name.
-    model, client, progress, scores, top_k, windows, overlap, window_score, chunk_size, device, precision, kernels, \
-workers, strict, allow_mixed
+    model, client, progress, scores, top_k, abstain, windows, overlap, window_score, chunk_size, device, precision, \
+kernels, workers, strict, allow_mixed
         As `classify` takes them. `client`, `progress`, `workers` and `allow_mixed` are not for Dask
         collections, which Dask computes, and datasets; nor is `truth_column` for datasets.
 
@@ -106,6 +107,7 @@ workers, strict, allow_mixed
         truth_column=truth_column,
         scores=scores,
         top_k=top_k,
+        abstain=abstain,
         windows=windows,
         overlap=overlap,
         window_score=window_score,
@@ -137,6 +139,7 @@ workers, strict, allow_mixed
         progress=progress,
         scores=scores,
         top_k=top_k,
+        abstain=abstain,
         windows=windows,
         overlap=overlap,
         window_score=window_score,

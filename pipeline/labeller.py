@@ -50,9 +50,9 @@ def classify(
             _refuse_other_ids(texts, engine, engines[0])
         top_k = labelling.top_k if number else max(least_k, labelling.top_k)
         if labelling.windows is None:
-            found.append(engine.classify(texts, top_k, labelling.scores, spans, each_kernel))
+            found.append(engine.classify(texts, top_k, labelling.every_score, spans, each_kernel))
         else:
-            found.append(labelling.windows.classify(texts, engine, top_k, labelling.scores, spans, each_kernel))
+            found.append(labelling.windows.classify(texts, engine, top_k, labelling.every_score, spans, each_kernel))
     return tuple(found)
 
 

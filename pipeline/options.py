@@ -20,6 +20,7 @@ from pipeline.report.explain import refuse_unwritable
 from pipeline.source.chunk import Selection
 from pipeline.source.delimiter import delimiter_named
 from pipeline.source.encoding import encoding_named
+from pipeline.source.label_sets import SEPARATOR
 from pipeline.source.names import root_of
 from pipeline.source.opening import read_local, reason
 from pipeline.source.search import printable
@@ -55,6 +56,7 @@ class Options:
     truth: str | os.PathLike[str] | None = None
     scores: bool = False
     top_k: int = 1
+    abstain: float | None = None
     format: str = "parquet"
     partition_by: str | None = None
     where: str | None = None
@@ -109,6 +111,8 @@ class Options:
             raise UsageError(f"hash {self.hash!r}: choose listing or full")
         if self.format not in FORMATS:
             raise UsageError(f"format {self.format!r}: choose {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+        if self.abstain is not None and not 0 < self.abstain <= 1:
+            raise UsageError(f"abstain is {self.abstain!r}, it must be a score above 0, up to 1")
         if self.partition_by not in (None, "label"):
             raise UsageError(f"partition_by {self.partition_by!r}: choose label")
         if self.where is not None:
@@ -154,13 +158,45 @@ class Options:
 
     def labellings(self, models: Models) -> tuple[Labelling, ...]:
         """What each model is to say of each row."""
+        self._refuse_unfit(models)
         return tuple(
-            Labelling(model.classes, self.top_k, self.scores, Names(prefix), models.classes, self._windows)
+            Labelling(
+                classes=model.classes,
+                top_k=self.top_k,
+                scores=self.scores,
+                names=Names(prefix, model.is_multi_label),
+                truths=models.classes,
+                abstain=None if model.is_multi_label else self.abstain,
+                thresholds=model.thresholds,
+                windows=self._windows,
+            )
             for model, prefix in zip(models.every, models.prefixes, strict=True)
         )
 
+    def _refuse_unfit(self, models: Models) -> None:
+        """Raise UsageError for what a model that gives several labels cannot do."""
+        several = next((model for model in models.every if model.is_multi_label), None)
+        if several is None:
+            return
+        if self.truth_column is not None or self.truth is not None:
+            raise UsageError(
+                f"{several.name} gives a text several labels: leave out --truth-column, and compare them with the true "
+                "ones by `broadsheet evaluate`"
+            )
+        if self.partition_by is not None and models.first.is_multi_label:
+            raise UsageError(f"{several.name} gives a text several labels: a row cannot be in the folder of each")
+        if self.abstain is not None and all(model.is_multi_label for model in models.every):
+            raise UsageError(f"{several.name} gives a text several labels, by its own thresholds: leave out --abstain")
+        joined = next((name for name in several.classes if SEPARATOR in name), None)
+        if self.format == "csv" and joined is not None:
+            raise UsageError(
+                f"the class {joined!r} cannot be written to CSV, where {SEPARATOR!r} separates labels: use --format "
+                "jsonl or parquet"
+            )
+
     def settings(self, chunk_rows: int, models: Models) -> Settings:
         """The options that change a byte of the output."""
+        several = tuple(model.is_multi_label for model in models.every)
         return Settings(
             text_columns=_names(self.text_column),
             kept_columns=self._kept,
@@ -179,6 +215,8 @@ class Options:
             partition_by=self.partition_by,
             where=self.where,
             models=models.short_names if len(models.every) > 1 else UNSET,
+            abstain=UNSET if self.abstain is None else self.abstain,
+            multi_label=several if any(several) else UNSET,
             windows=UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
         )
 

@@ -55,7 +55,8 @@ _PIECES_AHEAD = 16
 class Piped:
     """What went through a pipe.
 
-    models: that labelled. rows_written, rows_filtered, rows_quarantined: rows by what became of them. doubtful: those
+    models: that labelled. rows_written, rows_filtered, rows_quarantined: rows by what became of them. unlabelled: of
+    those that were written, the ones to which the first model gives no label. doubtful: those
     that the first model could hardly judge, by reason. confusion: of the first model. not_decoded: those that are not
     text, by the encoding that they do not have. problems: messages about files that were not wholly readable. left_out:
     files that belong to no format.
@@ -65,6 +66,7 @@ class Piped:
     rows_written: int = 0
     rows_filtered: int = 0
     rows_quarantined: int = 0
+    unlabelled: int = 0
     seconds: float = 0.0
     confusion: Confusion | None = None
     doubtful: Counter[str] = field(default_factory=Counter)
@@ -210,7 +212,9 @@ class _Labelling:
             found.confusion = confusion_of(pairs, first.classes, found.confusion)
         found.doubtful.update(labelled.doubtful[0])
         table = columns.table(chunk, labelled.predictions)
-        table = columns.of_written(table, columns.chosen(table))
+        chosen = columns.chosen(table)
+        table = columns.of_written(table, chosen)
+        found.unlabelled += first.unlabelled(labelled.predictions[0].take(chosen))
         found.problems += chunk.problems
         found.rows_written += len(table)
         found.rows_filtered += len(chunk) - len(table)

@@ -222,7 +222,9 @@ def infer(work: Work, job: Job) -> Work:
     chunk = found.chunk
     refuse_bad_rows(chunk, job)
     of_first = found.predictions[0]
-    examples = closest(chunk, of_first.labels, of_first.scores, labellings[0].classes, job.examples)
+    # Of a model that gives several labels, two that are close are both given.
+    count = job.examples if labellings[0].thresholds is None else 0
+    examples = closest(chunk, of_first.labels, of_first.scores, labellings[0].classes, count)
     cut = tuple(each.cut(labelling.top_k) for each, labelling in zip(found.predictions, labellings, strict=True))
     done = replace(work, chunk=chunk.without_text(), predictions=cut, doubtful=found.doubtful)
     return replace(done, place=place, spans=spans, examples=examples)
@@ -312,6 +314,8 @@ def _judged(
     written = predictions if chosen.all() else predictions.take(chosen)
     return Judged(
         labels=labelling.counts(written),
+        unlabelled=labelling.unlabelled(written),
+        multi_label=labelling.thresholds is not None,
         truncated=int(written.truncated.sum()),
         unknown_chars=int(written.unknown_chars.sum()),
         saturated=predictions.saturated,

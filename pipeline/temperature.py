@@ -88,7 +88,10 @@ def calibrate(
     """
     if held_out is not None and not 0 < held_out <= 0.5:
         raise UsageError(f"{held_out:g} of the rows cannot have been held out: above 0, up to 0.5")
-    plain = replace(load_model(model), temperature=1.0)
+    loaded = load_model(model)
+    if loaded.is_multi_label:
+        raise UsageError(f"{loaded.name} gives a text several labels: it has thresholds, and no temperature")
+    plain = replace(loaded, temperature=1.0)
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
     header = None if columns is None else tuple(columns)
     selection = Selection(texts, truth=label_column, header=header, classes=plain.classes, reads=plain.reads)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 
 SWITCHES = frozenset(
-    {"allow-mixed", "input", "keep-all", "overwrite", "profile", "resume", "scores", "strict", "tls", "update"},
+    {"allow-mixed", "input", "keep-all", "multi-label", "overwrite", "profile", "resume"}
+    | {"scores", "strict", "tls", "update"},
 )
 """Flags without a value: True in Python."""
 
 VALUED = frozenset(
     {
         *("chunk-size", "columns", "delimiter", "device", "encoding", "format", "hash", "id-column", "keep", "kernels"),
-        *("limit", "partition-by", "precision", "report", "root", "text-column", "top-k", "trace", "truth"),
+        *("abstain", "limit", "partition-by", "precision", "report", "root", "text-column", "top-k", "trace", "truth"),
         *("truth-column", "where", "workers", "endpoint"),  # of `classify`, as those above
         *("windows", "overlap", "window-score"),
-        *("classes", "held-out", "learning-rate", "model", "nsys", "protocol", "scheduler-file"),
+        *("classes", "held-out", "label-separator", "learning-rate", "model", "nsys", "protocol", "scheduler-file"),
     }
 )
 """Flags with a value: keywords in Python."""

@@ -14,6 +14,7 @@ from conftest import ROOT, CommandHere
 import pipeline
 from cluster import connect
 from pipeline import BroadsheetError, OutputError, UsageError, classify
+from pipeline.evaluate_labels import evaluate_labels
 from pipeline.report.job import Progress
 from pipeline.wording import SWITCHES, VALUED, in_python
 
@@ -84,9 +85,10 @@ def test_every_flag_in_a_message_is_known() -> None:
 
 
 def test_known_flags_are_keywords_of_public_functions() -> None:
-    functions = (classify, pipeline.verify, pipeline.calibrate, connect)
+    functions = (classify, pipeline.verify, pipeline.calibrate, evaluate_labels, connect)
     found = {name: p.default for function in functions for name, p in inspect.signature(function).parameters.items()}
     found["learning_rate"] = 0.001  # of `train.Recipe`
+    found["multi_label"] = False  # of `train.train`
     found["classes"] = None  # of `model.charcnn.from_params`
     for flag in SWITCHES | VALUED:
         default = found[flag.replace("-", "_")]

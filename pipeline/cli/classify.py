@@ -85,6 +85,9 @@ def command(
     truth: Annotated[Path | None, typer.Option(metavar="FILE", help="True classes of a one-hot .bin input.")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Write the probability of every class.")] = False,
     top_k: Annotated[int, typer.Option(metavar="K", help="Write the K best labels and scores.", min=1)] = 1,
+    abstain: Annotated[
+        float | None, typer.Option(metavar="BELOW", help="Give rows with a lower score no label.")
+    ] = None,
     format_: Annotated[
         str | None,
         typer.Option(
@@ -181,6 +184,7 @@ def command(
         "truth": truth,
         "scores": scores,
         "top_k": top_k,
+        "abstain": abstain,
         "format": format_ or "parquet",
         "partition_by": partition_by,
         "where": where,

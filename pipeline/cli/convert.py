@@ -42,6 +42,8 @@ def command(
             if classes is not None or alphabet is not None:
                 raise UsageError("--classes and --alphabet are for a params.bin; a .safetensors model has its own")
             model = load_model(source)
+            if model.is_multi_label:
+                raise UsageError(f"{source} gives a text several labels, which a params.bin cannot say")
             data = to_params(model)
             beside = sidecar.to_json(model.alphabet.symbols, list(model.classes), model.frame, dict(model.card), data)
             files = {target: data, sidecar.path_of(target): beside}

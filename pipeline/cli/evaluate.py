@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pipeline.evaluate import Evaluation
+    from pipeline.evaluate_labels import LabelEvaluation
+    from pipeline.model.charcnn import Model
 
 _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
@@ -27,6 +30,9 @@ def command(
     text_column: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
+    ] = None,
+    label_separator: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Between two true labels, of a model that gives several.")
     ] = None,
     columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="Column names of a headerless CSV.")] = None,
     mistakes: Annotated[int, typer.Option(metavar="N", min=0, help="Most confident mistakes to show.")] = 10,
@@ -55,14 +61,28 @@ def command(
         if picture and (not picture.absolute().parent.is_dir() or picture.is_dir()):
             raise UsageError(f"{flag} {picture}: give a file in a folder that exists")
     from pipeline.evaluate import evaluate
+    from pipeline.model.charcnn import load_model
     from pipeline.source.inputs import Paths
 
+    names = None if columns is None else columns.split(",")
+    loaded = load_model(model)
+    if loaded.is_multi_label:
+        if plot or reliability or abstain is not None or precision_target is not None:
+            raise UsageError(
+                f"{model} gives a text several labels: --plot, --reliability, --abstain and --precision-target are for "
+                "models that give one"
+            )
+        options = {"device": device, "precision": precision, "kernels": kernels, "columns": names}
+        _evaluate_labels(loaded, data, text_column or (), label_column, label_separator, as_json, options)
+        return
+    if label_separator is not None:
+        raise UsageError(f"{model} gives each text one label: --label-separator is for models that give several")
     result = evaluate(
-        model,
+        loaded,
         Paths(data),
         text_column=text_column or (),
         label_column=label_column,
-        columns=None if columns is None else columns.split(","),
+        columns=names,
         mistakes=mistakes,
         abstain=abstain,
         precision_target=precision_target,
@@ -86,6 +106,40 @@ def command(
         _save(reliability_diagram(result.reliability, result.uncalibrated), reliability)
 
 
+def _evaluate_labels(
+    model: Model,
+    data: list[str],
+    text_column: Iterable[str],
+    label_column: str,
+    label_separator: str | None,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
+    from pipeline.evaluate_labels import evaluate_labels
+    from pipeline.report.label_figures import print_label_figures
+    from pipeline.source.inputs import Paths
+
+    options |= {"text_column": text_column, "label_column": label_column, "label_separator": label_separator}
+    result = evaluate_labels(model, Paths(data), **options)
+    if as_json:
+        print_json(result.to_dict())
+        return
+    console = PlainConsole()
+    print_fact("model", result.model, console)
+    console.print(facts_table([("on", result.backend)]))
+    _print_left_out(result, console)
+    if result.unknown:
+        console.print(f"{result.unknown:,} rows have a label that is no class of the model", style="yellow")
+    print_label_figures(result.counts, console)
+
+
+def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole) -> None:
+    if result.quarantined:
+        console.print(f"{result.quarantined:,} unreadable rows left out", style="yellow")
+    if result.overflowed:
+        console.print(f"{result.overflowed:,} rows left out on which the model overflows", style="yellow")
+
+
 def _save(drawn: Figure, path: Path) -> None:
     from pipeline.report.plots import save_png
 
@@ -104,10 +158,7 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
 
     print_fact("model", result.model, console)
     console.print(facts_table([("on", result.backend)]))
-    if result.quarantined:
-        console.print(f"{result.quarantined:,} unreadable rows left out", style="yellow")
-    if result.overflowed:
-        console.print(f"{result.overflowed:,} rows left out on which the model overflows", style="yellow")
+    _print_left_out(result, console)
     if abstain is not None:
         rows = result.abstained + result.confusion.rows
         share = f"{result.abstained:,} of {rows:,} rows ({result.abstained / rows:.1%})"

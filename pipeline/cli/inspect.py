@@ -84,6 +84,7 @@ def about_model(model: Model) -> dict[str, object]:
         "length": model.length,
         "frame": model.frame,
         "temperature": model.temperature,
+        "thresholds": model.thresholds,
         "scales": None if model.scales is None else msgspec.to_builtins(model.scales),
         "ngrams": None if model.ngrams is None else {**model.ngrams.about, "buckets": len(model.ngrams.table)},
         "alphabet": model.alphabet.symbols,
@@ -125,6 +126,9 @@ def print_model(model: Model, console: PlainConsole) -> None:
         "scores": _NO_TEMPERATURE if model.temperature == 1 else f"calibrated: temperature {model.temperature:.4g}",
         "int8": _NO_SCALES,
     }
+    if model.thresholds is not None:
+        each = zip(names[:_MOST_NAMES], model.thresholds, strict=False)
+        facts["scores"] = "several labels a text, from these scores on: " + ", ".join(f"{n} {t:.2g}" for n, t in each)
     if model.scales is not None:
         scales = ", ".join(f"{name} {step:.3g}" for name, step in model.scales.steps.items())
         facts["int8"] = f"steps of 8-bit inputs: {scales}; calibration {model.scales.calibration[:16]}"
@@ -139,7 +143,7 @@ def print_model(model: Model, console: PlainConsole) -> None:
         if layer.kind == "linear":
             steps = [f"linear {layer.inputs}→{layer.outputs}"]
         steps += ["layer norm"] if layer.norm else []
-        steps += ["ReLU"] if layer.relu else ["softmax"]
+        steps += ["ReLU"] if layer.relu else ["sigmoid" if model.is_multi_label else "softmax"]
         steps += [f"max pool {layer.pool}"] if layer.pool > 1 else []
         shape = f"{layer.outputs} × {layer.rows_pooled}" if layer.kind == "conv1d" else f"{layer.outputs}"
         table.add_row(layer.name, ", ".join(steps), shape, f"{layer.flop / 1e6:.1f}")

@@ -81,9 +81,10 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], kind: 
 
 def _summary(found: Piped) -> str:
     filtered = f" + {found.rows_filtered:,} filtered" if found.rows_filtered else ""
+    abstained = f" + {found.unlabelled:,} to which no label applies" if found.unlabelled else ""
     rate = found.rows_read / max(found.seconds, 1e-9)
     line = (
-        f"{found.rows_read:,} rows read = {found.rows_written:,} labelled{filtered} + "
+        f"{found.rows_read:,} rows read = {found.rows_written - found.unlabelled:,} labelled{abstained}{filtered} + "
         f"{found.rows_quarantined:,} without a label; {rate:,.0f} a second"
     )
     if found.confusion is not None and found.confusion.rows:

@@ -40,14 +40,26 @@ def command(
         str | None,
         typer.Option(metavar="A,B,C", help="Class names in order; labels are then names or numbers from 1."),
     ] = None,
+    multi_label: Annotated[
+        bool, typer.Option("--multi-label", help="A text may have several labels: the label column holds lists.")
+    ] = False,
+    label_separator: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The label column holds texts with this between two labels.")
+    ] = None,
+    init: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A model whose network to begin with, but for its last layer.")
+    ] = None,
     alphabet: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="with-space, published, or a UTF-8 file with the symbols.")
-    ] = "with-space",
-    length: Annotated[int, typer.Option(metavar="CHARACTERS", help="Characters read of an article.")] = 1014,
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="published, or a UTF-8 file with the symbols.  [default: with-space]"),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(metavar="CHARACTERS", help="Characters read of an article.  [default: 1014]")
+    ] = None,
     frame: Annotated[
-        str,
-        typer.Option(metavar="text|dense", help="text: compute an article's text only; dense: all of its length."),
-    ] = "text",
+        str | None,
+        typer.Option(metavar="text|dense", help="Compute the text only, or the whole length.  [default: text]"),
+    ] = None,
     hold_out: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Share of each class held out.  [default: 0.05]")
     ] = None,
@@ -165,9 +177,12 @@ def command(
         "label_column": label_column,
         "columns": None if columns is None else columns.split(","),
         "classes": None if classes is None else classes.split(","),
-        "alphabet": ALPHABETS.get(alphabet) or _symbols(alphabet),
+        "multi_label": multi_label,
+        "label_separator": label_separator,
+        "alphabet": None if alphabet is None else ALPHABETS.get(alphabet) or _symbols(alphabet),
         "length": length,
-        "frame": cast("Frame", frame),
+        "frame": cast("Frame | None", frame),
+        "init": init,
         "recipe": recipe if settings else None,
         "ngrams": ngrams,
         "balanced": balanced,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.progress import BarColumn, Progress, TextColumn
@@ -64,10 +64,14 @@ class TrainingProgress:
             self._console.print(_table(trained.trials))
         if "held_out_accuracy" in card:
             self._console.print(f"held out: {card['held_out_accuracy']:.2%}")
+        if "held_out_micro_f1" in card:
+            self._console.print(f"held out, by which the thresholds were chosen: {_f1(card, 'held_out_')}")
         for line in trained.compared.lines() if trained.compared else ():
             self._console.print(line, soft_wrap=True)
         if "test" in card:
-            self._console.print(f"test: {card['test']['accuracy']:.2%} of {card['test']['rows']:,} rows")
+            test = card["test"]
+            figure = f"{test['accuracy']:.2%} of" if "accuracy" in test else f"{_f1(test, '')}, of"
+            self._console.print(f"test: {figure} {test['rows']:,} rows")
         self._console.print(f"{output} written after {time.monotonic() - self._began:,.0f} s", soft_wrap=True)
 
     def _cost(self, cost: Cost) -> None:
@@ -107,6 +111,12 @@ class TrainingProgress:
             f"epoch {epoch.number:>3}/{self._epochs}  loss {epoch.loss:.4f}{held_out}  {now - self._last:.1f} s"
         )
         self._last = self._spoke = now
+
+
+def _f1(figures: Mapping[str, Any], prefix: str) -> str:
+    shown = (figures[f"{prefix}{kind}_f1"] for kind in ("micro", "macro"))
+    micro, macro = ("–" if value is None else f"{value:.3f}" for value in shown)
+    return f"micro F1 {micro}, macro F1 {macro}"
 
 
 def _table(trials: Sequence[Trial]) -> Table:

@@ -51,7 +51,7 @@ def label_lazily(
             raise UsageError("a Bag of strings has no columns: leave out text_column and truth_column")
         return frame.map_partitions(_label_items, labels_of(given, options, pa.schema([(_TEXT, pa.string())])))
     if isinstance(frame, dask.dataframe.Series):
-        frame = frame.to_frame(frame.name or _TEXT)
+        frame = frame.to_frame(_TEXT)
     if not isinstance(frame, dask.dataframe.DataFrame):
         raise UsageError(f"cannot label a Dask {type(frame).__name__}: give a DataFrame, or a Bag of strings")
     if is_gpu_frame(frame._meta):

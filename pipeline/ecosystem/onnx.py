@@ -155,6 +155,7 @@ def to_onnx(model: Model) -> bytes:
         "classes": list(model.classes),
         "length": model.length,
         "frame": model.frame,
+        "thresholds": model.thresholds,
         "ngrams": None if model.ngrams is None else model.ngrams.about,
         "digest": model.digest,
         "card": dict(model.card),
@@ -185,7 +186,10 @@ class _Graph:
         if model.temperature != 1:
             temperature = self._constant("temperature", np.float32(model.temperature))
             x = self._node("Div", [x, temperature], "logits at temperature")
-        self._node("Softmax", [x], "scores", axis=1)
+        if model.is_multi_label:
+            self._node("Sigmoid", [x], "scores")
+        else:
+            self._node("Softmax", [x], "scores", axis=1)
         constants = [self._onnx.numpy_helper.from_array(value, name) for name, value in self._constants.items()]
         given = [helper.make_tensor_value_info("ids", kinds.UINT8, ["articles", model.length])]
         if model.ngrams is not None:
@@ -278,6 +282,7 @@ def _difference(model: Model, data: bytes) -> float:
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = available_cores()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # our engine has its turn in between
     session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     texts = sample_texts(model)
     engine = CpuEngine(model, available_cores(), "fp32")

@@ -71,7 +71,7 @@ class CpuEngine:
                 with span("ngrams", kernels, "compute", self.device_name):
                     logits += self.branch(texts)
             with span("head", kernels, "compute", self.device_name):
-                probabilities = reference.softmax(logits, self.model.temperature)
+                probabilities = reference.class_scores(logits, self.model)
                 labels, best = reference.top_k(probabilities, top_k)
         every, saturated = probabilities if all_scores else None, sum(self._saturated)
         found = Predictions(labels, best, every, n_chars, truncated, unknown, saturated)

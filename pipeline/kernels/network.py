@@ -117,7 +117,7 @@ class Network:
         generation: str, precision: str, device: cp.cuda.Device,
     ) -> None:  # fmt: skip
         self.layers, self.frame = weights.layers, weights.frame
-        self._temperature = weights.temperature
+        self._of_scores = (weights.temperature, weights.multi_label)
         self.whole = self.frame == "dense"
         self._length = length
         self._padding = alphabet.padding
@@ -376,7 +376,7 @@ class Network:
         of_block_1 = statistics if self.ops.stored.is_int8 else None
         beside = None if self._branch is None else out.logits
         weight, bias = weights.products[last.name], weights.bias[last.name]
-        self.ops.head(x, last, weight, bias, out, of_block_1, beside, self._temperature)
+        self.ops.head(x, last, weight, bias, out, of_block_1, beside, *self._of_scores)
 
     def _activation(self, at: memory_plan.Activation) -> cp.ndarray:
         """All the room for it, so that tensor maps are the same for every batch."""

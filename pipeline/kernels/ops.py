@@ -212,8 +212,9 @@ class Operations:
     def head(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored,
         statistics: cp.ndarray | None = None, beside: cp.ndarray | None = None, temperature: float = 1.0,
+        multi_label: bool = False,
     ) -> None:  # fmt: skip
-        """The last layer, softmax at a temperature, and the k best classes.
+        """The last layer, softmax at a temperature or sigmoids, and the k best classes.
 
         statistics: block 1's, by which its overflow takes the scores where 8-bit rows have not shown it. beside: fp32
         [N, classes], added to the logits; it may be `out.logits`.
@@ -223,8 +224,8 @@ class Operations:
         self._launch(
             kernel,
             (-(-len(x) // articles),),
-            (x, weight, bias, _or_null(beside), _or_null(statistics), np.float32(1 / temperature), _int(len(x)),
-             _int(layer.outputs), _int(out.labels.shape[1]), *out),
+            (x, weight, bias, _or_null(beside), _or_null(statistics), np.float32(1 / temperature), _int(multi_label),
+             _int(len(x)), _int(layer.outputs), _int(out.labels.shape[1]), *out),
         )  # fmt: skip
 
     def _product(

@@ -181,12 +181,15 @@ class Model:
         leaves them as they are.
     ngrams : NGrams, optional
         A branch beside the network, whose scores are added to the network's logits.
+    thresholds : tuple of float, optional
+        Of a model that gives several labels to a text: each class has a score of its own, the sigmoid of its logit, and
+        a text has the label of each class whose score reaches its threshold. None for a model that gives one.
 
     Raises
     ------
     ModelError
         For a tensor that is missing, unknown, misshapen or not finite, a class without a name, two of one name, an
-        unknown frame, scales or n-grams that do not fit, or a temperature out of range.
+        unknown frame, scales, n-grams or thresholds that do not fit, or a temperature out of range.
 
     Examples
     --------
@@ -208,6 +211,7 @@ class Model:
     scales: ActivationScales | None = field(default=None, repr=False)
     temperature: float = 1.0
     ngrams: NGrams | None = field(default=None, repr=False)
+    thresholds: tuple[float, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_classes()
@@ -238,6 +242,18 @@ class Model:
             raise ModelError(f"{self.name}: temperature {self.temperature:g} is outside {least:g} to {most:g}")
         if self.ngrams is not None:
             self.ngrams.check(len(self.classes), self.name)
+
+        if self.thresholds is not None:
+            self._check_thresholds(self.thresholds)
+
+    def _check_thresholds(self, thresholds: tuple[float, ...]) -> None:
+        if len(thresholds) != len(self.classes):
+            raise ModelError(f"{self.name}: {len(thresholds)} thresholds for {len(self.classes)} classes")
+        for name, threshold in zip(self.classes, thresholds, strict=True):
+            if not 0 < threshold < 1:
+                raise ModelError(f"{self.name}: the threshold of class {name!r} is {threshold:g}, not between 0 and 1")
+        if self.temperature != 1:
+            raise ModelError(f"{self.name}: a model that gives several labels to a text has no temperature")
 
     def _check_classes(self) -> None:
         """Names go into Parquet, CSV and JSON, where a label must be a text that is told from a missing one."""
@@ -276,6 +292,11 @@ class Model:
         return None if meant_for is None else str(meant_for)
 
     @property
+    def is_multi_label(self) -> bool:
+        """Whether it gives each text any number of labels, rather than one."""
+        return self.thresholds is not None
+
+    @property
     def parameters(self) -> int:
         """The number of weights of the network."""
         return sum(t.size for t in self.tensors.values())
@@ -287,8 +308,8 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of all that decides a score: alphabet, classes, length, frame, scales, temperature, n-grams and
-        tensors.
+        """sha256 of all that decides a score: alphabet, classes, length, frame, scales, temperature, n-grams,
+        thresholds and tensors.
         """
         about = [self.alphabet.symbols, self.classes, self.length]
         if self.frame != "dense":  # digests of dense models are older than the choice
@@ -299,6 +320,8 @@ class Model:
             about.append({"temperature": self.temperature})
         if self.ngrams is not None:
             about.append({"ngrams": self.ngrams.about})
+        if self.thresholds is not None:
+            about.append({"thresholds": self.thresholds})
         digest = hashlib.sha256(json.dumps(about).encode())
         for name in sorted(stored := {**self.tensors, **self._of_ngrams}):
             tensor = np.ascontiguousarray(stored[name])
@@ -337,6 +360,7 @@ class Model:
         about = model_file.About(
             self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
             temperature=temperature, ngrams=None if self.ngrams is None else self.ngrams.kinds,
+            thresholds=None if self.thresholds is None else list(self.thresholds),
         )  # fmt: skip
         digest = replace(self, tensors=tensors).digest
         tensors |= self._of_ngrams
@@ -385,9 +409,11 @@ class Model:
         branch = None if about.ngrams is None else NGrams.of_file(about.ngrams, tensors, name)
         temperature = 1.0 if about.temperature is None else about.temperature
         classes = tuple(about.classes)
+        thresholds = None if about.thresholds is None else tuple(about.thresholds)
         model = cls(
-            alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch
-        )
+            alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch,
+            thresholds,
+        )  # fmt: skip
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
         return model

@@ -28,7 +28,7 @@ from pipeline.model.ngrams import Kinds
 from pipeline.model.scales import ActivationScales
 
 FORMAT = "broadsheet-charcnn/2"
-FEATURES = ("frame", "scales", "temperature", "ngrams")
+FEATURES = ("frame", "scales", "temperature", "ngrams", "thresholds")
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
 _CHECKSUM = "checksum"
@@ -47,6 +47,7 @@ class About(Struct):
     scales: ActivationScales | None = None
     temperature: float | None = None
     ngrams: Kinds | None = None
+    thresholds: list[float] | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]

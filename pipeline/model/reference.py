@@ -66,7 +66,8 @@ class Weights:
 
     table: fp32 [7, symbols + 2, 256], block 1's weights by tap and id, zero for unknown and padding.
     conv: by layer name fp32 [kernel, inputs, outputs]. linear: fp32 [inputs, outputs], fc1's inputs in channels-last
-    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. temperature: of the scores. linear_batches: of the
+    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. temperature: of the scores. multi_label:
+    whether each class has a score of its own. linear_batches: of the
     linear layers, the one with the least room first.
     """
 
@@ -79,6 +80,7 @@ class Weights:
     norm: dict[str, Norm]
     frame: Frame
     temperature: float = 1.0
+    multi_label: bool = False
     linear_batches: tuple[Batch, ...] = LINEAR_BATCHES
 
 
@@ -105,7 +107,8 @@ def prepare(model: Model) -> Weights:
             norm[layer.name] = Norm(np.ascontiguousarray(gamma.T), np.ascontiguousarray(beta.T))
     bias = {layer.name: tensors[f"{layer.name}.bias"] for layer in model.layers}
     padding = model.alphabet.padding
-    return Weights(model.layers, padding, table, conv, linear, bias, norm, model.frame, model.temperature)
+    of_scores = (model.temperature, model.is_multi_label)
+    return Weights(model.layers, padding, table, conv, linear, bias, norm, model.frame, *of_scores)
 
 
 def lookup_norm_pool(
@@ -254,6 +257,18 @@ def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
     powers: Floats = np.exp((logits - logits.max(axis=1, keepdims=True)) * np.float32(1 / temperature))
     powers /= powers.sum(axis=1, keepdims=True)
     return powers
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """The probability of each class apart, fp32 [N, classes]; NaN where `linear` found an overflow."""
+    with np.errstate(over="ignore"):  # of a logit far below zero, whose score is zero
+        scores: Floats = np.float32(1) / (np.exp(-logits) + np.float32(1))
+    return scores
+
+
+def class_scores(logits: Floats, model: Model) -> Floats:
+    """The scores of a model's classes, fp32 [N, classes]: they add up to 1 where it gives each text one label."""
+    return sigmoid(logits) if model.is_multi_label else softmax(logits, model.temperature)
 
 
 def top_k(scores: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:

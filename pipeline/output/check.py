@@ -29,8 +29,9 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
     """
     named = where.columns if where is not None else set()
     decided = where if named <= set(schema.names) else None
-    filled = {*_ROWS, N_CHARS.name, *(column for each in names for column in (each.label, *_figures(each).values()))}
-    columns = [name for name in schema.names if name in filled or (decided and name in named)]
+    filled = {*_ROWS, N_CHARS.name, *(column for each in names for column in _figures(each).values())}
+    looked_at = filled | {each.label for each in names} | (named if decided else set())
+    columns = [name for name in schema.names if name in looked_at]
     parts, tables = [], []
     for file in entry.files:
         path, data = store.root / file.name, read_committed(store, file)
@@ -43,7 +44,7 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
         if len(table) != file.rows:
             raise OutputError(f"{path} holds {len(table):,} rows, its entry has {file.rows:,}")
         if any(table.column(name).null_count for name in table.column_names if quarantined or name in filled):
-            raise OutputError(f"{path} has a null among file, row, label and counts")
+            raise OutputError(f"{path} has a null among file, row and counts")
         if decided and not quarantined and not decided.mask(table).all():
             raise OutputError(f"{path} has a row for which the job's `where` is not true")
         tables.append(table.select(_ROWS))
@@ -60,11 +61,21 @@ def _check_figures(entry: Entry, rows: pa.Table, names: Sequence[Names]) -> None
     """The entry's share of the totals must be that of its written rows."""
     same = len(entry.judged) == len(names) and entry.chars == (pc.sum(rows.column(N_CHARS.name)).as_py() or 0)
     for each, judged in zip(names, entry.judged, strict=False):
-        labels = {count["values"]: count["counts"] for count in rows.column(each.label).value_counts().to_pylist()}
+        labels, unlabelled = _labels(rows.column(each.label))
         sums = {name: pc.sum(rows.column(column)).as_py() or 0 for name, column in _figures(each).items()}
-        same = same and labels == judged.labels and all(getattr(judged, name) == sums[name] for name in sums)
+        same = same and (labels, unlabelled) == (judged.labels, judged.unlabelled)
+        same = same and all(getattr(judged, name) == sums[name] for name in sums)
     if not same:
         raise OutputError(f"{entry.chunk}: the labels or counts in its entry are not those of its part")
+
+
+def _labels(column: pa.ChunkedArray) -> tuple[dict[str, int], int]:
+    """Rows by label, and rows without one, of a column of labels or of lists of labels."""
+    several = pa.types.is_list(column.type)
+    values = pc.list_flatten(column) if several else column
+    labels = {count["values"]: count["counts"] for count in values.value_counts().to_pylist()}
+    without = labels.pop(None, 0)
+    return labels, pc.sum(pc.equal(pc.list_value_length(column), 0)).as_py() or 0 if several else without
 
 
 def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:

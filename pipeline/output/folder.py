@@ -11,6 +11,7 @@ from functools import partial
 import pyarrow as pa
 
 from pipeline.errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
+from pipeline.model.reference import NO_LABEL
 from pipeline.output import layout
 from pipeline.output.account import Committed, gaps, groups_of, open_to_change
 from pipeline.output.check import check_chunk
@@ -452,6 +453,6 @@ def _is_of(entry: Entry, labellings: Sequence[Labelling]) -> bool:
         count = len(labelling.classes)
         if not judged.labels.keys() <= {*labelling.labels}:
             return False
-        if not all(NO_TRUTH <= a < count and 0 <= b < count for a, b, _ in judged.confusion or ()):
+        if not all(NO_TRUTH <= a < count and NO_LABEL <= b < count for a, b, _ in judged.confusion or ()):
             return False
     return True

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 
 from pipeline.accuracy import count_pairs
 from pipeline.engine.base import Predictions
+from pipeline.model.label_sets import assigned
+from pipeline.model.reference import NO_LABEL
 from pipeline.source.chunk import NO_TRUTH
+from pipeline.source.label_sets import SEPARATOR
 from pipeline.windows import Windows
 
 TRUTH = pa.field("truth", pa.string())
@@ -24,20 +27,24 @@ TRUTH = pa.field("truth", pa.string())
 N_CHARS = pa.field("n_chars", pa.int64())
 """Characters of the whole text: one column, however many models read it."""
 
+JOINED = {b"separator": SEPARATOR.encode()}
+"""Metadata of a column of lists that a CSV file has as texts, with this between the values."""
+
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a model's columns. prefix: of each of them."""
+    """The names of a model's columns. prefix: of each of them. multi_label: whether a row has a list of labels."""
 
     prefix: str = ""
+    multi_label: bool = False
 
     @property
     def label(self) -> str:
-        return f"{self.prefix}label"
+        return f"{self.prefix}labels" if self.multi_label else f"{self.prefix}label"
 
     @property
     def score(self) -> str:
-        return f"{self.prefix}score"
+        return f"{self.prefix}scores" if self.multi_label else f"{self.prefix}score"
 
     def score_of(self, label: str) -> str:
         return f"{self.prefix}score_{label}"
@@ -67,9 +74,9 @@ def names_in(columns: Collection[str]) -> list[Names]:
     """Of the models whose columns are among these."""
     found = []
     for column in columns:
-        names = Names(column.removesuffix("unknown_chars"))
-        if column == names.unknown_chars and {names.label, names.score, names.truncated} <= {*columns}:
-            found.append(names)
+        prefix = column.removesuffix("unknown_chars")
+        both = (Names(prefix), Names(prefix, multi_label=True)) if column == f"{prefix}unknown_chars" else ()
+        found += [names for names in both if {names.label, names.score, names.truncated} <= {*columns}]
     return found
 
 
@@ -79,6 +86,7 @@ class Labelling:
 
     classes: of the model. top_k: the best labels and their scores, where above 1. scores: of every class. names: of its
     columns. truths: the classes that a truth may name, where these are not the model's: of several, those of all.
+    abstain: a row whose score is below it has no label. thresholds: of a model that gives several labels, by class.
     windows: how long texts are labelled; None where only their beginning is.
     """
 
@@ -87,6 +95,8 @@ class Labelling:
     scores: bool = False
     names: Names = Names()
     truths: tuple[str, ...] = ()
+    abstain: float | None = None
+    thresholds: tuple[float, ...] | None = None
     windows: Windows | None = None
 
     def reads(self, length: int) -> int:
@@ -99,13 +109,24 @@ class Labelling:
         return self.classes
 
     @property
+    def every_score(self) -> bool:
+        """Whether the engine has to return the score of every class."""
+        return self.scores or self.thresholds is not None
+
+    @property
     def with_every_score(self) -> Labelling:
         """The same with the score of every class."""
         return replace(self, scores=True)
 
     @cached_property
     def first(self) -> tuple[pa.Field, ...]:
-        """The columns that come first: the label, and how sure of it the model is."""
+        """The columns that come first: the label, and how sure of it the model is; or the labels, best first, and their
+        scores.
+        """
+        if self.thresholds is not None:
+            kinds = ((self.names.label, pa.string()), (self.names.score, pa.float32()))
+            labels, scores = (pa.field(name, pa.list_(kind), metadata=JOINED) for name, kind in kinds)
+            return labels, scores
         return pa.field(self.names.label, pa.string()), pa.field(self.names.score, pa.float32())
 
     @cached_property
@@ -128,8 +149,7 @@ class Labelling:
         known, names = pa.array(self.classes, pa.string()), self.names
         count, k = predictions.labels.shape
         found = {
-            names.label: known.take(pa.array(self.best(predictions))),
-            names.score: pa.array(predictions.scores[:, 0]),
+            **self._first_columns(predictions, known),
             names.truncated: pa.array(predictions.truncated),
             names.unknown_chars: pa.array(predictions.unknown_chars),
         }
@@ -145,15 +165,49 @@ class Labelling:
             found[names.top_scores] = pa.ListArray.from_arrays(bounds, pa.array(predictions.scores.reshape(-1)))
         return found
 
+    def _first_columns(self, predictions: Predictions, known: pa.Array) -> dict[str, pa.Array]:
+        names = self.names
+        if self.thresholds is None:
+            best = self.best(predictions)
+            label = known.take(pa.array(best, mask=best == NO_LABEL))
+            return {names.label: label, names.score: pa.array(predictions.scores[:, 0])}
+        given = self._given(predictions)
+        row, number = np.nonzero(given)
+        scores = self._scores(predictions)[given]
+        order = np.lexsort((number, -scores, row))  # best first, and the lowest class first on a tie
+        bounds = pa.array(np.concatenate([[0], np.cumsum(given.sum(axis=1))]).astype(np.int32))
+        return {
+            names.label: pa.ListArray.from_arrays(bounds, known.take(pa.array(number[order]))),
+            names.score: pa.ListArray.from_arrays(bounds, pa.array(scores[order])),
+        }
+
+    def _scores(self, predictions: Predictions) -> NDArray[np.float32]:
+        if predictions.all_scores is None:
+            raise ValueError("a model that gives several labels needs the score of every class")
+        return predictions.all_scores
+
+    def _given(self, predictions: Predictions) -> NDArray[np.bool_]:
+        """Which labels each row is given by a model that gives several, [N, classes]."""
+        return assigned(self._scores(predictions), self.thresholds or ())
+
     def best(self, predictions: Predictions) -> NDArray[np.int32]:
-        """The class that each row is given, [N]."""
+        """The class that each row is given, [N]; NO_LABEL where its score is too low."""
         best: NDArray[np.int32] = predictions.labels[:, 0]
-        return best
+        return best if self.abstain is None else np.where(predictions.scores[:, 0] < self.abstain, NO_LABEL, best)
+
+    def unlabelled(self, predictions: Predictions) -> int:
+        """Rows that are given no label."""
+        if self.thresholds is not None:
+            return int((~self._given(predictions).any(axis=1)).sum())
+        return 0 if self.abstain is None else int((self.best(predictions) == NO_LABEL).sum())
 
     def counts(self, predictions: Predictions) -> dict[str, int]:
-        """Rows by label, as the column of labels has them."""
+        """Rows by label, as the column of labels has them. A row without a label is not among them."""
+        if self.thresholds is not None:
+            rows = self._given(predictions).sum(axis=0).tolist()
+            return {name: n for name, n in zip(self.classes, rows, strict=True) if n}
         numbers, counts = np.unique(self.best(predictions), return_counts=True)
-        return {self.classes[i]: int(n) for i, n in zip(numbers, counts, strict=True)}
+        return {self.classes[i]: int(n) for i, n in zip(numbers, counts, strict=True) if i != NO_LABEL}
 
     def pairs(self, predictions: Predictions, truth: NDArray[np.int32]) -> list[tuple[int, int, int]]:
         """Rows by true class and label, as `accuracy.count_pairs` has them.

@@ -30,6 +30,9 @@ OLD_MANIFEST = "manifest.json"
 PART_ENCODING = 3
 """The version of the encoding of parts: another encoding gives other bytes for the same rows."""
 
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+"""In place of a label, in the name of the folder of rows without one: readers of Hive folders take it for a null."""
+
 CHUNK_PATTERN = r"^part-\d{6,}-\d{7,}$"
 JOB_PATTERN = r"^[0-9a-f]{16}$"
 FILE_PATTERN = r"^(parts|parts/[^/=]*label=[^/]+|_quarantine)/part-\d{6,}-\d{7,}-[0-9a-f]{8}\.(parquet|jsonl|csv)$"
@@ -49,25 +52,30 @@ class PartNames:
         """Of the job that has such a part."""
         return cls(name.rpartition(".")[2], folder_label(name)[0])
 
-    def files(self, chunk: str, job: str, labels: Iterable[str]) -> list[tuple[str, str | None]]:
-        """The parts of a chunk whose rows have these labels: the name of each, and the label of all its rows, or None
-        for all the chunk's rows.
+    def files(self, chunk: str, job: str, labels: Iterable[str | None]) -> list[tuple[str, str | None]]:
+        """The parts of a chunk whose rows have these labels: the name of each, and the label of all its rows, None for
+        rows without one; where labels have no folders, one name, and None.
         """
         name = f"{_stem(chunk, job)}.{self.format}"
         if self.by is None:
             return [(f"{PARTS}/{name}", None)]
-        return [(f"{PARTS}/{label_folder(self.by, label)}/{name}", label) for label in sorted(labels)]
+        in_order = sorted(labels, key=lambda label: (label is None, label or ""))
+        return [(f"{PARTS}/{label_folder(self.by, label)}/{name}", label) for label in in_order]
 
 
-def label_folder(column: str, label: str) -> str:
+def label_folder(column: str, label: str | None) -> str:
     """Percent-encoded, as Arrow, Hive and Spark write it and every reader decodes it."""
-    return f"{quote(column, safe='')}={quote(label, safe='')}"
+    return f"{quote(column, safe='')}={NULL_FOLDER if label is None else quote(label, safe='')}"
 
 
-def folder_label(name: str) -> tuple[str, str] | tuple[None, None]:
-    """The column of labels and the label in whose folder a part is; None where it is in none."""
+def folder_label(name: str) -> tuple[str | None, str | None]:
+    """The column of labels in one of whose folders a part is, None where it is in none; and the label of the folder,
+    None of rows without one.
+    """
     column, equals, label = name.split("/")[1].partition("=")
-    return (unquote(column), unquote(label)) if equals else (None, None)
+    if not equals:
+        return None, None
+    return unquote(column), None if label == NULL_FOLDER else unquote(label)
 
 
 def quarantine_file(chunk: str, job: str) -> str:

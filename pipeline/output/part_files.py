@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import OutputError, UsageError
 from pipeline.output.formats import csv, jsonl, parquet
 from pipeline.output.formats.base import PartFormat, UnwritableType
-from pipeline.output.layout import PartNames, folder_label, label_folder
+from pipeline.output.layout import NULL_FOLDER, PartNames, folder_label, label_folder
 
 FORMATS: dict[str, PartFormat] = {"parquet": parquet, "jsonl": jsonl, "csv": csv}
 """By the name that the user gives."""
@@ -23,9 +24,6 @@ the readers of other formats only DuckDB knows such folders.
 _LONGEST_NAME = 255
 """Bytes of a file name on every common file system."""
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"
-"""A label that readers of Hive folders take for a null."""
-
 
 def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) -> None:
     """Raise UsageError for a column that the format cannot hold, or a class that cannot name a folder."""
@@ -35,7 +33,7 @@ def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) 
         except UnwritableType as error:
             raise UsageError(f"the column {field.name!r} cannot be written: {names.format} {error}") from error
     for label in classes if names.by is not None else ():
-        if label == _NULL or len(label_folder(names.by or "", label)) > _LONGEST_NAME:
+        if label == NULL_FOLDER or len(label_folder(names.by or "", label)) > _LONGEST_NAME:
             raise UsageError(f"the class {label!r} cannot be the name of a folder, as --partition-by needs it")
 
 
@@ -46,10 +44,15 @@ def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[
     for name, label in names.files(chunk, job, [] if by is None else pc.unique(table.column(by)).to_pylist()):
         rows = table
         if by is not None:
-            rows = table.filter(pc.equal(table.column(by), label))
+            rows = table.filter(_has(table.column(by), label))
             rows = rows.drop_columns(by) if names.format in _TAKEN_FROM_FOLDER else rows
         found.append((name, len(rows), write(rows)))
     return found
+
+
+def _has(labels: pa.ChunkedArray, label: str | None) -> pa.ChunkedArray:
+    """Which rows have this label, or none."""
+    return labels.is_null() if label is None else pc.fill_null(pc.equal(labels, label), False)
 
 
 def read_part(
@@ -63,11 +66,12 @@ def read_part(
     try:
         if by is None or format_ not in _TAKEN_FROM_FOLDER:
             table = FORMATS[format_].read(data, schema, chosen)
-            if by in chosen and not pc.all(pc.equal(table.column(by), label)).as_py():
+            if by in chosen and not pc.all(_has(table.column(by), label)).as_py():
                 raise ValueError(f"it has rows with another label than {label!r}")
             return table
         without = schema.remove(schema.get_field_index(by))
         table = FORMATS[format_].read(data, without, [column for column in chosen if column != by])
-        return table.append_column(schema.field(by), pa.repeat(label, len(table))).select(chosen)
+        labels = pa.array([label], pa.string()).take(pa.array(np.zeros(len(table), np.int64)))
+        return table.append_column(schema.field(by), labels).select(chosen)
     except (OSError, ValueError, KeyError, TypeError, MemoryError, RecursionError, pa.ArrowException) as error:
         raise OutputError(f"{path} is not a part of this job ({error})") from error

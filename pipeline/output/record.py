@@ -38,7 +38,7 @@ _MOST = 1 << 53
 
 SUMS = (
     *("rows_read", "rows_written", "rows_filtered", "rows_quarantined"),
-    *("chars", "truncated", "unknown_chars", "saturated"),
+    *("chars", "truncated", "unknown_chars", "saturated", "unlabelled"),
 )
 """The figures of an entry whose sums are those of the totals."""
 
@@ -64,6 +64,8 @@ class Judged(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a model says of rows: in a chunk's entry of its own, in totals of all. The figures are those of `Entry`."""
 
     labels: dict[str, Count]
+    unlabelled: Count = 0
+    multi_label: bool = False
     truncated: Count
     unknown_chars: Count
     saturated: Count = 0
@@ -72,8 +74,12 @@ class Judged(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def check(self, written: int, labelled: int) -> None:
         """Raise ValueError where the figures contradict each other. written, labelled: rows."""
-        if written != sum(self.labels.values()):
-            raise ValueError("`labels` do not add up to `rows_written`")
+        labelled_rows, given = written - self.unlabelled, sum(self.labels.values())
+        if self.multi_label:
+            if labelled_rows < 0 or given < labelled_rows or max(self.labels.values(), default=0) > labelled_rows:
+                raise ValueError("`labels` do not fit `rows_written` and `unlabelled`")
+        elif given != labelled_rows:
+            raise ValueError("`labels` and `unlabelled` do not add up to `rows_written`")
         if min(self.labels.values(), default=1) < 1:
             raise ValueError("`labels` has a label without rows")
         if sum(self.doubtful.values()) > labelled:
@@ -86,13 +92,14 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     """The commit of a chunk: its files, and its share of the job's totals.
 
     sources: (file, first row, rows) of each piece it was read from. rows_read = rows_written + rows_filtered +
-    rows_quarantined. labels: written rows by label. chars, truncated, unknown_chars: sums of those columns over written
-    rows. saturated: 8-bit activations at their greatest, over all rows that were labelled. lengths: written rows by
-    class of `accuracy.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by reason, filtered ones
-    too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is a truth, over the
-    filtered rows too. problems: messages about whole files. files: one part, or one for each label, sorted; then the
-    quarantined rows, where there are any. others: of several models, what the second and further ones say; the figures
-    above are the first one's.
+    rows_quarantined. labels: written rows by label. unlabelled: written rows without one, as the score was too low or
+    none of several applies. multi_label: whether a row may have several. chars, truncated, unknown_chars: sums of those
+    columns over written rows. saturated: 8-bit activations at their greatest, over all rows that were labelled.
+    lengths: written rows by class of `accuracy.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by
+    reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is
+    a truth, over the filtered rows too. problems: messages about whole files. files: one part, or one for each label,
+    sorted; then the quarantined rows, where there are any. others: of several models, what the second and further ones
+    say; the figures above are the first one's.
     """
 
     version: Version = VERSION
@@ -104,6 +111,8 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     rows_filtered: Count
     rows_quarantined: Count
     labels: dict[str, Count]
+    unlabelled: Count = 0
+    multi_label: bool = False
     chars: Count
     truncated: Count
     unknown_chars: Count
@@ -139,8 +148,11 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
 
     def has_files(self, names: PartNames) -> bool:
         """Whether its files are those of a chunk of a job whose parts have such names."""
-        parts = names.files(self.chunk, self.job, self.labels)
-        expected = [(name, self.rows_written if label is None else self.labels[label]) for name, label in parts]
+        rows = dict[str | None, int](self.labels.items())
+        if self.unlabelled:
+            rows[None] = self.unlabelled
+        parts = names.files(self.chunk, self.job, rows)
+        expected = [(name, self.rows_written if names.by is None else rows[label]) for name, label in parts]
         if self.rows_quarantined:
             expected.append((quarantine_file(self.chunk, self.job), self.rows_quarantined))
         return [(file.name, file.rows) for file in self.files] == expected
@@ -199,7 +211,9 @@ def listing_digest(files: Iterable[ListedFile]) -> str:
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options that change a byte of the output. truth: SHA-256 of the answer file. models: the names of several, by
-    which their columns are named. windows: the most of a text, their overlap, and how they are scored together.
+    which their columns are named. abstain: below which score a row has no label. multi_label: for each model, whether
+    it gives several labels, where one does. windows: the most of a text, their overlap, and how they are scored
+    together.
     """
 
     text_columns: tuple[str, ...]
@@ -219,12 +233,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     partition_by: str | None
     where: str | None
     models: tuple[str, ...] | UnsetType = UNSET
+    abstain: float | UnsetType = UNSET
+    multi_label: tuple[bool, ...] | UnsetType = UNSET
     windows: tuple[AtLeastOne, Count, str] | UnsetType = UNSET
 
     @property
     def labelled(self) -> tuple[Names, ...]:
         """Of each model's columns."""
-        return (Names(),) if self.models is UNSET else tuple(Names(f"{model}_") for model in self.models)
+        prefixes = ("",) if self.models is UNSET else tuple(f"{model}_" for model in self.models)
+        several = (False,) * len(prefixes) if self.multi_label is UNSET else self.multi_label
+        return tuple(map(Names, prefixes, several))
 
     @property
     def names(self) -> PartNames:
@@ -288,6 +306,8 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         In int8, activations at the greatest number of 8 bits, where all that was above is too.
     labels : dict of str to int
         Written rows by label.
+    unlabelled : int
+        Written rows without a label, since their score was too low or none of several applies.
     doubtful : dict of str to int
         Labelled rows that the model could hardly judge, by reason.
     lengths : tuple of int
@@ -312,6 +332,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     truncated: Count
     unknown_chars: Count
     saturated: Count = 0
+    unlabelled: Count = 0
     labels: dict[str, Count]
     doubtful: dict[str, Count]
     lengths: tuple[Count, ...]

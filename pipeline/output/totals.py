@@ -40,6 +40,8 @@ def summed(judged: Sequence[Judged]) -> Judged:
     """What one model says of the rows of several entries, together."""
     return Judged(
         labels=_sum(each.labels for each in judged),
+        unlabelled=sum(each.unlabelled for each in judged),
+        multi_label=any(each.multi_label for each in judged),
         truncated=sum(each.truncated for each in judged),
         unknown_chars=sum(each.unknown_chars for each in judged),
         saturated=sum(each.saturated for each in judged),

@@ -40,7 +40,7 @@ def profile(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
     logits = np.concatenate(groups)
     if engine.model.ngrams is not None:
         alone["ngrams"] = _median(lambda: engine.branch(texts))
-    alone["head"] = _median(lambda: reference.top_k(reference.softmax(logits), 1))
+    alone["head"] = _median(lambda: reference.top_k(reference.class_scores(logits, model), 1))
     stream = _in_the_network(engine, texts)
     moved = _modelled_bytes(model, ids, len(texts.data), len(engine.groups(ids)))
     return [

@@ -95,6 +95,8 @@ class OfModel:
         The model.
     labels : Counter of str
         Written rows by label.
+    unlabelled : int
+        Written rows without a label.
     confusion : Confusion or None
         Rows by true and predicted class, where there is a truth column.
 
@@ -102,6 +104,7 @@ class OfModel:
 
     name: str
     labels: Counter[str]
+    unlabelled: int
     confusion: Confusion | None
 
     @property
@@ -296,13 +299,15 @@ class JobReport:
     @property
     def models(self) -> tuple[OfModel, ...]:
         """What each model says, in the order in which they were named; the report's own figures are the first one's."""
+        name = self.job.models[0][0] if self.job.models else self.job.model
         others = zip(self.job.models[1:], self.tally.others, strict=False)
         return (
-            OfModel(self.job.models[0][0] if self.job.models else self.job.model, self.tally.labels, self.confusion),
+            OfModel(name, self.tally.labels, self.tally.unlabelled, self.confusion),
             *(
                 OfModel(
                     name,
                     Counter(judged.labels),
+                    judged.unlabelled,
                     None if judged.confusion is None else confusion_of(judged.confusion, classes),
                 )
                 for (name, classes), judged in others

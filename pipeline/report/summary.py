@@ -35,6 +35,8 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
     found.append(("on", report.backend.partition(" (")[0]))  # the versions are in the records and on the page
     if report.job.no_gpu:
         found.append(("no GPU", report.job.no_gpu))
+    if tally.unlabelled and tally.rows_filtered:
+        found.append(("no label", f"{tally.unlabelled:,} of the rows written"))
     if tally.rows_written:
         text = f"{tally.chars / tally.rows_written:,.0f} characters on average"
         text += f", {tally.unknown_chars / max(tally.chars, 1):.2%} outside the alphabet"

@@ -16,7 +16,9 @@ from pipeline.output.totals import summed
 
 def balance(totals: Totals | Tally) -> str:
     """Where the rows that were read are, as a sum."""
-    written = f"{totals.rows_written:,} labelled"
+    written = f"{totals.rows_written - totals.unlabelled:,} labelled"
+    if totals.unlabelled:
+        written += f" + {totals.unlabelled:,} without a label"
     if totals.rows_filtered:
         written = f"{totals.rows_written:,} written + {totals.rows_filtered:,} filtered"
     return f"read = {written} + {totals.rows_quarantined:,} quarantined"
@@ -46,6 +48,8 @@ class Tally:
         In int8, activations at the greatest number of 8 bits, where all that was above is too.
     labels : Counter of str
         Written rows by label.
+    unlabelled : int
+        Written rows without a label, since their score was too low or none of several applies.
     doubtful : Counter of str
         Labelled rows that the model could hardly judge, by reason.
     lengths : list of int
@@ -72,6 +76,7 @@ class Tally:
     truncated: int = 0
     unknown_chars: int = 0
     saturated: int = 0
+    unlabelled: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     doubtful: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=lambda: [0] * len(LENGTHS))

@@ -150,6 +150,8 @@ def _label_table(model: OfModel, written: int) -> Table:
         table.add_row(name, f"{rows:,}", f"{rows / max(written, 1):.1%}")
     if len(model.labels) > len(shown):
         table.add_row(f"{len(model.labels) - len(shown)} more", "", "")
+    if model.unlabelled:
+        table.add_row("(none)", f"{model.unlabelled:,}", f"{model.unlabelled / max(written, 1):.1%}")
     return table
 
 
@@ -158,6 +160,9 @@ def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
     if confusion.without_truth:
         message = f"{confusion.without_truth:,} rows have a truth that is not a class of the model; they are left out"
         console.print(message, style="yellow")
+    without = int(confusion.unlabelled.sum())
+    if without:
+        console.print(f"{without:,} rows have a truth and no label, with a score too low; they are left out below")
     if not confusion.rows:
         return
     console.print(

@@ -23,7 +23,7 @@ _SPACE = pa.scalar(" ", pa.large_string())
 _OURS = {"file", "row", "truth", "n_chars", "reason"}
 """Names of columns that the output may have beside the kept ones."""
 
-_OF_MODEL = ("label", "score", "top_labels", "top_scores", "truncated", "unknown_chars")
+_OF_MODEL = ("label", "score", "labels", "scores", "top_labels", "top_scores", "truncated", "unknown_chars")
 """The same for each model, beside `score_` with the name of a class."""
 
 QUARANTINE_SCHEMA = pa.schema(

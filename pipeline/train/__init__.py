@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
 from pipeline.model.frame import Frame
-from pipeline.train.after import model_of
+from pipeline.train.after import model_of, multi_label_model_of
 from pipeline.train.baseline import Compared
+from pipeline.train.beginning import beginning
 from pipeline.train.branch import fit_branch
 from pipeline.train.by_size import is_alone, kinds_for, ngram_bits
 from pipeline.train.data import Labelled
 from pipeline.train.interrupts import interrupts_noted
 from pipeline.train.job import Examples, Job, run, without_network
-from pipeline.train.objective import OneLabel, class_weights
+from pipeline.train.objective import Objective, OneLabel, SeveralLabels, class_weights
 from pipeline.train.prepare import prepare
 from pipeline.train.processes import run_here
 from pipeline.train.progress import Cost, Epoch, Note, Step, Tell
-from pipeline.train.recipe import WITH_SPACE, Recipe
+from pipeline.train.recipe import Recipe
 from pipeline.train.soft import SoftLabels
+from pipeline.train.stuck import Stuck
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -69,9 +71,12 @@ def train(
     label_column: str | None,
     columns: Iterable[str] | None = None,
     classes: Iterable[str] | None = None,
-    alphabet: str = WITH_SPACE,
-    length: int = 1014,
-    frame: Frame = "text",
+    multi_label: bool = False,
+    label_separator: str | None = None,
+    alphabet: str | None = None,
+    length: int | None = None,
+    frame: Frame | None = None,
+    init: str | Path | Model | None = None,
     recipe: Recipe | None = None,
     ngrams: int | None = None,
     balanced: bool = False,
@@ -114,13 +119,21 @@ def train(
     classes : iterable of str, optional
         Class names in the order of the model; labels are then names, or numbers from 1. Default: the labels that occur,
         sorted.
-    alphabet : str
-        The symbols that the model reads. Default: the published alphabet with a space.
-    length : int
-        Characters of each article that the model reads, from 64 to 4,096.
-    frame : str
+    multi_label : bool
+        Train a model that gives each text any number of labels: each class has a score of its own, and a threshold, at
+        which F1 is best on the held-out rows. `label_column` holds lists, or texts.
+    label_separator : str, optional
+        What is between two labels where they are a text.
+    alphabet : str, optional
+        The symbols that the model reads. Default: those of `init`, or the published alphabet with a space.
+    length : int, optional
+        Characters of each article that the network reads, from 64 to 4,096. Default: as many as `init`, or 1,014.
+    frame : str, optional
         "text": block 1's output is zero after the end of an article's text, so that only the text is computed. "dense":
-        it is not, as in the published network.
+        it is not, as in the published network. Default: that of `init`, or "text".
+    init : str, Path or Model, optional
+        A shipped model's name, a model file, or a loaded `Model`: the network begins with its weights, but for those of
+        the last layer, and learns these at a lower rate, the recipe's `init_rate`.
     recipe : Recipe, optional
         Epochs, learning rate, augmentation and so on. Default: the recipe of the shipped model.
     ngrams : int, optional
@@ -190,26 +203,40 @@ def train(
     >>> trained.model.save("news.safetensors")
 
     """
+    if label_separator is not None and not multi_label:
+        raise UsageError("a label separator is for several labels a text: --multi-label")
+    if label_separator == "":
+        raise UsageError("the label separator is empty")
     if dtype not in ("float16", "float32"):
         raise UsageError(f"dtype {dtype!r}: choose float16 or float32")
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
-    alone = client is None and gpus is None and soft_labels is None and not sweep and is_alone(recipe, ngrams, device)
+    if multi_label:
+        if ngrams or balanced or soft_labels is not None:
+            raise UsageError(
+                "several labels a text are learnt by the network alone: leave out n-grams, balanced classes, "
+                "teachers and soft labels"
+            )
+        ngrams = 0
+    begin = beginning(init, alphabet, length, frame)
+    alone = not (client or gpus or sweep) and init is None and soft_labels is None and is_alone(recipe, ngrams, device)
     if hold_out_share is None:
         hold_out_share = 0.0 if alone else _HELD_OUT
     prepared = prepare(
-        source, test, texts, label_column, alphabet, length, hold_out_share, columns, classes, soft_labels
-    )
+        source, test, texts, label_column, begin.alphabet, begin.length, hold_out_share, columns, classes, soft_labels,
+        multi_label, label_separator,
+    )  # fmt: skip
     data = prepared.data
     bits = ngram_bits(ngrams, len(data.classes))
-    objective = OneLabel(
-        (recipe or Recipe()).label_smoothing,
-        class_weights(data.labels[prepared.fit], len(data.classes)) if balanced else (),
-    )
+    objective: Objective = SeveralLabels()
+    if not multi_label:
+        weights = class_weights(data.labels[prepared.fit], len(data.classes)) if balanced else ()
+        objective = OneLabel((recipe or Recipe()).label_smoothing, weights)
     job = Job(
         classes=data.classes,
         symbols=prepared.symbols,
-        length=length,
-        frame=frame,
+        length=begin.length,
+        frame=begin.frame,
+        start=begin.tensors,
         recipe=recipe or Recipe(),
         objective=objective,
         seed=seed,
@@ -222,7 +249,7 @@ def train(
     on_start(data, len(prepared.held))
     branch = None
     if bits is not None:
-        kinds = kinds_for(data.text, length)
+        kinds = kinds_for(data.text, begin.length)
         branch = fit_branch(
             data.text, data.labels, len(data.classes), prepared.fit, prepared.held, kinds, bits, balanced
         )
@@ -231,6 +258,7 @@ def train(
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     trials: list[Trial] = []
+    tell = Stuck(tell, data.labels[prepared.fit], len(data.classes), job.recipe) if soft_labels is None else tell
     with interrupts_noted() as stop:
         if sweep:
             from pipeline.train.sweep import jobs_of, run_sweep
@@ -249,6 +277,9 @@ def train(
             outcome = run_here(job, examples, gpus, tell, stop)
         else:
             outcome = run(job, examples, tell, stop)
+    if multi_label:
+        model = multi_label_model_of(outcome, job, prepared, dtype, about or {})
+        return Trained(model, outcome.history, trials=tuple(trials))
     card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {})}
     model, compared = model_of(outcome, job, prepared, dtype, card, branch)
     return Trained(model, outcome.history, compared, tuple(trials))

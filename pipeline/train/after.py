@@ -1,4 +1,4 @@
-"""The last stage of `train`: from trained weights to a model with its card, accuracies, scales and temperature."""
+"""The last stage of `train`: from weights to a model with its card, accuracies, scales, temperature or thresholds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipeline.f1 import LabelCounts
 from pipeline.model.calibration import CALIBRATION_ROWS, calibrated
 from pipeline.model.charcnn import Model
+from pipeline.model.label_sets import DEFAULT_THRESHOLD, assigned, best_thresholds
 from pipeline.model.ngrams import scores
 from pipeline.model.temperature import CARD, LEAST_ROWS, fitted
 from pipeline.reliability import improvement
@@ -53,20 +55,9 @@ def model_of(
         branch = branch._replace(ngrams=replace(branch.ngrams, scale=branch.ngrams.scale * np.float32(its)))
         logits = factor * logits + its * ours
     tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
-    card = {
-        **about,
+    card = _card(outcome, job, prepared, about) | {
         "data": data.about() | {"held_out_rows": len(rows)},
-        "frame": job.frame,
         "recipe": job.recipe.to_dict() if has_network else None,
-        "seed": job.seed,
-        "calibrated on": {"rows": min(len(prepared.fit), CALIBRATION_ROWS)},
-        "trained_on": outcome.on,
-        "versions": {
-            "broadsheet": version("broadsheet"),
-            "torch": str(torch.__version__),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
     }
     if branch is not None:
         card["ngrams"] = branch.about() | {"factor": round(its, 4), "network's factor": round(factor, 4)}
@@ -94,6 +85,58 @@ def model_of(
     model = replace(model, temperature=temperature or 1.0)
     sample = np.random.default_rng(0).permutation(prepared.fit)[:CALIBRATION_ROWS]
     return calibrated(model, data.ids[sample]), against
+
+
+def multi_label_model_of(outcome: Outcome, job: Job, prepared: Prepared, dtype: str, about: Mapping[str, Any]) -> Model:
+    """The same of a model that gives several labels, with thresholds that have the best F1 on the held-out rows."""
+    tensors = {name: tensor.astype(dtype) for name, tensor in outcome.weights.items()}
+    device = torch.device("cuda" if torch.cuda.is_available() and job.device != "cpu" else "cpu")
+    with torch.random.fork_rng(devices=[]):
+        network = PackedCNN(job.layers, job.frame).to(device)
+    network.load_tensors(tensors)
+    data, held = prepared.data, prepared.held
+    card = _card(outcome, job, prepared, about)
+    thresholds = (DEFAULT_THRESHOLD,) * len(data.classes)
+    if len(held):
+        thresholds = best_thresholds(_sigmoids(network, data, held), data.labels[held])
+        figures = _f1(network, data, held, thresholds)
+        card |= {f"held_out_{name}": value for name, value in figures.items()}
+    if prepared.tested is not None:
+        rows = np.arange(len(prepared.tested))
+        card["test"] = prepared.tested.about() | _f1(network, prepared.tested, rows, thresholds)
+    model = Model(prepared.symbols, data.classes, job.length, tensors, card, frame=job.frame, thresholds=thresholds)
+    sample = np.random.default_rng(0).permutation(prepared.fit)[:CALIBRATION_ROWS]
+    return calibrated(model, data.ids[sample])
+
+
+def _card(outcome: Outcome, job: Job, prepared: Prepared, about: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **about,
+        "data": prepared.data.about() | {"held_out_rows": len(prepared.held)},
+        "frame": job.frame,
+        "recipe": job.recipe.to_dict(),
+        "seed": job.seed,
+        "calibrated on": {"rows": min(len(prepared.fit), CALIBRATION_ROWS)},
+        "trained_on": outcome.on,
+        "versions": {
+            "broadsheet": version("broadsheet"),
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _sigmoids(network: PackedCNN, data: Labelled, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    return np.asarray(1 / (1 + np.exp(-_logits(network, data, rows))), np.float32)
+
+
+def _f1(
+    network: PackedCNN, data: Labelled, rows: NDArray[np.int64], thresholds: tuple[float, ...]
+) -> dict[str, float | None]:
+    counts = LabelCounts.of(data.classes, assigned(_sigmoids(network, data, rows), thresholds), data.labels[rows])
+    found = {"micro_f1": counts.micro_f1, "macro_f1": counts.macro_f1}
+    return {name: round(value, 6) if value == value else None for name, value in found.items()}
 
 
 def _right(job: Job, logits: NDArray[np.float64], truth: NDArray[np.int64]) -> NDArray[np.bool_]:

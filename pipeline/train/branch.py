@@ -89,7 +89,8 @@ def _counts(grams: list[Grams], texts: int, bits: int) -> sp.csr_array:
     if not grams:
         return sp.csr_array((texts, 1 << bits), dtype=np.float64)
     buckets, times, offsets = counted(grams, texts, bits)
-    return sp.csr_array((times.astype(np.float64), buckets.astype(np.int64), offsets), (texts, 1 << bits))
+    small = buckets.astype(np.int32), offsets.astype(np.int32)
+    return sp.csr_array((times.astype(np.float64), *small), (texts, 1 << bits))
 
 
 def fit_branch(

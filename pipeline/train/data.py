@@ -18,6 +18,7 @@ from pipeline.model.charcnn import CLASSES
 from pipeline.model.ngrams import MOST_READ
 from pipeline.source.chunk import NO_TRUTH, Selection, truth_indices
 from pipeline.source.inputs import identify, open_input
+from pipeline.source.label_sets import label_lists, label_sets
 from pipeline.source.read import chunks_here
 
 _CHUNK_ROWS = 16_384
@@ -40,23 +41,31 @@ class Texts(NamedTuple):
 @dataclass(frozen=True)
 class Labelled:
     """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. text: their first MOST_READ characters.
-    labels: int64 [N], indices into `classes`. files: path and sha256 of each input file (one entry "memory" for rows in
-    memory). skipped: unreadable rows.
+    labels: int64 [N], indices into `classes`; or bool [N, classes], where an article may have several. files: path and
+    sha256 of each input file (one entry "memory" for rows in memory). skipped: unreadable rows.
     """
 
     ids: NDArray[np.uint8]
     text: Texts
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     classes: tuple[str, ...]
     files: tuple[dict[str, str], ...]
     skipped: int
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an article may have several labels."""
+        return self.labels.ndim > 1
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def about(self) -> dict[str, Any]:
         """The data as described in a model card."""
-        counts = np.bincount(self.labels, minlength=len(self.classes))
+        if self.is_multi_label:
+            counts = self.labels.sum(axis=0)
+        else:
+            counts = np.bincount(self.labels, minlength=len(self.classes))
         about = {
             "files": [{"name": os.path.basename(f["path"]), "sha256": f["digest"]} for f in self.files],
             "rows": len(self),
@@ -73,11 +82,14 @@ def read_labelled(
     length: int,
     header: Iterable[str] | None = None,
     classes: Iterable[str] | None = None,
+    multi_label: bool = False,
+    separator: str | None = None,
 ) -> Labelled:
     """Read every article of `source` (as `classify` takes it) with its label.
 
     header: column names of a CSV without a header line. classes: the class names in the order of the model; labels are
     then names or numbers from 1. By default the classes are the labels that occur, sorted (as numbers if all are).
+    multi_label: an article may have several labels, or none; they are lists, or texts with a separator between them.
 
     Raises UsageError for a column that is missing, a null or unknown label, or fewer than two classes; SourceError for
     a file that cannot be read.
@@ -94,24 +106,29 @@ def read_labelled(
         if chunk.ids is not None:
             raise UsageError("a one-hot file holds no labels to train on")
         label = chunk.rows.column(label_column).combine_chunks()
-        _refuse_nulls(label, label_column, chunk.rows)
+        if multi_label:
+            labels.append(label_lists(chunk.rows, label_column, separator))
+        else:
+            _refuse_nulls(label, label_column, chunk.rows)
+            labels.append(label.cast(pa.large_string()))
         ids.append(encode(chunk.data, chunk.offsets, alphabet, length).ids)
         parts.append(Texts(chunk.data[chunk.offsets[0] : chunk.offsets[-1]], chunk.offsets - chunk.offsets[0]))
-        labels.append(label.cast(pa.large_string()))
         skipped += len(chunk.quarantine)
-    column = pa.chunked_array(labels, pa.large_string()).combine_chunks()
+    column = pa.chunked_array(labels, pa.list_(pa.string()) if multi_label else pa.large_string()).combine_chunks()
+    values = column.flatten() if multi_label else column
     if names is None:
-        names = _sorted_names(pc.unique(column).to_pylist())
+        names = _sorted_names(pc.unique(values).to_pylist())
     if len(names) < CLASSES[0]:
         raise UsageError(f"column {label_column!r} has {_count(names)}: a model needs at least two")
     if len(names) > CLASSES[1]:
         raise UsageError(f"column {label_column!r} has {len(names):,} classes: a model has at most {CLASSES[1]:,}")
-    indices = truth_indices(column, names)
+    indices = truth_indices(values, names)
     if (indices == NO_TRUTH).any():
-        unknown = column[int(np.argmax(indices == NO_TRUTH))].as_py()
+        unknown = values[int(np.argmax(indices == NO_TRUTH))].as_py()
         raise UsageError(f"column {label_column!r} holds {unknown!r}, which is none of {', '.join(names)}")
     files = tuple({"path": f["path"], "digest": f["digest"]} for f in found.identity)
-    return Labelled(np.concatenate(ids), joined(parts), indices.astype(np.int64), names, files, skipped)
+    given = label_sets(column, names)[0] if multi_label else indices.astype(np.int64)
+    return Labelled(np.concatenate(ids), joined(parts), given, names, files, skipped)
 
 
 def joined(parts: list[Texts]) -> Texts:

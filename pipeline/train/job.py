@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,8 @@ class Examples:
 class Job:
     """How a run goes: `recipe` from `seed`. It is small, and can be sent to another process.
 
-    classes: their names. checkpoint: its file, or None; every: epochs between two writes, 0 for none. resume: continue
-    from it.
+    classes: their names. start: tensors of another model to begin with, by name; none for random ones. checkpoint: its
+    file, or None; every: epochs between two writes, 0 for none. resume: continue from it.
 
     Raises UsageError for a device, precision or frame that there is not.
     """
@@ -68,6 +68,7 @@ class Job:
     seed: int
     device: str = "auto"
     precision: str = "auto"
+    start: dict[str, NDArray[Any]] = field(default_factory=dict, repr=False)
     checkpoint: Path | None = None
     every: int = 0
     resume: bool = False
@@ -97,6 +98,7 @@ class Job:
             "alphabet": self.symbols.symbols,
             "frame": self.frame,
             "recipe": self.recipe.to_dict(),
+            "start": [hashlib.sha256(tensor.tobytes()).hexdigest() for _, tensor in sorted(self.start.items())],
             "balanced": bool(getattr(self.objective, "weights", ())),
             "seed": self.seed,
             "precision": str(compute),
@@ -157,7 +159,11 @@ def run(
     ):
         torch.manual_seed(job.seed)
         network = PackedCNN(job.layers, job.frame, compute, recipe.dropout, recipe.input_dropout).to(device)
-        loop = Run(network, *examples.on(device), job.symbols, recipe, job.objective, job.seed, group)
+        for name, parameter in network.named_parameters():
+            if name in job.start:
+                parameter.data.copy_(torch.from_numpy(job.start[name].astype(np.float32)))
+        begun = bool(job.start)
+        loop = Run(network, *examples.on(device), job.symbols, recipe, job.objective, job.seed, group, begun)
         if job.resume:
             loop.go_on_from(Checkpoint.load(saving.path, saving.job) if saving else None)
         on = f"{f'{group.size} × ' if group.size > 1 else ''}{_name(device)}, {'bf16' if mixed else 'fp32'}"

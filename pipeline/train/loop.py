@@ -53,7 +53,8 @@ class Saving:
 class Run:
     """A run of `recipe` from `seed` over the rows `train`, evaluated on the rows `held_out` (maybe none).
 
-    Every process of `group` has all rows, and computes its share of each batch.
+    Every process of `group` has all rows, and computes its share of each batch. begun: all layers but the last come
+    from another model.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Run:
         objective: Objective,
         seed: int,
         group: Group,
+        begun: bool = False,
     ) -> None:
         self.network, self.recipe, self._objective = network, recipe, objective
         self._train, self._held_out, self._alphabet, self._seed = train, held_out, alphabet, seed
@@ -79,7 +81,7 @@ class Run:
         model: nn.Module = Captured(network) if cuda else network
         self._model = group.wrap(model)
         self._at_once = self._batch if cuda else ARTICLES_IN_CACHE
-        self._optimizer = _optimizer(network, recipe)
+        self._optimizer = _optimizer(network, recipe, begun)
         self._steps = 0
         self._losses = torch.zeros((), device=self._device)
         self.history: tuple[Epoch, ...] = ()
@@ -261,14 +263,15 @@ def _rate(progress: float, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
-def _optimizer(network: PackedCNN, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW without weight decay on biases, and with fc1's smaller rate (its decay a step stays that of the others)."""
-    fc1 = network.get_submodule("fc1").weight
-    decayed = [p for p in network.parameters() if p.ndim > 1 and p is not fc1]
-    biases = [p for p in network.parameters() if p.ndim == 1]
-    groups = [
-        {"params": decayed, "weight_decay": recipe.weight_decay, "share": 1.0},
-        {"params": biases, "weight_decay": 0.0, "share": 1.0},
-        {"params": [fc1], "weight_decay": recipe.weight_decay / recipe.fc1_rate, "share": recipe.fc1_rate},
-    ]
+def _optimizer(network: PackedCNN, recipe: Recipe, begun: bool) -> torch.optim.AdamW:
+    """AdamW without weight decay on biases, and with fc1's smaller rate (its decay a step stays that of the others).
+
+    begun: all layers but the last come from another model. They learn slower, and their decay is slower with them.
+    """
+    groups = []
+    for name, parameter in network.named_parameters():
+        slower = recipe.fc1_rate if name == "fc1.weight" else 1.0
+        decay = recipe.weight_decay / slower if parameter.ndim > 1 else 0.0
+        share = slower * (recipe.init_rate if begun and not name.startswith("fc3.") else 1.0)
+        groups.append({"params": [parameter], "weight_decay": decay, "share": share})
     return torch.optim.AdamW(groups, fused=True)

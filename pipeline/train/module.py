@@ -23,7 +23,7 @@ class TorchModule(CharCNN):
     def __init__(self, model: Model) -> None:
         super().__init__(model.layers, model.frame)
         self.load_tensors(model.tensors)
-        self._temperature = model.temperature
+        self._temperature, self._multi_label = model.temperature, model.is_multi_label
         self._has_ngrams = model.ngrams is not None
         if model.ngrams is not None:
             table = torch.from_numpy(model.ngrams.table)
@@ -33,10 +33,11 @@ class TorchModule(CharCNN):
 
     def forward(self, ids: Tensor, ngrams: Tensor | None = None, ngram_times: Tensor | None = None) -> Tensor:
         """Scores float32 [N, classes] of encoded texts: the arrays of `onnx_inputs`, as tensors."""
-        return torch.softmax(self.logits(ids, ngrams, ngram_times) / self._temperature, 1)
+        logits = self.logits(ids, ngrams, ngram_times)
+        return torch.sigmoid(logits) if self._multi_label else torch.softmax(logits / self._temperature, 1)
 
     def logits(self, ids: Tensor, ngrams: Tensor | None = None, ngram_times: Tensor | None = None) -> Tensor:
-        """What `forward` takes the softmax of, at the model's temperature: float32 [N, classes], for a loss."""
+        """What `forward` takes the softmax (at the model's temperature) or the sigmoid of: float32 [N, classes]."""
         logits = super().forward(ids)
         if self._has_ngrams:
             if ngrams is None or ngram_times is None:

@@ -46,6 +46,23 @@ class OneLabel:
         return logits.argmax(1) == (targets if targets.ndim == 1 else targets.argmax(1))
 
 
+@dataclass(frozen=True)
+class SeveralLabels:
+    """Binary cross-entropy of each class's sigmoid, added up over the classes. Targets: bool [N, classes].
+
+    There is no label smoothing: most classes are false of most rows, and their scores would all be lifted.
+    """
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean over the rows of the sum over the classes."""
+        each = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none")
+        return each.sum(1).mean()
+
+    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Whether exactly the row's labels have a score of one half or more."""
+        return ((logits >= 0) == targets).all(1)
+
+
 def class_weights(labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:
     """With which each class that occurs weighs the same in all, and a row on average 1."""
     rows = np.bincount(labels, minlength=classes)

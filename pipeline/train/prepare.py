@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
-from pipeline.held_out import hold_out
+from pipeline.held_out import hold_out, rarest
 from pipeline.model.alphabet import Alphabet
 from pipeline.train.data import Labelled, read_labelled
 from pipeline.train.soft import SoftLabels, hold_out_labelled
@@ -43,6 +43,8 @@ def prepare(
     columns: Iterable[str] | None,
     classes: Iterable[str] | None,
     soft: SoftLabels | None = None,
+    multi_label: bool = False,
+    separator: str | None = None,
 ) -> Prepared:
     """Read `source`, and `test` where it is not None, and hold rows out. Arguments and errors are those of `train`."""
     if not 0 <= hold_out_share <= 0.5:
@@ -52,20 +54,20 @@ def prepare(
     except ValueError as error:
         raise UsageError(f"the alphabet: {error}") from error
     names = None if classes is None else tuple(classes)
-    targets = None
+    targets, several = None, (multi_label, separator)
     if soft is not None:
         taught = soft.read(source, text_columns, label_column, symbols, length, columns, names)
         data = taught.data
         fit, held = hold_out_labelled(data.labels, taught.labelled, hold_out_share)
         targets = taught.targets(soft.share, held)
     elif label_column is not None:
-        data = read_labelled(source, text_columns, label_column, symbols, length, columns, names)
-        fit, held = hold_out(data.labels, hold_out_share)
+        data = read_labelled(source, text_columns, label_column, symbols, length, columns, names, *several)
+        fit, held = hold_out(rarest(data.labels) if multi_label else data.labels, hold_out_share)
     else:
         raise UsageError("there is nothing to learn: name a column with labels, or where soft labels come from")
     tested = None
     if test is not None:
         if label_column is None:
             raise UsageError("the rows to test on need labels: name their column")
-        tested = read_labelled(test, text_columns, label_column, symbols, length, columns, data.classes)
+        tested = read_labelled(test, text_columns, label_column, symbols, length, columns, data.classes, *several)
     return Prepared(data, tested, fit, held, symbols, targets)

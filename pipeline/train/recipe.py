@@ -31,6 +31,8 @@ class Recipe:
     fc1_rate : float
         The learning rate of fc1, relative to the others. AdamW moves every weight by about the rate, and fc1 sums 8,704
         inputs where the convolutions sum 490 to 1,792: at the full rate the first epochs are lost to fc1's jumps.
+    init_rate : float
+        The learning rate of layers that come from another model (`init`), relative to the others.
     warmup : float
         Share of all steps in which the rate rises.
     weight_decay : float
@@ -75,6 +77,7 @@ class Recipe:
     batch_size: int = 256
     learning_rate: float = 1e-3
     fc1_rate: float = 0.1
+    init_rate: float = 0.1
     warmup: float = 0.3
     weight_decay: float = 0.2
     clip: float = 1.0
@@ -90,7 +93,7 @@ class Recipe:
     cut: int = 40
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "span_length", "learning_rate", "fc1_rate", "clip"):
+        for name in ("epochs", "batch_size", "span_length", "learning_rate", "fc1_rate", "init_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, it must be above 0")
         for name in ("erased_spans", "shift", "cut", "weight_decay"):

@@ -1,4 +1,4 @@
-// The last layer and what follows it: logits, softmax at the model's temperature, and the k best classes.
+// The last layer and what follows it: logits, softmax at the model's temperature or sigmoids, and the k best classes.
 //
 // A warp takes ARTICLES articles, so that a row of weights is read once for all of them. A logit is 32 partial sums, one
 // a lane, added up in a fixed order. Each article's probabilities are in shared memory for the selection; a selected
@@ -14,12 +14,14 @@ constexpr int NO_LABEL = -1;
 
 // x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. beside fp32 [articles, classes]: what is added
 // to the logits, or null; it may be `logits`. statistics [articles] (common/statistics.cu): where blocks 2 to 5 are in 8
-// bits, which cannot tell that block 1 overflows, else null. sharpness: one over the temperature. logits and scores fp32
-// [articles, classes]; labels int32 and best fp32 [articles, k]. Dynamic shared memory: BYTES_A_CLASS * classes.
+// bits, which cannot tell that block 1 overflows, else null. sharpness: one over the temperature. multi_label: whether
+// each class has a score of its own, the sigmoid of its logit. logits and scores fp32 [articles, classes]; labels int32
+// and best fp32 [articles, k]. Dynamic shared memory: BYTES_A_CLASS * classes.
 template <typename T, int INPUTS, int WARPS, int ARTICLES, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
     head(const T* x, const float* weight, const float* bias, const float* beside, const float2* statistics,
-         float sharpness, int articles, int classes, int k, float* logits, float* scores, int* labels, float* best) {
+         float sharpness, int multi_label, int articles, int classes, int k, float* logits, float* scores, int* labels,
+         float* best) {
     constexpr int PARTS = INPUTS / (8 * WARP);
     static_assert(INPUTS % (8 * WARP) == 0, "a lane takes eight inputs at a time");
     static_assert(BYTES_A_CLASS == WARPS * ARTICLES * sizeof(float), "the shared memory that the host asks for");
@@ -69,10 +71,12 @@ __global__ void __launch_bounds__(WARPS* WARP)
         float total = statistics ? unless_overflow(0, statistics[first + a].y) : 0;
         for (int c = lane; c < classes; c += WARP) {
             total = unless_overflow(total, value[c]);  // then every probability is NaN
-            total += value[c] = expf((value[c] - highest) * sharpness);
+            if (!multi_label) total += value[c] = expf((value[c] - highest) * sharpness);
         }
         total = warp_sum(total);
-        for (int c = lane; c < classes; c += WARP) scores[row + c] = value[c] /= total;
+        // Of sigmoids the total is 0, or NaN.
+        for (int c = lane; c < classes; c += WARP)
+            scores[row + c] = value[c] = multi_label ? total + 1 / (1 + expf(-value[c])) : value[c] / total;
         __syncwarp();
         for (int rank = 0; rank < k; rank++) {
             float score = TAKEN;

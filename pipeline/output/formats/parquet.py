@@ -15,7 +15,8 @@ def write(table: pa.Table) -> bytes:
     """With dictionaries and delta encoding: a third of the size that the defaults give."""
     repeating, counts = ["file", TRUTH.name], ["row", N_CHARS.name]
     for names in names_in(table.column_names) or [Names()]:
-        repeating += [names.label, f"{names.top_labels}.list.element"]
+        repeating += [f"{names.label}.list.element" if names.multi_label else names.label]
+        repeating.append(f"{names.top_labels}.list.element")
         counts.append(names.unknown_chars)
     sink = pa.BufferOutputStream()
     pq.write_table(
