@@ -19,15 +19,14 @@ def page(result: dict[str, Any]) -> str:
     rows = []
     for (count, name), runs in sorted(by_case.items()):
         ours, *peers = (mean(run[way] for run in runs) for way in ("ours", *_PEERS))
+        what = [f"{count:,}", name, str(runs[0]["classes"]), str(len(runs))]
         figures = [f"{value:.1f}" for value in (ours, *peers)]
-        rows.append(
-            [f"{count:,}", name, str(runs[0]["classes"]), str(len(runs)), *figures, f"{ours - max(peers):+.1f}"]
-        )
+        rows.append(" | ".join([*what, *figures, f"{ours - max(peers):+.1f}"]))
     ahead = [mean(run["ours"] - run[peer] for run in result["runs"]) for peer in _PEERS]
     seconds = mean(run["ours, s"] for run in result["runs"])
     least = min(mean(run["ours"] - max(run[peer] for peer in _PEERS) for run in runs) for runs in by_case.values())
     head = " | ".join(["rows", "set", "classes", "seeds", "ours", *_PEERS, "ours - better"])
-    of = machine(result["about"], "python", "numpy")
+    of = machine(result["about"], "python", "numpy", "scikit-learn")
     return f"""# Accuracy with few rows
 
 `benchmarks/accuracy.py` trains on some rows of public sets, as many as the first column says, and evaluates on test
