@@ -31,6 +31,7 @@ from pipeline.train.progress import Cost, Epoch, Note, Step, Stopped, Tell
 
 _END_SECONDS = 5.0
 _OTHERS_SECONDS = 2.0  # in which the others of a run may say why they fail too
+_PATIENCE = {"OMP_WAIT_POLICY": "PASSIVE"}  # its threads do not take cores from other processes while they wait
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
@@ -93,7 +94,7 @@ class Process:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.train.process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
-                env={**network, **os.environ, "PYTHONPATH": path}, process_group=0,
+                env={**_PATIENCE, **network, **os.environ, "PYTHONPATH": path}, process_group=0,
             )  # fmt: skip
 
     def follow(self, tell: Tell) -> Outcome | None:
