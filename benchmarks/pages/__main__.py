@@ -12,7 +12,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.pages import decompression, ladder, performance, reading, reliability, scaling, serving, training_speed
+from benchmarks.pages import (
+    accuracy,
+    decompression,
+    ladder,
+    performance,
+    reading,
+    reliability,
+    scaling,
+    serving,
+    training_speed,
+)
 from benchmarks.record import RESULTS, ROOT
 
 PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
@@ -21,6 +31,7 @@ PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "scaling.md": (scaling.page, ("scale",)),
     "reading.md": (reading.page, ("readers",)),
     "decompression.md": (decompression.page, ("decompression",)),
+    "accuracy.md": (accuracy.page, ("accuracy",)),
     "reliability.md": (reliability.page, ("chaos_local", "chaos_slurm")),
     "training_speed.md": (training_speed.page, ("training_cpu",)),
     "serving.md": (serving.page, ()),
