@@ -23,7 +23,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = (
     "numpy", "pyarrow", "dask", "distributed", "dask-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch", "triton", "jax",
     "jaxlib", "nvidia-cudnn-cu13", "nvidia-cublas",
-    "isal", "zlib-ng", "zstandard", "backports.zstd", "lz4", "rapidgzip",
+    "scipy", "scikit-learn", "isal", "zlib-ng", "zstandard", "backports.zstd", "lz4", "rapidgzip",
 )  # fmt: skip
 
 

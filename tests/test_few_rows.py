@@ -19,9 +19,10 @@ from pipeline.engine.base import Texts
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import scores
-from pipeline.train import Trained, train
+from pipeline.train import Epoch, Note, Recipe, Trained, train
 from pipeline.train.fusion import factors
 from pipeline.train.linear import fit
+from pipeline.train.stuck import Stuck
 
 
 def few(table: pa.Table, **options: object) -> Trained:
@@ -104,6 +105,22 @@ def test_a_network_begins_with_another_and_reads_as_that_does(small_model: Model
             assert tensor == pytest.approx(small_model.tensors[name].astype(np.float32), abs=1e-6), name
     with pytest.raises(UsageError, match="was trained with the length"):
         few(articles(40), init=small_model, length=small_model.length + 1)
+
+
+def test_a_loss_that_does_not_move_is_told_once_with_what_helps() -> None:
+    told: list[object] = []
+    stuck = Stuck(told.append, np.array([0, 1] * 50), 2, Recipe(epochs=40))
+    for number in range(1, 20):
+        stuck(Epoch(number, 0.693, 0.5))
+    notes = [what.text for what in told if isinstance(what, Note)]
+    assert len(told) == 20
+    assert len(notes) == 1
+    assert "after 4 of 40 epochs" in notes[0]
+    assert "a learning rate of 0.0001" in notes[0]
+    told.clear()
+    moving = Stuck(told.append, np.array([0, 1] * 50), 2, Recipe(epochs=40))
+    moving(Epoch(10, 0.6, 0.7))
+    assert told == [Epoch(10, 0.6, 0.7)]
 
 
 def test_factors_find_the_better_of_two() -> None:

@@ -103,18 +103,15 @@ def test_neighbours_batches_and_ids_change_no_bit(engines: tuple[Engine, Engine]
         engine.batch = before
     assert np.array_equal(some, whole[100:200])
     assert np.array_equal(engine.classify(Texts.of([articles[-1][:6000]]), all_scores=True).all_scores, whole[-1:])
-    plain = [text for text in random_texts(4, 200) if len(text) <= engine.model.length and text.isascii()]
-    plain = [text for text in plain if b"\n" not in text or "\n" in engine.model.alphabet.symbols]
-    texts = Texts.of(plain)
+    rng, symbols = np.random.default_rng(4), list(engine.model.alphabet.symbols)
+    texts = Texts.of(["".join(rng.choice(symbols, n)).encode() for n in rng.integers(0, 400, 60)])
     ids = encode(texts.data, texts.offsets, engine.model.alphabet, engine.model.length).ids
     of_ids = Texts(np.empty(0, np.uint8), np.empty(0, np.int64), ids)
-    known = (ids != engine.model.alphabet.unknown).all(axis=1)
-    assert known.sum() > 20
     of_text = engine.classify(texts, all_scores=True).all_scores
     assert of_text is not None
     found = engine.classify(of_ids, all_scores=True).all_scores
     assert found is not None
-    assert np.array_equal(found[known], of_text[known])
+    assert np.array_equal(found, of_text)
 
 
 def test_a_graph_of_a_few_texts_gives_the_bits_of_single_launches(engines: tuple[Engine, Engine]) -> None:

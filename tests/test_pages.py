@@ -9,14 +9,19 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from benchmarks.pages import performance, scaling
-from benchmarks.pages.__main__ import PAGES, pages
+from benchmarks.pages import performance, scaling, serving
+from benchmarks.pages.__main__ import pages
 from benchmarks.record import RESULTS, about, parser, write
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", pages(RESULTS))
 def test_a_page_is_made_from_the_recorded_results(name: str) -> None:
     assert (ROOT / "docs" / name).read_text() == pages(RESULTS)[name]
+
+
+def test_the_page_on_serving_has_its_text() -> None:
+    """Also as long as nothing is recorded for it."""
+    assert (ROOT / "docs" / "serving.md").read_text().startswith(serving.HEAD)
 
 
 def test_a_page_without_its_results_is_left_alone(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Write the pages of docs/ that show measured figures, from the recorded results.
 
 python -m benchmarks.pages
-python -m benchmarks.pages --plots                             # ladder.png and scaling.png too
+python -m benchmarks.pages --plots                             # ladder.png, scaling.png and serving.png too
 python -m benchmarks.pages --results /tmp/new --docs /tmp/new  # from files elsewhere, as far as they are there
 """
 
@@ -12,7 +12,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.pages import decompression, ladder, performance, reading, reliability, scaling, training_speed
+from benchmarks.pages import (
+    accuracy,
+    decompression,
+    ladder,
+    performance,
+    reading,
+    reliability,
+    scaling,
+    serving,
+    training_speed,
+)
 from benchmarks.record import RESULTS, ROOT
 
 PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
@@ -21,22 +31,28 @@ PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "scaling.md": (scaling.page, ("scale",)),
     "reading.md": (reading.page, ("readers",)),
     "decompression.md": (decompression.page, ("decompression",)),
+    "accuracy.md": (accuracy.page, ("accuracy",)),
     "reliability.md": (reliability.page, ("chaos_local", "chaos_slurm")),
     "training_speed.md": (training_speed.page, ("training_cpu",)),
+    "serving.md": (serving.page, ()),
 }
 """What makes each page, and from which files."""
 
-FURTHER = {"scaling.md": ("corpora_1", "corpora_2", "object_store"), "training_speed.md": ("training",)}
+FURTHER = {
+    "scaling.md": ("corpora_1", "corpora_2", "object_store"),
+    "training_speed.md": ("training",),
+    "serving.md": ("serve_cpu", "serve_gpu"),
+}
 """Files from which a page has a section each, where they are there."""
 
 
 def pages(results: Path) -> dict[str, str]:
-    """Each page by name, of those for which the folder holds all results."""
+    """Each page by name, of those for which the folder holds all results; of two further ones, one at least."""
     found = {file.stem: json.loads(file.read_text()) for file in results.glob("*.json")}
     return {
         name: make(*map(found.get, (*of, *FURTHER.get(name, ()))))
         for name, (make, of) in PAGES.items()
-        if found.keys() >= set(of)
+        if found.keys() >= set(of) and (of or found.keys() & set(FURTHER[name]))
     }
 
 
@@ -51,7 +67,8 @@ def main() -> None:
     if options.plots:
         from benchmarks.pages import plots
 
-        for name, draw in {"ladder": plots.ladder, "scale": plots.scaling}.items():
+        drawn = {"ladder": plots.ladder, "scale": plots.scaling, "serve_cpu": plots.serving, "serve_gpu": plots.serving}
+        for name, draw in drawn.items():
             if (file := options.results / f"{name}.json").exists():
                 draw(json.loads(file.read_text()), options.docs)
 

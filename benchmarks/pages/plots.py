@@ -1,4 +1,4 @@
-"""The pages' plots: the ladder, and how many GPUs one scheduler keeps busy."""
+"""The pages' plots: the ladder, how many GPUs one scheduler keeps busy, and latency of servers against rate."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.pages.scaling import limit_of
+from benchmarks.pages.serving import picture
 
 WIDTH = 9.0
 DOTS_AN_INCH = 200
@@ -99,3 +100,23 @@ def scaling(result: dict[str, Any], folder: Path) -> None:
         cores = part["about"]["cores"]
         figure.suptitle(f"One scheduler, engines that sleep; {cores} cores for everything", fontsize=11)
         figure.savefig(folder / "scaling.png", dpi=DOTS_AN_INCH)
+
+
+def serving(result: dict[str, Any], folder: Path) -> None:
+    """serving.png, or serving_gpu.png: the 99th percentile of each server's answers at each rate that was tried."""
+    about, stacks = result["about"], result["stacks"]
+    sizes = list(dict.fromkeys(row["each"] for row in stacks))
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(WIDTH, 3.2 * len(sizes)), layout="constrained")
+        for axes, each in zip(figure.subplots(len(sizes), squeeze=False)[:, 0], sizes, strict=True):
+            for row in (row for row in stacks if row["each"] == each):
+                steps = [step for run in row["rounds"] for step in run["steps"] if step["answered"]]
+                steps.sort(key=lambda step: float(step["rate"]))
+                rates, slowest = [step["rate"] for step in steps], [step["p99_ms"] for step in steps]
+                axes.plot(rates, slowest, marker="o", markersize=3, linewidth=1, label=row["stack"])
+            axes.axhline(about["target_ms"], color=_GREY, linewidth=0.8, linestyle=":", label="target")
+            axes.set(xscale="log", yscale="log", ylabel="p99 of answers, ms")
+            axes.set_title(f"{each} article{'s' * (each > 1)} a request", fontsize=10, loc="left")
+            axes.legend(frameon=False, fontsize=8)
+        axes.set_xlabel("requests a second (logarithmic)")
+        figure.savefig(folder / picture(about), dpi=DOTS_AN_INCH)

@@ -18,7 +18,7 @@ class Api(litserve.LitAPI):
     def setup(self, device: str) -> None:
         self.label = model_of(*self.chosen)
 
-    def decode_request(self, request: dict[str, Any]) -> list[str]:
+    def decode_request(self, request):  # LitServe takes an annotation for a description of the query
         texts: list[str] = request["texts"]
         return texts
 
@@ -40,4 +40,4 @@ if __name__ == "__main__":
     port, name, device, most, wait = sys.argv[1:]
     api = Api(name, device, max_batch_size=int(most), batch_timeout=float(wait) / 1000, api_path="/classify")
     server = litserve.LitServer(api, accelerator="cuda" if device == "cuda" else "cpu", devices=1)
-    server.run(host="127.0.0.1", port=int(port), generate_client_file=False, log_level="warning")
+    server.run(host="127.0.0.1", port=int(port), generate_client_file=False, num_api_servers=1, log_level="warning")

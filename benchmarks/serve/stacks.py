@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+
+import psutil
 
 from benchmarks.record import ROOT
 
@@ -40,16 +41,15 @@ def served(
         _wait_for(url, process)
         yield url
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(15)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):
+            others = psutil.Process(process.pid).children(recursive=True)
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+            for each in (process, *others):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
         process.wait()
-        if stack == "Ray Serve":
-            ray = os.path.join(os.path.dirname(python), "ray")
-            subprocess.run([ray, "stop", "--force"], capture_output=True, check=False)
 
 
 def _command(

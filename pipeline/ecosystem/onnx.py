@@ -282,6 +282,7 @@ def _difference(model: Model, data: bytes) -> float:
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = available_cores()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # our engine has its turn in between
     session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     texts = sample_texts(model)
     engine = CpuEngine(model, available_cores(), "fp32")

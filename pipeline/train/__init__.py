@@ -28,6 +28,7 @@ from pipeline.train.processes import run_here
 from pipeline.train.progress import Cost, Epoch, Note, Step, Tell
 from pipeline.train.recipe import Recipe
 from pipeline.train.soft import SoftLabels
+from pipeline.train.stuck import Stuck
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -257,6 +258,7 @@ def train(
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     trials: list[Trial] = []
+    tell = Stuck(tell, data.labels[prepared.fit], len(data.classes), job.recipe) if soft_labels is None else tell
     with interrupts_noted() as stop:
         if sweep:
             from pipeline.train.sweep import jobs_of, run_sweep

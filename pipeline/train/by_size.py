@@ -13,6 +13,7 @@ from pipeline.train.recipe import Recipe
 _TABLE_BYTES = 32 << 20
 _MOST_BITS = 20
 _MOST_TEXTS = 0.95  # so many are read to their end
+_MANY_ROWS = 20_000  # with which 4 and 5 characters say as much as 2 to 5, in half the time (docs/kernels.md)
 
 
 def is_alone(recipe: Recipe | None, ngrams: int | None, device: str) -> bool:
@@ -43,9 +44,12 @@ def ngram_bits(buckets: int | None, classes: int) -> int | None:
 
 
 def kinds_for(text: Texts, length: int) -> Kinds:
-    """Words, pairs of words, and 2 to 5 characters, in as many characters as most texts have, or the network reads."""
+    """Words, pairs of words, and 2 to 5 characters (of many rows 4 and 5), in as many characters as most texts have, or
+    the network reads.
+    """
     continues = (text.data & 0xC0) == 0x80
     before = np.concatenate([[0], np.cumsum(~continues)])
     characters = np.diff(before[text.offsets])
     most = int(np.quantile(characters, _MOST_TEXTS)) if len(characters) else 0
-    return Kinds(2, (2, 5), min(max(length, most), MOST_READ))
+    lowest = 2 if len(characters) < _MANY_ROWS else 4
+    return Kinds(2, (lowest, 5), min(max(length, most), MOST_READ))
