@@ -76,7 +76,7 @@ class Checkpoint:
         if about.format != FORMAT:
             raise UsageError(
                 f"{path} is of another version of Broadsheet ({about.format}, this one writes {FORMAT}): finish the "
-                "run with that version, or begin it again with --overwrite"
+                "run with that version, or remove it and begin anew"
             )
         different = sorted(name for name in job if job[name] != about.job.get(name))
         if different:

@@ -176,10 +176,10 @@ def _check_place(path: Path, resume: bool) -> None:
     if not path.parent.is_dir():
         raise UsageError(
             f"{socket.gethostname()} sees no folder {path.parent} for the checkpoint: choose one that all hosts share, "
-            "or --checkpoint-every 0"
+            "or write none"
         )
     if path.exists() and not resume:
-        raise UsageError(f"{path} is of a run that did not end: go on with --resume, or begin anew with --overwrite")
+        raise UsageError(f"{path} is of a run that did not end: go on with --resume, or remove it")
 
 
 def _name(device: torch.device) -> str:

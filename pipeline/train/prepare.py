@@ -64,10 +64,10 @@ def prepare(
         data = read_labelled(source, text_columns, label_column, symbols, length, columns, names, *several)
         fit, held = hold_out(rarest(data.labels) if multi_label else data.labels, hold_out_share)
     else:
-        raise UsageError("there is nothing to learn: name the column with the labels, a --teacher, or --soft-labels")
+        raise UsageError("there is nothing to learn: name a column with labels, or where soft labels come from")
     tested = None
     if test is not None:
         if label_column is None:
-            raise UsageError("the rows of --test need labels: name their column")
+            raise UsageError("the rows to test on need labels: name their column")
         tested = read_labelled(test, text_columns, label_column, symbols, length, columns, data.classes, *several)
     return Prepared(data, tested, fit, held, symbols, targets)

@@ -235,5 +235,5 @@ def _importance(error: BaseException) -> int:
 
 def _remedy(checkpoint: Path | None) -> str:
     if checkpoint is None or not checkpoint.exists():
-        return ", and had no checkpoint yet (--checkpoint-every)"
+        return ", and had not written a checkpoint yet"
     return f": go on from {checkpoint} with --resume, also with another number of GPUs"

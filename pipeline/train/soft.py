@@ -86,9 +86,9 @@ class SoftLabels:
         if not 0 <= self.share <= 1:
             raise UsageError(f"soft share {self.share}: it must be from 0 to 1")
         if bool(self.columns) == bool(self.models):
-            raise UsageError("soft labels come from a --teacher, or from columns named by --soft-labels: not both")
+            raise UsageError("soft labels come either from teachers or from columns")
         if self.unlabelled is not None and not self.models:
-            raise UsageError("--unlabelled text needs a --teacher")
+            raise UsageError("unlabelled text needs a teacher")
 
     def about(self) -> dict[str, Any]:
         """For the card of a model."""
@@ -257,11 +257,11 @@ def _in_columns(table: pa.Table, columns: tuple[str, ...], classes: tuple[str, .
             values = (table.column(name).cast(pa.float64()).combine_chunks() for name in order)
             found = np.stack([column.to_numpy(zero_copy_only=False) for column in values], axis=1)
     except (ValueError, TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise UsageError(f"--soft-labels {told}: not a probability for each class ({error})") from error
+        raise UsageError(f"soft labels in {told}: not a probability for each class ({error})") from error
     if found.shape[1] != len(classes):
-        raise UsageError(f"--soft-labels {told}: {found.shape[1]} probabilities a row, for {len(classes)} classes")
+        raise UsageError(f"soft labels in {told}: {found.shape[1]} probabilities a row, for {len(classes)} classes")
     sums: NDArray[np.float64] = found.sum(1, keepdims=True)
     if (found < 0).any() or (sums <= 0).any() or np.isinf(sums).any():
-        raise UsageError(f"--soft-labels {told}: a row has negative, infinite or no probabilities")
+        raise UsageError(f"soft labels in {told}: a row has negative, infinite or no probabilities")
     shares: NDArray[np.float64] = found / sums
     return shares

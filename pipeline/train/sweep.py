@@ -43,7 +43,7 @@ def jobs_of(job: Job, sweep: Sequence[str]) -> list[tuple[dict[str, str], Job]]:
     for axis in sweep:
         name, equals, values = axis.partition("=")
         if not equals or not values:
-            raise UsageError(f"--sweep {axis!r}: write NAME=VALUE,VALUE, such as rate=0.001,0.0003")
+            raise UsageError(f"{axis!r} is no axis of a sweep: write NAME=VALUE,VALUE, such as rate=0.001,0.0003")
         axes[_ALIASES.get(name, name)] = values.split(",")
     found = []
     for point in product(*axes.values()):
@@ -73,7 +73,7 @@ def run_sweep(
     where no run succeeds or no worker is left, and Stopped.
     """
     if not len(examples.held):
-        raise UsageError("a sweep compares runs by held-out rows: --hold-out has to be above 0")
+        raise UsageError("a sweep compares runs by held-out rows: hold some out")
     addresses = workers_of(client)
     tell(Note(f"{len(jobs)} runs on {len(addresses)} worker{'s' if len(addresses) > 1 else ''}"))
     trials: dict[int, Trial] = {}
