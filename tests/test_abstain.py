@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -118,8 +117,6 @@ def test_a_pipe_writes_null_and_goes_on(
     labels = [json.loads(line)["label"] for line in run.stdout.splitlines()]
     assert [label is None for label in labels] == low.tolist()
     assert f"{60 - low.sum()} labelled + {low.sum()} to which no label applies" in run.stderr
-    as_csv = broadsheet(*arguments, "--abstain", BELOW, "--format", "csv").stdout
-    assert pd.read_csv(io.StringIO(as_csv))["label"].isna().tolist() == low.tolist()
 
 
 def test_what_is_no_score_is_refused(broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path) -> None:

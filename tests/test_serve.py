@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ import pipeline
 from pipeline import AsyncClient, ServerError
 from pipeline.model.charcnn import Model
 
+NAMES = ("small", "other", "several")
 ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
 JSON = {"content-type": "application/json"}
 WORDS = ["market", "goal", "Zürich", "naïve", "🎉", "research", "ΔG", "a\tb", "-", "42", "\x00", "\u202e"]
@@ -44,15 +46,16 @@ def folder(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path
     made = tmp_path_factory.mktemp("serve")
     small_model.save(made / "small.safetensors")
     random_model(seed=2, length=200, classes=3).save(made / "other.safetensors")
+    replace(small_model, thresholds=(0.2, 0.3, 0.2, 0.4)).save(made / "several.safetensors")  # labels of a text
     (made / "admin").write_text("an-admin-token-for-tests\n")
     return made
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    """Two models; a target that a busy machine holds."""
+    """Three models; a target that a busy machine holds."""
     with serving(
-        *("--model", f"small={folder / 'small.safetensors'}", "--model", f"other={folder / 'other.safetensors'}"),
+        *(part for name in NAMES for part in ("--model", f"{name}={folder / name}.safetensors")),
         *("--target-ms", 20_000, "--admin-token-file", folder / "admin", "--max-texts", 1200, "--max-body-mb", 1),
     ) as found:
         yield found
@@ -79,7 +82,7 @@ def stream(column: pa.Array, name: str = "text", compression: str | None = None)
 def test_served_labels_are_those_of_a_job_to_the_bit(server: Server, folder: Path, tmp_path: Path) -> None:
     """Whatever the texts are batched with: requests of all sizes, for two models, at once, as JSON and as Arrow."""
     texts, jobs, lines = mixed_texts(150, seed=1), {}, {}
-    for name in ("small", "other"):
+    for name in NAMES:
         options = {"model": folder / f"{name}.safetensors", "scores": True, "top_k": 2, "device": "cpu"}
         jobs[name] = pipeline.classify(texts, **options).to_arrow().drop_columns(["file", "row", "reason"])
         pipeline.classify(texts, tmp_path / name, format="jsonl", **options)
@@ -89,7 +92,7 @@ def test_served_labels_are_those_of_a_job_to_the_bit(server: Server, folder: Pat
     asked = []
     for i in range(60):
         first = chosen.randrange(len(texts))
-        asked.append((chosen.choice(["small", "other"]), first, first + chosen.choice([1, 1, 1, 2, 7, 60]), i % 3 == 0))
+        asked.append((chosen.choice(NAMES), first, first + chosen.choice([1, 1, 1, 2, 7, 60]), i % 3 == 0))
 
     def ask(name: str, first: int, last: int, as_arrow: bool) -> None:
         given = texts[first:last]
@@ -115,7 +118,7 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
         (result,) = client.classify(["x" * 200])
         assert set(result) == {"label", "score", "n_chars", "truncated", "unknown_chars"}
         assert (result["n_chars"], result["truncated"]) == (200, True)
-        small, other = client.models()
+        small, other, _ = client.models()
         assert (small["name"], small["default"], small["reads"], other["classes"]) == (
             *("small", True, 123),
             [f"class {i}" for i in range(3)],
@@ -335,7 +338,8 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
             file.write_bytes(saved)
             server.process.send_signal(signal.SIGHUP)
             server.wait_for("model reloaded")
-            server.wait_for("model reloaded")
+            for _ in NAMES[1:]:
+                server.wait_for("model reloaded")
         finally:
             stop.set()
     assert refused.status_code == 409

@@ -32,7 +32,8 @@ def served(
     """
     port = _free_port()
     command, path, more = _command(stack, python, port, model, device, target_ms, batch, wait_ms)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    path_of_python = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path_of_python, **more}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

@@ -18,7 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pipeline.errors import BroadsheetError
-from pipeline.output.labelling import Labelling
+from pipeline.model.charcnn import Model
+from pipeline.output.labelling import Labelling, Names
 from pipeline.serve import answers, openapi
 from pipeline.serve.bodies import ARROW, JSON, Asked, BadRequest, from_arrow, from_json, texts_of
 from pipeline.serve.dispatcher import Dispatcher, Gone, Refused
@@ -120,7 +121,7 @@ class App:
             found = await waiting.answer
         finally:
             gone.discard(forget)
-        arguments = (found, Labelling(waiting.classes, asked.top_k, asked.scores))
+        arguments = (found, _labelling(waiting.model, asked))
         write = partial(answers.to_json, name, *arguments) if kind == JSON else partial(answers.to_arrow, *arguments)
         content = write() if len(texts) <= _AT_ONCE_TEXTS else await asyncio.to_thread(write)
         return Response(content, media_type=kind)
@@ -247,6 +248,12 @@ def _kind(request: Request) -> str:
 def _shows(request: Request, token: str) -> bool:
     scheme, _, shown = request.headers.get("authorization", "").partition(" ")
     return scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), token.encode())
+
+
+def _labelling(model: Model, asked: Asked) -> Labelling:
+    """What a job would say of each row, with these options."""
+    names = Names(multi_label=model.is_multi_label)
+    return Labelling(model.classes, asked.top_k, asked.scores, names, thresholds=model.thresholds)
 
 
 def _json(value: object, status: int = 200) -> Response:

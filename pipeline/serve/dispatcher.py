@@ -177,7 +177,7 @@ class Dispatcher:
         np.cumsum(np.minimum(texts.n_chars, loaded.model.reads), out=chars[1:])
         is_large, deadline = self._admit(loaded.key, len(texts), int(chars[-1]), now)
         answer: asyncio.Future[Predictions] = self._loop.create_future()
-        request = Request(loaded.key, loaded.model.classes, texts, chars, top_k, now, deadline, answer, is_large)
+        request = Request(loaded.key, loaded.model, texts, chars, top_k, now, deadline, answer, is_large)
         self._open[request.key] += 1
         answer.add_done_callback(lambda _: self._close(request.key))
         if len(texts):
@@ -368,7 +368,7 @@ class Dispatcher:
         arrived, deadline = request.arrived, max(request.deadline, self._clock() + self.target)
         child = Request(
             request.key,
-            request.classes,
+            request.model,
             texts,
             chars,
             request.top_k,

@@ -162,10 +162,8 @@ class _Server:
 
 
 def _loaded(name: str, source: str, number: int = 1) -> LoadedModel:
-    """A model as engines get it. Raises ModelError, and UsageError for one that gives several labels to a text."""
+    """A model as engines get it. Raises ModelError."""
     model = load_model(source)
-    if model.is_multi_label:
-        raise UsageError(f"{source} gives a text several labels, and the server gives one: use broadsheet classify")
     return LoadedModel(name, number, source, model, model.to_bytes())
 
 

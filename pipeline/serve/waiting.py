@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.engine.base import Predictions, Texts
+from pipeline.model.charcnn import Model
 from pipeline.serve.batch_time import BatchTime
 
 STRETCH = 1.2
@@ -22,13 +23,13 @@ STRETCH = 1.2
 class Request:
     """Texts of one client, and what is known of them so far.
 
-    key, classes: of the loaded model that they are for. chars: int64 [N + 1], the sum of the characters that the model
+    key, model: of the loaded model that they are for. chars: int64 [N + 1], the sum of the characters that the model
     reads of the texts before. arrived, deadline: by the monotonic clock. answer: their predictions, or an error.
     started: texts that went to a device. parts: predictions by the number of their first text.
     """
 
     key: str
-    classes: tuple[str, ...]
+    model: Model
     texts: Texts
     chars: NDArray[np.int64]
     top_k: int
