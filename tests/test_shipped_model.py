@@ -20,7 +20,7 @@ def test_frame_and_card() -> None:
     assert (model.frame, model.length, len(model.alphabet), model.dtype) == ("text", 1014, 70, "float16")
     assert model.alphabet.symbols == WITH_SPACE
     assert model.classes == ("World", "Sports", "Business", "Sci/Tech")
-    assert (ROOT / "pipeline" / "weights" / "ag_news.safetensors").stat().st_size <= 25_000_000
+    assert (ROOT / "pipeline" / "weights" / "ag_news.safetensors").stat().st_size <= 40_000_000
     card = model.card
     assert model.scales is not None
     assert card["calibrated on"] == {"rows": 2048, "files": ["train.csv"]}
@@ -28,7 +28,7 @@ def test_frame_and_card() -> None:
     assert card["data"]["rows"] == 48_800
     assert card["recipe"].items() <= Recipe().to_dict().items()  # later settings are not among them
     assert card["test"]["rows"] == 7_600
-    assert card["test"]["accuracy"] >= 0.913
+    assert card["test"]["accuracy"] >= 0.921
 
 
 def test_pytorch_and_the_reference_agree() -> None:

@@ -46,8 +46,8 @@ class Shipped(NamedTuple):
 SHIPPED = {
     "ag-news": Shipped(
         "ag_news.safetensors",
-        "9260c497a31c0cb7ea3deb7196c5b9e76955bfe5001aa5b6dbc314c39206ef0d",
-        "3a000942431f8a49d4c73e0086d7b252055e0e4b5b734f1224252c2f2179ddf5",
+        "68b4d580cf3144366d4141da3e84d87b97b7d3b4ebbf1fc84896f1ea49b3d75f",
+        "9d7d761dfaf933a171fbacaeb5bb154d0fdbb80d798cd6cbd00e392601459f93",
         "English news",
     )
 }

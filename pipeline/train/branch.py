@@ -37,7 +37,7 @@ class Settings:
     words: float = 0.5
 
 
-_PLAIN = Settings(1e-4, salience=0.0, words=1.0)
+_PLAIN_STRENGTH = 0.05  # of the rows, each: as C=20 of scikit-learn's LogisticRegression
 
 
 class Bags(NamedTuple):
@@ -169,7 +169,8 @@ def _tried(
 
 def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[Labels]) -> Floats:
     """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
-    return _tried(found, labels, classes, folds, _PLAIN, False, [None] * len(folds))[1]
+    settings = Settings(_PLAIN_STRENGTH / len(labels), salience=0.0, words=1.0)
+    return _tried(found, labels, classes, folds, settings, False, [None] * len(folds))[1]
 
 
 def folds_of(labels: Labels) -> list[Labels]:
