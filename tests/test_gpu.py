@@ -27,6 +27,7 @@ from pipeline.model.alphabet import encode
 from pipeline.model.calibration import calibrated
 from pipeline.model.charcnn import Model
 from pipeline.model.frame import FRAMES, Frame
+from pipeline.model.ngrams import scores as ngram_scores
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
@@ -210,7 +211,8 @@ def test_the_shipped_model_flips_hardly_a_label(ag_news: Path) -> None:
         texts = Texts.of([f"{title} {text}".strip().encode() for _, title, text in csv.reader(file)])
     model = load_model()
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids
-    true = exact.logits(model, ids, "cuda")
+    assert model.ngrams is not None
+    true = exact.logits(model, ids, "cuda") + ngram_scores(texts.data, texts.offsets, model.ngrams)
     scores = np.sort(reference.softmax(true), axis=1)
     margin = scores[:, -1] - scores[:, -2]
     for kernels, precision, most in (
