@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # What the kernels are compiled with in tests. PyTorch's wheels insist on an older one, without which they work as well.
 NVRTC := $(PIP) install --no-deps nvidia-cuda-nvrtc==13.5.37
 
-.PHONY: demo test lint lab clean
+.PHONY: demo test lint docs lab clean
 
 demo: $(VENV)/installed
 	$(BIN)/broadsheet classify examples/articles.csv -o labels --overwrite \
@@ -24,11 +24,15 @@ lint: $(VENV)/linted
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation site, into site/. Fails on a broken link.
+docs: $(VENV)/documented
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 lab: $(VENV)/lab
 	$(BIN)/jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) labels
+	rm -rf $(VENV) labels site
 
 $(VENV)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -43,6 +47,10 @@ $(VENV)/installed: pyproject.toml | $(VENV)/python
 $(VENV)/tested: pyproject.toml | $(VENV)/python
 	$(PIP) install -e '.[test]'
 	$(NVRTC)
+	@touch $@ $(VENV)/installed
+
+$(VENV)/documented: pyproject.toml | $(VENV)/python
+	$(PIP) install -e '.[docs]'
 	@touch $@ $(VENV)/installed
 
 $(VENV)/lab: pyproject.toml | $(VENV)/python

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import dask
@@ -111,5 +111,11 @@ KEPT = Kept()
 _of_parents: list[object] = []
 """Kept, so that their ends are not run here."""
 
-atexit.register(KEPT.close)  # after Dask's own, so before them
+
+def _close_at_exit() -> None:
+    with suppress(RuntimeError):  # Python 3.12.0 and 3.12.1 start no thread at exit, as asyncio wants at its own end
+        KEPT.close()
+
+
+atexit.register(_close_at_exit)  # after Dask's own, so before them
 os.register_at_fork(after_in_child=KEPT.leave_to_parent)

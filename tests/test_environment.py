@@ -51,6 +51,16 @@ def test_conda_has_what_pip_has_at_a_version_that_pip_allows(project: dict, cond
             assert SpecifierSet(conda[name]) == requirement.specifier, f"{requirement}, but conda's {conda[name]}"
 
 
+def test_the_conda_recipe_needs_what_the_package_needs(project: dict) -> None:
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    assert recipe["context"]["version"] == project["version"]
+    assert recipe["build"]["python"]["entry_points"] == [f"{n} = {at}" for n, at in project["scripts"].items()]
+    listed = dict(line.split(" ") if " " in line else (line, "") for line in recipe["requirements"]["run"])
+    needed = {CONDA_NAMES.get(r.name, r.name): str(r.specifier) for r in map(Requirement, project["dependencies"])}
+    of_dask_dataframe, on_linux = {"pandas": ""}, {"__unix": ""}
+    assert listed == {"python": project["requires-python"]} | needed | of_dask_dataframe | on_linux
+
+
 def test_no_lower_bound_is_below_what_the_page_on_security_has_looked_into(project: dict) -> None:
     page = (ROOT / "SECURITY.md").read_text()
     checked = {
