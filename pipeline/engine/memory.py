@@ -20,7 +20,10 @@ def is_short_of_memory(device: str, limit: int | None) -> bool:
     if limit and psutil.Process().memory_info().rss > _MOST_USED * limit:
         return True
     if device == "cuda":
-        import cupy
+        try:
+            import cupy
+        except ImportError:
+            return False  # opening the engine says what is missing
 
         free, total = cupy.cuda.Device().mem_info
         return bool(free < _LEAST_FREE * total)

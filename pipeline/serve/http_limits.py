@@ -43,7 +43,7 @@ class LimitedProtocol(HttpToolsProtocol):
             call()
 
     def data_received(self, data: bytes) -> None:
-        if self._waits_for == "head":
+        if self._waits_for != "body":
             self._head_bytes += len(data)
         super().data_received(data)
         if self._waits_for == "head" and self._head_bytes > HEAD_BYTES:
@@ -60,10 +60,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["gone"] = self._gone  # type: ignore[typeddict-unknown-key]
-        self._waits_for, self._head_bytes = "head", 0
+        self._waits_for = "head"
 
     def on_headers_complete(self) -> None:
-        self._waits_for = "body"
+        self._waits_for, self._head_bytes = "body", 0
         self._stop_timer()
         super().on_headers_complete()
 

@@ -258,7 +258,11 @@ def train(
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     trials: list[Trial] = []
-    tell = Stuck(tell, data.labels[prepared.fit], len(data.classes), job.recipe) if soft_labels is None else tell
+    tell = (
+        Stuck(tell, data.labels[prepared.fit], len(data.classes), job.recipe)
+        if targets.ndim == 1 and soft_labels is None
+        else tell
+    )
     with interrupts_noted() as stop:
         if sweep:
             from pipeline.train.sweep import jobs_of, run_sweep
