@@ -28,7 +28,6 @@ from benchmarks.chaos.slow import slowed
 from pipeline import classify, verify
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
-from pipeline.worker import STATE
 
 
 def write_csv(path: Path, rows: int, width: int = 100) -> Path:
@@ -220,15 +219,17 @@ def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(client
     assert client.dashboard_link.startswith("http://127.0.0.1:")
     with urllib.request.urlopen(client.dashboard_link, timeout=30) as page:
         assert b"Dask" in page.read()
-    threads = client.run(
-        lambda: (os.environ.get("OPENBLAS_NUM_THREADS"), _compute_threads(), len(STATE.loaded.engines))
-    )
+    threads = client.run(_threads)
     most = max(1, (os.cpu_count() or 1) // 2)  # of one engine; one computes at a time
     assert all(blas == "1" and count <= most * engines for blas, count, engines in threads.values())
 
 
-def _compute_threads() -> int:
-    return sum(t.name.startswith("broadsheet-compute") for t in threading.enumerate())
+def _threads() -> tuple[str | None, int, int]:
+    """Of a worker: what BLAS was told, the threads that compute, and the engines."""
+    from pipeline.worker import STATE
+
+    computing = sum(thread.name.startswith("broadsheet-compute") for thread in threading.enumerate())
+    return os.environ.get("OPENBLAS_NUM_THREADS"), computing, len(STATE.loaded.engines)
 
 
 def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:

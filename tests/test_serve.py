@@ -56,7 +56,7 @@ def server(folder: Path) -> Iterator[Server]:
     """Three models; a target that a busy machine holds."""
     with serving(
         *(part for name in NAMES for part in ("--model", f"{name}={folder / name}.safetensors")),
-        *("--target-ms", 20_000, "--admin-token-file", folder / "admin", "--max-texts", 1200, "--max-body-mb", 1),
+        *("--target-ms", 20_000, "--admin-token-file", folder / "admin", "--max-texts", 6000, "--max-body-mb", 1),
     ) as found:
         yield found
 
@@ -154,7 +154,7 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
         (b'{"texts": ["a"], "top_k": 0}', JSON, 422),
         (b'{"texts": ["a"], "top_k": 1e400}', JSON, 422),
         (b'{"texts": ["a"], "scores": 1}', JSON, 422),
-        (json.dumps({"texts": ["a"] * 1201}).encode(), JSON, 413),
+        (json.dumps({"texts": ["a"] * 6001}).encode(), JSON, 413),
         (json.dumps({"texts": ["a" * (1 << 20)]}).encode(), JSON, 413),
         (b'{"texts": ["a"]}', {"content-type": "text/plain"}, 415),
         (b'{"texts": ["a"]}', {"content-type": "application/json; charset=latin-1"}, 415),
@@ -166,7 +166,7 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
         (stream(pa.array([1])), ARROW, 422),
         (stream(pa.array(["a", None])), ARROW, 422),
         (stream(pa.array(["a" * 1000] * 100), compression="zstd"), ARROW, 422),
-        (stream(pa.array([""] * 1201)), ARROW, 413),
+        (stream(pa.array([""] * 6001)), ARROW, 413),
         (stream(pa.array([b"caf\xe9"], pa.binary()).view(pa.string())), ARROW, 400),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, bytes) else "",
@@ -257,7 +257,7 @@ def test_no_request_that_the_document_describes_or_nearly_so_ends_in_500(server:
 
 
 def test_a_large_request_does_not_hold_up_single_ones(server: Server) -> None:
-    large = json.dumps({"texts": [f"text number {i}" for i in range(1200)]}).encode()
+    large = json.dumps({"texts": [f"text number {i}" for i in range(6000)]}).encode()
     with ThreadPoolExecutor(1) as pool, server.client() as client:
         waiting = pool.submit(post, server, large)
         while metric(server, "broadsheet_queue_texts") == 0:
@@ -266,12 +266,12 @@ def test_a_large_request_does_not_hold_up_single_ones(server: Server) -> None:
             assert client.classify(["a single one"])[0]["n_chars"] == 12
         assert not waiting.done()
         results = waiting.result().json()["results"]
-    assert [result["n_chars"] for result in results] == [len(f"text number {i}") for i in range(1200)]
+    assert [result["n_chars"] for result in results] == [len(f"text number {i}") for i in range(6000)]
 
 
 def test_a_client_that_hangs_up_is_forgotten(server: Server) -> None:
     before = metric(server, "broadsheet_batch_texts_sum")
-    body = json.dumps({"texts": [f"text number {i}" for i in range(1200)]}).encode()
+    body = json.dumps({"texts": [f"text number {i}" for i in range(6000)]}).encode()
     host, port = urlsplit(server.url).netloc.split(":")
     with socket.create_connection((host, int(port))) as raw:
         head = f"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
@@ -283,7 +283,7 @@ def test_a_client_that_hangs_up_is_forgotten(server: Server) -> None:
     server.wait_for("request")
     with server.client() as client:
         client.classify(["the next one"])
-    assert metric(server, "broadsheet_batch_texts_sum") - before < 1200
+    assert metric(server, "broadsheet_batch_texts_sum") - before < 6000
 
 
 def test_health_metrics_and_the_document(server: Server) -> None:
@@ -354,7 +354,7 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
 
 def test_a_killed_engine_is_replaced_and_its_requests_are_told(server: Server) -> None:
     engine = next(line["process"] for line in reversed(server.said) if line["message"] == "engine ready")
-    large = json.dumps({"texts": [f"text number {i}" for i in range(1200)]}).encode()
+    large = json.dumps({"texts": [f"text number {i}" for i in range(6000)]}).encode()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(post, server, large)
         while metric(server, "broadsheet_queue_texts") == 0:
