@@ -2,7 +2,8 @@
 
 >>> import pipeline
 >>> report = pipeline.classify(["Stocks fell on Monday as oil rose."])
->>> report.to_pandas()
+>>> report.to_pandas()["label"][0]
+'Business'
 """
 
 from __future__ import annotations

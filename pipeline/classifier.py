@@ -38,7 +38,10 @@ class Prediction(NamedTuple):
 
     Examples
     --------
-    >>> label, score = classifier("Stocks fell on Monday as oil rose.")
+    >>> with pipeline.load("ag-news") as classifier:
+    ...     label, score = classifier("Stocks fell on Monday as oil rose.")
+    >>> label, score > 0.5
+    ('Business', True)
 
     """
 
@@ -75,6 +78,11 @@ class Classifier:
     Texts may be on a GPU already: an array or batch with Arrow's C device interface (of a batch, the column "text"), a
     cudf Series, or `pipeline.engine.base.Texts` of CuPy arrays. They are labelled there, and only their offsets and
     nulls are copied to the host. Bytes that are not UTF-8 count as unknown characters.
+
+    Parameters
+    ----------
+    engine : Engine
+        What computes, with its model; `load` opens it.
 
     Attributes
     ----------

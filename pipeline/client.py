@@ -23,12 +23,28 @@ _ARROW = "application/vnd.apache.arrow.stream"
 class ServerError(BroadsheetError):
     """What a server answers in place of labels. Exit code 1.
 
-    Attributes
+    Parameters
     ----------
+    message : str
+        What it says.
     status : int
         The status of HTTP: 503 where the server is too busy to answer in time.
     retry_after : int or None
         Seconds after which it is worth asking again.
+
+    Attributes
+    ----------
+    status, retry_after
+        As they were given.
+
+    Examples
+    --------
+    >>> with pipeline.Client("http://127.0.0.1:8000") as client:
+    ...     try:
+    ...         client.classify(["Stocks fell on Monday."], model="another")
+    ...     except pipeline.ServerError as error:
+    ...         print(error.status)
+    404
 
     """
 
@@ -54,8 +70,8 @@ class Client:
     Examples
     --------
     >>> with pipeline.Client("http://127.0.0.1:8000") as client:
-    ...     client.classify(["Stocks fell on Monday as oil rose."])[0]["label"]
-    'Business'
+    ...     sorted(client.classify(["Stocks fell on Monday as oil rose."])[0])
+    ['label', 'n_chars', 'score', 'truncated', 'unknown_chars']
 
     """
 
@@ -149,10 +165,18 @@ class Client:
 class AsyncClient:
     """`Client` with methods to await; an asynchronous context manager.
 
+    Parameters
+    ----------
+    url, token, certificates, timeout
+        As `Client` takes them.
+
     Examples
     --------
-    >>> async with pipeline.AsyncClient("http://127.0.0.1:8000") as client:
-    ...     results = await client.classify(["Stocks fell on Monday as oil rose."])
+    >>> async def lengths(texts):
+    ...     async with pipeline.AsyncClient("http://127.0.0.1:8000") as client:
+    ...         return [result["n_chars"] for result in await client.classify(texts)]
+    >>> asyncio.run(lengths(["Stocks fell on Monday as oil rose."]))
+    [34]
 
     """
 
@@ -168,7 +192,19 @@ class AsyncClient:
     async def classify(
         self, texts: Sequence[str], model: str | None = None, top_k: int = 1, scores: bool = False
     ) -> list[dict[str, Any]]:
-        """As `Client.classify`."""
+        """Label texts.
+
+        Parameters
+        ----------
+        texts, model, top_k, scores
+            As `Client.classify` takes them.
+
+        Returns
+        -------
+        list of dict
+            As of `Client.classify`, which also says what is raised.
+
+        """
         asked = {"texts": list(texts), "model": model, "top_k": top_k, "scores": scores}
         found: list[dict[str, Any]] = (await self._ask("POST", "/v1/classify", json=asked)).json()["results"]
         return found
@@ -176,7 +212,19 @@ class AsyncClient:
     async def classify_arrow(
         self, texts: pa.Array | pa.ChunkedArray, model: str | None = None, top_k: int = 1, scores: bool = False
     ) -> pa.Table:
-        """As `Client.classify_arrow`."""
+        """Label a column of texts.
+
+        Parameters
+        ----------
+        texts, model, top_k, scores
+            As `Client.classify_arrow` takes them.
+
+        Returns
+        -------
+        pyarrow.Table
+            As of `Client.classify_arrow`, which also says what is raised.
+
+        """
         answer = await self._ask("POST", "/v1/classify", **_stream(texts, model, top_k, scores))
         return _table(answer.content)
 

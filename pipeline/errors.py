@@ -20,9 +20,10 @@ class BroadsheetError(Exception):
     Examples
     --------
     >>> try:
-    ...     pipeline.classify("news.csv", "labels")
+    ...     pipeline.classify("news.csv", "labels", chunk_size=0)
     ... except pipeline.BroadsheetError as error:
-    ...     sys.exit(error.exit_code)
+    ...     print(error.exit_code)
+    2
 
     """
 

@@ -83,6 +83,12 @@ class Estimate:
     warnings : tuple of str
         What to look at before the job.
 
+    Examples
+    --------
+    >>> estimate = pipeline.dry_run("news.csv", text_column=["title", "body"])
+    >>> estimate.rows, estimate.seconds > 0
+    (100, True)
+
     """
 
     files: int
@@ -208,9 +214,9 @@ endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, 
 
     Examples
     --------
-    >>> estimate = pipeline.dry_run("news/*.csv.gz", "labels", text_column=["title", "body"])
-    >>> estimate.seconds / 3600, estimate.output_bytes
-    (5.2, 1204000000)
+    >>> estimate = pipeline.dry_run("news.csv", "labels", text_column=["title", "body"])
+    >>> estimate.problems, estimate.labels["Sports"]
+    ((), 50)
 
     """
     given = locals()

@@ -69,8 +69,10 @@ def quantise(
 
     Examples
     --------
-    >>> model = pipeline.quantise("ag-news", "train.csv", text_column=["title", "description"])
-    >>> pipeline.classify("news/*.csv", "labels", model=model, precision="int8")
+    >>> model = pipeline.quantise("ag-news", "news.csv", text_column=["title", "body"])
+    >>> model.scales is None
+    False
+    >>> model.save("news_int8.safetensors")
 
     """
     loaded = load_model(model)

@@ -54,8 +54,7 @@ def label(
 
     Parameters
     ----------
-    frame : pandas.DataFrame, polars.DataFrame, pyarrow.Table, Dask DataFrame or Bag of strings,
-            cudf.DataFrame, Hugging Face dataset
+    frame : pandas.DataFrame, polars.DataFrame, pyarrow.Table, cudf.DataFrame, dataset, or Dask DataFrame or Bag
         The rows. It is not changed. Of a Dask collection nothing is computed yet: its partitions are labelled where
         and when Dask computes them, in each process by one engine that stays loaded. The graph holds the model's name
         and digest: give the path of a file that each worker can read. A `Model` is sent to the workers of the current
@@ -94,8 +93,9 @@ kernels, workers, strict, allow_mixed
 
     Examples
     --------
-    >>> frame = pipeline.label(frame, text_column=["title", "body"])
-    >>> frame[["title", "label", "score"]]
+    >>> frame = pd.read_csv("news.csv").head(2)
+    >>> pipeline.label(frame, text_column=["title", "body"])["label"].tolist()
+    ['Business', 'Sports']
 
     >>> articles = dask.dataframe.read_parquet("news/")
     >>> labelled = pipeline.label(articles[articles.year == 2024], text_column="body")

@@ -38,7 +38,7 @@ class Options:
 
     Examples
     --------
-    >>> Options(text_column=["title", "body"], top_k=3).text_column
+    >>> pipeline.Options(text_column=["title", "body"], top_k=3).text_column
     ('title', 'body')
 
     """

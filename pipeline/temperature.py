@@ -83,6 +83,8 @@ def calibrate(
     Examples
     --------
     >>> model = pipeline.calibrate("news.safetensors", "held_back.csv", text_column="body", label_column="topic")
+    >>> model.temperature > 0
+    True
     >>> model.save("news_calibrated.safetensors")
 
     """

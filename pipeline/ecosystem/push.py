@@ -46,7 +46,7 @@ def push(model: str | Path | Model, repository: str, *, private: bool = False, m
     Examples
     --------
     >>> pipeline.push("topics.safetensors", "user/topics")
-    'hf://user/topics@5f1c…'
+    'hf://user/topics@...'
 
     """
     repository, revision = repository_of(f"{SCHEME}{repository.removeprefix(SCHEME)}")

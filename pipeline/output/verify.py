@@ -57,6 +57,7 @@ def verify(
 
     Examples
     --------
+    >>> report = pipeline.classify("news.csv", "labels", text_column=["title", "body"])
     >>> pipeline.verify("labels").rows_written
     100
 

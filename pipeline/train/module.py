@@ -75,8 +75,8 @@ def torch_module(model: str | Path | Model) -> TorchModule:
     Examples
     --------
     >>> module = pipeline.torch_module("ag-news")
-    >>> ids = pipeline.onnx_inputs("ag-news", ["Stocks fell on Monday."])["ids"]
-    >>> module(torch.from_numpy(ids)).argmax(1)
+    >>> inputs = pipeline.onnx_inputs("ag-news", ["Stocks fell on Monday."])
+    >>> module(*map(torch.from_numpy, inputs.values())).argmax(1)
     tensor([2])
 
     """
