@@ -49,7 +49,7 @@ def test_labels_of_a_dask_frame_are_those_of_classify(
     assert (computed.dtypes == labelled.dtypes).all()
     assert (computed.label == wanted.label.iloc[0]).all()
     assert len(computed) == (wanted.label == wanted.label.iloc[0]).sum()
-    assert {*client.run(_engines).values()} == {1}
+    assert max(client.run(_engines).values()) == 1  # a worker that was given no partition has none
 
 
 def _engines() -> int:

@@ -320,6 +320,17 @@ def load(server: Server, until: threading.Event, model: str, texts: list[str]) -
     return found
 
 
+@pytest.mark.parametrize("named", [pipeline.Client, pipeline.AsyncClient, pipeline.ServerError])
+def test_the_examples_of_the_clients_run(named: type, server: Server) -> None:
+    text = (inspect.getdoc(named) or "").replace("http://127.0.0.1:8000", server.url)
+    names = {"pipeline": pipeline, "asyncio": asyncio}
+    said: list[str] = []
+    test = doctest.DocTestParser().get_doctest(text, names, named.__name__, None, None)
+    assert test.examples
+    doctest.DocTestRunner().run(test, out=said.append)
+    assert not said, "".join(said)
+
+
 def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, folder: Path) -> None:
     texts, file = mixed_texts(5, seed=3), folder / "small.safetensors"
     saved = file.read_bytes()
@@ -390,14 +401,3 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> No
     answers = [answer for answer in asking.result() if isinstance(answer, httpx.Response)]
     assert {answer.status_code for answer in answers} == {200}
     assert server.said[-1]["message"] == "stopped"
-
-
-@pytest.mark.parametrize("named", [pipeline.Client, pipeline.AsyncClient, pipeline.ServerError])
-def test_the_examples_of_the_clients_run(named: type, server: Server) -> None:
-    text = (inspect.getdoc(named) or "").replace("http://127.0.0.1:8000", server.url)
-    names = {"pipeline": pipeline, "asyncio": asyncio}
-    said: list[str] = []
-    test = doctest.DocTestParser().get_doctest(text, names, named.__name__, None, None)
-    assert test.examples
-    doctest.DocTestRunner().run(test, out=said.append)
-    assert not said, "".join(said)
