@@ -63,7 +63,7 @@ def server(certificate: Path, small_model_file: Path, tmp_path_factory: pytest.T
     with serving(
         *("--host", "0.0.0.0", "--model", f"small={small_model_file}", "--target-ms", 50, "--log-texts"),
         *("--token-file", token, "--tls-certificate", certificate, "--max-connections", MOST_CONNECTIONS),
-        *("--head-s", 1, "--body-s", 1, "--idle-s", 1, "--drain-s", 1.5),
+        *("--head-s", 1, "--body-s", 1, "--idle-s", 1, "--drain-s", 1.5, "--http-processes", 2),
     ) as found:
         found.url = found.url.replace("0.0.0.0", "127.0.0.1")
         yield found
