@@ -41,8 +41,10 @@ _AT_ONCE_BYTES, _AT_ONCE_TEXTS = 1 << 17, 256
 _BODIES_HELD = 8
 """Bodies of the largest size that are held at a time, or as many bytes of smaller ones."""
 
-_LATE_SHARE = 0.2
-"""A request that is read so late, as a share of the target, is refused before anything is done for it."""
+_LATE_SHARE = 0.3
+"""A request that is read so late, as a share of the target, is refused before anything is done for it: what comes is
+more than this process can read, and the answer would be as late again.
+"""
 
 _GONE = 499
 """What logs and metrics have for a client that has hung up."""
@@ -117,12 +119,9 @@ class App:
         self._check_token(headers)
         kind = _kind(headers)
         body = await self._body(scope, headers, receive, seen)
-        late = time.monotonic() - seen.arrived
-        if late > self._too_late:
-            raise Refused(
-                f"the answer would take longer than {1000 * self._target:,.0f} ms: too much comes"
-            )
         is_small = len(body) <= _AT_ONCE_BYTES
+        if is_small and time.monotonic() - seen.arrived > self._too_late:
+            raise Refused(f"the answer would take longer than {1000 * self._target:,.0f} ms: too much comes")
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         asked = self._read(kind, body, query) if is_small else await asyncio.to_thread(self._read, kind, body, query)
         if self._settings.log_texts:

@@ -37,7 +37,7 @@ expected to take may change in the meantime.
 """
 
 _LATE_SHARE = 0.4
-"""A request that comes so late, as a share of the target, is refused even where a device is free."""
+"""A request that comes so late, as a share of its time, is refused even where a device is free."""
 
 _OVERDUE_SHARE = 0.2
 _BUSY_WINDOW = 10.0
@@ -214,7 +214,7 @@ class Dispatcher:
             needs = residuals[number] + STRETCH * longest * (rounds + 1)  # others that come may fill its batch
         request.deadline = request.arrived + patience - back
         late = now - request.arrived + back
-        if late > _LATE_SHARE * self.target if free else late + needs > patience - _SPARE_SHARE * self.target:
+        if late > _LATE_SHARE * patience if free else late + needs > patience - _SPARE_SHARE * self.target:
             raise Refused(f"the answer would take longer than {1000 * patience:,.0f} ms", needs)
 
     def _residual(self, device: Device, key: str, now: float) -> float:
