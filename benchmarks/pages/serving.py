@@ -73,8 +73,8 @@ up, what is still waiting of its request is dropped.
 The log on stderr has a line for each request and for each thing that happens, as text or with `--log-format json`; a
 text is never in it, unless `--log-texts` asks for that. `--no-log-requests` leaves out the requests.
 
-- `--http-processes` (1 on a CPU, on GPUs half the cores, 8 at most) read requests, check them and write the answers, all
-  at one address: the kernel deals new connections out to them. They send texts to the main process, which has the
+- `--http-processes` (1 on a CPU, on GPUs half the cores, 8 at most) read requests, check them and write the answers,
+  all at one address: the kernel deals new connections out to them. They send texts to the main process, which has the
   queue, over sockets, those of many requests together. Any of them shows the metrics of all, and limits count for all.
   One that ends is started again; it costs its own connections only.
 - SIGTERM or Ctrl-C: the server takes no new requests, answers those that it has, and exits with code 0, after
