@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# Python compiles a module when it is first imported: most modules of large packages never are.
+INSTALL := $(PIP) install --no-compile
 
 # What the kernels are compiled with in tests. PyTorch's wheels insist on an older one, without which they work as well.
-NVRTC := $(PIP) install --no-deps nvidia-cuda-nvrtc==13.5.37
+NVRTC := $(INSTALL) --no-deps nvidia-cuda-nvrtc==13.5.37
 
 .PHONY: demo test lint docs lab clean
 
@@ -14,10 +16,10 @@ demo: $(VENV)/installed
 	  --text-column title --text-column text --id-column id --truth-column category
 	$(BIN)/broadsheet verify labels
 
-# GPUs, and a Slurm of network namespaces, want the machine to themselves; all else shares two cores.
+# A GPU has one test at a time; all else shares two cores. Slurm comes first, since its tests mostly wait.
 test: $(VENV)/tested
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not slurm"
-	$(BIN)/python -m pytest -m "gpu or slurm"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu" tests/test_slurm.py tests notebooks
+	$(BIN)/python -m pytest -m gpu
 
 lint: $(VENV)/linted
 	$(BIN)/ruff check .
@@ -41,23 +43,23 @@ $(VENV)/python:
 	@touch $@
 
 $(VENV)/installed: pyproject.toml | $(VENV)/python
-	$(PIP) install -e .
+	$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/tested: pyproject.toml | $(VENV)/python
-	$(PIP) install -e '.[test]'
+	$(INSTALL) -e '.[test]'
 	$(NVRTC)
 	@touch $@ $(VENV)/installed
 
 $(VENV)/documented: pyproject.toml | $(VENV)/python
-	$(PIP) install -e '.[docs]'
+	$(INSTALL) -e '.[docs]'
 	@touch $@ $(VENV)/installed
 
 $(VENV)/lab: pyproject.toml | $(VENV)/python
-	$(PIP) install -e '.[notebook]'
+	$(INSTALL) -e '.[notebook]'
 	@touch $@ $(VENV)/installed
 
 $(VENV)/linted: pyproject.toml | $(VENV)/python
-	$(PIP) install -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	$(NVRTC)
 	@touch $@ $(VENV)/installed $(VENV)/tested

@@ -162,14 +162,16 @@ def test_classify_keeps_its_worker_and_leaves_dask_alone(small_model: Model, mod
 
 
 ENDS = """
-import gc, os, signal, sys, threading, time
+import faulthandler, gc, os, signal, sys, threading, time
 import pipeline
 
 def main():
+    faulthandler.dump_traceback_later(90, exit=True)  # what hangs, if anything does
     assert pipeline.classify(["a"], model=sys.argv[1], device="cpu").rows_written == 1
     held = pipeline.load(sys.argv[1], device="cpu")
     child = os.fork()
     if not child:
+        faulthandler.dump_traceback_later(60, exit=True)
         for call in (held, lambda text: pipeline.classify([text], device="cpu")):
             try:
                 call("a")

@@ -35,14 +35,20 @@ GENERATIONS = {
 REGISTERS_OF_A_BLOCK = 65_536
 NGRAMS = {4: (Kinds(2, (2, 5), 1014), 20), 1000: (Kinds(1, (1, 4), 16_384), 16)}
 """By the number of classes: as training chooses them for AG News, and the most that a kernel takes."""
+FIRST_OF_A_GENERATION = ("sm_75", "sm_80", "sm_90")
 
 
 def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
-    """Of the published frame, and of the largest alphabet and most classes; those of several layers once."""
+    """Of the published frame; on the first architecture of a generation also of the largest alphabet and most classes.
+    Those of several layers once.
+    """
     found = {}
+    shapes = [(70, 4, "text"), (70, 4, "dense")]
+    if architecture in FIRST_OF_A_GENERATION:
+        shapes.append((254, 1000, "text"))
     for generation in GENERATIONS[architecture]:
         for precision in STORAGE[generation]:
-            for symbols, classes, frame in ((70, 4, "text"), (70, 4, "dense"), (254, 1000, "text")):
+            for symbols, classes, frame in shapes:
                 layers = layer_table(symbols, 1014, classes)
                 branch = ngrams_kernel(*NGRAMS[classes], classes)
                 for kernel in [*network_kernels(generation, precision, architecture, layers, frame), branch]:

@@ -47,7 +47,9 @@ def test_a_scheduler_and_a_worker_tell_what_the_job_has_done(
         ((address, worker),) = about["workers"].items()
         of_worker = figures(f"http://127.0.0.1:{worker['services']['dashboard']}/metrics")
         link = f"http://127.0.0.1:{about['services']['dashboard']}/metrics"
-        wait_until(lambda: figures(link).get(f'broadsheet_scheduler_chunks_total{{worker="{address}"}}') == 6)
+        computing = f'broadsheet_scheduler_activity_seconds_total{{activity="computing",worker="{address}"}}'
+        chunks = f'broadsheet_scheduler_chunks_total{{worker="{address}"}}'
+        wait_until(lambda: figures(link).get(chunks) == 6 and computing in figures(link))
         of_scheduler = figures(link)
     files = (path for name in ("parts", "_quarantine") for path in (tmp_path / "out" / name).iterdir())
     expected = {
@@ -65,7 +67,6 @@ def test_a_scheduler_and_a_worker_tell_what_the_job_has_done(
         assert of_worker[f"broadsheet_worker_{name}_total"] == value, name
         assert of_scheduler[f'broadsheet_scheduler_{name}_total{{worker="{address}"}}'] == value, name
     assert of_worker["broadsheet_worker_engines"] == 1
-    computing = f'broadsheet_scheduler_activity_seconds_total{{activity="computing",worker="{address}"}}'
     assert of_scheduler[computing] > 0
     assert of_scheduler["broadsheet_scheduler_job_rows"] == 41
     assert of_scheduler["broadsheet_scheduler_job_running"] == 0
