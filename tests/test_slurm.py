@@ -125,7 +125,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     """A limit of a minute, and a first run too slow for it: Slurm runs the job twice, the user submitted it once."""
     arguments, undisturbed = job
     out = tmp_path / "out"
-    (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 8"))
+    (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 3"))
     options = ["-o", "out", "--nodes", 4, "--time", 1]
     number = submit([*arguments, *options], settings="stop_before: 20\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
