@@ -211,7 +211,9 @@ def train(
         raise UsageError(f"dtype {dtype!r}: choose float16 or float32")
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
     if multi_label and (balanced or soft_labels is not None):
-        raise UsageError("with several labels a text there are no balanced classes, teachers or soft labels: leave them out")
+        raise UsageError(
+            "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
+        )
     begin = beginning(init, alphabet, length, frame)
     alone = not (client or gpus or sweep) and init is None and soft_labels is None and is_alone(recipe, ngrams, device)
     if hold_out_share is None:
@@ -248,7 +250,9 @@ def train(
         branch = fit_branch(
             data.text, data.labels, len(data.classes), prepared.fit, prepared.held, kinds, bits, balanced
         )
-        tell(Note(f"n-grams: {branch.share_right(data.labels):.2%} of {len(branch.rows):,} {of} right that they were not fitted to"))
+        what = "labels of" if multi_label else "of"
+        share = f"{branch.share_right(data.labels):.2%} {what} {len(branch.rows):,} rows right"
+        tell(Note(f"n-grams: {share} that they were not fitted to"))
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     trials: list[Trial] = []

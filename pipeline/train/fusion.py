@@ -42,7 +42,8 @@ class _Rows:
         self._target = (truth if self._several else np.eye(network.shape[1])[truth]).astype(np.float64)
 
     def _logits(self, both: Doubles) -> Doubles:
-        return both[0] * self._parts[0] + both[1] * self._parts[1]
+        logits: Doubles = both[0] * self._parts[0] + both[1] * self._parts[1]
+        return logits
 
     def loss(self, both: Doubles) -> float:
         """The mean cross-entropy; of sigmoids, added up over the classes."""
