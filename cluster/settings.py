@@ -35,6 +35,8 @@ SETTINGS: Mapping[str, Any] = {
     _NO_WORKERS_TIMEOUT: "60s",  # after that, a job without workers ends with a message
     "distributed.worker.memory.target": False,  # chunks in flight are few and bounded: never spill one
     "distributed.worker.memory.spill": False,
+    # A hundred times a second it would walk the stacks of all threads in the worker's event loop, holding the GIL.
+    "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.pause": 0.85,
     "distributed.worker.memory.terminate": 0.95,
     # glibc's malloc and Arrow's mimalloc keep the buffers of a chunk for the next chunk: returned to the system, they

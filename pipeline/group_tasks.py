@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from types import TracebackType
 
-from distributed import Worker, get_worker
+from distributed import Worker, get_worker, secede
 from distributed.core import Status
 
 from pipeline.errors import SourceError
@@ -20,7 +20,7 @@ from pipeline.output.commit import commit_end, committed_entry
 from pipeline.output.record import Entry
 from pipeline.source.group import Group, GroupChunk, GroupEnd
 from pipeline.source.plan import Run
-from pipeline.source.room import MOST_OF_ONE, bytes_of
+from pipeline.source.room import bytes_of
 from pipeline.task_keys import Key, run_of
 from pipeline.tasks import Done, Job, Noted, Work, infer, number_of, output_of, refuse_bad_rows, write
 from pipeline.telemetry.spans import Span, span
@@ -52,10 +52,13 @@ def label_group(group: Group, alone: bool, job: Job) -> Labelled:
     end = None
     with _Labelling(job, alone) as labelling:
         spans: list[Span] = []
-        with closing(STATE.read_group(group, job.selection, job.chunk_rows, labelling.is_committed, spans)) as reading:
-            while end is None and labelling.may_read():
+        given = (group, job.selection, job.chunk_rows, labelling.is_committed, spans, labelling.take)
+        with closing(STATE.read_group(*given)) as reading:
+            while end is None and labelling.may_read:
                 with span("read", spans, "read", number=labelling.begun):
-                    found = next(reading)
+                    found = next(reading, None)
+                if found is None:
+                    break
                 if isinstance(found, GroupEnd):
                     end = found
                 else:
@@ -71,11 +74,14 @@ def label_run(run: Run, alone: bool, job: Job) -> Labelled:
     """
     with _Labelling(job, alone) as labelling:
         spans: list[Span] = []
-        with closing(STATE.read_run(run, job.selection, labelling.is_committed, spans)) as reading:
-            while labelling.begun < len(run.units) and labelling.may_read():
+        with closing(STATE.read_run(run, job.selection, labelling.is_committed, spans, labelling.take)) as reading:
+            while labelling.begun < len(run.units) and labelling.may_read:
                 number = number_of(run.units[labelling.begun].name)
                 with span("read", spans, "read", number=number):
-                    unit, chunk = next(reading)
+                    found = next(reading, None)
+                if found is None:
+                    break
+                unit, chunk = found
                 labelling.label(GroupChunk(unit.name, unit.sources, chunk), spans)
     return Labelled(labelling.done, whole=labelling.begun == len(run.units))
 
@@ -106,7 +112,8 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         self._key: Key = self._worker.get_current_task()
         self._committed: dict[str, Entry] = {}
         self._begun: list[Done | Future[Done]] = []
-        self._failed = self._has_room = False
+        self._failed = False
+        self._room: int | None = None  # that was taken for a chunk that has yet to come
         self._engines = ExitStack()
 
     def __enter__(self) -> _Labelling:
@@ -130,13 +137,16 @@ class _Labelling(AbstractContextManager["_Labelling"]):
             self._committed[name] = entry
         return entry is not None
 
+    def take(self, count: int) -> bool:
+        """Wait for room for one more chunk, of so many bytes at most; False where no more is to be read."""
+        if self._room is None:
+            STATE.room.take(count)
+            self._room = count
+        return self.may_read
+
+    @property
     def may_read(self) -> bool:
-        """Wait for room for one more chunk; False where no more is to be read: a chunk has failed, the job is stopped,
-        or nobody wants the result any longer.
-        """
-        if not self._has_room:
-            STATE.room.take()
-            self._has_room = True
+        """Not where a chunk has failed, the job is stopped, or nobody wants the result any longer."""
         return not self._failed and run_of(self._key) not in STATE.stopped and self._is_wanted
 
     @property
@@ -153,11 +163,11 @@ class _Labelling(AbstractContextManager["_Labelling"]):
             self._begun.append(Done(found.name, self._committed.pop(found.name), [], None, []))
             return
         refuse_bad_rows(found.chunk, self._job)
-        taken = bytes_of(found.chunk)
+        room, self._room = self._room or 0, None  # it is the chunk's now, and what that does not take is given back
+        taken = min(bytes_of(found.chunk), room)
+        STATE.room.shrink(room - taken)
         work = Work(found.name, found.sources, found.chunk, spans=own)
         self._begun.append(STATE.labelling.submit(self._label, work, taken, found.stored))
-        self._has_room = False  # it is the chunk's now, and what that does not take is given back
-        STATE.room.shrink(MOST_OF_ONE - taken)
         if self._alone:
             wait([future for future in self._begun[-1:] if isinstance(future, Future)])
 
@@ -175,9 +185,12 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         return done
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._has_room:
-            STATE.room.leave()
-        wait([future for future in self._begun if isinstance(future, Future)])
+        if self._room is not None:
+            STATE.room.leave(self._room)
+        left = [future for future in self._begun if isinstance(future, Future) and not future.done()]
+        if left:
+            secede()  # another task of the worker reads meanwhile
+            wait(left)
         self._engines.close()
         if error is None:
             _ = self.done

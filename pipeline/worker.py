@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, closing
+from typing import Any, TypeVar
 
 from pipeline.engine.base import Engine
 from pipeline.engine.open import open_engine
@@ -17,8 +17,9 @@ from pipeline.source.group import GroupChunk, GroupEnd
 from pipeline.source.plan import Unit
 from pipeline.source.read import read_group, read_run, read_unit
 from pipeline.source.readers import Readers
-from pipeline.source.room import Room
+from pipeline.source.room import MOST_OF_ONE, Room
 
+_Item = TypeVar("_Item")
 _MOST_LABELLED = 16
 """Chunks of groups and runs that are classified, or written, at a time."""
 
@@ -59,10 +60,20 @@ class WorkerState:
         return self.readers.read_unit(*given) if self.readers else read_unit(*given)
 
     def _read_group(self, *given: Any) -> Generator[GroupChunk | GroupEnd, None, None]:
-        return self.readers.read_group(*given) if self.readers else read_group(*given)
+        """As of `Readers`; `take` is the last of what is given."""
+        return self.readers.read_group(*given) if self.readers else _with_room(read_group(*given[:-1]), given[-1])
 
     def _read_run(self, *given: Any) -> Generator[tuple[Unit, Chunk | None], None, None]:
-        return self.readers.read_run(*given) if self.readers else read_run(*given)
+        return self.readers.read_run(*given) if self.readers else _with_room(read_run(*given[:-1]), given[-1])
+
+
+def _with_room(found: Generator[_Item, None, None], take: Callable[[int], bool]) -> Generator[_Item, None, None]:
+    """What is read in this process, where how large a chunk is shows once it is read."""
+    with closing(found):
+        while take(MOST_OF_ONE):
+            if (item := next(found, None)) is None:
+                return
+            yield item
 
 
 STATE = WorkerState()

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
 import scipy.sparse as sp
-import torch
 from conftest import Command
+from sklearn.svm import LinearSVC
 from test_train import LENGTH, QUICK, articles
 
 from pipeline.classifier import load
@@ -21,7 +21,7 @@ from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import scores
 from pipeline.train import Epoch, Note, Recipe, Trained, train
 from pipeline.train.fusion import factors
-from pipeline.train.linear import fit
+from pipeline.train.linear import Fitter
 from pipeline.train.stuck import Stuck
 
 
@@ -132,24 +132,18 @@ def test_factors_find_the_better_of_two() -> None:
     assert factors(np.empty((0, 3)), np.empty((0, 3)), np.empty(0, np.int64)) == (0.5, 0.5)
 
 
-def test_the_logistic_regression_is_that_of_pytorch() -> None:
-    """Its minimum, found by other means and with the weights themselves."""
+@pytest.mark.parametrize("rows", [60, 1600])
+def test_the_linear_model_is_that_of_scikit_learn(rows: int) -> None:
+    """With all pairs of rows at hand, and without."""
     rng = np.random.default_rng(3)
-    features = sp.random_array((60, 40), density=0.2, rng=rng, format="csr")
-    targets = np.eye(4)[rng.integers(0, 4, 60)] * rng.uniform(0.5, 2, (60, 1))
-    found = fit(features, targets, 1e-3, settled=1e-7)
-    weights, bias = (torch.zeros(shape, dtype=torch.float64, requires_grad=True) for shape in ((40, 4), (4,)))
-    dense, wanted = torch.from_numpy(features.toarray()), torch.from_numpy(targets)
-    search = torch.optim.LBFGS([weights, bias], max_iter=2000, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
-
-    def loss() -> torch.Tensor:
-        search.zero_grad()
-        value = -(wanted * torch.log_softmax(dense @ weights + bias, 1)).sum() / 60 + 5e-4 * (weights**2).sum()
-        value.backward()
-        return value
-
-    search.step(loss)
-    assert found.weights(features) == pytest.approx(weights.detach().numpy(), abs=2e-3)
+    features = sp.random_array((rows, 40), density=0.2, rng=rng, format="csr")
+    labels, weights = rng.integers(0, 4, rows), rng.uniform(0.5, 2, rows)
+    found = Fitter(features, labels, 4, weights).fit(0.05, settled=1e-7)
+    theirs = LinearSVC(C=1 / (0.05 * rows), tol=1e-7, max_iter=10_000, dual=False)
+    theirs.fit(sp.csr_matrix(features), labels, sample_weight=weights)
+    weights_found = found.weights(features).T
+    assert weights_found == pytest.approx(theirs.coef_, abs=2e-3)
+    assert found.bias == pytest.approx(theirs.intercept_, abs=2e-3)
 
 
 def test_the_command_says_what_it_does(broadsheet_in_process: Command, tmp_path: Path) -> None:

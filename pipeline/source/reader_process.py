@@ -18,11 +18,14 @@ from queue import SimpleQueue
 from typing import Any
 
 from pipeline.errors import BroadsheetError
+from pipeline.source.chunk import Chunk
+from pipeline.source.group import GroupChunk, GroupEnd
 from pipeline.source.messages import Closed, Frame, packed, receive, send, unpacked
 from pipeline.source.parsing import PARSING
 from pipeline.source.plan import Run, Unit
 from pipeline.source.read import read_group, read_run, read_unit
-from pipeline.source.readers import Answer, End, Failure, Item, Question, Request, Share
+from pipeline.source.readers import Answer, End, Failure, Item, Question, Request, Share, Size
+from pipeline.source.room import bytes_of
 from pipeline.source.run_ahead import ahead
 from pipeline.telemetry.spans import Span
 
@@ -54,6 +57,8 @@ class _Reading:
             for item in ahead([partial(self._items, unpacked(frames), spans)], 1, 1):  # one is sent, the next one read
                 own = spans[:]
                 del spans[: len(own)]  # others may be added meanwhile
+                if (chunk := _chunk_of(item)) is not None:
+                    self._send(Size(bytes_of(chunk)))
                 self._send(Item(item, own))
         except Closed:
             raise
@@ -80,10 +85,16 @@ class _Reading:
         answer: Answer = unpacked(self._received.get())
         return answer.is_skipped
 
-    def _send(self, message: Item | Question | Failure | End) -> None:
+    def _send(self, message: Size | Item | Question | Failure | End) -> None:
         frames = packed(message)
         with self._sending:
             send(self._connection, frames)
+
+
+def _chunk_of(item: Chunk | GroupChunk | GroupEnd | None) -> Chunk | None:
+    if isinstance(item, GroupChunk):
+        return item.chunk
+    return item if isinstance(item, Chunk) else None
 
 
 def main(connection: int, share: int) -> None:

@@ -67,6 +67,13 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Size:
+    """The next item holds a chunk of so many bytes."""
+
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Item:
     """One of an answer's, and the spans of its reading."""
 
@@ -85,6 +92,16 @@ class Failure:
 @dataclass(frozen=True)
 class End:
     """The end of an answer."""
+
+
+def _never(_: str) -> bool:
+    """Skip no chunk."""
+    return False
+
+
+def _always(_: int) -> bool:
+    """There is room for every chunk."""
+    return True
 
 
 class Share:
@@ -121,18 +138,24 @@ class Readers:
 
     def read_unit(self, unit: Unit, selection: Selection, spans: list[Span] | None = None) -> Chunk:
         """As of `pipeline.source.read`; also raises ReaderLost, as the others do."""
-        answers = self._answers(Request(unit, selection), lambda found: (found, True), lambda _: False, spans)
+        answers = self._answers(Request(unit, selection), lambda found: (found, True), _never, _always, spans)
         with closing(_with_process(answers)) as found:
             chunk: Chunk = next(found)
             return chunk
 
     def read_run(
-        self, run: Run, selection: Selection, skip: Callable[[str], bool], spans: list[Span] | None = None
+        self,
+        run: Run,
+        selection: Selection,
+        skip: Callable[[str], bool],
+        spans: list[Span] | None = None,
+        take: Callable[[int], bool] = _always,
     ) -> Generator[tuple[Unit, Chunk | None], None, None]:
-        """As of `pipeline.source.read`."""
+        """As of `pipeline.source.read`. take: as of `read_group`."""
         left = list(run.units)
         request = Request(run, selection)
-        return _with_process(self._answers(request, lambda found: ((left.pop(0), found), not left), skip, spans))
+        answers = self._answers(request, lambda found: ((left.pop(0), found), not left), skip, take, spans)
+        return _with_process(answers)
 
     def read_group(
         self,
@@ -141,10 +164,14 @@ class Readers:
         chunk_rows: int,
         skip: Callable[[str], bool],
         spans: list[Span] | None = None,
+        take: Callable[[int], bool] = _always,
     ) -> Generator[GroupChunk | GroupEnd, None, None]:
-        """As of `pipeline.source.read`."""
+        """As of `pipeline.source.read`. take: called before a chunk of so many bytes is received; it returns once there
+        is room for it, and False where the rest is not wanted.
+        """
         request = Request(group, selection, chunk_rows)
-        return _with_process(self._answers(request, lambda found: (found, isinstance(found, GroupEnd)), skip, spans))
+        answers = self._answers(request, lambda found: (found, isinstance(found, GroupEnd)), skip, take, spans)
+        return _with_process(answers)
 
     def close(self) -> None:
         """End the processes, those too that are reading: whoever waits for one gets ReaderLost."""
@@ -163,6 +190,7 @@ class Readers:
         request: Request,
         told: Callable[[Any], tuple[Any, bool]],
         skip: Callable[[str], bool],
+        take: Callable[[int], bool],
         spans: list[Span] | None,
     ) -> Generator[Any, None, None]:
         """None once there is a process, then the items of its answer. told: what the caller gets of an item, and
@@ -182,6 +210,10 @@ class Readers:
             reader.ask(request)
             while not whole:
                 message = reader.next(request)
+                if isinstance(message, Size):
+                    if not take(message.bytes):
+                        return
+                    continue
                 if isinstance(message, Question):
                     reader.tell(Answer(skip(message.name)))
                     continue
@@ -229,9 +261,7 @@ class Readers:
 
 
 def _with_process(answers: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """Wait for a process now, not with the first item: whoever waits for that holds room for a chunk, and those who
-    have the processes may need it.
-    """
+    """Wait for a process now, not with the first item."""
     next(answers)
     return answers
 
@@ -263,10 +293,10 @@ class _Reader:
         with suppress(Closed):
             send(self._connection, packed(answer))
 
-    def next(self, request: Request) -> Item | Question | Failure | End:
+    def next(self, request: Request) -> Size | Item | Question | Failure | End:
         """The next message. Raises ReaderLost."""
         try:
-            message: Item | Question | Failure | End = unpacked(receive(self._connection))
+            message: Size | Item | Question | Failure | End = unpacked(receive(self._connection))
         except Closed as error:
             raise ReaderLost(f"{request.files}: the process that read it {self._end()}") from error
         return message

@@ -8,7 +8,7 @@ from pipeline.source.chunk import Chunk
 from pipeline.source.limits import LIMITS
 
 MOST_OF_ONE = LIMITS.chunk_bytes
-"""What a chunk takes at most, about: so much is taken before it is read."""
+"""What a chunk takes at most, about: so much is taken before one is read in this process."""
 
 _MOST_BYTES = 12 * MOST_OF_ONE
 _MOST_CHUNKS = 32
@@ -23,7 +23,7 @@ class Room:
         self._bytes = self._chunks = 0
         self._changed = threading.Condition()
 
-    def take(self, count: int = MOST_OF_ONE) -> None:
+    def take(self, count: int) -> None:
         """Wait until there is room for a chunk of so many bytes, and take it."""
         with self._changed:
             self._changed.wait_for(lambda: self._fits(count))
@@ -35,7 +35,7 @@ class Room:
             self._bytes -= count
             self._changed.notify_all()
 
-    def leave(self, count: int = MOST_OF_ONE) -> None:
+    def leave(self, count: int) -> None:
         """Give back the room of a chunk of so many bytes."""
         with self._changed:
             self._bytes, self._chunks = self._bytes - count, self._chunks - 1

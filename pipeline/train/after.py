@@ -55,8 +55,11 @@ def model_of(
         branch = branch._replace(ngrams=replace(branch.ngrams, scale=branch.ngrams.scale * np.float32(its)))
         logits = factor * logits + its * ours
     tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
+    # A network of zeros has the same activations for every text.
+    sample = np.random.default_rng(0).permutation(prepared.fit)[: CALIBRATION_ROWS if has_network else 1]
     card = _card(outcome, job, prepared, about) | {
         "data": data.about() | {"held_out_rows": len(rows)},
+        "calibrated on": {"rows": len(sample)},
         "recipe": job.recipe.to_dict() if has_network else None,
     }
     if branch is not None:
@@ -83,7 +86,6 @@ def model_of(
     ngrams = None if branch is None else branch.ngrams
     model = Model(prepared.symbols, data.classes, job.length, tensors, card, frame=job.frame, ngrams=ngrams)
     model = replace(model, temperature=temperature or 1.0)
-    sample = np.random.default_rng(0).permutation(prepared.fit)[:CALIBRATION_ROWS]
     return calibrated(model, data.ids[sample]), against
 
 

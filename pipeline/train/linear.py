@@ -1,9 +1,14 @@
-"""A multinomial logistic regression, fitted to sparse features by L-BFGS.
+"""A linear classifier of each class against all others, with the squared hinge loss, fitted by L-BFGS.
+
+It is what scikit-learn's LinearSVC fits. Beside it, multinomial logistic regression on the same features was 0.4 points
+worse on average over nine sets with 500 rows (2 points with 42 classes), whatever its strength, and better on none by
+more than the error.
 
 The weights of the minimum are a combination of the rows, weights = featuresᵀ @ dual, so all that is kept of them is
 `dual`, [rows, classes], and the scores that follow, features @ weights: for a few thousand rows of a million features
 that is a thousandth of the numbers. Sums and products of weights are those of their duals and scores, so that a step
-costs one product with the features and one with their transpose, and a line search none.
+costs one product with the features and one with their transpose, or with few rows one with the products of all pairs
+of rows, and a line search none.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
 
+_FEW_ROWS = 1500  # of which all pairs are multiplied
 _MEMORY = 10  # steps that L-BFGS looks back on
 _STEPS = 100
 _SETTLED = 2e-3  # of the gradient's norm at the start
@@ -40,10 +46,9 @@ class _Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Fitted:
-    """What was fitted. dual: [rows, classes]. scores: of the rows that it was fitted to. bias: [classes]."""
+    """What was fitted. dual: [rows, classes], of the rows that it was fitted to. bias: [classes]."""
 
     dual: Doubles
-    scores: Doubles
     bias: Doubles
 
     def weights(self, features: sp.csr_array) -> Doubles:
@@ -51,48 +56,66 @@ class Fitted:
         return np.asarray(features.T @ self.dual)
 
 
-def fit(
-    features: sp.csr_array, targets: Doubles, strength: float, start: Fitted | None = None, settled: float = _SETTLED
-) -> Fitted:
-    """Minimise the mean cross-entropy plus strength/2 * sum of squared weights; the bias costs nothing.
+class Fitter:
+    """Fits to rows, as often as one likes.
 
-    features: [rows, features]. targets: probabilities [rows, classes]; a row whose sum is not 1 counts so much more or
-    less. start: from which to begin, fitted to the same rows.
+    features: [rows, features]. labels: [rows], from 0 to classes - 1. weights: [rows], how much each counts.
     """
-    transposed = features.T.tocsr()
 
-    def gradient(at: _Weights) -> _Weights:
-        slope = (_softmax(at.scores + at.bias) * mass - targets) / len(targets)
-        dual = slope + strength * at.dual
-        return _Weights(dual, np.asarray(features @ (transposed @ dual)), slope.sum(axis=0))
+    def __init__(self, features: sp.csr_array, labels: NDArray[np.int64], classes: int, weights: Doubles) -> None:
+        self._signs = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
+        self._weights = weights[:, None] / len(labels)
+        self._features, self._transposed = features, features.T.tocsr()
+        self._pairs = (features @ self._transposed).toarray() if len(labels) <= _FEW_ROWS else None
 
-    def loss(at: _Weights) -> float:
-        logits = at.scores + at.bias
-        return _cross_entropy(logits, targets, mass) + 0.5 * strength * float(np.vdot(at.dual, at.scores))
+    def fit(self, strength: float, start: Fitted | None = None, settled: float = _SETTLED) -> Fitted:
+        """Minimise the mean squared hinge loss, summed over the classes, plus strength/2 * sum of squared weights.
 
-    mass = targets.sum(axis=1, keepdims=True)
-    nothing = np.zeros_like(targets)
-    at = _Weights(nothing, nothing, np.log(np.maximum(targets.mean(axis=0), 1e-3)))
-    size = np.sqrt((first := gradient(at)).times(first))
-    if start is not None:
-        at = _Weights(start.dual, start.scores, start.bias)
-    slope, value, steps = gradient(at), loss(at), list[tuple[_Weights, _Weights]]()
-    for _ in range(_STEPS):
-        if np.sqrt(slope.times(slope)) <= settled * size:
-            break
-        direction = _direction(slope, steps)
-        descent, length = slope.times(direction), 1.0
-        for _ in range(_TRIES):
-            there = at.plus(direction, length)
-            if (reached := loss(there)) <= value + _ENOUGH * length * descent:
+        The bias is the weight of a feature that every row has: it costs as much as another, which with 60 classes of
+        eight rows each was worth a point. start: from which to begin, fitted to as many rows.
+        """
+        nothing = np.zeros_like(self._signs)
+        at = _Weights(nothing, nothing, nothing[0])
+        slope = self._gradient(at, strength)
+        size = np.sqrt(slope.times(slope))
+        if start is not None:
+            at = _Weights(start.dual, self._products(start.dual), start.bias)
+            slope = self._gradient(at, strength)
+        value, steps = self._loss(at, strength), list[tuple[_Weights, _Weights]]()
+        for _ in range(_STEPS):
+            if np.sqrt(slope.times(slope)) <= settled * size:
                 break
-            length *= _SHRINK
-        else:
-            break
-        slope_there = gradient(there)
-        steps = [*steps, (there.plus(at, -1), slope_there.plus(slope, -1))][-_MEMORY:]
-        at, slope, value = there, slope_there, reached
-    return Fitted(*at)
+            direction = _direction(slope, steps)
+            descent, length = slope.times(direction), 1.0
+            for _ in range(_TRIES):
+                there = at.plus(direction, length)
+                if (reached := self._loss(there, strength)) <= value + _ENOUGH * length * descent:
+                    break
+                length *= _SHRINK
+            else:
+                break
+            slope_there = self._gradient(there, strength)
+            steps = [*steps, (there.plus(at, -1), slope_there.plus(slope, -1))][-_MEMORY:]
+            at, slope, value = there, slope_there, reached
+        return Fitted(at.dual, at.bias)
+
+    def _short(self, at: _Weights) -> Doubles:
+        """By how much each score falls short of its margin, 1 on its side."""
+        return np.maximum(1 - self._signs * (at.scores + at.bias), 0)
+
+    def _loss(self, at: _Weights, strength: float) -> float:
+        return float((self._weights * self._short(at) ** 2).sum()) + 0.5 * strength * at.times(at)
+
+    def _gradient(self, at: _Weights, strength: float) -> _Weights:
+        slope = -2 * self._weights * self._signs * self._short(at)
+        dual = slope + strength * at.dual
+        return _Weights(dual, self._products(dual), slope.sum(axis=0) + strength * at.bias)
+
+    def _products(self, dual: Doubles) -> Doubles:
+        """The scores of weights."""
+        if self._pairs is not None:
+            return np.asarray(self._pairs @ dual)
+        return np.asarray(self._features @ (self._transposed @ dual))
 
 
 def _direction(slope: _Weights, steps: list[tuple[_Weights, _Weights]]) -> _Weights:
@@ -112,14 +135,3 @@ def _direction(slope: _Weights, steps: list[tuple[_Weights, _Weights]]) -> _Weig
 
 def _scaled(weights: _Weights, factor: float) -> _Weights:
     return _Weights(*(factor * part for part in weights))
-
-
-def _softmax(logits: Doubles) -> Doubles:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
-
-
-def _cross_entropy(logits: Doubles, targets: Doubles, mass: Doubles) -> float:
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    normaliser = np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return float(((normaliser * mass).sum() - np.vdot(shifted, targets)) / len(targets))
