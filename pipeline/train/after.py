@@ -105,12 +105,26 @@ class _Parts:
             self.logits = factor * self.logits + its * ours
             self._factors = factor, its
         self._tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
+        # A network of zeros has the same activations for every text.
+        count = CALIBRATION_ROWS if weights["fc3.weight"].any() else 1
+        self._sample = np.random.default_rng(0).permutation(prepared.fit)[:count]
 
     def card(self, job: Job, about: Mapping[str, Any]) -> dict[str, Any]:
         """What a model's card says of how it was trained."""
-        card = _card(self._outcome, job, self._prepared, about) | {
+        card = {
+            **about,
             "data": self._prepared.data.about() | {"held_out_rows": len(self.rows)},
+            "frame": job.frame,
             "recipe": job.recipe.to_dict() if self._outcome.is_trained else None,
+            "seed": job.seed,
+            "calibrated on": {"rows": len(self._sample)},
+            "trained_on": self._outcome.on,
+            "versions": {
+                "broadsheet": version("broadsheet"),
+                "torch": str(torch.__version__),
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
         }
         if self._branch is not None:
             network, its = self._factors
@@ -127,31 +141,13 @@ class _Parts:
         self, job: Job, card: dict[str, Any], temperature: float = 1.0, thresholds: tuple[float, ...] | None = None
     ) -> Model:
         """The model, with its scales for int8."""
-        data, fit = self._prepared.data, self._prepared.fit
+        data = self._prepared.data
         model = Model(
             self._prepared.symbols, data.classes, job.length, self._tensors, card, frame=job.frame,
             temperature=temperature, ngrams=None if self._branch is None else self._branch.ngrams,
             thresholds=thresholds,
         )  # fmt: skip
-        return calibrated(model, data.ids[np.random.default_rng(0).permutation(fit)[:CALIBRATION_ROWS]])
-
-
-def _card(outcome: Outcome, job: Job, prepared: Prepared, about: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **about,
-        "data": prepared.data.about() | {"held_out_rows": len(prepared.held)},
-        "frame": job.frame,
-        "recipe": job.recipe.to_dict(),
-        "seed": job.seed,
-        "calibrated on": {"rows": min(len(prepared.fit), CALIBRATION_ROWS)},
-        "trained_on": outcome.on,
-        "versions": {
-            "broadsheet": version("broadsheet"),
-            "torch": str(torch.__version__),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-    }
+        return calibrated(model, data.ids[self._sample])
 
 
 def _sigmoids(logits: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -10,9 +10,9 @@ was 0.8 points worse on average, and 3.4 with 23 classes of which some have few 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,7 +120,7 @@ def fit_branch(
     ours, others = found.rows(np.arange(len(fit))), np.arange(len(fit), len(fit) + len(held))
     folds = folds_of(labels[fit])
     known = np.sort(np.concatenate(folds))
-    settings, logits = _chosen(ours, labels[fit], classes, folds, balanced)
+    _, settings, logits, _ = _chosen(ours, labels[fit], classes, folds, balanced)
     sharpness = sharpened(logits[known], labels[fit][known])[1]
     rows = _Rows(ours, labels[fit], classes, settings, balanced)
     solved = rows.fitter.fit(settings.strength)
@@ -138,16 +138,25 @@ def fit_branch(
     return Branch(ngrams, bias, settings, fit[known], sharpness * logits[known], plain)
 
 
-def _chosen(found: Bags, labels: Labels, classes: int, folds: list[Rows], balanced: bool) -> tuple[Settings, Floats]:
-    """The settings with the least log loss on rows that they were not fitted to, and the logits of these rows."""
+class _Tried(NamedTuple):
+    """Settings, with the log loss of rows that they were not fitted to, their logits, and the fits."""
+
+    loss: float
+    settings: Settings
+    logits: Floats
+    fits: list[Fitted]
+
+
+def _chosen(found: Bags, labels: Labels, classes: int, folds: list[Rows], balanced: bool) -> _Tried:
+    """The settings with the least loss."""
     weighing = Settings(0.0)
-    loss, best, logits = _best_strength(found, labels, classes, folds, weighing, _STRENGTHS, balanced)
+    best = _best_strength(found, labels, classes, folds, weighing, _STRENGTHS, balanced)
     for share in _SHARES:
         weighing = replace(weighing, words=share)
-        tried = _best_strength(found, labels, classes, folds, weighing, [best.strength], balanced)
-        if tried[0] < loss:
-            loss, best, logits = tried
-    return best, logits
+        strengths = [best.settings.strength]
+        tried = _best_strength(found, labels, classes, folds, weighing, strengths, balanced, best.fits)
+        best = min(best, tried, key=attrgetter("loss"))
+    return best
 
 
 def _best_strength(
@@ -158,32 +167,33 @@ def _best_strength(
     weighing: Settings,
     strengths: Iterable[float],
     balanced: bool,
-) -> tuple[float, Settings, Floats]:
-    """The least log loss over descending strengths, given up where it rises twice; its settings; and its logits."""
+    starts: Sequence[Fitted] | None = None,
+) -> _Tried:
+    """The best of descending strengths, given up where the loss is larger twice. starts: from which to begin."""
     inner = [np.setdiff1d(np.arange(len(labels)), held) for held in folds]
     fitters = [_Rows(found.rows(others), labels[others], classes, weighing, balanced) for others in inner]
     outer = [
         features_of(found.rows(held), rows.importance, weighing) for held, rows in zip(folds, fitters, strict=True)
     ]
     known = np.concatenate(folds)
-    fits: list[Fitted | None] = [None] * len(folds)
-    tried: list[tuple[float, Settings, Floats]] = []
+    tried: list[_Tried] = []
     for strength in strengths:
         logits = np.zeros((len(labels), classes))
-        for fold, (held, rows) in enumerate(zip(folds, fitters, strict=True)):
-            fits[fold] = solved = rows.fitter.fit(strength, fits[fold])
-            logits[held] = outer[fold] @ solved.weights(rows.features) + solved.bias
+        starts = [rows.fitter.fit(strength, starts[fold] if starts else None) for fold, rows in enumerate(fitters)]
+        for held, rows, features, solved in zip(folds, fitters, outer, starts, strict=True):
+            logits[held] = features @ solved.weights(rows.features) + solved.bias
         loss = sharpened(logits[known], labels[known])[0]
-        tried.append((loss, replace(weighing, strength=float(strength)), logits))
-        if min(loss for loss, _, _ in tried[-2:]) > min(tried, key=itemgetter(0))[0]:
+        tried.append(_Tried(loss, replace(weighing, strength=float(strength)), logits, starts))
+        best = min(tried, key=attrgetter("loss"))
+        if best.loss < min(it.loss for it in tried[-2:]):
             break
-    return min(tried, key=itemgetter(0))
+    return best
 
 
 def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[Rows]) -> Floats:
     """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
     plain = Settings(0.0, salience=0.0, words=1.0)
-    return _best_strength(found, labels, classes, folds, plain, [_PLAIN_STRENGTH / len(labels)], False)[2]
+    return _best_strength(found, labels, classes, folds, plain, [_PLAIN_STRENGTH / len(labels)], False).logits
 
 
 def folds_of(labels: Labels) -> list[Rows]:
