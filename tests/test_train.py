@@ -66,12 +66,12 @@ def quick_train(table: pa.Table, recipe: Recipe = QUICK, **options: object):
 
 
 def test_a_few_hundred_rows_are_learnt() -> None:
-    recipe = replace(QUICK, epochs=8, learning_rate=3e-3, weight_decay=0.0)
+    recipe = replace(QUICK, epochs=5, learning_rate=3e-3, weight_decay=0.0)
     trained = quick_train(articles(300), recipe, test=articles(60, seed=1))
     model = trained.model
     assert model.classes == ("money", "space", "sport")
     assert model.dtype == "float16"
-    assert [epoch.number for epoch in trained.history] == list(range(1, 9))
+    assert [epoch.number for epoch in trained.history] == list(range(1, 6))
     assert trained.history[-1].loss < trained.history[0].loss / 2
     card = model.card
     assert card["held_out_accuracy"] == 1.0
@@ -85,6 +85,19 @@ def test_a_few_hundred_rows_are_learnt() -> None:
     assert list(model.scales.steps) == ["conv2", "conv3", "conv4", "conv5", "conv6"]
     assert card["calibrated on"] == {"rows": 240}
     assert Model.from_bytes(model.to_bytes()).card == card
+
+
+def test_small_batches_of_few_rows_do_not_leave_the_network_blind() -> None:
+    """At the recipe's rate, by which every article once got the same answer: without regularisation the loss of two
+    classes stayed at 0.693 for good.
+    """
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(300)]
+    kinds = ["a", "b"] * 160
+    texts = [" ".join(rng.choices(words[:200] if kind == "a" else words[100:], k=8)) for kind in kinds]
+    plain = Recipe(epochs=4, batch_size=16, dropout=0, input_dropout=0, weight_decay=0, label_smoothing=0, **STILL)
+    trained = quick_train(pa.table({"text": texts, "kind": kinds}), plain, hold_out_share=0)
+    assert trained.history[-1].loss < 0.3
 
 
 def test_scores_are_calibrated_on_the_rows_held_out() -> None:

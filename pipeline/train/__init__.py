@@ -210,13 +210,10 @@ def train(
     if dtype not in ("float16", "float32"):
         raise UsageError(f"dtype {dtype!r}: choose float16 or float32")
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
-    if multi_label:
-        if ngrams or balanced or soft_labels is not None:
-            raise UsageError(
-                "several labels a text are learnt by the network alone: leave out n-grams, balanced classes, "
-                "teachers and soft labels"
-            )
-        ngrams = 0
+    if multi_label and (balanced or soft_labels is not None):
+        raise UsageError(
+            "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
+        )
     begin = beginning(init, alphabet, length, frame)
     alone = not (client or gpus or sweep) and init is None and soft_labels is None and is_alone(recipe, ngrams, device)
     if hold_out_share is None:
@@ -253,8 +250,9 @@ def train(
         branch = fit_branch(
             data.text, data.labels, len(data.classes), prepared.fit, prepared.held, kinds, bits, balanced
         )
-        right = branch.logits.argmax(axis=1) == data.labels[branch.rows]
-        tell(Note(f"n-grams: {right.mean():.2%} of {len(right):,} rows right that they were not fitted to"))
+        what = "labels of" if multi_label else "of"
+        share = f"{branch.share_right(data.labels):.2%} {what} {len(branch.rows):,} rows right"
+        tell(Note(f"n-grams: {share} that they were not fitted to"))
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     trials: list[Trial] = []
@@ -281,9 +279,12 @@ def train(
             outcome = run_here(job, examples, gpus, tell, stop)
         else:
             outcome = run(job, examples, tell, stop)
-    if multi_label:
-        model = multi_label_model_of(outcome, job, prepared, dtype, about or {})
-        return Trained(model, outcome.history, trials=tuple(trials))
     card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {})}
-    model, compared = model_of(outcome, job, prepared, dtype, card, branch)
+    compared = None
+    if multi_label:
+        model = multi_label_model_of(outcome, job, prepared, dtype, card, branch)
+    else:
+        model, compared = model_of(outcome, job, prepared, dtype, card, branch)
+    if outcome.is_trained and not model.has_network:
+        tell(Note("the network is left out: with it, the held-out rows are not clearly more often right"))
     return Trained(model, outcome.history, compared, tuple(trials))
