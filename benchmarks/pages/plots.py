@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ DOTS_AN_INCH = 200
 
 _GREY = "#8a8f98"
 _MEASURED, _PRODUCT, _PREDICTED = "#4c78a8", "#2a9d5c", "#e45756"
+_SERVERS = (_PRODUCT, _MEASURED, _PREDICTED, "#b279a2")
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": _GREY}
 
 
@@ -107,16 +110,31 @@ def serving(result: dict[str, Any], folder: Path) -> None:
     about, stacks = result["about"], result["stacks"]
     sizes = list(dict.fromkeys(row["each"] for row in stacks))
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH, 3.2 * len(sizes)), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 3.4 * len(sizes)), layout="constrained")
         for axes, each in zip(figure.subplots(len(sizes), squeeze=False)[:, 0], sizes, strict=True):
-            for row in (row for row in stacks if row["each"] == each):
-                steps = [step for run in row["rounds"] for step in run["steps"] if step["answered"]]
-                steps.sort(key=lambda step: float(step["rate"]))
-                rates, slowest = [step["rate"] for step in steps], [step["p99_ms"] for step in steps]
-                axes.plot(rates, slowest, marker="o", markersize=3, linewidth=1, label=row["stack"])
-            axes.axhline(about["target_ms"], color=_GREY, linewidth=0.8, linestyle=":", label="target")
+            rows = [row for row in stacks if row["each"] == each]
+            for row, color in zip(rows, _SERVERS, strict=False):
+                _latency(axes, row, color)
+            axes.axhline(rows[0]["target_ms"], color=_GREY, linewidth=0.8, linestyle=":", label="target")
             axes.set(xscale="log", yscale="log", ylabel="p99 of answers, ms")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.set_title(f"{each} article{'s' * (each > 1)} a request", fontsize=10, loc="left")
-            axes.legend(frameon=False, fontsize=8)
+            axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
         axes.set_xlabel("requests a second (logarithmic)")
         figure.savefig(folder / picture(about), dpi=DOTS_AN_INCH)
+
+
+def _latency(axes: Axes, row: dict[str, Any], color: str) -> None:
+    """A point for each rate that was tried, hollow where a request was refused; a line through the medians."""
+    runs = [[step for step in run["steps"] if step["answered"]] for run in row["rounds"]]
+    for step in (step for run in runs for step in run):
+        whole = not (step["refused"] or step["failed"] or step["not_sent"])
+        axes.scatter(
+            step["rate"], step["p99_ms"], s=12, facecolors=color if whole else "none", edgecolors=color, lw=0.8
+        )
+    beside = [step for step in zip_longest(*runs) if sum(each is not None for each in step) > len(runs) / 2]
+    of = [[each for each in step if each is not None] for step in beside]
+    rates = [statistics.median(each["rate"] for each in step) for step in of]
+    slowest = [statistics.median(each["p99_ms"] for each in step) for step in of]
+    axes.plot(rates, slowest, color=color, linewidth=1, label=row["stack"])

