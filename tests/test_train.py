@@ -28,6 +28,7 @@ from pipeline.model.charcnn import Model, layer_table
 from pipeline.model.frame import Frame
 from pipeline.train import Epoch, Recipe, Step, train
 from pipeline.train.augment import augment
+from pipeline.train.by_size import recipe_for
 from pipeline.train.data import read_labelled
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.packed import PackedCNN
@@ -241,6 +242,8 @@ def test_rows_are_held_out_class_by_class() -> None:
 
 def test_recipe_settings() -> None:
     assert Recipe().with_settings(["epochs=3", "dropout=0.25"]) == Recipe(epochs=3, dropout=0.25)
+    with pytest.raises(UsageError, match="a recipe, or settings"):
+        quick_train(articles(4), settings=["epochs=3"])
     for setting, message in (("epoch=3", "no setting"), ("epochs=x", "an integer"), ("dropout=1", "below 1")):
         with pytest.raises(UsageError, match=message):
             Recipe().with_settings([setting])
@@ -359,7 +362,9 @@ def test_the_command_writes_a_model_that_classifies(broadsheet_in_process: Comma
     assert about["frame"] == "text"
     assert about["card"]["command"].startswith("broadsheet train rows.csv --label-column kind")
     assert about["card"]["note"] == "three topics"
-    assert about["card"]["recipe"]["dropout"] == 0.5
+    few = recipe_for(36, ["epochs=1", "batch_size=16", "dropout=0.5"])
+    assert about["card"]["recipe"] == few.to_dict()
+    assert few.learning_rate < Recipe().learning_rate
     labelled = broadsheet_in_process(
         *("classify", "rows.csv", "-o", "out", "--model", "topics.safetensors", "--json"),
         *("--device", "cpu", "--precision", "int8"),

@@ -18,7 +18,7 @@ from pipeline.train.after import model_of, multi_label_model_of
 from pipeline.train.baseline import Compared
 from pipeline.train.beginning import beginning
 from pipeline.train.branch import fit_branch
-from pipeline.train.by_size import is_alone, kinds_for, ngram_bits
+from pipeline.train.by_size import is_alone, kinds_for, ngram_bits, recipe_for
 from pipeline.train.data import Labelled
 from pipeline.train.interrupts import interrupts_noted
 from pipeline.train.job import Examples, Job, run, without_network
@@ -78,6 +78,7 @@ def train(
     frame: Frame | None = None,
     init: str | Path | Model | None = None,
     recipe: Recipe | None = None,
+    settings: Sequence[str] = (),
     ngrams: int | None = None,
     balanced: bool = False,
     hold_out_share: float | None = None,
@@ -135,7 +136,10 @@ def train(
         A shipped model's name, a model file, or a loaded `Model`: the network begins with its weights, but for those of
         the last layer, and learns these at a lower rate, the recipe's `init_rate`.
     recipe : Recipe, optional
-        Epochs, learning rate, augmentation and so on. Default: the recipe of the shipped model.
+        Epochs, learning rate, augmentation and so on. Default: the recipe of the shipped model, or of fewer than 5,000
+        rows one with smaller batches, a lower rate and less noise.
+    settings : sequence of str
+        In place of `recipe`: settings of the default, such as "epochs=10".
     ngrams : int, optional
         Buckets for n-grams of words and characters, a power of two; 0 for none. Default: about a million for few
         classes, fewer for many.
@@ -214,8 +218,11 @@ def train(
         raise UsageError(
             "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
         )
+    if recipe is not None and settings:
+        raise UsageError("give a recipe, or settings that differ from the default's")
     begin = beginning(init, alphabet, length, frame)
-    alone = not (client or gpus or sweep) and init is None and soft_labels is None and is_alone(recipe, ngrams, device)
+    alone = not (client or gpus or sweep or settings) and init is None and soft_labels is None
+    alone = alone and is_alone(recipe, ngrams, device)
     if hold_out_share is None:
         hold_out_share = 0.0 if alone else _HELD_OUT
     prepared = prepare(
@@ -223,18 +230,19 @@ def train(
         multi_label, label_separator,
     )  # fmt: skip
     data = prepared.data
+    recipe = recipe or recipe_for(len(prepared.fit), settings)
     bits = ngram_bits(ngrams, len(data.classes))
     objective: Objective = SeveralLabels()
     if not multi_label:
         weights = class_weights(data.labels[prepared.fit], len(data.classes)) if balanced else ()
-        objective = OneLabel((recipe or Recipe()).label_smoothing, weights)
+        objective = OneLabel(recipe.label_smoothing, weights)
     job = Job(
         classes=data.classes,
         symbols=prepared.symbols,
         length=begin.length,
         frame=begin.frame,
         start=begin.tensors,
-        recipe=recipe or Recipe(),
+        recipe=recipe,
         objective=objective,
         seed=seed,
         device=device,
