@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from benchmarks.pages.markdown import machine, table
@@ -117,13 +118,15 @@ MEASURED = """
 {machine}.
 
 `python -m benchmarks.serve` starts each server in turn, with the same weights, and k6 sends AG News articles at a
-constant rate, whether or not others are answered. "Highest" is the highest rate, of those tried, at which all
-requests were answered, none refused, and the 99th percentile was within the target: the median of {rounds} rounds, in
-which the servers take turns, {seconds} s a rate. The peers compute with PyTorch ({torch}), with the batch and the
-wait of a grid that reach the highest rate. "Closed loop" is what {clients} clients get that ask again as soon as they
-are answered, "no-op" the same of a handler that computes nothing.
+constant rate, whether or not others are answered. "Highest" is the highest rate, of those tried, at which all requests
+were answered, none refused, and the 99th percentile was within the target: the median of {rounds} rounds, in which the
+servers take turns, {seconds} s a rate. The peers compute with PyTorch ({torch}), with the batch and the wait of a grid
+that reach the highest rate. "Closed loop" is what {clients} clients get that ask again as soon as they are answered,
+"no-op" the same of a handler that computes nothing.
 
 """
+
+PLOTTED = "Each point is a rate in a round, hollow where a request was refused; lines go through the medians.\n"
 
 TUNED = """
 **The peers' grid**: {tried}. BentoML's second number is its `max_latency_ms`, of the others it is how long a batch
@@ -131,10 +134,11 @@ waits to be filled.
 """
 
 OVERLOAD = """
-**Overload.** At ten times the highest rate, {rate:,.0f} requests a second for {seconds:,.0f} s, Broadsheet answered
-{answered:,.0f} a second, with a 99th percentile of {p99:,.0f} ms, and refused {refused:,.0f} a second{not_sent}. Its
-processes had {memory} MB before, after each half, and at the end; afterwards, at half the highest rate, the 99th
-percentile was {later:,.0f} ms ({earlier:,.0f} ms before).
+**Overload.** At ten times the highest rate, {rate:,.0f} requests a second for {seconds:,.0f} s (from `load.py` in place
+of k6), Broadsheet answered {answered:,.0f} a second, half of them within {p50:,.0f} ms and 99 % within {p99:,.0f} ms,
+and refused {refused:,.0f} a second{not_sent}. Its processes had {memory} MB before, after each half, and at the end;
+afterwards, at half the highest rate, the 99th percentile was {later:,.0f} ms ({earlier:,.0f} ms before), and {shed} of
+{asked} requests were refused.
 """
 
 
@@ -145,7 +149,8 @@ def page(cpu: dict[str, Any] | None, gpu: dict[str, Any] | None) -> str:
 
 def _measured(result: dict[str, Any]) -> str:
     about, stacks = result["about"], result["stacks"]
-    text = MEASURED.format(
+    text = _filled(
+        MEASURED,
         where=" on a GPU" if about["gpus"] else " on two cores",
         machine=machine(about, "python", "numpy", "cuda", "torch"),
         rounds=about["rounds"],
@@ -155,10 +160,10 @@ def _measured(result: dict[str, Any]) -> str:
     )
     shares = " | ".join(f"at {share} %: p50, p99, ms" for share in (10, 50, 80))
     head = f"texts a request | target, ms | server | highest, requests a second | {shares} | closed loop | no-op"
-    text += table(head, map(_row, stacks)) + "\n"
-    text += f"\n![The 99th percentile of latency against rate]({picture(about)})\n"
+    text += "\n" + table(head, map(_row, stacks)) + "\n"
+    text += f"\n![The 99th percentile of latency against rate]({picture(about)})\n\n{PLOTTED}"
     tried = "; ".join(f"{row['stack']}, {row['each']} a request: {_tried(row)}" for row in stacks if row.get("tuned"))
-    text += TUNED.format(tried=tried) if tried else ""
+    text += _filled(TUNED, tried=tried) if tried else ""
     if "overload" in result:
         text += _overload(result["overload"])
     if "lone" in result:
@@ -193,14 +198,25 @@ def _overload(found: dict[str, Any]) -> str:
     halves = found["halves"]
     seconds = sum(half["seconds"] for half in halves)
     not_sent = sum(half["not_sent"] for half in halves) / seconds
-    return OVERLOAD.format(
+    return _filled(
+        OVERLOAD,
         rate=found["rate"],
         seconds=seconds,
         answered=sum(half["answered"] for half in halves) / seconds,
         refused=sum(half["refused"] for half in halves) / seconds,
         not_sent=f"; the client could not send {not_sent:,.0f} a second" if not_sent >= 0.5 else "",
+        p50=max(half["p50_ms"] for half in halves),
         p99=max(half["p99_ms"] for half in halves),
+        shed=found["after"]["refused"],
+        asked=found["after"]["refused"] + found["after"]["answered"],
         memory=", ".join(f"{each / 1e6:,.0f}" for each in found["memory_bytes"]),
         earlier=found["before"]["p99_ms"],
         later=found["after"]["p99_ms"],
     )
+
+
+def _filled(text: str, **values: object) -> str:
+    """The values put in, and each paragraph in lines of the width that all pages have."""
+    paragraphs = text.format(**values).strip().split("\n\n")
+    filled = [textwrap.fill(each, 120, break_long_words=False, break_on_hyphens=False) for each in paragraphs]
+    return "\n" + "\n\n".join(filled) + "\n"

@@ -8,9 +8,10 @@ The peers and k6 are in an environment of their own, which also has PyTorch, Num
     python -m benchmarks.serve --peers peers/bin --articles test.csv --device cuda --each 1:20:10 64:20:10 \
         --lone --arrow --output benchmarks/results/serve_gpu.json
 
-Load is k6's `constant-arrival-rate`: requests are sent when they are due, whether or not others are answered. A rate
-counts if all requests were answered, none refused, and the 99th percentile is within the target. Batch and wait of each
-peer are tuned first, on GRID. What has been measured is in the output as soon as a number of texts is done with.
+Load is k6's `constant-arrival-rate`, or with `--python-load` that of load.py, which needs no binary: requests are sent
+when they are due, whether or not others are answered. A rate counts if all requests were answered, none refused, and
+the 99th percentile is within the target. Batch and wait of each peer are tuned first, on GRID. What has been measured
+is in the output as soon as a number of texts is done with.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tune", type=float, default=0.5, help="share of the seconds for tuning; 0: GRID's first")
     parser.add_argument("--overload", type=float, default=60.0, help="seconds at ten times the highest rate; 0: none")
-    parser.add_argument("--client-cores", help="for k6, as taskset has them; servers get --server-cores")
+    parser.add_argument("--client-cores", help="for the load, as taskset has them; servers get --server-cores")
     parser.add_argument("--server-cores")
+    parser.add_argument("--python-load", type=int, default=0, metavar="N", help="N processes of load.py in place of k6")
     parser.add_argument("--lone", action="store_true", help="one request after the other")
     parser.add_argument("--arrow", action="store_true", help="Arrow streams of 1,024 texts")
     options = parser.parse_args()
@@ -181,14 +183,15 @@ class _Bench:
     def _closed(self, url: str, each: int, seconds: float) -> float:
         """Answers a second with as many clients as there may be, each of which asks again when it is answered."""
         few = each > 1 and self._options.device == "cpu"
-        found = self._k6(url, 0.0, each, _FEW_CLIENTS if few else _CLIENTS, seconds)
+        found = self._load(url, 0.0, each, _FEW_CLIENTS if few else _CLIENTS, seconds)
         return float(found["answered"] / found["seconds"])
 
-    def _open(self, url: str, rate: float, each: int, seconds: float) -> dict[str, Any]:
-        return self._k6(url, rate, each, int(min(4000, max(_CLIENTS, 4 * rate))), seconds)
+    def _open(self, url: str, rate: float, each: int, seconds: float, python: int = 0) -> dict[str, Any]:
+        return self._load(url, rate, each, int(min(4000, max(_CLIENTS, 4 * rate))), seconds, python)
 
-    def _k6(self, url: str, rate: float, each: int, clients: int, seconds: float) -> dict[str, Any]:
-        """rate: of requests a second; 0: as soon as a client is answered."""
+    def _load(self, url: str, rate: float, each: int, clients: int, seconds: float, python: int = 0) -> dict[str, Any]:
+        """rate: of requests a second; 0: as soon as a client is answered. python: processes of load.py, or 0 for k6."""
+        python = python or self._options.python_load
         in_ten_seconds = max(1, round(10 * rate)) if rate else 0  # k6 has whole numbers
         variables = {
             "URL": url,
@@ -197,7 +200,10 @@ class _Bench:
             "VUS": clients,
             "DURATION": f"{round(1000 * seconds)}ms",
         }
-        command = [self._options.peers / "k6", "run", "--quiet", "--no-usage-report", _HERE / "load.js"]
+        command: list[object] = [self._options.peers / "k6", "run", "--quiet", "--no-usage-report", _HERE / "load.js"]
+        if python:
+            command = [sys.executable, "-m", "benchmarks.serve.load"]
+            variables["PROCESSES"] = python
         if self._options.client_cores:
             command = ["taskset", "-c", self._options.client_cores, *command]
         environment = {**os.environ, "TEXTS": str(self._texts), **{name: str(v) for name, v in variables.items()}}
@@ -208,25 +214,29 @@ class _Bench:
         return answer
 
     def _overload(self, highest: float, each: int) -> dict[str, Any]:
-        """Ten times the highest rate, what comes before and after it, and the memory of the server's processes."""
+        """Ten times the highest rate, what comes before and after it, and the memory of the server's processes.
+
+        From load.py: k6, with the clients that it needs for so many requests, is late itself.
+        """
+        python = self._options.python_load or 1
         memory: list[int] = []
         seconds = self._seconds
         with self._served(OURS, self._options.model) as url:
             port = int(url.split(":")[2].split("/")[0])
-            before = self._open(url, 0.5 * highest, each, seconds)
+            before = self._open(url, 0.5 * highest, each, seconds, python)
             memory.append(_memory(port))
             halves = []
             for _ in range(2):
-                halves.append(self._open(url, _OVERLOAD * highest, each, self._options.overload / 2))
+                halves.append(self._open(url, _OVERLOAD * highest, each, self._options.overload / 2, python))
                 memory.append(_memory(port))
-            after = self._open(url, 0.5 * highest, each, seconds)
+            after = self._open(url, 0.5 * highest, each, seconds, python)
             memory.append(_memory(port))
         return {"rate": _OVERLOAD * highest, "before": before, "halves": halves, "after": after, "memory_bytes": memory}
 
     def _lone(self) -> dict[str, Any]:
         """One client, which asks again when it is answered."""
         with self._served(OURS, self._options.model) as url:
-            return self._k6(url, 0.0, 1, 1, self._seconds)
+            return self._load(url, 0.0, 1, 1, self._seconds)
 
     def _arrow(self) -> dict[str, Any]:
         """Texts a second, as Arrow streams of 1,024 from some clients in processes of their own."""

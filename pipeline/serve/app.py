@@ -23,7 +23,6 @@ from pipeline.engine.base import Predictions
 from pipeline.output.labelling import Labelling, Names
 from pipeline.serve import answers, openapi
 from pipeline.serve.bodies import ARROW, JSON, Asked, BadRequest, from_arrow, from_json, packed_of
-from pipeline.serve.lateness import Lateness
 from pipeline.serve.log import log
 from pipeline.serve.main_link import Main
 from pipeline.serve.messages import Served
@@ -58,11 +57,11 @@ _PAGE_HEADERS = {
 
 
 class App:
-    """main: to which requests go; held: what is held of them in all processes; late: how far this one is behind."""
+    """main: to which requests go; held: what is held of them in all processes."""
 
-    def __init__(self, settings: Settings, main: Main, held: Held, late: Lateness) -> None:
+    def __init__(self, settings: Settings, main: Main, held: Held) -> None:
         assert settings.target_s is not None
-        self._settings, self._main, self._held, self._late = settings, main, held, late
+        self._settings, self._main, self._held = settings, main, held
         self._target, self._too_late = settings.target_s, _LATE_SHARE * settings.target_s
         pages = files("pipeline.serve")
         page = pages.joinpath("page.html").read_bytes()
@@ -111,7 +110,6 @@ class App:
         headers += [(b"content-length", b"%d" % len(content)), (b"content-type", kind)]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
-        self._late.note_work()
 
     async def _answer(self, scope: Any, receive: Receive, seen: _Seen) -> tuple[bytes, bytes]:
         """The answer's content type, and what it holds."""
@@ -127,7 +125,6 @@ class App:
         if self._settings.log_texts:
             seen.logged = asked.texts if isinstance(asked.texts, list) else asked.texts.to_pylist()
         served, found = await self._classified(scope, asked, is_small, seen)
-        self._late.note_work()
         labelling = labelling_of(served.classes, served.thresholds, asked.top_k, asked.scores)
         if kind == _JSON:
             write = partial(answers.to_json, served.name, found, labelling)

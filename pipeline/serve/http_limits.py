@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from pipeline.serve.lateness import Lateness
+from pipeline.serve.arrival import came
 from pipeline.serve.shared import Held
 
 HEAD_BYTES = 1 << 16
@@ -27,7 +27,6 @@ class LimitedProtocol(HttpToolsProtocol):
     head_seconds: ClassVar[float]
     body_seconds: ClassVar[float]
     held: ClassVar[Held]
-    lateness: ClassVar[Lateness]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -38,6 +37,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._socket = transport.get_extra_info("socket")
         self.held.add_connections(1)
         if self.held.connections > self.connections_most:
             self._refuse(503, "too many connections")
@@ -83,7 +83,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._waits_for = "nothing"
-        self.cycle.scope["arrived"] = self.lateness.earliest()  # type: ignore[typeddict-unknown-key]
+        self.cycle.scope["arrived"] = came(self._socket)  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
         if not self.pipeline:
             self.flow.resume_reading()  # so that a client that hangs up after a long body is noticed

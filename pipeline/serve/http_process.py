@@ -23,7 +23,6 @@ from pipeline.errors import UsageError
 from pipeline.serve import wire
 from pipeline.serve.app import App
 from pipeline.serve.http_limits import LimitedProtocol
-from pipeline.serve.lateness import Lateness
 from pipeline.serve.log import start_log
 from pipeline.serve.main_link import Main
 from pipeline.serve.messages import Listens
@@ -77,12 +76,12 @@ def certificates_of(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def _configured(settings: Settings, app: App, main: Main, held: Held, late: Lateness) -> uvicorn.Config:
+def _configured(settings: Settings, app: App, main: Main, held: Held) -> uvicorn.Config:
     class Protocol(LimitedProtocol):
         connections_most = settings.max_connections
         head_seconds, body_seconds = settings.head_s, settings.body_s
 
-    Protocol.held, Protocol.lateness = held, late
+    Protocol.held = held
     config = uvicorn.Config(
         app.asgi,
         http=Protocol,
@@ -109,9 +108,9 @@ async def _serve(connection: socket.socket, begin: Begin) -> None:
     def stop(now: bool) -> None:
         server.should_exit, server.force_exit = True, now
 
-    main, held, late = Main(stop), Held(begin.held, begin.number), Lateness(loop)
-    app = App(begin.settings, main, held, late)
-    server = _Uvicorn(_configured(begin.settings, app, main, held, late), main)
+    main, held = Main(stop), Held(begin.held, begin.number)
+    app = App(begin.settings, main, held)
+    server = _Uvicorn(_configured(begin.settings, app, main, held), main)
     await loop.create_connection(lambda: main.link, sock=connection)
     await server.serve(sockets=[socket.socket(fileno=begin.listening)])
     main.close()

@@ -81,6 +81,8 @@ class HttpProcesses:
         if any(process.has_ended for process in self._processes):
             raise BroadsheetError("a process that was to speak HTTP has ended: the log says why")
         self._tasks = [asyncio.create_task(self._keep(number)) for number in numbers]
+        if self._is_stopping:
+            self.stop(now=False)
 
     def tell_of(self, loaded: LoadedModel) -> None:
         """A model was loaded, in the place of another or not."""

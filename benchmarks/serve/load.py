@@ -1,0 +1,186 @@
+"""What load.js does, in Python, for machines without k6: python -m benchmarks.serve.load, with the same variables.
+
+PROCESSES of them share the rate and the clients. In open loop a request's time begins when it is due, not when it is
+sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httptools
+import numpy as np
+import uvloop
+
+_AFTER_REFUSAL = 0.1
+"""Seconds: in a closed loop, a client that asks again at once would only be refused again."""
+
+_PATIENCE = 5.0
+"""Seconds for which answers are waited for at the end."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of one process. rate: requests a second; 0: as soon as a client is answered."""
+
+    url: str
+    texts: str
+    each: int
+    rate: float
+    clients: int
+    seconds: float
+
+
+class _Connection(asyncio.Protocol):
+    """A client, which has one request at a time. done: is called with the HTTP status, or 0 for a lost connection."""
+
+    def __init__(self, done: Callable[[_Connection, int], None]) -> None:
+        self.began = 0.0
+        self.is_asking = False
+        self._done, self._parser = done, httptools.HttpResponseParser(self)
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def ask(self, request: bytes, began: float) -> None:
+        self.began, self.is_asking = began, True
+        self._transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        status, self._parser = self._parser.get_status_code(), httptools.HttpResponseParser(self)
+        self._end(status)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.is_asking:
+            self._end(0)
+
+    def _end(self, status: int) -> None:
+        self.is_asking = False
+        self._done(self, status)
+
+
+class _Load:
+    def __init__(self, share: Share) -> None:
+        self._share, self._loop = share, asyncio.get_running_loop()
+        self._texts = [json.dumps(text).encode() for text in json.loads(Path(share.texts).read_text())]
+        address = urlsplit(share.url)
+        self._host, self._port = address.hostname, address.port
+        self._head = f"POST {address.path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
+        self._idle: list[_Connection] = []
+        self._open, self._asking = 0, 0
+        self._opening: set[asyncio.Task[None]] = set()
+        self._seconds: list[float] = []
+        self._counts: Counter[str] = Counter()
+        self._is_over = False
+
+    async def run(self) -> tuple[list[float], Counter[str], float]:
+        share, began = self._share, time.monotonic()
+        if share.rate:
+            await self._send(began)
+        else:
+            for _ in range(share.clients):
+                self._new(None)
+            await asyncio.sleep(share.seconds)
+        self._is_over = True
+        end = time.monotonic() + _PATIENCE
+        while self._asking and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        self._counts["failed"] += self._asking
+        return self._seconds, self._counts, time.monotonic() - began
+
+    async def _send(self, began: float) -> None:
+        """Requests when they are due."""
+        due, end = began, began + self._share.seconds
+        while due < end:
+            now = time.monotonic()
+            while due <= now and due < end:
+                if self._idle:
+                    self._ask(self._idle.pop(), due)
+                elif self._open < self._share.clients:
+                    self._new(due)
+                else:
+                    self._counts["not_sent"] += 1
+                due += 1 / self._share.rate
+            await asyncio.sleep(due - now)
+
+    def _new(self, due: float | None) -> None:
+        async def connect() -> None:
+            try:
+                _, connection = await self._loop.create_connection(
+                    lambda: _Connection(self._done), self._host, self._port
+                )
+            except OSError:
+                self._counts["failed"] += 1
+                self._open -= 1
+            else:
+                self._ask(connection, time.monotonic() if due is None else due)
+
+        self._open += 1
+        task = self._loop.create_task(connect())
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _ask(self, connection: _Connection, began: float) -> None:
+        self._asking += 1
+        body = b'{"texts":[%s]}' % b",".join(random.choices(self._texts, k=self._share.each))
+        connection.ask(self._head.encode() + b"content-length: %d\r\n\r\n%s" % (len(body), body), began)
+
+    def _done(self, connection: _Connection, status: int) -> None:
+        self._asking -= 1
+        if status == 200:
+            self._seconds.append(time.monotonic() - connection.began)
+        self._counts["refused"] += status == 503
+        self._counts["failed"] += status not in (200, 503)
+        if status == 0:
+            self._open -= 1
+        elif self._share.rate:
+            self._idle.append(connection)
+        elif not self._is_over:
+            wait = _AFTER_REFUSAL if status == 503 else 0.0
+            self._loop.call_later(wait, lambda: self._ask(connection, time.monotonic()))
+
+
+def run(share: Share) -> tuple[list[float], Counter[str], float]:
+    """Seconds of each answer, other counts, and seconds in all."""
+
+    async def work() -> tuple[list[float], Counter[str], float]:
+        return await _Load(share).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work())
+
+
+def main() -> None:
+    given, processes = os.environ, int(os.environ.get("PROCESSES", "1"))
+    rate, clients = float(given["RATE"]) / 10 / processes, max(1, int(given["VUS"]) // processes)
+    seconds = float(given["DURATION"].removesuffix("ms")) / 1000
+    share = Share(given["URL"], given["TEXTS"], int(given["EACH"]), rate, clients, seconds)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        found = list(pool.map(run, [share] * processes))
+    times = 1000 * np.concatenate([seconds for seconds, _, _ in found])
+    counts = sum((counts for _, counts, _ in found), Counter[str]())
+    told: dict[str, Any] = {"answered": len(times), "seconds": max(seconds for _, _, seconds in found)}
+    told |= {name: counts[name] for name in ("refused", "failed", "not_sent")}
+    if len(times):
+        p50, p99 = np.percentile(times, [50, 99])
+        told |= {"p50_ms": p50, "p99_ms": p99, "most_ms": times.max()}
+    print(json.dumps(told, default=float))
+
+
+if __name__ == "__main__":
+    main()
