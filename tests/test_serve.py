@@ -19,9 +19,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pyarrow as pa
 import pytest
-from conftest import random_model
+from conftest import CommandHere, random_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Server, serving
@@ -59,6 +60,7 @@ def server(folder: Path) -> Iterator[Server]:
     with serving(
         *(part for name in NAMES for part in ("--model", f"{name}={folder / name}.safetensors")),
         *("--target-ms", 20_000, "--admin-token-file", folder / "admin", "--max-texts", 6000, "--max-body-mb", 1),
+        *("--http-processes", 2),
     ) as found:
         yield found
 
@@ -120,6 +122,7 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
         (result,) = client.classify(["x" * 200])
         assert set(result) == {"label", "score", "n_chars", "truncated", "unknown_chars"}
         assert (result["n_chars"], result["truncated"]) == (200, True)
+        assert len(client.classify(["a"], top_k=10)[0]["top_labels"]) == 4  # it has no more classes
         small, other, _ = client.models()
         assert (small["name"], small["default"], small["reads"], other["classes"]) == (
             *("small", True, 123),
@@ -385,6 +388,32 @@ def test_a_killed_engine_is_replaced_and_its_requests_are_told(server: Server) -
     assert post(server, b'{"texts": ["a"]}').status_code == 200
 
 
+def http_processes(server: Server) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if "pipeline.serve.http_process" in child.cmdline()]
+
+
+def test_http_processes_answer_as_one_and_one_that_is_killed_costs_its_own_connections(server: Server) -> None:
+    before = metric(server, "broadsheet_requests_total")
+    clients = [httpx.Client(base_url=server.url, timeout=60) for _ in range(24)]
+    asked = {"content": b'{"texts": ["a"]}', "headers": JSON}
+    for i, http in enumerate(clients, 1):
+        assert http.post("/v1/classify", **asked).status_code == 200
+        page = clients[-i].get("/metrics").text  # whichever process answers
+        found = [line for line in page.splitlines() if line.startswith("broadsheet_requests_total{")]
+        assert sum(float(line.rpartition(" ")[2]) for line in found) == before + i
+    first, *others = http_processes(server)
+    assert len(others) == 1
+    first.kill()
+    server.wait_for("HTTP process lost")
+    for http in clients:  # those that it had connect again
+        assert http.post("/v1/classify", **asked).status_code == 200
+        http.close()
+    assert server.wait_for("HTTP process ready")["process"] != first.pid
+    assert metric(server, "broadsheet_http_restarts_total") == 1
+    assert len(http_processes(server)) == 2
+
+
 def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> None:
     """The last test of this server."""
     large = json.dumps({"texts": [f"text number {i}" for i in range(300)]}).encode()
@@ -401,3 +430,13 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> No
     answers = [answer for answer in asking.result() if isinstance(answer, httpx.Response)]
     assert {answer.status_code for answer in answers} == {200}
     assert server.said[-1]["message"] == "stopped"
+
+
+def test_no_process_is_left_and_no_port_is_shared(folder: Path, broadsheet_here: CommandHere) -> None:
+    with serving("--model", f"small={folder / 'small.safetensors'}", "--http-processes", 2) as server:
+        code, printed = broadsheet_here("serve", "--device", "cpu", "--port", urlsplit(server.url).port)
+        assert (code, "cannot be listened on" in printed) == (2, True)
+        children = psutil.Process(server.process.pid).children()
+        assert len(children) == 3
+        server.process.kill()
+        assert psutil.wait_procs(children, timeout=30)[1] == []

@@ -61,7 +61,9 @@ each batch corrects that by a few percent. A batch may take 40 % of the target (
 a request waits for the one before it too.
 
 A request whose answer would come too late, by the same measure, is refused at once, so that those that are accepted
-hold the target. The earliest deadline goes first. Of a request that is larger than a batch, no more goes into one
+hold the target. Its time begins when the last of it reached the machine, as far as a process that has much to read can
+tell: where requests come faster than they can be read, those that have waited long are refused before their bodies are
+looked at. The earliest deadline goes first. Of a request that is larger than a batch, no more goes into one
 than an equal share for each request that waits: one of 10,000 texts is computed in many batches, beside the single
 ones that come meanwhile, and its deadline is the target and four times what it would need alone. When a client hangs
 up, what is still waiting of its request is dropped.
@@ -71,6 +73,10 @@ up, what is still waiting of its request is dropped.
 The log on stderr has a line for each request and for each thing that happens, as text or with `--log-format json`; a
 text is never in it, unless `--log-texts` asks for that. `--no-log-requests` leaves out the requests.
 
+- `--http-processes` (1 on a CPU, on GPUs half the cores, 8 at most) read requests, check them and write the answers,
+  all at one address: the kernel deals new connections out to them. They send texts to the main process, which has the
+  queue, over sockets, those of many requests together. Any of them shows the metrics of all, and limits count for all.
+  One that ends is started again; it costs its own connections only.
 - SIGTERM or Ctrl-C: the server takes no new requests, answers those that it has, and exits with code 0, after
   `--drain-s` seconds (30) at the latest; whoever still waits then gets a 503. A second signal ends it at once.
 - SIGHUP loads the files of all models again, `POST /v1/models/NAME/reload` that of one (`--admin-token-file`). The

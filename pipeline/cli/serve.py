@@ -66,6 +66,16 @@ def command(
     tls_key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="PEM, if it is not in the same file.", show_default=False)
     ] = None,
+    http_processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=64,
+            help="That read requests and write answers.  [default: 1 on a CPU, else half the cores, 8 at most]",
+            show_default=False,
+        ),
+    ] = None,
     drain_s: Annotated[
         float, typer.Option(metavar="S", min=1, help="At SIGTERM: for answering the requests that there are.")
     ] = 30.0,
@@ -132,6 +142,7 @@ def command(
         admin_token=None if admin_token_file is None else _token(admin_token_file),
         certificate=None if tls_certificate is None else str(tls_certificate),
         key=None if tls_key is None else str(tls_key),
+        http_processes=http_processes,
         log_json=log_format == "json",
         log_requests=log_requests,
         log_texts=log_texts,

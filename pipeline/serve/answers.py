@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from pipeline.engine.base import Predictions
 from pipeline.output.formats.plain import to_plain
@@ -23,9 +24,11 @@ _NO_LABEL = "the model overflows on this text"
 
 def to_json(model: str, found: Predictions, labelling: Labelling) -> bytes:
     """An object with the fields `model` and `results`, an object a text; floats as in a job's JSON lines."""
-    columns = _columns(found, labelling)
-    values = [_plain(column) for column in columns.values()]
-    results = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+    if labelling.thresholds is None:
+        columns = _lists(found, labelling)
+    else:
+        columns = {name: _plain(column) for name, column in _columns(found, labelling).items()}
+    results = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if found.overflowed.any():
         for result, is_lost in zip(results, found.overflowed.tolist(), strict=True):
             if is_lost:
@@ -54,15 +57,40 @@ def _columns(found: Predictions, labelling: Labelling) -> dict[str, pa.Array]:
     return {name: columns[name] for name in computed_columns([labelling], truth=False).names}
 
 
+def _lists(found: Predictions, labelling: Labelling) -> dict[str, list[Any]]:
+    """The same of a model that gives one label, as Python's values: for a few texts Arrow takes longer."""
+    classes, names = labelling.classes, labelling.names
+    columns: dict[str, list[Any]] = {
+        names.label: [classes[label] for label in np.maximum(found.labels[:, 0], 0).tolist()],
+        names.score: _numbers(found.scores[:, 0]),
+    }
+    if labelling.scores and found.all_scores is not None:
+        for name, scores in zip(classes, found.all_scores.T, strict=True):
+            columns[names.score_of(name)] = _numbers(scores)
+    if labelling.top_k > 1:
+        columns[names.top_labels] = [[classes[label] for label in row] for row in np.maximum(found.labels, 0).tolist()]
+        k, scores = found.scores.shape[1], _numbers(found.scores.reshape(-1))
+        columns[names.top_scores] = [scores[first : first + k] for first in range(0, len(scores), k)]
+    columns[N_CHARS.name] = found.n_chars.tolist()
+    columns[names.truncated] = found.truncated.tolist()
+    columns[names.unknown_chars] = found.unknown_chars.tolist()
+    return columns
+
+
+def _numbers(values: NDArray[np.float32]) -> list[float]:
+    """A float32 as the float64 with the fewest digits that reads back as the same float32."""
+    if len(values) <= _FEW:
+        return [float(str(value)) for value in values]
+    numbers: list[float] = to_plain(pa.array(np.ascontiguousarray(values))).to_pylist()
+    return numbers
+
+
 def _counts(labelling: Labelling) -> set[str]:
     """The columns that a text has even where it has no label."""
     return {N_CHARS.name, *(field.name for field in labelling.of_text)}
 
 
 def _plain(column: pa.Array) -> list[Any]:
-    """A float32 as the float64 with the fewest digits that reads back as the same float32."""
-    if len(column) <= _FEW and pa.types.is_float32(column.type):
-        return [float(str(value)) for value in column.to_numpy()]
     values: list[Any] = (to_plain(column) if _has_floats(column.type) else column).to_pylist()
     return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -19,6 +20,9 @@ _LEAST, _MOST = 0.5, 8.0
 
 LONGEST_S = 0.25
 """Of a batch: longer ones would do no more work in the same time, and hold up others."""
+
+_CHARS = 4
+"""Characters of a text are rounded up to this, so that what has been found for one average is used for the next."""
 
 _REPEATS = 3
 _LARGEST = 1 << 15
@@ -81,6 +85,7 @@ class BatchTime:
         self._points = list(points)
         self._sizes = [point.texts for point in points]
         self._factors = [1.0] * len(points)
+        self._most: dict[tuple[float, int], int] = {}
 
     def seconds(self, texts: int, chars: int) -> float:
         """What a batch of so many texts, of which the model reads so many characters, is expected to take."""
@@ -96,20 +101,24 @@ class BatchTime:
 
     def most_texts(self, seconds: float, chars_a_text: float) -> int:
         """How many texts of that length are expected to be computed within `seconds`; 1 at least."""
-        low, high = 1, 2 * _LARGEST
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.seconds(middle, int(middle * chars_a_text)) <= seconds:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        chars_a_text = _CHARS * math.ceil(chars_a_text / _CHARS)
+        if (seconds, chars_a_text) not in self._most:
+            low, high = 1, 2 * _LARGEST
+            while low < high:
+                middle = (low + high + 1) // 2
+                if self.seconds(middle, middle * chars_a_text) <= seconds:
+                    low = middle
+                else:
+                    high = middle - 1
+            self._most[seconds, chars_a_text] = low
+        return self._most[seconds, chars_a_text]
 
     def learn(self, texts: int, chars: int, seconds: float) -> None:
         """Take what a batch took into account, for batches of about its size."""
         right = min(bisect_right(self._sizes, texts), len(self._sizes) - 1)
         nearest = right if right == 0 or texts >= 0.75 * self._sizes[right] else right - 1
         step = _STEP * (_QUANTILE if seconds > self.seconds(texts, chars) else _QUANTILE - 1)
+        self._most.clear()
         self._factors[nearest] = min(_MOST, max(_LEAST, self._factors[nearest] * (1 + step)))
 
     def _at(self, index: int, chars: int, times: float = 1.0) -> float:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import struct
+from array import array
+from itertools import accumulate
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from pipeline.engine.base import Texts
 from pipeline.model.charcnn import CLASSES
+from pipeline.serve.requests import Packed
 from pipeline.source.limits import LIMITS
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
@@ -30,7 +31,7 @@ class BadRequest(Exception):
 
 
 class Asked(NamedTuple):
-    """What a client asks for. texts: strings of JSON, or a large_string array; `texts_of` makes `Texts` of them."""
+    """What a client asks for. texts: strings of JSON, or a large_string array; `packed_of` makes `Packed` of them."""
 
     texts: list[str] | pa.Array
     model: str | None
@@ -79,15 +80,16 @@ def from_arrow(body: bytes, query: dict[str, str], most: int) -> Asked:
     return Asked(texts, options.model, options.top_k, options.scores)
 
 
-def texts_of(asked: Asked, reads: int) -> Texts:
+def packed_of(asked: Asked, reads: int) -> Packed:
     """The texts up to the `reads` characters that the model reads. Raises BadRequest for one that is too long."""
     if isinstance(asked.texts, list):
         encoded = [text[:reads].encode() for text in asked.texts]
-        n_chars = np.fromiter(map(len, asked.texts), np.int64, len(encoded))
-        if n_chars.max(initial=0) > LIMITS.field_bytes // 4:  # a character has four bytes at most
+        n_chars = array("q", map(len, asked.texts))
+        if max(n_chars, default=0) > LIMITS.field_bytes // 4:  # a character has four bytes at most
             for number, text in enumerate(asked.texts):
                 _check_length(number, len(text.encode()))
-        return _with_counts(Texts.of(encoded), n_chars)
+        offsets = array("q", accumulate(map(len, encoded), initial=0))
+        return Packed(b"".join(encoded), offsets.tobytes(), n_chars.tobytes())
     column = asked.texts
     sizes = pc.binary_length(column).to_numpy(zero_copy_only=False)
     if sizes.max(initial=0) > LIMITS.field_bytes:
@@ -96,20 +98,17 @@ def texts_of(asked: Asked, reads: int) -> Texts:
     n_chars = pc.utf8_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
     if n_chars.max(initial=0) > reads:
         column = pc.utf8_slice_codeunits(column, 0, reads)
-    return _with_counts(_texts(column), n_chars)
+    return Packed(*_buffers(column), n_chars.tobytes())
 
 
-def _with_counts(texts: Texts, n_chars: NDArray[np.int64]) -> Texts:
-    return Texts(texts.data, texts.offsets, n_chars=n_chars)
-
-
-def _texts(column: pa.Array) -> Texts:
+def _buffers(column: pa.Array) -> tuple[bytes, bytes]:
+    """Texts and offsets."""
     _, offsets, data = column.buffers()
     if not len(column):
-        return Texts.of([])
+        return b"", np.zeros(1, np.int64).tobytes()
     bounds = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
-    whole = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    return Texts(whole[bounds[0] : bounds[-1]], bounds - bounds[0])
+    whole = memoryview(data) if data is not None else memoryview(b"")
+    return bytes(whole[bounds[0] : bounds[-1]]), (bounds - bounds[0]).tobytes()
 
 
 def _column(body: bytes, most: int) -> pa.Array:

@@ -9,16 +9,15 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipeline.engine.base import Predictions, Texts
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.serve.batch_time import LONGEST_S, BatchTime
 from pipeline.serve.engines import Engine, EngineLost, LoadedModel, Ready
 from pipeline.serve.log import log
 from pipeline.serve.metrics import Metrics
-from pipeline.serve.waiting import STRETCH, Batch, Piece, Request, Waiting
+from pipeline.serve.requests import Gone, Refused
+from pipeline.serve.rows import cut, to_rows
+from pipeline.serve.waiting import NOTHING, STRETCH, Batch, Piece, Request, Waiting
 
 _LARGEST_SHARE = 0.4
 """A batch takes this share of the target at most: a request waits for the batch that is on the device, then comes its
@@ -27,7 +26,7 @@ is also why a batch is not made smaller for a request that has waited long.)
 """
 
 _SPARE_SHARE = 0.1
-"""What is left of the target for reading a request and writing the answer."""
+"""What is left of the target, at least, for reading a request and writing the answer."""
 
 _PATIENCE = 4.0
 """A request that takes several batches has a deadline this many times as far away as it would need alone."""
@@ -37,20 +36,11 @@ _SURE_SHARE = 0.8
 expected to take may change in the meantime.
 """
 
+_LATE_SHARE = 0.4
+"""A request that comes so late, as a share of its time, is refused even where a device is free."""
+
 _OVERDUE_SHARE = 0.2
 _BUSY_WINDOW = 10.0
-
-
-class Refused(Exception):
-    """A request that is not computed. retry_after: in seconds."""
-
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = max(1, math.ceil(retry_after))
-
-
-class Gone(Exception):
-    """The client has hung up."""
 
 
 @dataclass(eq=False)
@@ -168,23 +158,24 @@ class Dispatcher:
         if old is not None and not self._open[old.key]:
             self._unload(old.key)
 
-    def submit(self, model: str, texts: Texts, top_k: int) -> Request:
-        """Take a request in. Raises Refused where its deadline, or the queue's bound, cannot be held."""
+    def submit(self, model: str, texts: Texts, top_k: int, arrived: float | None = None, back: float = 0.0) -> Request:
+        """Take a request in. Raises Refused where its deadline, or the queue's bound, cannot be held.
+
+        arrived: when it was there, by the clock, if that is not now. back: seconds that its answer needs to whoever
+        asked. The answer is its rows (`rows.py`), as bytes.
+        """
         loaded = self.models[model]
         now = self._clock()
-        assert texts.n_chars is not None
-        chars = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum(np.minimum(texts.n_chars, loaded.model.reads), out=chars[1:])
-        is_large, deadline = self._admit(loaded.key, len(texts), int(chars[-1]), now)
-        answer: asyncio.Future[Predictions] = self._loop.create_future()
-        request = Request(loaded.key, loaded.model, texts, chars, top_k, now, deadline, answer, is_large)
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        request = Request(loaded.key, loaded.model, texts, top_k, now if arrived is None else arrived, answer)
+        self._admit(request, now, back)
         self._open[request.key] += 1
         answer.add_done_callback(lambda _: self._close(request.key))
         if len(texts):
             self.waiting.add(request)
             self._pump_soon()
         else:
-            answer.set_result(_nothing(len(loaded.model.classes)))
+            answer.set_result(b"")
         return request
 
     def forget(self, request: Request) -> None:
@@ -200,30 +191,32 @@ class Dispatcher:
                 for piece in batch.pieces:
                     self._fail(piece.request, Refused("the server stops"))
 
-    def _admit(self, key: str, texts: int, chars: int, now: float) -> tuple[bool, float]:
-        """Whether a request is larger than a batch, and its deadline. Raises Refused."""
+    def _admit(self, request: Request, now: float, back: float) -> None:
+        """Note whether a request is larger than a batch, and its deadline. Raises Refused."""
+        key, texts, chars = request.key, len(request.texts), request.all_chars
         devices = [device for device in self.devices if key in device.times]
         if not devices:
             raise Refused("no engine is ready: they are being started")
-        slowest = max(devices, key=lambda device: device.times[key].seconds(1, 0))
-        most = self._most_texts(slowest, key, chars / max(1, texts))
-        is_large = texts > most
-        free = any(not device.under_way for device in devices) and not self.waiting
+        slowest = devices[0] if len(devices) == 1 else max(devices, key=lambda d: d.times[key].seconds(1, 0))
+        request.is_large = not self._is_one_batch(slowest, key, texts, chars)
+        free = not self.waiting and any(not device.under_way for device in devices)
         if self.waiting.texts + texts > self._most_waiting and not free:
             raise Refused(f"{self.waiting.texts:,} texts wait already", self._seconds_waiting(slowest))
         residuals = sorted(self._residual(device, key, now) for device in devices)
         longest = self._longest(slowest, key)
-        if is_large:
-            alone = longest * texts / most / len(devices)
+        if request.is_large:
+            alone = longest * texts / self._most_texts(slowest, key, chars / texts) / len(devices)
             patience = self.target + _PATIENCE * alone
             needs = residuals[0] + alone + self._seconds_waiting(slowest)
         else:
             patience = self.target
             rounds, number = divmod(self._batches_ahead(slowest, key, texts, chars), len(devices))
             needs = residuals[number] + STRETCH * longest * (rounds + 1)  # others that come may fill its batch
-        if needs > patience - _SPARE_SHARE * self.target and not free:
+        request.deadline = request.arrived + patience - back
+        late = now - request.arrived + back
+        needs += max(late, _SPARE_SHARE * self.target)
+        if late > _LATE_SHARE * patience if free else needs > patience:
             raise Refused(f"the answer would take longer than {1000 * patience:,.0f} ms", needs)
-        return is_large, now + patience
 
     def _residual(self, device: Device, key: str, now: float) -> float:
         """Until a device is free; one that should be already may take a little longer still."""
@@ -232,35 +225,38 @@ class Dispatcher:
 
     def _batches_ahead(self, device: Device, key: str, texts: int, chars: int) -> int:
         """How many batches come before that of a new request which is no larger than a batch."""
-        small: dict[str, tuple[int, int, int]] = {key: (texts, chars, 1)}
-        large: Counter[str] = Counter()
-        for request in self.waiting:
-            if request.is_large:
-                large[request.key] += 1
-            else:
-                n, c, requests = small.get(request.key, (0, 0, 0))
-                more = request.chars_of(request.started, len(request.texts))
-                small[request.key] = (n + request.left, c + more, requests + 1)
+        waiting = self.waiting.of
         batches = 0
-        for each, (n, c, requests) in small.items():
-            if each in device.times:
-                most = self._most_texts(device, each, c / max(1, n))
-                shared = n * (1 + large[each] / requests)  # large ones have their share of each batch
+        for each in {key, *waiting}:
+            if each not in device.times:
+                continue
+            wait = waiting.get(each, NOTHING)
+            n, c, requests = wait.small_texts, wait.small_chars, wait.small
+            if each == key:
+                n, c, requests = n + texts, c + chars, requests + 1
+            if not n:
+                continue
+            shared = n * (1 + wait.large / requests)  # large ones have their share of each batch
+            if len(self.devices) == 1 and shared == n and self._is_one_batch(device, each, n, c):
+                batches += 1
+            else:
+                most = self._most_texts(device, each, c / n)
                 batches += math.ceil(shared / (most if len(self.devices) == 1 else _SURE_SHARE * most))
         return max(0, batches - 1)
 
     def _seconds_waiting(self, device: Device) -> float:
         """What all that waits takes on all devices."""
-        total: Counter[str] = Counter()
-        chars: Counter[str] = Counter()
-        for request in self.waiting:
-            total[request.key] += request.left
-            chars[request.key] += request.chars_of(request.started, len(request.texts))
         return sum(
-            self._longest(device, key) * texts / self._most_texts(device, key, chars[key] / texts) / len(self.devices)
-            for key, texts in total.items()
-            if key in device.times
+            self._longest(device, key) * w.texts / self._most_texts(device, key, w.chars / w.texts) / len(self.devices)
+            for key, w in self.waiting.of.items()
+            if key in device.times and w.texts
         )
+
+    def _is_one_batch(self, device: Device, key: str, texts: int, chars: int) -> bool:
+        most = device.ready[key].batch
+        if most is not None and texts > most:
+            return False
+        return texts <= 1 or device.times[key].seconds(texts, chars) <= self._longest(device, key)
 
     def _longest(self, device: Device, key: str) -> float:
         """Seconds of a batch at most, so that the target is held."""
@@ -301,8 +297,8 @@ class Dispatcher:
         first = next(iter(self.waiting))
         if first.key not in device.times:
             return False
-        average = first.chars[-1] / max(1, len(first.texts))
-        return self.waiting.texts >= self._most_texts(device, first.key, float(average))
+        average = first.all_chars / max(1, len(first.texts))
+        return self.waiting.texts >= self._most_texts(device, first.key, average)
 
     def _next_batch(self, device: Device, now: float) -> Batch | None:
         first = next((request for request in self.waiting if request.key in device.times), None)
@@ -343,11 +339,14 @@ class Dispatcher:
         self._deliver(batch, predictions)
 
     def _deliver(self, batch: Batch, predictions: Predictions) -> None:
+        rows = to_rows(predictions)
+        found = {top_k: cut(rows, top_k) for top_k in {piece.request.top_k for piece in batch.pieces}}
+        data = {top_k: (each.tobytes(), each.itemsize) for top_k, each in found.items()}
         at = 0
         for request, first, last in batch.pieces:
-            rows = slice(at, at + last - first)
+            of, size = data[request.top_k]
+            _add_part(request, first, last, of[at * size : (at + last - first) * size])
             at += last - first
-            _add_part(request, first, _rows(predictions, rows, request.top_k))
 
     def _give_up(self, piece: Piece, error: EngineLost) -> None:
         """What becomes of texts whose engine is lost: computed once more elsewhere, or refused."""
@@ -363,29 +362,18 @@ class Dispatcher:
             offsets[piece.first : piece.last + 1] - offsets[piece.first],
             n_chars=n_chars[piece.first : piece.last],
         )
-        chars = request.chars[piece.first : piece.last + 1] - request.chars[piece.first]
-        again: asyncio.Future[Predictions] = self._loop.create_future()
-        arrived, deadline = request.arrived, max(request.deadline, self._clock() + self.target)
-        child = Request(
-            request.key,
-            request.model,
-            texts,
-            chars,
-            request.top_k,
-            arrived,
-            deadline,
-            again,
-            request.is_large,
-            tries=request.tries + 1,
-        )
+        again: asyncio.Future[bytes] = self._loop.create_future()
+        child = Request(request.key, request.model, texts, request.top_k, request.arrived, again)
+        child.deadline = max(request.deadline, self._clock() + self.target)
+        child.is_large, child.tries = request.is_large, request.tries + 1
 
-        def pass_on(found: asyncio.Future[Predictions]) -> None:
+        def pass_on(found: asyncio.Future[bytes]) -> None:
             if found.cancelled():
                 return
             if error := found.exception():
                 self._fail(request, error)
             else:
-                _add_part(request, piece.first, found.result())
+                _add_part(request, piece.first, piece.last, found.result())
 
         again.add_done_callback(pass_on)
         self.waiting.add(child)
@@ -421,32 +409,12 @@ async def _unloaded(engine: Engine, key: str) -> None:
         log.warning("a model could not be unloaded: %s", error.message)
 
 
-def _add_part(request: Request, first: int, part: Predictions) -> None:
-    """Note the predictions of some texts of a request, from number `first` on; the last ones complete the answer."""
+def _add_part(request: Request, first: int, last: int, rows: bytes) -> None:
+    """Note the predictions of some texts of a request; the last ones complete the answer."""
     if request.answer.done():
         return
-    request.parts[first] = part
-    request.finished += len(part.labels)
+    request.parts[first] = rows
+    request.finished += last - first
     if request.finished == len(request.texts):
         parts = [request.parts[number] for number in sorted(request.parts)]
-        request.answer.set_result(parts[0] if len(parts) == 1 else _joined(parts))
-
-
-def _rows(found: Predictions, rows: slice, top_k: int) -> Predictions:
-    every = None if found.all_scores is None else found.all_scores[rows]
-    counts = (found.n_chars[rows], found.truncated[rows], found.unknown_chars[rows])
-    return Predictions(found.labels[rows, :top_k], found.scores[rows, :top_k], every, *counts)
-
-
-def _joined(parts: list[Predictions]) -> Predictions:
-    def of(name: str) -> NDArray[np.generic]:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    names = ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars")
-    return Predictions(**{name: of(name) for name in names})  # type: ignore[arg-type]
-
-
-def _nothing(classes: int) -> Predictions:
-    counts = np.zeros(0, np.int64)
-    every = np.zeros((0, classes), np.float32)
-    return Predictions(np.zeros((0, 1), np.int32), every[:, :1], every, counts, counts.astype(bool), counts)
+        request.answer.set_result(parts[0] if len(parts) == 1 else b"".join(parts))

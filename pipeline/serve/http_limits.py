@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from pipeline.serve.lateness import Lateness
+from pipeline.serve.shared import Held
 
 HEAD_BYTES = 1 << 16
 
@@ -14,13 +18,16 @@ HEAD_BYTES = 1 << 16
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's own protocol, which a connection leaves that has not sent a request in time.
 
-    A request's scope has `gone`, a set of functions to be called when its client hangs up. connections_most: at a time;
-    head_seconds, body_seconds: in which a request's head, and then its body, must come.
+    A request's scope has `gone`, a set of functions to be called when its client hangs up, and, once all of it is read,
+    `arrived`, when it came by the monotonic clock. connections_most: at a time, in all processes; head_seconds,
+    body_seconds: in which a request's head, and then its body, must come.
     """
 
     connections_most: ClassVar[int]
     head_seconds: ClassVar[float]
     body_seconds: ClassVar[float]
+    held: ClassVar[Held]
+    lateness: ClassVar[Lateness]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -31,13 +38,15 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.connections_most:
+        self.held.add_connections(1)
+        if self.held.connections > self.connections_most:
             self._refuse(503, "too many connections")
         else:
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self.held.add_connections(-1)
         super().connection_lost(exc)
         for call in list(self._gone):
             call()
@@ -67,8 +76,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if "arrived" in cycle.scope:  # it has waited for the answer to the one before it on this connection
+            cycle.scope["arrived"] = time.monotonic()  # type: ignore[typeddict-unknown-key]
+        super()._start_asgi_task(cycle, app)
+
     def on_message_complete(self) -> None:
         self._waits_for = "nothing"
+        self.cycle.scope["arrived"] = self.lateness.earliest()  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
         if not self.pipeline:
             self.flow.resume_reading()  # so that a client that hangs up after a long body is noticed

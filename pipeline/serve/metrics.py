@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+from pipeline.serve.counts import SECONDS, RequestCounts
+
 _TEXTS = tuple(4**i for i in range(9))
 
 
@@ -18,33 +20,25 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.requests = RequestCounts()
+        self.registry.register(_Requests(self.requests))
         options: dict[str, Any] = {"namespace": "broadsheet", "registry": self.registry}
-        self._requests = Counter("requests", "Requests to classify, by HTTP status", ["model", "status"], **options)
-        self._texts = Counter("texts", "Texts that were answered", ["model"], **options)
-        self._shed = Counter("shed_requests", "Requests refused with a 503", ["model"], **options)
         self._batch = Histogram("batch_texts", "Texts in a batch", ["model", "device"], buckets=_TEXTS, **options)
         self._in_queue = Histogram(
-            "queue_seconds", "From a request's arrival to its first batch", ["model"], buckets=_SECONDS, **options
+            "queue_seconds", "From a request's arrival to its first batch", ["model"], buckets=SECONDS, **options
         )
+        self._in_queue_of: dict[str, Histogram] = {}
         self._in_engine = Histogram(
-            "engine_seconds", "Of a batch on its device", ["model", "device"], buckets=_SECONDS, **options
-        )
-        self._in_request = Histogram(
-            "request_seconds", "From a request's first byte to its answer", ["model"], buckets=_SECONDS, **options
+            "engine_seconds", "Of a batch on its device", ["model", "device"], buckets=SECONDS, **options
         )
         self._restarts = Counter("engine_restarts", "Engines started again", ["device"], **options)
+        self._http_restarts = Counter("http_restarts", "HTTP processes started again", **options)
         self._queue = Gauge("queue_texts", "Texts that wait", **options)
 
-    def answered(self, model: str, status: int, texts: int, seconds: float) -> None:
-        self._requests.labels(model, str(status)).inc()
-        if status == 200:
-            self._texts.labels(model).inc(texts)
-            self._in_request.labels(model).observe(seconds)
-        elif status == 503:
-            self._shed.labels(model).inc()
-
     def waited(self, key: str, seconds: float) -> None:
-        self._in_queue.labels(name_of(key)).observe(seconds)
+        if key not in self._in_queue_of:
+            self._in_queue_of[key] = self._in_queue.labels(name_of(key))
+        self._in_queue_of[key].observe(seconds)
 
     def computed(self, key: str, device: str, texts: int, seconds: float) -> None:
         self._batch.labels(name_of(key), device).observe(texts)
@@ -52,6 +46,9 @@ class Metrics:
 
     def restarted(self, device: str) -> None:
         self._restarts.labels(device).inc()
+
+    def http_restarted(self) -> None:
+        self._http_restarts.inc()
 
     def show_queue(self, texts: Callable[[], float]) -> None:
         self._queue.set_function(texts)
@@ -62,6 +59,35 @@ class Metrics:
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Requests:
+    """What all HTTP processes have counted."""
+
+    def __init__(self, counts: RequestCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        counts = self._counts
+        requests = CounterMetricFamily(
+            "broadsheet_requests", "Requests to classify, by HTTP status", labels=["model", "status"]
+        )
+        shed = CounterMetricFamily("broadsheet_shed_requests", "Requests refused with a 503", labels=["model"])
+        for (model, status), count in counts.requests.items():
+            requests.add_metric([model, str(status)], count)
+            if status == 503:
+                shed.add_metric([model], count)
+        texts = CounterMetricFamily("broadsheet_texts", "Texts that were answered", labels=["model"])
+        for model, count in counts.texts.items():
+            texts.add_metric([model], count)
+        seconds = HistogramMetricFamily(
+            "broadsheet_request_seconds", "From a request's arrival to its answer", labels=["model"]
+        )
+        bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
+        for model, buckets in counts.buckets.items():
+            below = list(zip(bounds, accumulate(buckets), strict=True))
+            seconds.add_metric([model], below, counts.seconds[model])
+        yield from (requests, texts, shed, seconds)
 
 
 class _Busy:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
-import ssl
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import uvicorn
+import msgspec
 import uvloop
 
 from pipeline.engine.open import expected_device
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.model.charcnn import load_model
-from pipeline.serve.app import App
 from pipeline.serve.dispatcher import Dispatcher
 from pipeline.serve.engines import Choice, LoadedModel
 from pipeline.serve.fleet import LocalFleet
-from pipeline.serve.http_limits import LimitedProtocol
+from pipeline.serve.http_process import certificates_of
+from pipeline.serve.http_processes import HttpProcesses
 from pipeline.serve.log import log, start_log
 from pipeline.serve.metrics import Metrics
 from pipeline.serve.settings import Settings
+from pipeline.threads import available_cores
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -39,8 +37,11 @@ _BACKLOG = 2048
 _LAST_WORD_S = 0.5
 """Before the time for draining is over, whoever still waits is told."""
 
-_SWITCH_SECONDS = 0.0005
-"""How long a thread that reads a large body may keep others from running: by default it is 5 ms."""
+_END_WITHIN_S = 2.0
+"""After that time, HTTP processes that have not ended are killed."""
+
+_MOST_HTTP_PROCESSES = 8
+"""Of those that nobody has chosen. The one dispatcher is the limit with more of them."""
 
 
 def serve(settings: Settings, gpus: int, client: Client | None = None) -> None:
@@ -51,17 +52,8 @@ def serve(settings: Settings, gpus: int, client: Client | None = None) -> None:
     """
     server = _Server(settings, gpus, client)
     start_log(settings.log_json)
-    sys.setswitchinterval(_SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(server.run())
-
-
-class _Uvicorn(uvicorn.Server):
-    """Signals are ours: a server that ends by SIGTERM ends well."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class _Server:
@@ -74,40 +66,47 @@ class _Server:
             device = device_of(client, settings.device)
         self._gpus = max(1, gpus) if device == "cuda" else 0
         self._client = client
-        self._certificates = _certificates(settings)
+        certificates_of(settings)
         self._models = [_loaded(name, source) for name, source in settings.models.items()]
-        self._listening = _listen(settings.host, settings.port)
         self._settings = replace(settings, target_s=settings.target_s or TARGET_S[device])
+        processes = settings.http_processes or _http_processes(device)
+        self._listening = _listen(settings.host, settings.port, processes)
         self._stopping: asyncio.Task[None] | None = None
         self._reloading: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         settings = self._settings
         assert settings.target_s is not None
-        metrics = Metrics()
+        metrics = self._metrics = Metrics()
         self._dispatcher = Dispatcher(settings.target_s, settings.max_queue, int(self._client is not None), metrics)
         self._dispatcher.models |= {loaded.name: loaded for loaded in self._models}
         choice = Choice(settings.device, settings.precision, settings.kernels, settings.target_s)
         self._fleet = self._fleet_of(choice, metrics)
         metrics.show_queue(lambda: self._dispatcher.waiting.texts)
         metrics.show_busy(self._busy)
-        self._app = App(settings, self._dispatcher, metrics, lambda: self._fleet.states, self._reload)
-        self._http = _Uvicorn(_configured(settings, self._app, self._certificates))
+        self._http = HttpProcesses(settings, self._listening, self._dispatcher, metrics, self._call)
         self._take_signals()
-        serving = asyncio.create_task(self._http.serve(sockets=[self._listening]))
-        scheme = "https" if self._certificates else "http"
-        host, port = self._listening.getsockname()[:2]
-        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        log.info("listening", extra={"fields": {"url": url, "target_ms": 1000 * settings.target_s}})
+        starting: asyncio.Task[None] | None = None
         try:
-            await self._fleet.start()
+            starting = asyncio.create_task(self._fleet.start())  # beside the HTTP processes
+            await self._http.start()
+            fields = {"url": self._url(), "target_ms": 1000 * settings.target_s, "processes": len(self._listening)}
+            log.info("listening", extra={"fields": fields})
+            await starting
+            gc.collect()
+            gc.freeze()
             log.info("ready", extra={"fields": {"models": list(settings.models)}})
-            await serving
+            await self._http.ended()
         finally:
-            self._http.should_exit = True
-            await self._fleet.close()
-            await asyncio.wait([serving])
+            if starting is not None:
+                starting.cancel()
+            await asyncio.gather(self._http.close(), self._fleet.close())
         log.info("stopped")
+
+    def _url(self) -> str:
+        host, port = self._listening[0].getsockname()[:2]
+        scheme = "http" if self._settings.certificate is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def _fleet_of(self, choice: Choice, metrics: Metrics) -> LocalFleet | DaskFleet:
         if self._client is None:
@@ -120,11 +119,53 @@ class _Server:
         now = time.monotonic()
         return {device.engine.name: device.busy_share(now) for device in self._dispatcher.devices}
 
+    async def _call(self, what: str, model: str) -> tuple[int, bytes]:
+        """What HTTP processes ask for beside labels: the status, and the body."""
+        if what == "metrics":
+            await self._http.count()
+            return 200, self._metrics.page()
+        if what == "reload":
+            status, answer = await self._reloaded(model)
+        elif what == "models":
+            status, answer = 200, {"models": [self._about(each) for each in self._dispatcher.models.values()]}
+        else:
+            status, answer = self._ready()
+        return status, msgspec.json.encode(answer)
+
+    def _about(self, loaded: LoadedModel) -> dict[str, Any]:
+        model = loaded.model
+        backends = {str(d.ready[loaded.key].backend): None for d in self._dispatcher.devices if loaded.key in d.ready}
+        return {
+            "name": loaded.name,
+            "default": loaded.name == self._settings.default_model,
+            "classes": list(model.classes),
+            "reads": model.reads,
+            "alphabet": model.alphabet.symbols,
+            "meant_for": model.meant_for,
+            "digest": model.digest,
+            "loaded": loaded.number,
+            "backend": next(iter(backends), None),
+        }
+
+    def _ready(self) -> tuple[int, dict[str, Any]]:
+        is_ready = bool(self._dispatcher.devices) and self._stopping is None
+        status = "stopping" if self._stopping else "ready" if is_ready else "not ready"
+        return 200 if is_ready else 503, {"status": status, "engines": self._fleet.states}
+
+    async def _reloaded(self, name: str) -> tuple[int, dict[str, Any]]:
+        if name not in self._dispatcher.models:
+            return 404, {"error": "there is no model of that name here"}
+        try:
+            return 200, self._about(await self._reload(name))
+        except BroadsheetError as error:
+            return 409, {"error": f"the model was not reloaded, the one before stays: {error.message}"}
+
     async def _reload(self, name: str) -> LoadedModel:
         """Read a model's file again and serve it. Raises BroadsheetError; then the one before stays."""
         old = self._dispatcher.models[name]
         new = await asyncio.to_thread(_loaded, name, old.source, old.number + 1)
         await self._dispatcher.change_model(new)
+        self._http.tell_of(new)
         log.info("model reloaded", extra={"fields": {"model": name, "digest": new.model.digest}})
         return new
 
@@ -149,16 +190,18 @@ class _Server:
     def _stop(self) -> None:
         """Take no new requests, and answer those that there are; at the second signal, do not."""
         if self._stopping is not None:
-            self._http.force_exit = True
+            self._http.stop(now=True)
             return
         fields = {"open_requests": self._dispatcher.open_requests, "drain_s": self._settings.drain_s}
         log.info("stopping", extra={"fields": fields})
-        self._app.is_stopping = self._http.should_exit = True
+        self._http.stop(now=False)
         self._stopping = asyncio.get_running_loop().create_task(self._end_draining())
 
     async def _end_draining(self) -> None:
         await asyncio.sleep(max(0.0, self._settings.drain_s - _LAST_WORD_S))
         self._dispatcher.refuse_all()
+        await asyncio.sleep(_LAST_WORD_S + _END_WITHIN_S)
+        await self._http.close()
 
 
 def _loaded(name: str, source: str, number: int = 1) -> LoadedModel:
@@ -167,45 +210,20 @@ def _loaded(name: str, source: str, number: int = 1) -> LoadedModel:
     return LoadedModel(name, number, source, model, model.to_bytes())
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises UsageError where the address cannot be had."""
+def _http_processes(device: str) -> int:
+    """How many there are unless somebody chooses. An engine on the CPU needs the cores itself."""
+    return 1 if device == "cpu" else max(1, min(_MOST_HTTP_PROCESSES, available_cores() // 2))
+
+
+def _listen(host: str, port: int, processes: int) -> list[socket.socket]:
+    """A socket that listens for each process. Raises UsageError where the address cannot be had.
+
+    The kernel gives each new connection to one of them, whether its process is idle or not.
+    """
     try:
         kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=kind, backlog=_BACKLOG)
+        with socket.create_server(address[:2], family=kind) as free:  # or two servers could share a port
+            chosen = free.getsockname()[:2]
+        return [socket.create_server(chosen, family=kind, backlog=_BACKLOG, reuse_port=True) for _ in range(processes)]
     except OSError as error:
         raise UsageError(f"{host} port {port} cannot be listened on: {error.strerror or error}") from error
-
-
-def _certificates(settings: Settings) -> ssl.SSLContext | None:
-    """Raises UsageError for files that hold no certificate and its key."""
-    if settings.certificate is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.certificate, settings.key)
-    except OSError as error:  # ssl.SSLError is one
-        raise UsageError(f"{settings.certificate}: no certificate with its key: {error}") from error
-    return context
-
-
-def _configured(settings: Settings, app: App, certificates: ssl.SSLContext | None) -> uvicorn.Config:
-    class Protocol(LimitedProtocol):
-        connections_most = settings.max_connections
-        head_seconds, body_seconds = settings.head_s, settings.body_s
-
-    config = uvicorn.Config(
-        app.asgi,
-        http=Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=max(1, round(settings.idle_s)),
-        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
-    )
-    config.load()
-    config.ssl = certificates
-    return config

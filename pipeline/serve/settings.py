@@ -11,8 +11,9 @@ class Settings:
     """Everything but the cluster. `pipeline/cli/serve.py` has the defaults that a user sees, and checks.
 
     models: source of each model by its name; the first is the one for requests that name none. target_s: seconds that
-    a request may take, or None: 0.02 on a GPU, 0.1 on a CPU. token: that clients must show, None for none; admin_token:
-    for reloads, which nobody may ask for without one. certificate, key: files, for TLS.
+    a request may take, or None: 0.02 on a GPU, 0.1 on a CPU. http_processes: how many, or None: by the cores. token:
+    that clients must show, None for none; admin_token: for reloads, which nobody may ask for without one. certificate,
+    key: files, for TLS.
     """
 
     models: Mapping[str, str]
@@ -30,6 +31,7 @@ class Settings:
     head_s: float = 10.0
     body_s: float = 60.0
     idle_s: float = 60.0
+    http_processes: int | None = None
     token: str | None = field(default=None, repr=False)
     admin_token: str | None = field(default=None, repr=False)
     certificate: str | None = None

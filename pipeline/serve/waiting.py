@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
+import math
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Predictions, Texts
+from pipeline.engine.base import Texts
 from pipeline.model.charcnn import Model
 from pipeline.serve.batch_time import BatchTime
 
@@ -19,39 +20,54 @@ STRETCH = 1.2
 """How much longer a batch may take where it then leaves nothing waiting."""
 
 
-@dataclass(eq=False, slots=True)
 class Request:
     """Texts of one client, and what is known of them so far.
 
-    key, model: of the loaded model that they are for. chars: int64 [N + 1], the sum of the characters that the model
-    reads of the texts before. arrived, deadline: by the monotonic clock. answer: their predictions, or an error.
-    started: texts that went to a device. parts: predictions by the number of their first text.
+    key, model: of the loaded model that they are for. arrived, deadline: by the monotonic clock. answer: their
+    predictions as rows, or an error. is_large: for one batch. all_chars: that the model reads of all texts. started:
+    texts that went to a device. parts: rows by the number of their first text.
     """
 
-    key: str
-    model: Model
-    texts: Texts
-    chars: NDArray[np.int64]
-    top_k: int
-    arrived: float
-    deadline: float
-    answer: asyncio.Future[Predictions]
-    is_large: bool = False
-    started: int = 0
-    first_started: float = 0.0
-    tries: int = 0
-    parts: dict[int, Predictions] = field(default_factory=dict)
-    finished: int = 0
+    __slots__ = (
+        *("key", "model", "texts", "top_k", "arrived", "deadline", "answer", "is_large", "all_chars", "started"),
+        *("first_started", "tries", "parts", "finished", "_before"),
+    )
+
+    def __init__(
+        self, key: str, model: Model, texts: Texts, top_k: int, arrived: float, answer: asyncio.Future[bytes]
+    ) -> None:
+        self.key, self.model, self.texts, self.top_k = key, model, texts, top_k
+        self.arrived, self.answer = arrived, answer
+        self.deadline, self.first_started = math.inf, 0.0
+        self.is_large, self.started, self.tries, self.finished = False, 0, 0, 0
+        self.parts: dict[int, bytes] = {}
+        self._before: NDArray[np.int64] | None = None
+        assert texts.n_chars is not None
+        if len(texts.n_chars) == 1:
+            self.all_chars = min(int(texts.n_chars[0]), model.reads)
+        else:
+            self.all_chars = int(np.minimum(texts.n_chars, model.reads).sum())
 
     def __lt__(self, other: Request) -> bool:
-        return self.deadline < other.deadline
+        return bool(self.deadline < other.deadline)
 
     @property
     def left(self) -> int:
         return len(self.texts) - self.started
 
+    @property
+    def chars_left(self) -> int:
+        return self.chars_of(self.started, len(self.texts))
+
     def chars_of(self, first: int, last: int) -> int:
-        return int(self.chars[last] - self.chars[first])
+        """Characters that the model reads of some of the texts."""
+        if first == 0 and last == len(self.texts):
+            return self.all_chars
+        if self._before is None:
+            assert self.texts.n_chars is not None
+            self._before = np.zeros(len(self.texts) + 1, np.int64)
+            np.cumsum(np.minimum(self.texts.n_chars, self.model.reads), out=self._before[1:])
+        return int(self._before[last] - self._before[first])
 
 
 class Piece(NamedTuple):
@@ -78,21 +94,55 @@ class Batch(NamedTuple):
                 return request.texts
         data, sizes, counts = [], [], []
         for request, first, last in self.pieces:
-            offsets = request.texts.offsets
-            data.append(request.texts.data[offsets[first] : offsets[last]])
-            sizes.append(np.diff(offsets[first : last + 1]))
-            assert request.texts.n_chars is not None
-            counts.append(request.texts.n_chars[first:last])
+            texts = request.texts
+            assert texts.n_chars is not None
+            if last - first == len(texts):
+                data.append(texts.data)
+                counts.append(texts.n_chars)
+            else:
+                data.append(texts.data[texts.offsets[first] : texts.offsets[last]])
+                counts.append(texts.n_chars[first:last])
+            sizes.append(texts.offsets[first + 1 : last + 1] - texts.offsets[first:last])
         offsets = np.zeros(self.texts + 1, np.int64)
         np.cumsum(np.concatenate(sizes), out=offsets[1:])
         return Texts(np.concatenate(data), offsets, n_chars=np.concatenate(counts))
 
 
+@dataclass(slots=True)
+class Sums:
+    """Of the requests for one model that wait, and of those that are no larger than a batch."""
+
+    texts: int = 0
+    chars: int = 0
+    large: int = 0
+    small: int = 0
+    small_texts: int = 0
+    small_chars: int = 0
+
+    def add(self, request: Request, sign: int) -> None:
+        """A request comes (1) or goes (-1), with what is left of it."""
+        texts, chars = sign * request.left, sign * request.chars_left
+        self.texts += texts
+        self.chars += chars
+        if request.is_large:
+            self.large += sign
+        else:
+            self.small += sign
+            self.small_texts += texts
+            self.small_chars += chars
+
+
+NOTHING = Sums()
+
+
 class Waiting:
-    """The queue of all devices. texts: how many wait."""
+    """The queue of all devices. texts: how many wait. of: what waits, by the model's key, kept up to date so that a new
+    request is not compared with each of the others.
+    """
 
     def __init__(self) -> None:
         self.texts = 0
+        self.of: dict[str, Sums] = {}
         self._requests: list[Request] = []
 
     def __len__(self) -> int:
@@ -103,13 +153,24 @@ class Waiting:
 
     def add(self, request: Request) -> None:
         insort(self._requests, request)
-        self.texts += request.left
+        self._count(request, 1)
 
     def remove(self, request: Request) -> None:
         """Forget a request; what of it is on a device is computed for nobody."""
-        if request in self._requests:
-            self._requests.remove(request)
-            self.texts -= request.left
+        at = bisect_left(self._requests, request)
+        while at < len(self._requests) and self._requests[at].deadline == request.deadline:
+            if self._requests[at] is request:
+                del self._requests[at]
+                self._count(request, -1)
+                return
+            at += 1
+
+    def _count(self, request: Request, sign: int) -> None:
+        sums = self.of.setdefault(request.key, Sums())
+        sums.add(request, sign)
+        self.texts += sign * request.left
+        if not sums.large and not sums.small:
+            del self.of[request.key]
 
     def expired(self, now: float) -> list[Request]:
         """Requests whose deadline has passed before they began: the first in the queue, if any are."""
@@ -134,23 +195,25 @@ class Waiting:
             return None
         key, time_of = first.key, times[first.key]
         candidates = [request for request in self._requests if request.key == key]
-        wanted = sum(request.left for request in candidates)
-        chars = sum(request.chars_of(request.started, len(request.texts)) for request in candidates)
+        sums = self.of[key]
         taken = [request.left for request in candidates]
-        if wanted > most or time_of.seconds(wanted, chars) > STRETCH * seconds:
-            most = min(most, time_of.most_texts(seconds, chars / wanted))
+        if sums.texts > most or time_of.seconds(sums.texts, sums.chars) > STRETCH * seconds:
+            most = min(most, time_of.most_texts(seconds, sums.chars / sums.texts))
             taken = _shared(candidates, most, seconds, time_of)
         return self._cut(key, candidates, taken)
 
     def _cut(self, key: str, candidates: Sequence[Request], taken: Sequence[int]) -> Batch:
-        pieces, chars = [], 0
+        pieces, chars, done = [], 0, set()
         for request, count in zip(candidates, taken, strict=True):
             if count:
+                self._count(request, -1)
                 pieces.append(Piece(request, request.started, request.started + count))
                 chars += request.chars_of(request.started, request.started + count)
                 request.started += count
-                self.texts -= count
-        done = {id(piece.request) for piece in pieces if piece.request.left == 0}
+                if request.left:
+                    self._count(request, 1)
+                else:
+                    done.add(id(request))
         self._requests = [request for request in self._requests if id(request) not in done]
         return Batch(key, tuple(pieces), sum(taken), chars)
 

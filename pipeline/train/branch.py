@@ -10,21 +10,23 @@ was 0.8 points worse on average, and 3.4 with 23 classes of which some have few 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from pipeline.held_out import rarest
 from pipeline.model.ngrams import Grams, Kinds, NGrams, counted, find
-from pipeline.model.temperature import fitted, log_loss
 from pipeline.train.data import Texts
 from pipeline.train.linear import Fitted, Fitter
+from pipeline.train.sharpness import sharpened
 
-Labels = NDArray[np.int64]
+Rows = NDArray[np.int64]
+Labels = NDArray[Any]  # int64 [N], class indices; or bool [N, classes], where a text may have several
 Floats = NDArray[np.float64]
 
 _STRENGTHS = 10.0 ** np.arange(-1.5, -5.1, -0.5)
@@ -68,13 +70,19 @@ class Branch(NamedTuple):
     ngrams: NGrams
     bias: Floats
     settings: Settings
-    rows: Labels
+    rows: Rows
     logits: Floats
     plain: Floats
 
     def about(self) -> dict[str, Any]:
         """Its settings as a model's card has them."""
         return asdict(self.settings)
+
+    def share_right(self, labels: Labels) -> float:
+        """Of `rows`, the share whose label is right; of texts that may have several, of all that could be given."""
+        truth = labels[self.rows]
+        right = (self.logits >= 0) == truth if truth.ndim > 1 else self.logits.argmax(axis=1) == truth
+        return float(right.mean())
 
 
 def bags(data: NDArray[np.uint8], offsets: NDArray[np.int64], kinds: Kinds, bits: int) -> Bags:
@@ -99,7 +107,7 @@ def _counts(grams: list[Grams], texts: int, bits: int) -> sp.csr_array:
 
 
 def fit_branch(
-    text: Texts, labels: Labels, classes: int, fit: Labels, held: Labels, kinds: Kinds, bits: int, balanced: bool
+    text: Texts, labels: Labels, classes: int, fit: Rows, held: Rows, kinds: Kinds, bits: int, balanced: bool
 ) -> Branch:
     """Fit the branch to the rows `fit` of labelled texts.
 
@@ -112,8 +120,8 @@ def fit_branch(
     ours, others = found.rows(np.arange(len(fit))), np.arange(len(fit), len(fit) + len(held))
     folds = folds_of(labels[fit])
     known = np.sort(np.concatenate(folds))
-    settings, logits = _chosen(ours, labels[fit], classes, folds, balanced)
-    sharpness = 1 / (fitted(logits[known], labels[fit][known]) or 1.0)
+    _, settings, logits, _ = _chosen(ours, labels[fit], classes, folds, balanced)
+    sharpness = sharpened(logits[known], labels[fit][known])[1]
     rows = _Rows(ours, labels[fit], classes, settings, balanced)
     solved = rows.fitter.fit(settings.strength)
     weights, all_importance = np.zeros((1 << bits, classes)), np.zeros(1 << bits)
@@ -130,59 +138,70 @@ def fit_branch(
     return Branch(ngrams, bias, settings, fit[known], sharpness * logits[known], plain)
 
 
-def _chosen(found: Bags, labels: Labels, classes: int, folds: list[Labels], balanced: bool) -> tuple[Settings, Floats]:
-    """The settings with the least log loss on rows that they were not fitted to, and the logits of these rows."""
+class _Tried(NamedTuple):
+    """Settings, with the log loss of rows that they were not fitted to, their logits, and the fits."""
+
+    loss: float
+    settings: Settings
+    logits: Floats
+    fits: list[Fitted]
+
+
+def _chosen(found: Bags, labels: Labels, classes: int, folds: list[Rows], balanced: bool) -> _Tried:
+    """The settings with the least loss."""
     weighing = Settings(0.0)
-    loss, best, logits = _best_strength(found, labels, classes, folds, weighing, _STRENGTHS, balanced)
+    best = _best_strength(found, labels, classes, folds, weighing, _STRENGTHS, balanced)
     for share in _SHARES:
         weighing = replace(weighing, words=share)
-        tried = _best_strength(found, labels, classes, folds, weighing, [best.strength], balanced)
-        if tried[0] < loss:
-            loss, best, logits = tried
-    return best, logits
+        strengths = [best.settings.strength]
+        tried = _best_strength(found, labels, classes, folds, weighing, strengths, balanced, best.fits)
+        best = min(best, tried, key=attrgetter("loss"))
+    return best
 
 
 def _best_strength(
     found: Bags,
     labels: Labels,
     classes: int,
-    folds: list[Labels],
+    folds: list[Rows],
     weighing: Settings,
     strengths: Iterable[float],
     balanced: bool,
-) -> tuple[float, Settings, Floats]:
-    """The least log loss over descending strengths, given up where it rises twice; its settings; and its logits."""
+    starts: Sequence[Fitted] | None = None,
+) -> _Tried:
+    """The best of descending strengths, given up where the loss is larger twice. starts: from which to begin."""
     inner = [np.setdiff1d(np.arange(len(labels)), held) for held in folds]
     fitters = [_Rows(found.rows(others), labels[others], classes, weighing, balanced) for others in inner]
     outer = [
         features_of(found.rows(held), rows.importance, weighing) for held, rows in zip(folds, fitters, strict=True)
     ]
     known = np.concatenate(folds)
-    fits: list[Fitted | None] = [None] * len(folds)
-    tried: list[tuple[float, Settings, Floats]] = []
+    tried: list[_Tried] = []
     for strength in strengths:
         logits = np.zeros((len(labels), classes))
-        for fold, (held, rows) in enumerate(zip(folds, fitters, strict=True)):
-            fits[fold] = solved = rows.fitter.fit(strength, fits[fold])
-            logits[held] = outer[fold] @ solved.weights(rows.features) + solved.bias
-        loss = log_loss(logits[known], labels[known], fitted(logits[known], labels[known]) or 1.0)
-        tried.append((loss, replace(weighing, strength=float(strength)), logits))
-        if min(loss for loss, _, _ in tried[-2:]) > min(tried, key=itemgetter(0))[0]:
+        starts = [rows.fitter.fit(strength, starts[fold] if starts else None) for fold, rows in enumerate(fitters)]
+        for held, rows, features, solved in zip(folds, fitters, outer, starts, strict=True):
+            logits[held] = features @ solved.weights(rows.features) + solved.bias
+        loss = sharpened(logits[known], labels[known])[0]
+        tried.append(_Tried(loss, replace(weighing, strength=float(strength)), logits, starts))
+        best = min(tried, key=attrgetter("loss"))
+        if best.loss < min(it.loss for it in tried[-2:]):
             break
-    return min(tried, key=itemgetter(0))
+    return best
 
 
-def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[Labels]) -> Floats:
+def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[Rows]) -> Floats:
     """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
     plain = Settings(0.0, salience=0.0, words=1.0)
-    return _best_strength(found, labels, classes, folds, plain, [_PLAIN_STRENGTH / len(labels)], False)[2]
+    return _best_strength(found, labels, classes, folds, plain, [_PLAIN_STRENGTH / len(labels)], False).logits
 
 
-def folds_of(labels: Labels) -> list[Labels]:
+def folds_of(labels: Labels) -> list[Rows]:
     """Rows that are held out in turn, a like share of each class; of many rows a fifth, once."""
     count = next((folds for rows, folds in _FOLDS if len(labels) <= rows), 1)
     order = np.random.default_rng(0).permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
+    of_class = rarest(labels) if labels.ndim > 1 else labels
+    order = order[np.argsort(of_class[order], kind="stable")]
     return [np.sort(order[fold :: 5 if count == 1 else count]) for fold in range(count)]
 
 
@@ -190,29 +209,30 @@ class _Rows:
     """Rows to fit to, weighed by some settings, whose strength does not matter here."""
 
     def __init__(self, found: Bags, labels: Labels, classes: int, settings: Settings, balanced: bool) -> None:
-        self.importance = importances(found, labels, classes, settings.salience)
+        truth = labels if labels.ndim > 1 else labels[:, None] == np.arange(classes)
+        self.importance = importances(found, truth, settings.salience)
         self.features = features_of(found, self.importance, settings)
         weights = np.ones(len(labels))
         if balanced:
             rows = np.bincount(labels, minlength=classes)
             weights = len(labels) / (rows[labels] * np.count_nonzero(rows))
-        self.fitter = Fitter(self.features, labels, classes, weights)
+        self.fitter = Fitter(self.features, truth, weights)
 
 
-def importances(found: Bags, labels: Labels, classes: int, salience: float) -> Floats:
-    """Of each used bucket; 0 of those that no row has."""
+def importances(found: Bags, truth: NDArray[np.bool_], salience: float) -> Floats:
+    """Of each used bucket; 0 of those that no row has. truth: of the rows, [N, classes]."""
     present = ((found.words + found.letters) > 0).astype(np.float64)
-    of_classes = np.asarray(present.T @ np.eye(classes)[labels])
-    rows = of_classes.sum(axis=1)
-    idf = np.log((1 + len(labels)) / (1 + rows)) + 1
+    of_classes = np.asarray(present.T @ truth.astype(np.float64))
+    rows = np.asarray(present.sum(axis=0)).ravel()
+    idf = np.log((1 + len(truth)) / (1 + rows)) + 1
     sums = of_classes.sum(axis=0)
-    some = sums > 0
-    if salience and np.count_nonzero(some) > 1:
+    some = (sums > 0) & (sums < rows.sum())
+    if salience and some.any():
         of_classes, sums = of_classes[:, some], sums[some]
-        share = np.bincount(labels, minlength=classes)[some] / len(labels)
+        share = truth.mean(axis=0)[some]
         within = (of_classes + share) / (sums + share)
-        outside = (rows[:, None] - of_classes + 1 - share) / (sums.sum() - sums + 1 - share)
-        idf *= (np.abs(np.log(within / outside)) @ share) ** salience
+        outside = (rows[:, None] - of_classes + 1 - share) / (rows.sum() - sums + 1 - share)
+        idf *= (np.abs(np.log(within / outside)) @ (share / share.sum())) ** salience
     return np.where(rows > 0, idf, 0.0)
 
 

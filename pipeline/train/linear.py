@@ -46,10 +46,9 @@ class _Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Fitted:
-    """What was fitted. dual: [rows, classes]. scores: of the rows that it was fitted to. bias: [classes]."""
+    """What was fitted. dual: [rows, classes], of the rows that it was fitted to. bias: [classes]."""
 
     dual: Doubles
-    scores: Doubles
     bias: Doubles
 
     def weights(self, features: sp.csr_array) -> Doubles:
@@ -60,27 +59,27 @@ class Fitted:
 class Fitter:
     """Fits to rows, as often as one likes.
 
-    features: [rows, features]. labels: [rows], from 0 to classes - 1. weights: [rows], how much each counts.
+    features: [rows, features]. truth: bool [rows, classes]. weights: [rows], how much each counts.
     """
 
-    def __init__(self, features: sp.csr_array, labels: NDArray[np.int64], classes: int, weights: Doubles) -> None:
-        self._signs = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
-        self._weights = weights[:, None] / len(labels)
+    def __init__(self, features: sp.csr_array, truth: NDArray[np.bool_], weights: Doubles) -> None:
+        self._signs = np.where(truth, 1.0, -1.0)
+        self._weights = weights[:, None] / len(truth)
         self._features, self._transposed = features, features.T.tocsr()
-        self._pairs = (features @ self._transposed).toarray() if len(labels) <= _FEW_ROWS else None
+        self._pairs = (features @ self._transposed).toarray() if len(truth) <= _FEW_ROWS else None
 
     def fit(self, strength: float, start: Fitted | None = None, settled: float = _SETTLED) -> Fitted:
         """Minimise the mean squared hinge loss, summed over the classes, plus strength/2 * sum of squared weights.
 
         The bias is the weight of a feature that every row has: it costs as much as another, which with 60 classes of
-        eight rows each was worth a point. start: from which to begin, fitted to the same rows.
+        eight rows each was worth a point. start: from which to begin, fitted to as many rows.
         """
         nothing = np.zeros_like(self._signs)
         at = _Weights(nothing, nothing, nothing[0])
         slope = self._gradient(at, strength)
         size = np.sqrt(slope.times(slope))
         if start is not None:
-            at = _Weights(start.dual, start.scores, start.bias)
+            at = _Weights(start.dual, self._products(start.dual), start.bias)
             slope = self._gradient(at, strength)
         value, steps = self._loss(at, strength), list[tuple[_Weights, _Weights]]()
         for _ in range(_STEPS):
@@ -98,7 +97,7 @@ class Fitter:
             slope_there = self._gradient(there, strength)
             steps = [*steps, (there.plus(at, -1), slope_there.plus(slope, -1))][-_MEMORY:]
             at, slope, value = there, slope_there, reached
-        return Fitted(*at)
+        return Fitted(at.dual, at.bias)
 
     def _short(self, at: _Weights) -> Doubles:
         """By how much each score falls short of its margin, 1 on its side."""

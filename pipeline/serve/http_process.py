@@ -1,0 +1,136 @@
+"""One of the processes that speak HTTP: it reads and checks requests, asks the main process, and writes the answers.
+
+`python -m pipeline.serve.http_process FD`: the number of an open socket, over which `http_processes.py` sends `Begin`,
+and then messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import uvicorn
+import uvloop
+
+from pipeline.errors import UsageError
+from pipeline.serve import wire
+from pipeline.serve.app import App
+from pipeline.serve.http_limits import LimitedProtocol
+from pipeline.serve.lateness import Lateness
+from pipeline.serve.log import start_log
+from pipeline.serve.main_link import Main
+from pipeline.serve.messages import Listens
+from pipeline.serve.settings import Settings
+from pipeline.serve.shared import Held
+
+_COUNT_SECONDS = 1
+_SWITCH_SECONDS = 0.0005
+"""How long a thread that reads a large body may keep others from running: by default it is 5 ms."""
+
+
+class Begin(NamedTuple):
+    """listening, held: numbers of open files: the socket that takes connections, and the file of `Held`. number: of the
+    process.
+    """
+
+    settings: Settings
+    listening: int
+    held: int
+    number: int
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are the main process's to act on."""
+
+    def __init__(self, config: uvicorn.Config, main: Main) -> None:
+        super().__init__(config)
+        self._main = main
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # or what is collected later would take longer than a request
+        self._main.link.send(Listens())
+
+
+def certificates_of(settings: Settings) -> ssl.SSLContext | None:
+    """Raises UsageError for files that hold no certificate and its key."""
+    if settings.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.certificate, settings.key)
+    except OSError as error:  # ssl.SSLError is one
+        raise UsageError(f"{settings.certificate}: no certificate with its key: {error}") from error
+    return context
+
+
+def _configured(settings: Settings, app: App, main: Main, held: Held, late: Lateness) -> uvicorn.Config:
+    class Protocol(LimitedProtocol):
+        connections_most = settings.max_connections
+        head_seconds, body_seconds = settings.head_s, settings.body_s
+
+    Protocol.held, Protocol.lateness = held, late
+    config = uvicorn.Config(
+        app.asgi,
+        http=Protocol,
+        ws="none",
+        interface="asgi3",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=max(1, round(settings.idle_s)),
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        callback_notify=main.count,
+        timeout_notify=_COUNT_SECONDS,
+    )
+    config.load()
+    config.ssl = certificates_of(settings)
+    return config
+
+
+async def _serve(connection: socket.socket, begin: Begin) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop(now: bool) -> None:
+        server.should_exit, server.force_exit = True, now
+
+    main, held, late = Main(stop), Held(begin.held, begin.number), Lateness(loop)
+    app = App(begin.settings, main, held, late)
+    server = _Uvicorn(_configured(begin.settings, app, main, held, late), main)
+    await loop.create_connection(lambda: main.link, sock=connection)
+    await server.serve(sockets=[socket.socket(fileno=begin.listening)])
+    main.close()
+
+
+def main() -> None:
+    """Run until the main process says so, or is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        begin: Begin = wire.receive(connection)
+    except (EOFError, ConnectionError):
+        return
+    start_log(begin.settings.log_json)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(connection, begin))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""The processes that speak HTTP, as the main process has them: what they ask goes to the dispatcher. One that ends is
+started again, and costs its own connections only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pipeline.engine.base import Texts
+from pipeline.errors import BroadsheetError
+from pipeline.serve import wire
+from pipeline.serve.dispatcher import Dispatcher
+from pipeline.serve.engines import LoadedModel
+from pipeline.serve.http_process import Begin
+from pipeline.serve.log import log
+from pipeline.serve.messages import (
+    Answered,
+    Ask,
+    Call,
+    Changed,
+    Count,
+    Counted,
+    Denied,
+    Forget,
+    FromHttp,
+    Link,
+    Listens,
+    Message,
+    Returned,
+    Served,
+    Stop,
+)
+from pipeline.serve.metrics import Metrics, name_of
+from pipeline.serve.requests import Gone, Refused
+from pipeline.serve.settings import Settings
+from pipeline.serve.shared import Held
+from pipeline.serve.waiting import Request
+
+_COUNT_WITHIN = 1.0
+"""Seconds in which each process must have told what it has counted, before metrics are shown without."""
+
+_LONGEST_WAIT = 10.0
+_STEADY_SECONDS = 10.0
+"""A process that ran so long is started again at once; one that does not gets ever more time."""
+
+
+class HttpProcesses:
+    """All of them. calls: answers whatever is not to classify: (what, model) -> HTTP status and body."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listening: list[socket.socket],
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        calls: Callable[[str, str], Awaitable[tuple[int, bytes]]],
+    ) -> None:
+        self._settings, self._listening, self._dispatcher = settings, listening, dispatcher
+        self._metrics, self._calls = metrics, calls
+        self._held = Held.file_for(len(listening))
+        self._processes: list[_HttpProcess] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+
+    async def start(self) -> None:
+        """Start them, and wait until they take connections."""
+        numbers = range(len(self._listening))
+        self._processes = list(await asyncio.gather(*map(self._start, numbers)))
+        await asyncio.gather(*(process.listens for process in self._processes))
+        if any(process.has_ended for process in self._processes):
+            raise BroadsheetError("a process that was to speak HTTP has ended: the log says why")
+        self._tasks = [asyncio.create_task(self._keep(number)) for number in numbers]
+
+    def tell_of(self, loaded: LoadedModel) -> None:
+        """A model was loaded, in the place of another or not."""
+        for process in self._processes:
+            process.send(_served(loaded))
+
+    async def count(self) -> None:
+        """Wait until what the processes have counted is in the metrics."""
+        counted = [process.count() for process in self._processes if not process.has_ended]
+        if counted:
+            await asyncio.wait(counted, timeout=_COUNT_WITHIN)
+
+    def stop(self, now: bool) -> None:
+        """Take no new requests; those that there are, are answered, unless `now`."""
+        self._is_stopping = True
+        for process in self._processes:
+            process.send(Stop(now))
+
+    async def ended(self) -> None:
+        """Wait until all are gone, after `stop`."""
+        await asyncio.gather(*(process.ended for process in self._processes))
+
+    async def close(self) -> None:
+        """End them."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.stop(now=True)
+        await asyncio.gather(*(process.close() for process in self._processes))
+
+    async def _start(self, number: int) -> _HttpProcess:
+        process = await _HttpProcess.start(self._begin(number), self._dispatcher, self._metrics, self._calls)
+        for loaded in self._dispatcher.models.values():
+            process.send(_served(loaded))
+        return process
+
+    def _begin(self, number: int) -> Begin:
+        return Begin(self._settings, self._listening[number].fileno(), self._held.fileno(), number)
+
+    async def _keep(self, number: int) -> None:
+        """Start a process again whenever it has ended."""
+        wait = 0.0
+        while True:
+            began, process = time.monotonic(), self._processes[number]
+            await process.ended
+            if self._is_stopping:
+                return
+            code = await process.close()
+            Held(self._held.fileno(), number).clear()
+            self._metrics.http_restarted()
+            if time.monotonic() - began > _STEADY_SECONDS:
+                wait = 0.0
+            fields = {"process": process.pid, "exit_code": code, "wait": wait}
+            log.error("HTTP process lost", extra={"fields": fields})
+            await asyncio.sleep(wait)
+            wait = min(_LONGEST_WAIT, max(1.0, 2 * wait))
+            self._processes[number] = process = await self._start(number)
+            await process.listens
+            log.info("HTTP process ready", extra={"fields": {"process": process.pid}})
+
+
+class _HttpProcess:
+    """One of them, and its requests that are not over."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        calls: Callable[[str, str], Awaitable[tuple[int, bytes]]],
+    ) -> None:
+        self.pid = process.pid
+        loop = asyncio.get_running_loop()
+        self.listens: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.link = Link(FromHttp, self._take, self._lost)
+        self._process, self._dispatcher, self._metrics, self._calls = process, dispatcher, metrics, calls
+        self._open: dict[int, Request] = {}
+        self._counting: deque[asyncio.Future[None]] = deque()
+        self._calling: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def start(cls, begin: Begin, *arguments: Any) -> _HttpProcess:
+        ours, its = socket.socketpair()
+        with its:
+            command = [sys.executable, "-m", "pipeline.serve.http_process", str(its.fileno())]
+            process = await asyncio.to_thread(
+                subprocess.Popen,
+                command,
+                pass_fds=[its.fileno(), begin.listening, begin.held],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        ours.sendall(wire.encode(begin))
+        made = cls(process, *arguments)
+        await asyncio.get_running_loop().create_connection(lambda: made.link, sock=ours)
+        return made
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended.done()
+
+    def send(self, message: Message) -> None:
+        self.link.send(message)
+
+    def count(self) -> asyncio.Future[None]:
+        """Done once it has told what it has counted."""
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._counting.append(told)
+        self.send(Count())
+        return told
+
+    async def close(self) -> int:
+        """Its exit code, once it is gone."""
+        self.link.close()
+        self._process.kill()
+        return await asyncio.to_thread(self._process.wait)
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Ask):
+            self._ask(message)
+        elif isinstance(message, Forget):
+            if request := self._open.get(message.number):
+                self._dispatcher.forget(request)
+        elif isinstance(message, Call):
+            task = asyncio.get_running_loop().create_task(self._call(message))
+            self._calling.add(task)
+            task.add_done_callback(self._calling.discard)
+        elif isinstance(message, Counted):
+            self._metrics.requests.add(message)
+            if message.is_asked:
+                self._counting.popleft().set_result(None)
+        elif isinstance(message, Listens) and not self.listens.done():
+            self.listens.set_result(None)
+
+    def _ask(self, ask: Ask) -> None:
+        loaded = self._dispatcher.models[name_of(ask.key)]
+        if loaded.key != ask.key:
+            self.send(Changed(ask.number))
+            return
+        data, offsets = np.frombuffer(ask.data, np.uint8), np.frombuffer(ask.offsets, np.int64)
+        texts = Texts(data, offsets, n_chars=np.frombuffer(ask.n_chars, np.int64))
+        try:
+            request = self._dispatcher.submit(loaded.name, texts, ask.top_k, ask.arrived, ask.back)
+        except Refused as error:
+            self.send(Denied(ask.number, str(error), error.retry_after))
+            return
+        self._open[ask.number] = request
+        request.answer.add_done_callback(partial(self._answer, ask.number))
+
+    def _answer(self, number: int, answer: asyncio.Future[bytes]) -> None:
+        del self._open[number]
+        error = answer.exception()
+        if error is None:
+            self.send(Answered(number, answer.result()))
+        elif isinstance(error, Refused):
+            self.send(Denied(number, str(error), error.retry_after))
+        elif not isinstance(error, Gone):
+            raise error
+
+    async def _call(self, call: Call) -> None:
+        self.send(Returned(call.number, *await self._calls(call.what, call.model)))
+
+    def _lost(self) -> None:
+        """Its clients are gone."""
+        for request in list(self._open.values()):
+            self._dispatcher.forget(request)
+        for waits in (self.listens, self.ended, *self._counting):
+            if not waits.done():
+                waits.set_result(None)
+        self._counting.clear()
+
+
+def _served(loaded: LoadedModel) -> Served:
+    model = loaded.model
+    return Served(loaded.name, loaded.key, model.reads, model.classes, model.thresholds)
