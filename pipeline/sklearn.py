@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from pipeline.classifier import Classifier, load
 from pipeline.model.charcnn import Model
 from pipeline.train import train
-from pipeline.train.recipe import WITH_SPACE, Recipe
+from pipeline.train.recipe import WITH_SPACE
 
 _MODEL, _CLASSIFIER = "model_", "_classifier"
 
@@ -29,7 +29,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     epochs, batch_size, learning_rate : optional
-        As in `pipeline.train.Recipe`. Default: the recipe's own.
+        As in `pipeline.train.Recipe`. Default: by the number of rows, as `pipeline.train.train` chooses.
     settings : mapping of str to number, optional
         Other settings of the recipe, for example ``{"dropout": 0.5}``.
     ngrams : int, optional
@@ -136,7 +136,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             alphabet=self.alphabet,
             length=self.length,
             frame=self.frame,  # type: ignore[arg-type]  # checked there
-            recipe=Recipe(**chosen) if chosen else None,  # type: ignore[arg-type]
+            settings=[f"{name}={value}" for name, value in chosen.items()],
             ngrams=self.ngrams,
             balanced=self.balanced,
             hold_out_share=self.hold_out_share,

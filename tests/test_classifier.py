@@ -166,12 +166,11 @@ import faulthandler, gc, os, signal, sys, threading, time
 import pipeline
 
 def main():
-    faulthandler.dump_traceback_later(90, exit=True)  # what hangs, if anything does
     assert pipeline.classify(["a"], model=sys.argv[1], device="cpu").rows_written == 1
     held = pipeline.load(sys.argv[1], device="cpu")
     child = os.fork()
     if not child:
-        faulthandler.dump_traceback_later(60, exit=True)
+        faulthandler.dump_traceback_later(60, exit=True)  # says what hangs, if anything does
         for call in (held, lambda text: pipeline.classify([text], device="cpu")):
             try:
                 call("a")
@@ -180,6 +179,7 @@ def main():
         print(pipeline.load(sys.argv[1], device="cpu")("a") == None)
         sys.exit()
     assert os.waitpid(child, 0)[1] == 0
+    faulthandler.dump_traceback_later(60, exit=True)
     many = [[] for _ in range(1_000_000)]  # so that the interrupt comes while they are looked through
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.01)

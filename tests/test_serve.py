@@ -122,6 +122,7 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
         (result,) = client.classify(["x" * 200])
         assert set(result) == {"label", "score", "n_chars", "truncated", "unknown_chars"}
         assert (result["n_chars"], result["truncated"]) == (200, True)
+        assert len(client.classify(["a"], top_k=10)[0]["top_labels"]) == 4  # it has no more classes
         small, other, _ = client.models()
         assert (small["name"], small["default"], small["reads"], other["classes"]) == (
             *("small", True, 123),

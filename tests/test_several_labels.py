@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -17,7 +19,10 @@ import pytest
 import torch
 from conftest import Command, CommandHere
 from distributed import Client
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_recall_fscore_support
+from sklearn.multiclass import OneVsRestClassifier
 
 import pipeline
 from pipeline.engine.base import Texts
@@ -211,9 +216,11 @@ def test_training_learns_sets_of_labels_and_thresholds() -> None:
     rows, test = labelled(160), labelled(60, seed=1)
     made = train(
         rows, text_column="text", label_column="topics", recipe=recipe, hold_out_share=0.25, device="cpu", length=123,
-        multi_label=True, test=test,
+        multi_label=True, ngrams=0, test=test,
     )  # fmt: skip
     model, card = made.model, made.model.card
+    assert model.has_network
+    assert model.ngrams is None
     assert model.classes == ("money", "space", "sport")
     assert model.is_multi_label
     assert card["test"]["micro_f1"] > 0.8
@@ -221,6 +228,40 @@ def test_training_learns_sets_of_labels_and_thresholds() -> None:
     result = evaluate_labels(model, test, label_column="topics", device="cpu")
     assert result.counts.micro_f1 == pytest.approx(card["test"]["micro_f1"], abs=0.02)
     assert result.counts.rows == 60
+
+
+def joined_articles(ag_news: Path, count: int) -> pa.Table:
+    """Articles, every other one joined with the next, so that it has the topics of both."""
+    with (ag_news / "test.csv").open(newline="", encoding="utf-8") as file:
+        rows = [(kind, f"{title} {text}") for kind, title, text in itertools.islice(csv.reader(file), count)]
+    parts = [rows[i : i + 2] if i % 3 == 0 else rows[i : i + 1] for i in range(count) if i % 3 != 1]
+    return pa.table(
+        {
+            "text": [" ".join(text for _, text in part) for part in parts],
+            "topics": [sorted({kind for kind, _ in part}) for part in parts],
+        }
+    )
+
+
+def test_n_grams_alone_learn_sets_of_labels_from_few_rows(ag_news: Path) -> None:
+    """Better than a TF-IDF model for each class, with the best of three strengths."""
+    rows = joined_articles(ag_news, 900)
+    rows, test = rows.slice(0, 200), rows.slice(200)
+    made = train(
+        rows, text_column="text", label_column="topics", multi_label=True, device="cpu", ngrams=1 << 16, test=test
+    ).model
+    assert not made.has_network
+    result = evaluate_labels(made, test, label_column="topics", device="cpu")
+    assert result.counts.micro_f1 == pytest.approx(made.card["test"]["micro_f1"], abs=0.002)
+    assert len(result.to_dict()["classes"]) == 4
+    truth, wanted = (
+        [[name in names for name in made.classes] for names in t["topics"].to_pylist()] for t in (test, rows)
+    )
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    found, others = words.fit_transform(rows["text"].to_pylist()), words.transform(test["text"].to_pylist())
+    theirs = [OneVsRestClassifier(LogisticRegression(C=c)).fit(found, wanted).predict(others) for c in (1, 10, 100)]
+    for average, ours in (("micro", result.counts.micro_f1), ("macro", result.counts.macro_f1)):
+        assert ours > max(f1_score(truth, given, average=average) for given in theirs)
 
 
 @pytest.mark.usefixtures("one_thread")

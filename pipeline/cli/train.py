@@ -67,8 +67,12 @@ def command(
         list[str] | None, typer.Option(metavar="DATA", help="Rows to evaluate the finished model on, once.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.  [default: 80]")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Articles per step.  [default: 256]")] = None,
-    learning_rate: Annotated[float | None, typer.Option(metavar="RATE", help="Its peak.  [default: 0.001]")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Articles per step.  [default: by the rows]")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(metavar="RATE", help="Its peak.  [default: by the rows]")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the recipe.")
     ] = None,
@@ -122,7 +126,8 @@ def command(
 ) -> None:
     """Train the network on labelled articles.
 
-    The defaults are the recipe of the shipped model. Needs PyTorch: pip install 'broadsheet[train]'.
+    The defaults are the recipe of the shipped model, or one for few rows.
+    Needs PyTorch: pip install 'broadsheet[train]'.
     """
     try:
         from pipeline.cli.training import TrainingProgress
@@ -149,8 +154,8 @@ def command(
         checkpoint.unlink()
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     settings = [f"{name}={value}" for name, value in given.items() if value is not None] + (set_ or [])
-    recipe = Recipe().with_settings(settings)
-    watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), recipe.epochs, bar=not sweep)
+    epochs = Recipe().with_settings(settings).epochs
+    watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), epochs, bar=not sweep)
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
@@ -183,7 +188,7 @@ def command(
         "length": length,
         "frame": cast("Frame | None", frame),
         "init": init,
-        "recipe": recipe if settings else None,
+        "settings": settings,
         "ngrams": ngrams,
         "balanced": balanced,
         "hold_out_share": hold_out,

@@ -26,7 +26,7 @@ is also why a batch is not made smaller for a request that has waited long.)
 """
 
 _SPARE_SHARE = 0.1
-"""What is left of the target for reading a request and writing the answer."""
+"""What is left of the target, at least, for reading a request and writing the answer."""
 
 _PATIENCE = 4.0
 """A request that takes several batches has a deadline this many times as far away as it would need alone."""
@@ -214,7 +214,8 @@ class Dispatcher:
             needs = residuals[number] + STRETCH * longest * (rounds + 1)  # others that come may fill its batch
         request.deadline = request.arrived + patience - back
         late = now - request.arrived + back
-        if late > _LATE_SHARE * patience if free else late + needs > patience - _SPARE_SHARE * self.target:
+        needs += max(late, _SPARE_SHARE * self.target)
+        if late > _LATE_SHARE * patience if free else needs > patience:
             raise Refused(f"the answer would take longer than {1000 * patience:,.0f} ms", needs)
 
     def _residual(self, device: Device, key: str, now: float) -> float:

@@ -48,6 +48,7 @@ class Main:
         and Gone once a client hangs up, which is told by the functions in `gone`.
         """
         number, answer = self._open_one()
+        top_k = min(top_k, len(served.classes))
 
         def forget() -> None:
             if not answer.done():

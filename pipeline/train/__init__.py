@@ -18,7 +18,7 @@ from pipeline.train.after import model_of, multi_label_model_of
 from pipeline.train.baseline import Compared
 from pipeline.train.beginning import beginning
 from pipeline.train.branch import fit_branch
-from pipeline.train.by_size import is_alone, kinds_for, ngram_bits
+from pipeline.train.by_size import is_alone, kinds_for, ngram_bits, recipe_for
 from pipeline.train.data import Labelled
 from pipeline.train.interrupts import interrupts_noted
 from pipeline.train.job import Examples, Job, run, without_network
@@ -78,6 +78,7 @@ def train(
     frame: Frame | None = None,
     init: str | Path | Model | None = None,
     recipe: Recipe | None = None,
+    settings: Sequence[str] = (),
     ngrams: int | None = None,
     balanced: bool = False,
     hold_out_share: float | None = None,
@@ -135,7 +136,10 @@ def train(
         A shipped model's name, a model file, or a loaded `Model`: the network begins with its weights, but for those of
         the last layer, and learns these at a lower rate, the recipe's `init_rate`.
     recipe : Recipe, optional
-        Epochs, learning rate, augmentation and so on. Default: the recipe of the shipped model.
+        Epochs, learning rate, augmentation and so on. Default: the recipe of the shipped model, or of fewer than 5,000
+        rows one with smaller batches, a lower rate and less noise.
+    settings : sequence of str
+        In place of `recipe`: settings of the default, such as "epochs=10".
     ngrams : int, optional
         Buckets for n-grams of words and characters, a power of two; 0 for none. Default: about a million for few
         classes, fewer for many.
@@ -210,15 +214,15 @@ def train(
     if dtype not in ("float16", "float32"):
         raise UsageError(f"dtype {dtype!r}: choose float16 or float32")
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
-    if multi_label:
-        if ngrams or balanced or soft_labels is not None:
-            raise UsageError(
-                "several labels a text are learnt by the network alone: leave out n-grams, balanced classes, "
-                "teachers and soft labels"
-            )
-        ngrams = 0
+    if multi_label and (balanced or soft_labels is not None):
+        raise UsageError(
+            "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
+        )
+    if recipe is not None and settings:
+        raise UsageError("give a recipe, or settings that differ from the default's")
     begin = beginning(init, alphabet, length, frame)
-    alone = not (client or gpus or sweep) and init is None and soft_labels is None and is_alone(recipe, ngrams, device)
+    alone = not (client or gpus or sweep or settings) and init is None and soft_labels is None
+    alone = alone and is_alone(recipe, ngrams, device)
     if hold_out_share is None:
         hold_out_share = 0.0 if alone else _HELD_OUT
     prepared = prepare(
@@ -226,18 +230,19 @@ def train(
         multi_label, label_separator,
     )  # fmt: skip
     data = prepared.data
+    recipe = recipe or recipe_for(len(prepared.fit), settings)
     bits = ngram_bits(ngrams, len(data.classes))
     objective: Objective = SeveralLabels()
     if not multi_label:
         weights = class_weights(data.labels[prepared.fit], len(data.classes)) if balanced else ()
-        objective = OneLabel((recipe or Recipe()).label_smoothing, weights)
+        objective = OneLabel(recipe.label_smoothing, weights)
     job = Job(
         classes=data.classes,
         symbols=prepared.symbols,
         length=begin.length,
         frame=begin.frame,
         start=begin.tensors,
-        recipe=recipe or Recipe(),
+        recipe=recipe,
         objective=objective,
         seed=seed,
         device=device,
@@ -253,8 +258,9 @@ def train(
         branch = fit_branch(
             data.text, data.labels, len(data.classes), prepared.fit, prepared.held, kinds, bits, balanced
         )
-        right = branch.logits.argmax(axis=1) == data.labels[branch.rows]
-        tell(Note(f"n-grams: {right.mean():.2%} of {len(right):,} rows right that they were not fitted to"))
+        what = "labels of" if multi_label else "of"
+        share = f"{branch.share_right(data.labels):.2%} {what} {len(branch.rows):,} rows right"
+        tell(Note(f"n-grams: {share} that they were not fitted to"))
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     trials: list[Trial] = []
@@ -281,9 +287,12 @@ def train(
             outcome = run_here(job, examples, gpus, tell, stop)
         else:
             outcome = run(job, examples, tell, stop)
-    if multi_label:
-        model = multi_label_model_of(outcome, job, prepared, dtype, about or {})
-        return Trained(model, outcome.history, trials=tuple(trials))
     card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {})}
-    model, compared = model_of(outcome, job, prepared, dtype, card, branch)
+    compared = None
+    if multi_label:
+        model = multi_label_model_of(outcome, job, prepared, dtype, card, branch)
+    else:
+        model, compared = model_of(outcome, job, prepared, dtype, card, branch)
+    if outcome.is_trained and not model.has_network:
+        tell(Note("the network is left out: with it, the held-out rows are not clearly more often right"))
     return Trained(model, outcome.history, compared, tuple(trials))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from pipeline.f1 import LabelCounts
 from pipeline.model.calibration import CALIBRATION_ROWS, calibrated
@@ -23,7 +24,7 @@ from pipeline.train.baseline import Compared, compared, plain
 from pipeline.train.branch import Branch
 from pipeline.train.data import Labelled
 from pipeline.train.fusion import factors
-from pipeline.train.job import Job, Outcome
+from pipeline.train.job import Job, Outcome, without_network
 from pipeline.train.network import predict
 from pipeline.train.packed import PackedCNN
 from pipeline.train.prepare import Prepared
@@ -37,33 +38,9 @@ def model_of(
     Its accuracy and temperature come from rows that nothing was fitted to: the held-out ones, or if there are none and
     the network was not trained, those that the branch held out in turn. With it comes what that accuracy compares with.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() and job.device != "cpu" else "cpu")
-    with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and then replaced
-        network = PackedCNN(job.layers, job.frame).to(device)
-    data, weights, has_network = prepared.data, dict(outcome.weights), outcome.is_trained
-    rows = prepared.held if has_network or branch is None else branch.rows
-    truth = data.labels[rows]
-    logits = np.zeros((len(rows), len(data.classes)))
-    if has_network:
-        network.load_tensors({name: tensor.astype(dtype) for name, tensor in weights.items()})
-        logits = _logits(network, data, rows) if len(rows) else logits
-    if branch is not None:
-        ours = branch.logits if len(rows) else logits
-        factor, its = factors(logits, ours, truth) if has_network else (0.0, 1.0)
-        weights["fc3.weight"] = factor * weights["fc3.weight"]
-        weights["fc3.bias"] = (factor * weights["fc3.bias"] + its * branch.bias).astype(np.float32)
-        branch = branch._replace(ngrams=replace(branch.ngrams, scale=branch.ngrams.scale * np.float32(its)))
-        logits = factor * logits + its * ours
-    tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
-    # A network of zeros has the same activations for every text.
-    sample = np.random.default_rng(0).permutation(prepared.fit)[: CALIBRATION_ROWS if has_network else 1]
-    card = _card(outcome, job, prepared, about) | {
-        "data": data.about() | {"held_out_rows": len(rows)},
-        "calibrated on": {"rows": len(sample)},
-        "recipe": job.recipe.to_dict() if has_network else None,
-    }
-    if branch is not None:
-        card["ngrams"] = branch.about() | {"factor": round(its, 4), "network's factor": round(factor, 4)}
+    data, parts = prepared.data, _Parts(outcome, job, prepared, dtype, branch)
+    rows, logits = parts.rows, parts.logits
+    card, truth = parts.card(job, about), data.labels[rows]
     temperature, against = None, None
     if len(rows):
         right = _right(job, logits, truth)
@@ -76,69 +53,113 @@ def model_of(
         if temperature is not None:
             card[CARD] = {"rows": len(rows), **improvement(logits, truth, temperature)}
     if prepared.tested is not None:
-        tested = prepared.tested
-        network.load_tensors(tensors)
-        found = _logits(network, tested, np.arange(len(tested)))
-        if branch is not None:
-            found = found + scores(*tested.text, branch.ngrams)
-        right = _right(job, found, tested.labels)
-        card["test"] = tested.about() | {"accuracy": round(float(right.mean()), 6)}
-    ngrams = None if branch is None else branch.ngrams
-    model = Model(prepared.symbols, data.classes, job.length, tensors, card, frame=job.frame, ngrams=ngrams)
-    model = replace(model, temperature=temperature or 1.0)
-    return calibrated(model, data.ids[sample]), against
+        right = _right(job, parts.logits_of(prepared.tested), prepared.tested.labels)
+        card["test"] = prepared.tested.about() | {"accuracy": round(float(right.mean()), 6)}
+    return parts.model(job, card, temperature=temperature or 1.0), against
 
 
-def multi_label_model_of(outcome: Outcome, job: Job, prepared: Prepared, dtype: str, about: Mapping[str, Any]) -> Model:
-    """The same of a model that gives several labels, with thresholds that have the best F1 on the held-out rows."""
-    tensors = {name: tensor.astype(dtype) for name, tensor in outcome.weights.items()}
-    device = torch.device("cuda" if torch.cuda.is_available() and job.device != "cpu" else "cpu")
-    with torch.random.fork_rng(devices=[]):
-        network = PackedCNN(job.layers, job.frame).to(device)
-    network.load_tensors(tensors)
-    data, held = prepared.data, prepared.held
-    card = _card(outcome, job, prepared, about)
+def multi_label_model_of(
+    outcome: Outcome, job: Job, prepared: Prepared, dtype: str, about: Mapping[str, Any], branch: Branch | None
+) -> Model:
+    """The same of a model that gives several labels, with thresholds that have the best F1 on those rows."""
+    data, parts = prepared.data, _Parts(outcome, job, prepared, dtype, branch)
+    card, truth = parts.card(job, about), data.labels[parts.rows]
     thresholds = (DEFAULT_THRESHOLD,) * len(data.classes)
-    if len(held):
-        thresholds = best_thresholds(_sigmoids(network, data, held), data.labels[held])
-        figures = _f1(network, data, held, thresholds)
+    if len(parts.rows):
+        scores_of_rows = _sigmoids(parts.logits)
+        thresholds = best_thresholds(scores_of_rows, truth)
+        figures = _f1(data.classes, scores_of_rows, truth, thresholds)
         card |= {f"held_out_{name}": value for name, value in figures.items()}
-    if prepared.tested is not None:
-        rows = np.arange(len(prepared.tested))
-        card["test"] = prepared.tested.about() | _f1(network, prepared.tested, rows, thresholds)
-    model = Model(prepared.symbols, data.classes, job.length, tensors, card, frame=job.frame, thresholds=thresholds)
-    sample = np.random.default_rng(0).permutation(prepared.fit)[:CALIBRATION_ROWS]
-    return calibrated(model, data.ids[sample])
+    if (tested := prepared.tested) is not None:
+        figures = _f1(data.classes, _sigmoids(parts.logits_of(tested)), tested.labels, thresholds)
+        card["test"] = tested.about() | figures
+    return parts.model(job, card, thresholds=thresholds)
 
 
-def _card(outcome: Outcome, job: Job, prepared: Prepared, about: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **about,
-        "data": prepared.data.about() | {"held_out_rows": len(prepared.held)},
-        "frame": job.frame,
-        "recipe": job.recipe.to_dict(),
-        "seed": job.seed,
-        "calibrated on": {"rows": min(len(prepared.fit), CALIBRATION_ROWS)},
-        "trained_on": outcome.on,
-        "versions": {
-            "broadsheet": version("broadsheet"),
-            "torch": str(torch.__version__),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-    }
+class _Parts:
+    """The network and the branch of a run, each with its factor; one may be missing.
+
+    rows: which nothing was fitted to. logits: of these rows, [N, classes], the sum.
+    """
+
+    def __init__(self, outcome: Outcome, job: Job, prepared: Prepared, dtype: str, branch: Branch | None) -> None:
+        self._outcome, self._prepared, self._branch, self._dtype = outcome, prepared, branch, dtype
+        device = torch.device("cuda" if torch.cuda.is_available() and job.device != "cpu" else "cpu")
+        with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and then replaced
+            self._network = PackedCNN(job.layers, job.frame).to(device)
+        self.rows = prepared.held if outcome.is_trained or branch is None else branch.rows
+        data, weights = prepared.data, dict(outcome.weights)
+        self.logits = np.zeros((len(self.rows), len(data.classes)))
+        if outcome.is_trained and len(self.rows):
+            self._network.load_tensors({name: tensor.astype(dtype) for name, tensor in weights.items()})
+            self.logits = _logits(self._network, data, self.rows)
+        self._factors = 1.0, 0.0
+        if branch is not None:
+            ours = branch.logits if len(self.rows) else self.logits
+            factor, its = factors(self.logits, ours, data.labels[self.rows]) if outcome.is_trained else (0.0, 1.0)
+            if not factor:
+                weights = without_network(job).weights
+            weights["fc3.weight"] = factor * weights["fc3.weight"]
+            weights["fc3.bias"] = (factor * weights["fc3.bias"] + its * branch.bias).astype(np.float32)
+            self._branch = branch._replace(ngrams=replace(branch.ngrams, scale=branch.ngrams.scale * np.float32(its)))
+            self.logits = factor * self.logits + its * ours
+            self._factors = factor, its
+        self._tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
+        # A network of zeros has the same activations for every text.
+        count = CALIBRATION_ROWS if weights["fc3.weight"].any() else 1
+        self._sample = np.random.default_rng(0).permutation(prepared.fit)[:count]
+
+    def card(self, job: Job, about: Mapping[str, Any]) -> dict[str, Any]:
+        """What a model's card says of how it was trained."""
+        card = {
+            **about,
+            "data": self._prepared.data.about() | {"held_out_rows": len(self.rows)},
+            "frame": job.frame,
+            "recipe": job.recipe.to_dict() if self._outcome.is_trained else None,
+            "seed": job.seed,
+            "calibrated on": {"rows": len(self._sample)},
+            "trained_on": self._outcome.on,
+            "versions": {
+                "broadsheet": version("broadsheet"),
+                "torch": str(torch.__version__),
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+        }
+        if self._branch is not None:
+            network, its = self._factors
+            card["ngrams"] = self._branch.about() | {"factor": round(its, 4), "network's factor": round(network, 4)}
+        return card
+
+    def logits_of(self, data: Labelled) -> NDArray[np.float64]:
+        """The logits of other articles, [N, classes]."""
+        self._network.load_tensors(self._tensors)
+        found = _logits(self._network, data, np.arange(len(data)))
+        return found if self._branch is None else found + scores(*data.text, self._branch.ngrams)
+
+    def model(
+        self, job: Job, card: dict[str, Any], temperature: float = 1.0, thresholds: tuple[float, ...] | None = None
+    ) -> Model:
+        """The model, with its scales for int8."""
+        data = self._prepared.data
+        model = Model(
+            self._prepared.symbols, data.classes, job.length, self._tensors, card, frame=job.frame,
+            temperature=temperature, ngrams=None if self._branch is None else self._branch.ngrams,
+            thresholds=thresholds,
+        )  # fmt: skip
+        return calibrated(model, data.ids[self._sample])
 
 
-def _sigmoids(network: PackedCNN, data: Labelled, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    return np.asarray(1 / (1 + np.exp(-_logits(network, data, rows))), np.float32)
+def _sigmoids(logits: NDArray[np.float64]) -> NDArray[np.float32]:
+    return np.asarray(expit(logits), np.float32)
 
 
 def _f1(
-    network: PackedCNN, data: Labelled, rows: NDArray[np.int64], thresholds: tuple[float, ...]
+    classes: tuple[str, ...], found: NDArray[np.float32], truth: NDArray[np.bool_], thresholds: tuple[float, ...]
 ) -> dict[str, float | None]:
-    counts = LabelCounts.of(data.classes, assigned(_sigmoids(network, data, rows), thresholds), data.labels[rows])
-    found = {"micro_f1": counts.micro_f1, "macro_f1": counts.macro_f1}
-    return {name: round(value, 6) if value == value else None for name, value in found.items()}
+    counts = LabelCounts.of(classes, assigned(found, thresholds), truth)
+    figures = {"micro_f1": counts.micro_f1, "macro_f1": counts.macro_f1}
+    return {name: round(value, 6) if value == value else None for name, value in figures.items()}
 
 
 def _right(job: Job, logits: NDArray[np.float64], truth: NDArray[np.int64]) -> NDArray[np.bool_]:

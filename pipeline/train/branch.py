@@ -19,12 +19,14 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from pipeline.held_out import rarest
 from pipeline.model.ngrams import Grams, Kinds, NGrams, counted, find
-from pipeline.model.temperature import fitted, log_loss
 from pipeline.train.data import Texts
 from pipeline.train.linear import Fitted, Fitter
+from pipeline.train.sharpness import sharpened
 
-Labels = NDArray[np.int64]
+Rows = NDArray[np.int64]
+Labels = NDArray[Any]  # int64 [N], class indices; or bool [N, classes], where a text may have several
 Floats = NDArray[np.float64]
 
 _STRENGTHS = 10.0 ** np.arange(-1.5, -5.1, -0.5)
@@ -68,13 +70,19 @@ class Branch(NamedTuple):
     ngrams: NGrams
     bias: Floats
     settings: Settings
-    rows: Labels
+    rows: Rows
     logits: Floats
     plain: Floats
 
     def about(self) -> dict[str, Any]:
         """Its settings as a model's card has them."""
         return asdict(self.settings)
+
+    def share_right(self, labels: Labels) -> float:
+        """Of `rows`, the share whose label is right; of texts that may have several, of all that could be given."""
+        truth = labels[self.rows]
+        right = (self.logits >= 0) == truth if truth.ndim > 1 else self.logits.argmax(axis=1) == truth
+        return float(right.mean())
 
 
 def bags(data: NDArray[np.uint8], offsets: NDArray[np.int64], kinds: Kinds, bits: int) -> Bags:
@@ -99,7 +107,7 @@ def _counts(grams: list[Grams], texts: int, bits: int) -> sp.csr_array:
 
 
 def fit_branch(
-    text: Texts, labels: Labels, classes: int, fit: Labels, held: Labels, kinds: Kinds, bits: int, balanced: bool
+    text: Texts, labels: Labels, classes: int, fit: Rows, held: Rows, kinds: Kinds, bits: int, balanced: bool
 ) -> Branch:
     """Fit the branch to the rows `fit` of labelled texts.
 
@@ -113,7 +121,7 @@ def fit_branch(
     folds = folds_of(labels[fit])
     known = np.sort(np.concatenate(folds))
     _, settings, logits, _ = _chosen(ours, labels[fit], classes, folds, balanced)
-    sharpness = 1 / (fitted(logits[known], labels[fit][known]) or 1.0)
+    sharpness = sharpened(logits[known], labels[fit][known])[1]
     rows = _Rows(ours, labels[fit], classes, settings, balanced)
     solved = rows.fitter.fit(settings.strength)
     weights, all_importance = np.zeros((1 << bits, classes)), np.zeros(1 << bits)
@@ -139,7 +147,7 @@ class _Tried(NamedTuple):
     fits: list[Fitted]
 
 
-def _chosen(found: Bags, labels: Labels, classes: int, folds: list[Labels], balanced: bool) -> _Tried:
+def _chosen(found: Bags, labels: Labels, classes: int, folds: list[Rows], balanced: bool) -> _Tried:
     """The settings with the least loss."""
     weighing = Settings(0.0)
     best = _best_strength(found, labels, classes, folds, weighing, _STRENGTHS, balanced)
@@ -155,7 +163,7 @@ def _best_strength(
     found: Bags,
     labels: Labels,
     classes: int,
-    folds: list[Labels],
+    folds: list[Rows],
     weighing: Settings,
     strengths: Iterable[float],
     balanced: bool,
@@ -174,7 +182,7 @@ def _best_strength(
         starts = [rows.fitter.fit(strength, starts[fold] if starts else None) for fold, rows in enumerate(fitters)]
         for held, rows, features, solved in zip(folds, fitters, outer, starts, strict=True):
             logits[held] = features @ solved.weights(rows.features) + solved.bias
-        loss = log_loss(logits[known], labels[known], fitted(logits[known], labels[known]) or 1.0)
+        loss = sharpened(logits[known], labels[known])[0]
         tried.append(_Tried(loss, replace(weighing, strength=float(strength)), logits, starts))
         best = min(tried, key=attrgetter("loss"))
         if best.loss < min(it.loss for it in tried[-2:]):
@@ -182,17 +190,18 @@ def _best_strength(
     return best
 
 
-def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[Labels]) -> Floats:
+def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[Rows]) -> Floats:
     """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
     plain = Settings(0.0, salience=0.0, words=1.0)
     return _best_strength(found, labels, classes, folds, plain, [_PLAIN_STRENGTH / len(labels)], False).logits
 
 
-def folds_of(labels: Labels) -> list[Labels]:
+def folds_of(labels: Labels) -> list[Rows]:
     """Rows that are held out in turn, a like share of each class; of many rows a fifth, once."""
     count = next((folds for rows, folds in _FOLDS if len(labels) <= rows), 1)
     order = np.random.default_rng(0).permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
+    of_class = rarest(labels) if labels.ndim > 1 else labels
+    order = order[np.argsort(of_class[order], kind="stable")]
     return [np.sort(order[fold :: 5 if count == 1 else count]) for fold in range(count)]
 
 
@@ -200,29 +209,30 @@ class _Rows:
     """Rows to fit to, weighed by some settings, whose strength does not matter here."""
 
     def __init__(self, found: Bags, labels: Labels, classes: int, settings: Settings, balanced: bool) -> None:
-        self.importance = importances(found, labels, classes, settings.salience)
+        truth = labels if labels.ndim > 1 else labels[:, None] == np.arange(classes)
+        self.importance = importances(found, truth, settings.salience)
         self.features = features_of(found, self.importance, settings)
         weights = np.ones(len(labels))
         if balanced:
             rows = np.bincount(labels, minlength=classes)
             weights = len(labels) / (rows[labels] * np.count_nonzero(rows))
-        self.fitter = Fitter(self.features, labels, classes, weights)
+        self.fitter = Fitter(self.features, truth, weights)
 
 
-def importances(found: Bags, labels: Labels, classes: int, salience: float) -> Floats:
-    """Of each used bucket; 0 of those that no row has."""
+def importances(found: Bags, truth: NDArray[np.bool_], salience: float) -> Floats:
+    """Of each used bucket; 0 of those that no row has. truth: of the rows, [N, classes]."""
     present = ((found.words + found.letters) > 0).astype(np.float64)
-    of_classes = np.asarray(present.T @ np.eye(classes)[labels])
-    rows = of_classes.sum(axis=1)
-    idf = np.log((1 + len(labels)) / (1 + rows)) + 1
+    of_classes = np.asarray(present.T @ truth.astype(np.float64))
+    rows = np.asarray(present.sum(axis=0)).ravel()
+    idf = np.log((1 + len(truth)) / (1 + rows)) + 1
     sums = of_classes.sum(axis=0)
-    some = sums > 0
-    if salience and np.count_nonzero(some) > 1:
+    some = (sums > 0) & (sums < rows.sum())
+    if salience and some.any():
         of_classes, sums = of_classes[:, some], sums[some]
-        share = np.bincount(labels, minlength=classes)[some] / len(labels)
+        share = truth.mean(axis=0)[some]
         within = (of_classes + share) / (sums + share)
-        outside = (rows[:, None] - of_classes + 1 - share) / (sums.sum() - sums + 1 - share)
-        idf *= (np.abs(np.log(within / outside)) @ share) ** salience
+        outside = (rows[:, None] - of_classes + 1 - share) / (rows.sum() - sums + 1 - share)
+        idf *= (np.abs(np.log(within / outside)) @ (share / share.sum())) ** salience
     return np.where(rows > 0, idf, 0.0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -13,6 +15,16 @@ from pipeline.train.recipe import Recipe
 _TABLE_BYTES = 32 << 20
 _MOST_BITS = 20
 _MOST_TEXTS = 0.95  # so many are read to their end
+_FEW_ROWS = 5_000
+_FEW = Recipe(
+    batch_size=32,
+    learning_rate=2e-4,
+    dropout=0.2,
+    input_dropout=0.1,
+    dropped_words=0.05,
+    random_characters=0.02,
+    erased_spans=1,
+)
 _MANY_ROWS = 20_000  # with which 4 and 5 characters say as much as 2 to 5, in half the time (docs/kernels.md)
 
 
@@ -20,6 +32,15 @@ def is_alone(recipe: Recipe | None, ngrams: int | None, device: str) -> bool:
     """Whether n-grams are fitted alone: where there is no GPU, and nobody asked for the network."""
     without_gpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
     return recipe is None and ngrams != 0 and without_gpu
+
+
+def recipe_for(rows: int, settings: Sequence[str] = ()) -> Recipe:
+    """The recipe for so many rows, with `NAME=VALUE` settings changed.
+
+    Few rows say little in a step: at the rate, dropout and augmentation of many, noise moves the network more than what
+    it could learn (docs/training.md). With smaller batches an epoch has more steps.
+    """
+    return (_FEW if rows < _FEW_ROWS else Recipe()).with_settings(list(settings))
 
 
 def ngram_bits(buckets: int | None, classes: int) -> int | None:

@@ -61,14 +61,14 @@ class Fitted:
 class Fitter:
     """Fits to rows, as often as one likes.
 
-    features: [rows, features]. labels: [rows], from 0 to classes - 1. weights: [rows], how much each counts.
+    features: [rows, features]. truth: bool [rows, classes]. weights: [rows], how much each counts.
     """
 
-    def __init__(self, features: sp.csr_array, labels: NDArray[np.int64], classes: int, weights: Doubles) -> None:
-        self._signs = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
-        self._weights = weights[:, None] / len(labels)
+    def __init__(self, features: sp.csr_array, truth: NDArray[np.bool_], weights: Doubles) -> None:
+        self._signs = np.where(truth, 1.0, -1.0)
+        self._weights = weights[:, None] / len(truth)
         self._features, self._transposed = features, features.T.tocsr()
-        self._pairs = (features @ self._transposed).toarray() if len(labels) <= _FEW_ROWS else None
+        self._pairs = (features @ self._transposed).toarray() if len(truth) <= _FEW_ROWS else None
 
     def fit(self, strength: float, start: Fitted | None = None, settled: float = _SETTLED) -> Fitted:
         """Minimise the mean squared hinge loss, summed over the classes, plus strength/2 * sum of squared weights.

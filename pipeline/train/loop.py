@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pipeline.errors import BroadsheetError
 from pipeline.model.alphabet import Alphabet
 from pipeline.train.augment import augment
+from pipeline.train.centred import FEW_ROWS, centre_gradients
 from pipeline.train.checkpoint import Checkpoint
 from pipeline.train.graphs import Captured
 from pipeline.train.group import Group
@@ -146,6 +147,8 @@ class Run:
         for group in self._optimizer.param_groups:
             group["lr"] = rate * group["share"]
         self._losses += self._gradients(ids, targets, groups)
+        if len(self._train.ids) < FEW_ROWS:
+            centre_gradients(self.network)
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
         self._optimizer.step()
         self._average()

@@ -35,6 +35,6 @@ class Stuck:
                 Note(
                     f"warning: {so_far} the loss is {what.loss:.3f}, that of guessing {self.guessing:.3f}: nothing "
                     f"is learnt yet. Try a learning rate of {rate / 10:g}, no dropout (dropout=0, input_dropout=0), "
-                    "smaller batches, or n-grams alone"
+                    "less augmentation (dropped_words=0, random_characters=0, erased_spans=0), or n-grams alone"
                 )
             )
