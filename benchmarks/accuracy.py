@@ -137,8 +137,8 @@ def main() -> None:
     there = {(run["set"], run["rows"], run["seed"], run["trial"]): run for run in runs}
     for rows in options.rows:
         for folder in sorted(path.parent for path in options.sets.glob("*/train.csv")):
-            enough = len(read(folder / "train.csv")[0]) >= rows
-            for seed in options.seeds if enough and folder.name in (options.only or [folder.name]) else ():
+            wanted = folder.name in (options.only or [folder.name]) and len(read(folder / "train.csv")[0]) >= rows
+            for seed in options.seeds if wanted else ():
                 case = {"set": folder.name, "rows": rows, "seed": seed, "trial": options.trial}
                 run = there.get(tuple(case.values()), case)
                 ways = [way for way in options.ways or TRIALS[options.trial] if way not in run]

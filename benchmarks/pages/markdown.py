@@ -29,7 +29,7 @@ def machine(about: dict[str, Any], *names: str) -> str:
     said = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
     said += [f"driver {about['driver']}"] if gpus else []
     said += [about["processor"]] if "processor" in about else []
-    said += [f"{about['cores']} cores"] if "cores" in about else []
+    said += [f"{about['cores']} core{'s' if about['cores'] > 1 else ''}"] if "cores" in about else []
     said += [f"{_NAMES.get(name, name)} {found[name]}" for name in names if name in found]
     said += [f"commit {about['commit']}"] if about.get("commit") else []
     return ", ".join([*said, about["date"]]) + (f"; {about['note']}" if "note" in about else "")
