@@ -11,6 +11,7 @@ import random
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -423,6 +424,7 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> No
         waiting = [pool.submit(post, server, large) for _ in range(2)]
         while metric(server, "broadsheet_queue_texts") == 0:
             pass
+        time.sleep(0.3)  # until the other one is read too, by whichever process has it
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
         stop.set()

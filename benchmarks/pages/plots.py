@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.pages.scaling import limit_of
 from benchmarks.pages.serving import picture
@@ -118,7 +119,9 @@ def serving(result: dict[str, Any], folder: Path) -> None:
             axes.axhline(rows[0]["target_ms"], color=_GREY, linewidth=0.8, linestyle=":", label="target")
             axes.set(xscale="log", yscale="log", ylabel="p99 of answers, ms")
             for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 axis.set_major_formatter(lambda value, _: f"{value:g}")
+                axis.set_minor_formatter(NullFormatter())
             axes.set_title(f"{each} article{'s' * (each > 1)} a request", fontsize=10, loc="left")
             axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
         axes.set_xlabel("requests a second (logarithmic)")

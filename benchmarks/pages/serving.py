@@ -120,10 +120,10 @@ MEASURED = """
 `python -m benchmarks.serve` starts each server in turn, with the same weights, and k6 sends AG News articles at a
 constant rate, whether or not others are answered. "Highest" is the highest rate, of those tried, at which all requests
 were answered, none refused, and the 99th percentile was within the target: the median of {rounds} rounds, in which the
-servers take turns, {seconds} s a rate. The peers compute with PyTorch ({torch}), with the batch and the wait of a grid
-that reach the highest rate. "Closed loop" is what {clients} clients get that ask again as soon as they are answered,
-"no-op" the same of a handler that computes nothing.
-
+servers take turns, {seconds} s a rate. The peers compute with PyTorch ({torch}), each batch in the least of a few
+lengths that holds its longest text, with the batch and the wait of a grid that reach the highest rate. "Closed loop" is
+what {clients} clients get that ask again as soon as they are answered, "no-op" the same of a handler that computes
+nothing.
 """
 
 PLOTTED = "Each point is a rate in a round, hollow where a request was refused; lines go through the medians.\n"
