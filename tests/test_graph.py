@@ -26,6 +26,7 @@ from jobs import spans_of, workers_that_run
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.slow import slowed
 from pipeline import classify, verify
+from pipeline.ecosystem.resident import release
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
 
@@ -210,6 +211,7 @@ def test_files_that_vanish_are_set_aside_and_the_rest_is_done(
 
 
 def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(client: Client, small_model: Model) -> None:
+    client.run(release)
     classify(["x"] * 40, model=small_model, client=client)
     me = psutil.Process()
     processes = [me, *me.children(recursive=True)]

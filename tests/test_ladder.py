@@ -30,8 +30,8 @@ def result(broken: str) -> dict[str, Any]:
         else:
             record |= {"articles": 1000, "batch": 10, "articles_per_second": 5e5, "labels_unlike_product": 0}
         found.append(record)
-    about = dict.fromkeys(("driver", "cuda", "cupy", "nvrtc", "python", "cores", "commit", "date"), "x")
-    return {"about": {"gpu": "NVIDIA H200", **about}, "repeats": 5, "steps": found}
+    about = dict.fromkeys(("driver", "cuda", "cupy", "nvrtc", "python", "commit", "date"), "x")
+    return {"about": {"gpu": "NVIDIA H200", "cores": 16, **about}, "repeats": 5, "steps": found}
 
 
 def test_everything_off_turned_on_step_by_step_is_the_product() -> None:

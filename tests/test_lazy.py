@@ -13,6 +13,7 @@ from distributed import Client
 
 import pipeline
 from pipeline import SourceError, UsageError
+from pipeline.ecosystem.resident import release
 from pipeline.model.charcnn import Model
 
 TEXTS = [f"{word} number {i}" for i in range(20) for word in ("stocks", "goal", "vote")]
@@ -28,6 +29,7 @@ def test_labels_of_a_dask_frame_are_those_of_classify(
     client: Client, frame: pd.DataFrame, small_model_file: Path, tmp_path: Path
 ) -> None:
     """From Parquet to Parquet on a cluster, with filters before and after; a null text keeps its row."""
+    client.run(release)
     dd.from_pandas(frame, npartitions=4).to_parquet(tmp_path / "in")
     read = dd.read_parquet(tmp_path / "in", calculate_divisions=True)
     chosen = read[read.year > 2020]
