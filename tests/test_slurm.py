@@ -122,13 +122,16 @@ def test_a_node_that_loses_its_network_costs_only_time(
 def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
 ) -> None:
-    """A limit of a minute, and a first run too slow for it: Slurm runs the job twice, the user submitted it once."""
+    """A first run too slow for its time limit: Slurm runs the job twice, the user submitted it once."""
     arguments, undisturbed = job
     out = tmp_path / "out"
-    (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 3"))
-    options = ["-o", "out", "--nodes", 4, "--time", 1]
+    (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 10"))
+    options = ["-o", "out", "--nodes", 4, "--time", 5]
     number = submit([*arguments, *options], settings="stop_before: 20\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
+    wait_until(lambda: committed(out))
+    # Now, since with a limit that is short from the start Slurm may send its signal before anything is done.
+    slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=1")
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING", 150)
     assert 0 < committed(out) < 400
     assert "requeued; the next run continues where this one stopped" in log.read_text()
