@@ -127,7 +127,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     out = tmp_path / "out"
     (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 10"))
     options = ["-o", "out", "--nodes", 4, "--time", 5]
-    number = submit([*arguments, *options], settings="stop_before: 20\n", env=slow)
+    number = submit([*arguments, *options], settings="stop_before: 50\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: committed(out))
     # Now, since with a limit that is short from the start Slurm may send its signal before anything is done.

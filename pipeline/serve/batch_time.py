@@ -15,6 +15,16 @@ _STEP, _QUANTILE = 0.04, 0.8
 than downwards, so that what is expected is what four batches in five keep to.
 """
 
+_SLOW = 1.25
+"""A batch that takes so many times what is expected is an outlier, or the first of many: the second in a row moves what
+is expected by twice as much, the third by three times as much.
+"""
+
+_OWN_SHARE = 0.25
+"""Of such a step, what is expected of that size alone moves by so much more: mostly all sizes become slower together,
+when other processes want the same cores.
+"""
+
 _LEAST, _MOST = 0.5, 8.0
 """How far what is expected may move from what was measured: a machine gets busy, but not a thousand times slower."""
 
@@ -84,7 +94,8 @@ class BatchTime:
     def __init__(self, points: Sequence[Point]) -> None:
         self._points = list(points)
         self._sizes = [point.texts for point in points]
-        self._factors = [1.0] * len(points)
+        self._common, self._factors = 1.0, [1.0] * len(points)
+        self._slow = 0
         self._most: dict[tuple[float, int], int] = {}
 
     def seconds(self, texts: int, chars: int) -> float:
@@ -117,10 +128,17 @@ class BatchTime:
         """Take what a batch took into account, for batches of about its size."""
         right = min(bisect_right(self._sizes, texts), len(self._sizes) - 1)
         nearest = right if right == 0 or texts >= 0.75 * self._sizes[right] else right - 1
-        step = _STEP * (_QUANTILE if seconds > self.seconds(texts, chars) else _QUANTILE - 1)
+        over = seconds / self.seconds(texts, chars)
+        self._slow = self._slow + 1 if over > _SLOW else 0
+        step = _STEP * (_QUANTILE * max(1, self._slow) if over > 1 else _QUANTILE - 1)
         self._most.clear()
-        self._factors[nearest] = min(_MOST, max(_LEAST, self._factors[nearest] * (1 + step)))
+        self._common = _within(self._common * (1 + step))
+        self._factors[nearest] = _within(self._factors[nearest] * (1 + _OWN_SHARE * step))
 
     def _at(self, index: int, chars: int, times: float = 1.0) -> float:
         point = self._points[index]
-        return self._factors[index] * (point.seconds * times + point.per_char * chars)
+        return self._common * self._factors[index] * (point.seconds * times + point.per_char * chars)
+
+
+def _within(factor: float) -> float:
+    return min(_MOST, max(_LEAST, factor))

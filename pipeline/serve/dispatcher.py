@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.engine.base import Predictions, Texts
@@ -201,7 +201,8 @@ class Dispatcher:
         request.is_large = not self._is_one_batch(slowest, key, texts, chars)
         free = not self.waiting and any(not device.under_way for device in devices)
         if self.waiting.texts + texts > self._most_waiting and not free:
-            raise Refused(f"{self.waiting.texts:,} texts wait already", self._seconds_waiting(slowest))
+            until = self._next_start(devices, key) if texts <= 1 else 0.0
+            raise Refused(f"{self.waiting.texts:,} texts wait already", self._seconds_waiting(slowest), until)
         residuals = sorted(self._residual(device, key, now) for device in devices)
         longest = self._longest(slowest, key)
         if request.is_large:
@@ -213,15 +214,22 @@ class Dispatcher:
             rounds, number = divmod(self._batches_ahead(slowest, key, texts, chars), len(devices))
             needs = residuals[number] + STRETCH * longest * (rounds + 1)  # others that come may fill its batch
         request.deadline = request.arrived + patience - back
-        late = now - request.arrived + back
-        needs += max(late, _SPARE_SHARE * self.target)
-        if late > _LATE_SHARE * patience if free else needs > patience:
-            raise Refused(f"the answer would take longer than {1000 * patience:,.0f} ms", needs)
+        late, spare = now - request.arrived + back, _SPARE_SHARE * self.target
+        if late > _LATE_SHARE * patience if free else needs + max(late, spare) > patience:
+            least = texts <= 1 and needs + spare > patience and not free  # less could not be asked, nor sooner
+            until = self._next_start(devices, key) if least else 0.0
+            raise Refused(
+                f"the answer would take longer than {1000 * patience:,.0f} ms", needs + max(late, spare), until
+            )
 
     def _residual(self, device: Device, key: str, now: float) -> float:
         """Until a device is free; one that should be already may take a little longer still."""
         overdue = _OVERDUE_SHARE * self._longest(device, key) if device.under_way else 0.0
         return max(overdue, device.busy_until - now)
+
+    def _next_start(self, devices: Sequence[Device], key: str) -> float:
+        """When the next batch is expected to go to a device, and what waits becomes less."""
+        return min(d.busy_until - max(0, len(d.under_way) - 1) * self._longest(d, key) for d in devices)
 
     def _batches_ahead(self, device: Device, key: str, texts: int, chars: int) -> int:
         """How many batches come before that of a new request which is no larger than a batch."""

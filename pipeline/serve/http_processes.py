@@ -228,7 +228,7 @@ class _HttpProcess:
         try:
             request = self._dispatcher.submit(loaded.name, texts, ask.top_k, ask.arrived, ask.back)
         except Refused as error:
-            self.send(Denied(ask.number, str(error), error.retry_after))
+            self.send(Denied(ask.number, str(error), error.retry_after, error.until))
             return
         self._open[ask.number] = request
         request.answer.add_done_callback(partial(self._answer, ask.number))
@@ -239,7 +239,7 @@ class _HttpProcess:
         if error is None:
             self.send(Answered(number, answer.result()))
         elif isinstance(error, Refused):
-            self.send(Denied(number, str(error), error.retry_after))
+            self.send(Denied(number, str(error), error.retry_after, error.until))
         elif not isinstance(error, Gone):
             raise error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,15 @@ class Main:
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
+        self._closed: dict[str, tuple[str, float, float]] = {}
+
+    def check_open(self, served: Served) -> None:
+        """Raises Refused while the main process would refuse any request for a model, as far as is known: what it does
+        not need to say again, it has time for others.
+        """
+        reason, retry_after, until = self._closed.get(served.key, ("", 0.0, 0.0))
+        if time.monotonic() < until:
+            raise Refused(reason, retry_after)
 
     async def classify(
         self, served: Served, texts: Packed, top_k: int, arrived: float, back: float, gone: set[Any]
@@ -59,6 +69,10 @@ class Main:
         self.link.send(Ask(number, served.key, texts.data, texts.offsets, texts.n_chars, top_k, arrived, back))
         try:
             rows: bytes = await answer
+        except Refused as error:
+            if error.until:
+                self._closed[served.key] = str(error), error.retry_after, error.until
+            raise
         finally:
             gone.discard(forget)
             del self._open[number]
@@ -98,13 +112,14 @@ class Main:
         if isinstance(message, Answered):
             self._resolve(message.number, message.rows)
         elif isinstance(message, Denied):
-            self._resolve(message.number, Refused(message.reason, message.retry_after))
+            self._resolve(message.number, Refused(message.reason, message.retry_after, message.until))
         elif isinstance(message, Changed):
             self._resolve(message.number, ModelChanged())
         elif isinstance(message, Returned):
             self._resolve(message.number, message)
         elif isinstance(message, Served):
             self.models[message.name] = message
+            self._closed.clear()
         elif isinstance(message, Count):
             self._count(is_asked=True)
         elif isinstance(message, Stop):

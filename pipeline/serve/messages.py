@@ -70,11 +70,12 @@ class Answered(Message, tag=10):
 
 
 class Denied(Message, tag=11):
-    """The request is refused. retry_after: seconds."""
+    """The request is refused. retry_after, until: of `Refused`."""
 
     number: int
     reason: str
     retry_after: float
+    until: float
 
 
 class Changed(Message, tag=12):

@@ -15,11 +15,13 @@ class Packed(NamedTuple):
 
 
 class Refused(Exception):
-    """A request that is not computed. retry_after: in seconds."""
+    """A request that is not computed. retry_after: in seconds. until: by the monotonic clock, how long any other for
+    the same model would be refused too; 0: that is not known.
+    """
 
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+    def __init__(self, message: str, retry_after: float = 1.0, until: float = 0.0) -> None:
         super().__init__(message)
-        self.retry_after = max(1, math.ceil(retry_after))
+        self.retry_after, self.until = max(1, math.ceil(retry_after)), until
 
 
 class Gone(Exception):
