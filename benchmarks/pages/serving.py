@@ -58,16 +58,17 @@ field or column that is wrong, 503 with `Retry-After` for a request that is refu
 Each device has an engine in a process of its own, and all share one queue. A batch starts as soon as a device is
 free, with what is waiting by then; nothing waits for a batch to fill. `--target-ms` (20 on a GPU, 100 on a CPU)
 bounds it: how long a batch takes is measured when a model is loaded, by the number of texts and of characters, and
-each batch corrects that by a few percent. A batch may take 40 % of the target (a quarter of a second at most), since
-a request waits for the one before it too.
+each batch corrects that by a few percent, several slow ones in a row by more. A batch may take 40 % of the target (a
+quarter of a second at most), since a request waits for the one before it too.
 
 A request whose answer would come too late, by the same measure, is refused at once, so that those that are accepted
 hold the target. Its time begins when the last of it reached the machine, which the kernel tells: where requests come
-faster than they can be read, those that have waited long are refused before their bodies are looked at. The earliest
-deadline goes first. Of a request that is larger than a batch, no more goes into one
-than an equal share for each request that waits: one of 10,000 texts is computed in many batches, beside the single
-ones that come meanwhile, and its deadline is the target and four times what it would need alone. When a client hangs
-up, what is still waiting of its request is dropped.
+faster than they can be read, those that have waited long are refused before their bodies are looked at. Once the
+queue is full for the least request, the processes that speak HTTP refuse all others by themselves until the next
+batch starts. The earliest deadline goes first. Of a request that is larger than a batch, no more goes into one than
+an equal share for each request that waits: one of 10,000 texts is computed in many batches, beside the single ones
+that come meanwhile, and its deadline is the target and four times what it would need alone. When a client hangs up,
+what is still waiting of its request is dropped.
 
 ## Operation
 
