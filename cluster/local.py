@@ -28,7 +28,7 @@ from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, configured, 
 from cluster.tls import make_certificates, tls_settings
 from cluster.unguarded import end_in_a_worker, noticed
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.threads import available_cores
+from pipeline.threads import WORKERS_PER_HOST, available_cores
 
 _CORES_PER_WORKER = 4
 _CLOSE_SECONDS = 30
@@ -169,7 +169,8 @@ def _open(
 
 def _started(kind: Any, options: dict[str, Any]) -> LocalCluster:
     try:
-        return kind(**options, threads_per_worker=THREADS_PER_WORKER, **_QUIETLY)
+        with dask.config.set({WORKERS_PER_HOST: options["n_workers"]}):  # processes that start have it from here
+            return kind(**options, threads_per_worker=THREADS_PER_WORKER, **_QUIETLY)
     except RuntimeError as error:  # of Dask's nannies
         raise BroadsheetError("a worker's process ended while it started: was it killed, or out of memory?") from error
 

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
+WORKERS_PER_HOST = "broadsheet.workers-per-host"
+"""Of Dask's configuration, in the workers of a cluster that is started here: how many share the cores. (Such a worker
+has more threads than its share, so that it reads and writes beside.)
+"""
+
 
 def available_cores() -> int:
     """Cores this process may run on."""

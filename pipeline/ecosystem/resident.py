@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import dask
+
 from pipeline.engine.base import Engine
 from pipeline.errors import BroadsheetError, ModelError
 from pipeline.model.charcnn import SHIPPED, Model, load_model
 from pipeline.model.hub import SCHEME
-from pipeline.threads import available_cores
+from pipeline.threads import WORKERS_PER_HOST, available_cores, share_of_cores
 from pipeline.worker import STATE
 
 
@@ -107,6 +109,9 @@ def _threads() -> int:
     """The cores for a CPU engine: those of this Dask worker, where this is one."""
     from distributed.worker import get_worker
 
+    workers = dask.config.get(WORKERS_PER_HOST, None)
+    if workers is not None:
+        return share_of_cores(workers)
     try:
         return min(int(get_worker().state.nthreads), available_cores())
     except ValueError:
