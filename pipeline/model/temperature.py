@@ -36,23 +36,32 @@ def probabilities(logits: NDArray[np.float64], temperature: float) -> NDArray[np
     return found
 
 
-def log_loss(logits: NDArray[np.float64], truth: NDArray[np.int64], temperature: float) -> float:
-    """The mean negative log likelihood of the true classes, [N], at a temperature."""
+def log_loss(
+    logits: NDArray[np.float64],
+    truth: NDArray[np.int64],
+    temperature: float,
+    weights: NDArray[np.float64] | None = None,
+) -> float:
+    """The mean negative log likelihood of the true classes, [N], at a temperature. weights: [N], of the rows."""
     of_truth = probabilities(logits, temperature)[np.arange(len(truth)), truth]
-    return float(-np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)).mean())
+    return float(np.average(-np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)), weights=weights))
 
 
-def fitted(logits: NDArray[np.float64], truth: NDArray[np.int64]) -> float | None:
+def fitted(
+    logits: NDArray[np.float64], truth: NDArray[np.int64], weights: NDArray[np.float64] | None = None
+) -> float | None:
     """The temperature at which the negative log likelihood of the true classes is least.
 
-    logits: float64 [N, classes], each row up to a constant. truth: class indices [N]. None where there is no best one
+    logits: float64 [N, classes], each row up to a constant. truth: class indices [N]. weights: [N], how much each row
+    counts; None: all the same. None where there is no best one
     within TEMPERATURES, as of rows that are all labelled right; their scores could then be as near to 1 as one likes.
     """
 
     def slope(sharpness: float) -> float:
         """Of the negative log likelihood, which is convex in one over the temperature, times N."""
         expected = (probabilities(logits, 1 / sharpness) * logits).sum(axis=1)
-        return float((expected - logits[np.arange(len(truth)), truth]).sum())
+        each = expected - logits[np.arange(len(truth)), truth]
+        return float(each.sum() if weights is None else each @ weights)
 
     low, high = 1 / TEMPERATURES[1], 1 / TEMPERATURES[0]
     if slope(low) >= 0 or slope(high) <= 0:

@@ -30,6 +30,7 @@ Labels = NDArray[Any]  # int64 [N], class indices; or bool [N, classes], where a
 Floats = NDArray[np.float64]
 
 _STRENGTHS = 10.0 ** np.arange(-1.5, -5.1, -0.5)
+_BALANCED_STRENGTHS = 10.0 ** np.arange(0, -5.1, -0.5)  # few rows of a class, which weigh much, need a larger penalty
 _SHARES = (0.35, 0.65)
 _FOLDS = ((2_000, 5), (10_000, 3))  # up to so many rows, so many folds
 _BLOCK = 512  # texts whose n-grams are found at once
@@ -114,14 +115,15 @@ def fit_branch(
     Its settings are chosen on rows that were held out of these in turn, or if there are more than 10,000, on a fifth of
     them; its logits are scaled so that the log loss of these rows is least. Rows that it was not fitted to are `held`;
     or if there are none, those on which the settings were chosen. balanced: every class weighs the same, however many
-    rows it has.
+    rows it has, in the fit and in the choice. (In the fit alone was 3.2 points of macro-F1 worse, on average over eight
+    sets with 500 rows of which every other class had a tenth.)
     """
     found = bags(*text.rows(np.concatenate([fit, held])), kinds, bits)
     ours, others = found.rows(np.arange(len(fit))), np.arange(len(fit), len(fit) + len(held))
     folds = folds_of(labels[fit])
     known = np.sort(np.concatenate(folds))
     _, settings, logits, _ = _chosen(ours, labels[fit], classes, folds, balanced)
-    sharpness = sharpened(logits[known], labels[fit][known])[1]
+    sharpness = sharpened(logits[known], labels[fit][known], _weights(labels[fit], classes, balanced)[known])[1]
     rows = _Rows(ours, labels[fit], classes, settings, balanced)
     solved = rows.fitter.fit(settings.strength)
     weights, all_importance = np.zeros((1 << bits, classes)), np.zeros(1 << bits)
@@ -150,11 +152,11 @@ class _Tried(NamedTuple):
 def _chosen(found: Bags, labels: Labels, classes: int, folds: list[Rows], balanced: bool) -> _Tried:
     """The settings with the least loss."""
     weighing = Settings(0.0)
-    best = _best_strength(found, labels, classes, folds, weighing, _STRENGTHS, balanced)
+    strengths = _BALANCED_STRENGTHS if balanced else _STRENGTHS
+    best = _best_strength(found, labels, classes, folds, weighing, strengths, balanced)
     for share in _SHARES:
         weighing = replace(weighing, words=share)
-        strengths = [best.settings.strength]
-        tried = _best_strength(found, labels, classes, folds, weighing, strengths, balanced, best.fits)
+        tried = _best_strength(found, labels, classes, folds, weighing, [best.settings.strength], balanced, best.fits)
         best = min(best, tried, key=attrgetter("loss"))
     return best
 
@@ -175,14 +177,14 @@ def _best_strength(
     outer = [
         features_of(found.rows(held), rows.importance, weighing) for held, rows in zip(folds, fitters, strict=True)
     ]
-    known = np.concatenate(folds)
+    known, weights = np.concatenate(folds), _weights(labels, classes, balanced)
     tried: list[_Tried] = []
     for strength in strengths:
         logits = np.zeros((len(labels), classes))
         starts = [rows.fitter.fit(strength, starts[fold] if starts else None) for fold, rows in enumerate(fitters)]
         for held, rows, features, solved in zip(folds, fitters, outer, starts, strict=True):
             logits[held] = features @ solved.weights(rows.features) + solved.bias
-        loss = sharpened(logits[known], labels[known])[0]
+        loss = sharpened(logits[known], labels[known], weights[known])[0]
         tried.append(_Tried(loss, replace(weighing, strength=float(strength)), logits, starts))
         best = min(tried, key=attrgetter("loss"))
         if best.loss < min(it.loss for it in tried[-2:]):
@@ -212,11 +214,16 @@ class _Rows:
         truth = labels if labels.ndim > 1 else labels[:, None] == np.arange(classes)
         self.importance = importances(found, truth, settings.salience)
         self.features = features_of(found, self.importance, settings)
-        weights = np.ones(len(labels))
-        if balanced:
-            rows = np.bincount(labels, minlength=classes)
-            weights = len(labels) / (rows[labels] * np.count_nonzero(rows))
-        self.fitter = Fitter(self.features, truth, weights)
+        self.fitter = Fitter(self.features, truth, _weights(labels, classes, balanced))
+
+
+def _weights(labels: Labels, classes: int, balanced: bool) -> Floats:
+    """How much each row counts, 1 on average; if balanced, the rows of every class together the same."""
+    if not balanced:
+        return np.ones(len(labels))
+    rows = np.bincount(labels, minlength=classes)
+    weights: Floats = len(labels) / (rows[labels] * np.count_nonzero(rows))
+    return weights
 
 
 def importances(found: Bags, truth: NDArray[np.bool_], salience: float) -> Floats:

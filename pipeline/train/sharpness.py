@@ -15,14 +15,15 @@ Doubles = NDArray[np.float64]
 _BOUNDS = -np.log(TEMPERATURES[1]), -np.log(TEMPERATURES[0])
 
 
-def sharpened(logits: Doubles, truth: NDArray[Any]) -> tuple[float, float]:
+def sharpened(logits: Doubles, truth: NDArray[Any], weights: Doubles | None = None) -> tuple[float, float]:
     """The least log loss of logits [N, classes], and the factor at which it is reached; 1 where there is none.
 
-    truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids, whose losses are added up.
+    truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids, whose losses are added up. weights: [N],
+    how much each row of a softmax counts; None: all the same.
     """
     if truth.ndim == 1:
-        temperature = fitted(logits, truth) or 1.0
-        return log_loss(logits, truth, temperature), 1 / temperature
+        temperature = fitted(logits, truth, weights) or 1.0
+        return log_loss(logits, truth, temperature, weights), 1 / temperature
     away = np.where(truth, -logits, logits)
 
     def loss(power: float) -> float:
