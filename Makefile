@@ -21,10 +21,10 @@ test: $(VENV)/tested
 	$(MAKE) --no-print-directory --jobs 2 test-all-but-slurm test-slurm
 	$(BIN)/python -m pytest -m gpu
 
-test-all-but-slurm:
+test-all-but-slurm: $(VENV)/tested
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu" --ignore tests/test_slurm.py tests notebooks
 
-test-slurm:
+test-slurm: $(VENV)/tested
 	$(BIN)/python -m pytest -q tests/test_slurm.py
 
 lint: $(VENV)/linted

@@ -124,10 +124,9 @@ def test_devices_that_become_slower_together_are_noticed(small_model: Model) -> 
     """As when other processes want the same cores: whatever the size of the batches then, the target is held again."""
     loop = JumpingLoop()
     random.seed(1)
-    answered: list[tuple[float, float]] = []
+    device, answered = Device("one", 0.05), list[tuple[float, float]]()
 
     async def work() -> None:
-        device = Device("one", 0.05)
         dispatcher = await started(loop, small_model, [device])
         device.slower = 1.8
         answered.extend((await load(dispatcher, loop, 2000, 6))[2])
@@ -135,7 +134,7 @@ def test_devices_that_become_slower_together_are_noticed(small_model: Model) -> 
     run(work(), loop)
     later = [seconds for at, seconds in answered if at > 1]
     assert np.percentile(later, 99) <= 0.1
-    assert len(later) / 5 > 0.4 * 8 / (2 * Device("", 0).seconds(8))
+    assert len(later) / 5 > 0.4 * 8 / device.seconds(8)
 
 
 async def load(

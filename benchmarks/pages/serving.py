@@ -63,8 +63,8 @@ quarter of a second at most), since a request waits for the one before it too.
 
 A request whose answer would come too late, by the same measure, is refused at once, so that those that are accepted
 hold the target. Its time begins when the last of it reached the machine, which the kernel tells: where requests come
-faster than they can be read, those that have waited long are refused before their bodies are looked at. Once the
-queue is full for the least request, the processes that speak HTTP refuse all others by themselves until the next
+faster than they can be read, those that have waited long are refused before their bodies are looked at. Once not even
+a single text would be taken, the processes that speak HTTP refuse requests of one text by themselves until the next
 batch starts. The earliest deadline goes first. Of a request that is larger than a batch, no more goes into one than
 an equal share for each request that waits: one of 10,000 texts is computed in many batches, beside the single ones
 that come meanwhile, and its deadline is the target and four times what it would need alone. When a client hangs up,

@@ -140,7 +140,8 @@ class App:
             if served is None:
                 raise BadRequest(404, f"there is no model of that name here, but {', '.join(models)}")
             seen.model = served.name
-            self._main.check_open(served)
+            if len(asked.texts) == 1:
+                self._main.check_open(served)
             pack = partial(packed_of, asked, served.reads)
             packed = pack() if is_small else await asyncio.to_thread(pack)
             seen.texts = len(asked.texts)

@@ -137,7 +137,7 @@ class BatchTime:
 
     def _at(self, index: int, chars: int, times: float = 1.0) -> float:
         point = self._points[index]
-        return self._common * self._factors[index] * (point.seconds * times + point.per_char * chars)
+        return _within(self._common * self._factors[index]) * (point.seconds * times + point.per_char * chars)
 
 
 def _within(factor: float) -> float:

@@ -216,7 +216,7 @@ class Dispatcher:
         request.deadline = request.arrived + patience - back
         late, spare = now - request.arrived + back, _SPARE_SHARE * self.target
         if late > _LATE_SHARE * patience if free else needs + max(late, spare) > patience:
-            least = texts <= 1 and needs + spare > patience and not free  # less could not be asked, nor sooner
+            least = texts <= 1 and needs + spare > patience and not free  # the next one of one text would be too
             until = self._next_start(devices, key) if least else 0.0
             raise Refused(
                 f"the answer would take longer than {1000 * patience:,.0f} ms", needs + max(late, spare), until

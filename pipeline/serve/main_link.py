@@ -44,8 +44,8 @@ class Main:
         self._closed: dict[str, tuple[str, float, float]] = {}
 
     def check_open(self, served: Served) -> None:
-        """Raises Refused while the main process would refuse any request for a model, as far as is known: what it does
-        not need to say again, it has time for others.
+        """For a request of one text. Raises Refused while the main process would refuse it, as far as it has said: what
+        it need not say again, it has time for others.
         """
         reason, retry_after, until = self._closed.get(served.key, ("", 0.0, 0.0))
         if time.monotonic() < until:

@@ -15,8 +15,8 @@ class Packed(NamedTuple):
 
 
 class Refused(Exception):
-    """A request that is not computed. retry_after: in seconds. until: by the monotonic clock, how long any other for
-    the same model would be refused too; 0: that is not known.
+    """A request that is not computed. retry_after: in seconds. until: by the monotonic clock, how long any other of
+    one text for the same model would be refused too; 0: that is not known.
     """
 
     def __init__(self, message: str, retry_after: float = 1.0, until: float = 0.0) -> None:
