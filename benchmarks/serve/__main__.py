@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,25 @@ text a request; with many, and when a peer is tuned.
 """
 
 GRID = {
-    "one": {
-        "LitServe": ((8, 2), (32, 5), (32, 20)),
-        "Ray Serve": ((8, 2), (32, 5), (32, 20)),
-        "BentoML": ((8, 100), (32, 100), (32, 1000)),
+    "cpu": {
+        "one": {
+            "LitServe": ((8, 2), (32, 5), (32, 20)),
+            "Ray Serve": ((8, 2), (32, 5), (32, 20)),
+            "BentoML": ((8, 100), (32, 100), (32, 1000)),
+        },
+        "many": {"LitServe": ((2, 2),), "Ray Serve": ((2, 2),), "BentoML": ((256, 10_000),)},
     },
-    "many": {"LitServe": ((2, 2),), "Ray Serve": ((2, 2),), "BentoML": ((256, 10_000),)},
+    "cuda": {
+        "one": {
+            "LitServe": ((16, 2), (64, 5)),
+            "Ray Serve": ((16, 2), (64, 5)),
+            "BentoML": ((64, 20), (64, 1000)),
+        },
+        "many": {"LitServe": ((4, 2),), "Ray Serve": ((4, 2),), "BentoML": ((256, 10_000),)},
+    },
 }
-"""For one text a request and for many: requests in a batch (of BentoML texts), and milliseconds to wait for others (of
-BentoML what it calls the most latency). Many texts are a batch already.
+"""By device, for one text a request and for many: requests in a batch (of BentoML texts), and milliseconds to wait for
+others (of BentoML what it calls the most latency). Many texts are a batch already.
 """
 
 _CLIENTS, _FEW_CLIENTS = 64, 4
@@ -78,7 +89,7 @@ def main() -> None:
     parser.add_argument("--lone", action="store_true", help="one request after the other")
     parser.add_argument("--arrow", action="store_true", help="Arrow streams of 1,024 texts")
     options = parser.parse_args()
-    about = record.about(options, rounds=options.rounds, grid=GRID)
+    about = record.about(options, rounds=options.rounds, grid=GRID[options.device])
     if options.server_cores:
         os.sched_setaffinity(0, _cores(options.server_cores))
     with tempfile.TemporaryDirectory() as folder:
@@ -117,28 +128,38 @@ class _Bench:
         options, rows = self._options, []
         tuned = {stack: self._tuned(stack, each) for stack in options.stacks if stack != OURS}
         rounds: dict[str, list[dict[str, Any]]] = {stack: [] for stack in options.stacks}
-        for _ in range(options.rounds):
+        with ExitStack() as running:
+            servers = {}
             for stack in options.stacks:
-                with self._served(stack, options.model) as url:
-                    rounds[stack].append(self._highest(url, each, _STEPS if each == 1 else _FEW_STEPS, self._seconds))
-                _say(f"{stack}, {each} a request: {rounds[stack][-1]['highest']:,.1f} a second")
-        for stack in options.stacks:
-            highest = statistics.median(found["highest"] for found in rounds[stack])
-            row: dict[str, Any] = {"stack": stack, "each": each, "target_ms": self._target, "seconds": self._seconds}
-            row |= {"highest": highest, "rounds": rounds[stack]}
-            if stack in tuned:
-                row |= {"batch": self._chosen[stack][0], "wait_ms": self._chosen[stack][1], "tuned": tuned[stack]}
-            row["ceiling"] = statistics.median(found["ceiling"] for found in rounds[stack])
-            with self._served(stack, options.model) as url:
-                row["below"] = [
-                    {"share": share, **self._open(url, share * highest, each, self._seconds)}
-                    for share in _SHARES
-                    if highest
-                ]
-            with self._served(stack, "no-op") as url:
-                row["no_op"] = self._closed(url, each, self._seconds)
-            rows.append(row)
+                servers[stack] = running.enter_context(self._served(stack, options.model))
+                servers[stack].pause()
+            for _ in range(options.rounds):
+                for stack in options.stacks:
+                    with servers[stack].awake() as url:
+                        steps = _STEPS if each == 1 else _FEW_STEPS
+                        rounds[stack].append(self._highest(url, each, steps, self._seconds))
+                    _say(f"{stack}, {each} a request: {rounds[stack][-1]['highest']:,.1f} a second")
+            for stack in options.stacks:
+                with servers[stack].awake() as url:
+                    rows.append(self._row(stack, each, url, rounds[stack], tuned.get(stack)))
+        for row in rows:
+            with self._served(row["stack"], "no-op") as server:
+                row["no_op"] = self._closed(server.url, each, self._seconds)
         return rows
+
+    def _row(
+        self, stack: str, each: int, url: str, rounds: list[dict[str, Any]], tuned: list[dict[str, Any]] | None
+    ) -> dict[str, Any]:
+        """What was found of a server that is awake, and latency below its highest rate."""
+        highest = statistics.median(found["highest"] for found in rounds)
+        row: dict[str, Any] = {"stack": stack, "each": each, "target_ms": self._target, "seconds": self._seconds}
+        row |= {"highest": highest, "rounds": rounds}
+        if tuned is not None:
+            row |= {"batch": self._chosen[stack][0], "wait_ms": self._chosen[stack][1], "tuned": tuned}
+        row["ceiling"] = statistics.median(found["ceiling"] for found in rounds)
+        below = _SHARES if highest else ()
+        row["below"] = [{"share": share, **self._open(url, share * highest, each, self._seconds)} for share in below]
+        return row
 
     def _served(self, stack: str, model: str) -> Any:
         chosen = self._chosen.get(stack, (1, 0.0))  # ours needs none
@@ -147,12 +168,12 @@ class _Bench:
     def _tuned(self, stack: str, each: int) -> list[dict[str, Any]]:
         """The highest rate with each batch and wait of the grid; the server is then started with the best."""
         tried: list[dict[str, Any]] = []
-        grid = GRID["one" if each == 1 else "many"][stack]
+        grid = GRID[self._options.device]["one" if each == 1 else "many"][stack]
         self._chosen[stack] = grid[0]
         for batch, wait in grid if self._options.tune and len(grid) > 1 else ():
             self._chosen[stack] = batch, wait
-            with self._served(stack, self._options.model) as url:
-                found = self._highest(url, each, _FEW_STEPS, self._options.tune * self._seconds)
+            with self._served(stack, self._options.model) as server:
+                found = self._highest(server.url, each, _FEW_STEPS, self._options.tune * self._seconds)
             tried.append({"batch": batch, "wait_ms": wait, "highest": found["highest"], "ceiling": found["ceiling"]})
             _say(f"{stack}, {each} a request, batch {batch}, wait {wait} ms: {found['highest']:,.1f} a second")
         if tried:
@@ -221,7 +242,8 @@ class _Bench:
         python = self._options.python_load or 1
         memory: list[int] = []
         seconds = self._seconds
-        with self._served(OURS, self._options.model) as url:
+        with self._served(OURS, self._options.model) as server:
+            url = server.url
             port = int(url.split(":")[2].split("/")[0])
             before = self._open(url, 0.5 * highest, each, seconds, python)
             memory.append(_memory(port))
@@ -235,18 +257,18 @@ class _Bench:
 
     def _lone(self) -> dict[str, Any]:
         """One client, which asks again when it is answered."""
-        with self._served(OURS, self._options.model) as url:
-            return self._load(url, 0.0, 1, 1, self._seconds)
+        with self._served(OURS, self._options.model) as server:
+            return self._load(server.url, 0.0, 1, 1, self._seconds)
 
     def _arrow(self) -> dict[str, Any]:
         """Texts a second, as Arrow streams of 1,024 from some clients in processes of their own."""
         processes, each = 4, 1024
-        with self._served(OURS, self._options.model) as url:
+        with self._served(OURS, self._options.model) as server:
             command = [
                 sys.executable,
                 "-m",
                 "benchmarks.serve.arrow_client",
-                url,
+                server.url,
                 self._texts,
                 self._seconds,
                 each,

@@ -40,4 +40,7 @@ if __name__ == "__main__":
     port, name, device, most, wait = sys.argv[1:]
     api = Api(name, device, max_batch_size=int(most), batch_timeout=float(wait) / 1000, api_path="/classify")
     server = litserve.LitServer(api, accelerator="cuda" if device == "cuda" else "cpu", devices=1)
-    server.run(host="127.0.0.1", port=int(port), generate_client_file=False, num_api_servers=1, log_level="warning")
+    of_http = 4 if device == "cuda" else 1  # its HTTP would be the limit on a GPU
+    server.run(
+        host="127.0.0.1", port=int(port), generate_client_file=False, num_api_servers=of_http, log_level="warning"
+    )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -20,13 +24,37 @@ from benchmarks.record import ROOT
 OURS = "Broadsheet"
 PEERS = ("LitServe", "Ray Serve", "BentoML")
 _STARTS_WITHIN = 600.0
+_LAST_WORDS = 2000
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that answers at `url`, unless it is paused."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def pause(self) -> None:
+        """Stop all its processes, so that they take nothing of the processor while another server is measured."""
+        process = psutil.Process(self.process.pid)
+        for each in (process, *process.children(recursive=True)):
+            each.suspend()
+
+    @contextmanager
+    def awake(self) -> Iterator[str]:
+        """Let them go on for a while. Yields the URL."""
+        process = psutil.Process(self.process.pid)
+        for each in (*reversed(process.children(recursive=True)), process):
+            each.resume()
+        yield self.url
+        self.pause()
 
 
 @contextmanager
 def served(
     stack: str, python: str, model: str, device: str, target_ms: float, batch: int, wait_ms: float
-) -> Iterator[str]:
-    """Start a server, wait until it answers, and end it with all its processes. Yields the URL to post to.
+) -> Iterator[Server]:
+    """Start a server, wait until it answers, and end it with all its processes.
 
     python: of the peers' environment. model: "no-op" for a handler that computes nothing.
     """
@@ -34,23 +62,33 @@ def served(
     command, path, more = _command(stack, python, port, model, device, target_ms, batch, wait_ms)
     path_of_python = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path_of_python, **more}
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        url = f"http://127.0.0.1:{port}{path}"
-        _wait_for(url, process)
-        yield url
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            others = psutil.Process(process.pid).children(recursive=True)
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(15)
-            for each in (process, *others):
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
-        process.wait()
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            url = f"http://127.0.0.1:{port}{path}"
+            if not _comes_up(url, process):
+                said.seek(0)
+                last = said.read()[-_LAST_WORDS:].decode(errors="replace")
+                raise RuntimeError(f"{shlex.join(command)} does not serve, exit code {process.poll()}: {last}")
+            yield Server(url, process)
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        others = psutil.Process(process.pid).children(recursive=True)
+        for each in (*others, process):
+            each.send_signal(signal.SIGCONT)  # it may be paused
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(15)
+        for each in (*others, process):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.wait()
 
 
 def _command(
@@ -74,12 +112,13 @@ def _command(
     return [*bentoml, "--port", str(port)], "/classify", more
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+def _comes_up(url: str, process: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + _STARTS_WITHIN
     while not _answers(url):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"{process.args!r} does not serve: exit code {process.poll()}")
+            return False
         time.sleep(0.2)
+    return True
 
 
 def _answers(url: str) -> bool:
