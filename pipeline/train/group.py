@@ -27,9 +27,19 @@ class Group:
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model whose gradients are averaged over the processes, while the backward pass goes on."""
+        """The model whose gradients are averaged over the processes, while the backward pass goes on.
+
+        On a GPU, all that this thread does from then on goes to one stream, captures of CUDA graphs included:
+        DistributedDataParallel keeps autograd's nodes that add up the gradients, which belong to the stream on which
+        they were made, and a capture fails where it meets a node of another.
+        """
         if self.size == 1:
             return model
+        if next(model.parameters()).is_cuda:
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            torch.cuda.set_stream(stream)
+            torch.cuda.graph.default_capture_stream = stream
         return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     def apart(self, model: nn.Module, really: bool) -> AbstractContextManager[Any]:
