@@ -118,13 +118,13 @@ MEASURED = """
 
 {machine}.
 
-`python -m benchmarks.serve` starts each server in turn, with the same weights, and k6 sends AG News articles at a
-constant rate, whether or not others are answered. "Highest" is the highest rate, of those tried, at which all requests
-were answered, none refused, and the 99th percentile was within the target: the median of {rounds} rounds, in which the
+`python -m benchmarks.serve` starts each server, with the same weights, and {load} sends AG News articles at a constant
+rate, whether or not others are answered. "Highest" is the highest rate, of those tried, at which all requests were
+answered, none refused, and the 99th percentile was within the target: the median of {rounds} rounds, in which the
 servers take turns, {seconds} s a rate. The peers compute with PyTorch ({torch}), each batch in the least of a few
 lengths that holds its longest text, with the batch and the wait of a grid that reach the highest rate. "Closed loop" is
 what {clients} clients get that ask again as soon as they are answered, "no-op" the same of a handler that computes
-nothing.
+nothing{http}.
 """
 
 PLOTTED = "Each point is a rate in a round, hollow where a request was refused; lines go through the medians.\n"
@@ -157,7 +157,9 @@ def _measured(result: dict[str, Any]) -> str:
         rounds=about["rounds"],
         seconds=" or ".join(f"{seconds:g}" for seconds in dict.fromkeys(row["seconds"] for row in stacks)),
         clients="64" if about["gpus"] else "64, of many texts 4,",
-        torch="fp16, `torch.compile`" if about["gpus"] else "fp32, eager",
+        torch="fp16, `torch.compile`, as CUDA graphs" if about["gpus"] else "fp32, eager",
+        load="`load.py`" if about["gpus"] else "k6",
+        http=" (ours: in one process; LitServe has four for HTTP)" if about["gpus"] else "",
     )
     shares = " | ".join(f"at {share} %: p50, p99, ms" for share in (10, 50, 80))
     head = f"texts a request | target, ms | server | highest, requests a second | {shares} | closed loop | no-op"
@@ -177,17 +179,17 @@ def _measured(result: dict[str, Any]) -> str:
 
 
 def _row(row: dict[str, Any]) -> str:
-    below = [f"{found['p50_ms']:,.0f}, {found['p99_ms']:,.0f}" for found in row["below"]] or ["–"] * 3
-    cells = [row["each"], f"{row['target_ms']:,.0f}", row["stack"], _rate(row["highest"]), *below]
-    return " | ".join(map(str, [*cells, _rate(row["ceiling"]), _rate(row["no_op"])]))
+    below = [f"{_rounded(found['p50_ms'], 10)}, {_rounded(found['p99_ms'], 10)}" for found in row["below"]] or ["–"] * 3
+    cells = [row["each"], f"{row['target_ms']:,.0f}", row["stack"], _rounded(row["highest"]), *below]
+    return " | ".join(map(str, [*cells, _rounded(row["ceiling"]), _rounded(row["no_op"])]))
 
 
 def _tried(row: dict[str, Any]) -> str:
-    return ", ".join(f"{one['batch']}:{one['wait_ms']:g} {_rate(one['highest'])}" for one in row["tuned"])
+    return ", ".join(f"{one['batch']}:{one['wait_ms']:g} {_rounded(one['highest'])}" for one in row["tuned"])
 
 
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 20 or not value else f"{value:.1f}"
+def _rounded(value: float, whole_from: float = 20) -> str:
+    return f"{value:,.0f}" if value >= whole_from or not value else f"{value:.1f}"
 
 
 def picture(about: dict[str, Any]) -> str:

@@ -166,8 +166,9 @@ def run(share: Share) -> tuple[list[float], Counter[str], float]:
 
 
 def main() -> None:
-    given, processes = os.environ, int(os.environ.get("PROCESSES", "1"))
-    rate, clients = float(given["RATE"]) / 10 / processes, max(1, int(given["VUS"]) // processes)
+    given = os.environ
+    processes = min(int(given.get("PROCESSES", "1")), int(given["VUS"]))
+    rate, clients = float(given["RATE"]) / 10 / processes, int(given["VUS"]) // processes
     seconds = float(given["DURATION"].removesuffix("ms")) / 1000
     share = Share(given["URL"], given["TEXTS"], int(given["EACH"]), rate, clients, seconds)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:

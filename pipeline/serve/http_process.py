@@ -30,6 +30,10 @@ from pipeline.serve.settings import Settings
 from pipeline.serve.shared import Held
 
 _COUNT_SECONDS = 1
+_LAST_LOOKS, _LOOK_SECONDS = 5, 0.02
+"""How often the event loop looks for connections and requests that have come before the process stops: a connection is
+taken at the first look, and read at the second.
+"""
 _SWITCH_SECONDS = 0.0005
 """How long a thread that reads a large body may keep others from running: by default it is 5 ms."""
 
@@ -61,6 +65,12 @@ class _Uvicorn(uvicorn.Server):
         gc.collect()
         gc.freeze()  # or what is collected later would take longer than a request
         self._main.link.send(Listens())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Requests that this machine has are read first: uvicorn closes connections of which it has read nothing."""
+        for _ in range(_LAST_LOOKS):
+            await asyncio.sleep(_LOOK_SECONDS)
+        await super().shutdown(sockets)
 
 
 def certificates_of(settings: Settings) -> ssl.SSLContext | None:
