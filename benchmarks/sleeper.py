@@ -36,7 +36,9 @@ _own = STATE.read, STATE.commit
 class Sleeper(StandIn):
     """Labels everything class 0 after a while."""
 
-    def classify(self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False) -> Predictions:
+    def classify(
+        self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, handed_over=None
+    ) -> Predictions:
         with span("kernels", spans, "compute", self.device_name):
             time.sleep(_seconds)
         return super().classify(texts, top_k, all_scores)

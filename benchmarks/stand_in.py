@@ -26,7 +26,9 @@ class StandIn:
         self.backend = Backend("cpu", "stand-in", "none", "fp32")
         self.device_name, self.memory_ready = "cpu", time.time()
 
-    def classify(self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False) -> Predictions:
+    def classify(
+        self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, handed_over=None
+    ) -> Predictions:
         count, classes = len(texts.offsets) - 1, len(self.model.classes)
         scores = np.ones((count, classes), np.float32) / classes
         nothing = np.zeros(count, np.int64)

@@ -6,7 +6,7 @@ alphabet and length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.accuracy import count_doubtful
@@ -37,8 +37,10 @@ def classify(
     least_k: int = 1,
     spans: list[Span] | None = None,
     each_kernel: bool = False,
+    handed_over: Callable[[], object] | None = None,
 ) -> tuple[Predictions, ...]:
-    """What each model says of N texts. least_k: of the first model at least so many labels.
+    """What each model says of N texts. least_k: of the first model at least so many labels. handed_over: called where
+    another thread may use the engines before this one has the labels.
 
     Raises UsageError for texts that are encoded already, in a way that is not a model's.
     """
@@ -49,10 +51,12 @@ def classify(
         if texts.ids is not None:
             _refuse_other_ids(texts, engine, engines[0])
         top_k = labelling.top_k if number else max(least_k, labelling.top_k)
+        over = handed_over if number == len(engines) - 1 else None
+        given = top_k, labelling.every_score, spans, each_kernel, over
         if labelling.windows is None:
-            found.append(engine.classify(texts, top_k, labelling.every_score, spans, each_kernel))
+            found.append(engine.classify(texts, *given))
         else:
-            found.append(labelling.windows.classify(texts, engine, top_k, labelling.every_score, spans, each_kernel))
+            found.append(labelling.windows.classify(texts, engine, *given))
     return tuple(found)
 
 

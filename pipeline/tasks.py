@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -199,7 +199,8 @@ def infer(work: Work, job: Job) -> Work:
     """
     spans = list(work.spans)
     labellings = job.columns.labellings
-    with STATE.loaded.use(job.engines) as loaded, STATE.computing:
+    with STATE.loaded.use(job.engines) as loaded, ExitStack() as turn:
+        turn.enter_context(STATE.computing)
         engines, place = [engine for engine, _ in loaded], loaded[0][1]
         for engine in engines:
             if job.backend is not None and engine.backend != job.backend:
@@ -215,8 +216,9 @@ def infer(work: Work, job: Job) -> Work:
         doing = ACTIVITY.during("computing") if place.device == "cpu" else nullcontext()
         with span("infer", spans, "infer", place.device, number_of(work.name)), doing:
             least_k = 2 if job.examples else 1
-            predictions = classify(work.chunk.texts, engines, labellings, least_k, spans, job.each_kernel)
-        ACTIVITY.rows += len(work.chunk)
+            texts = work.chunk.texts
+            predictions = classify(texts, engines, labellings, least_k, spans, job.each_kernel, turn.close)
+    ACTIVITY.count(len(work.chunk))
     COUNTS.add(text_bytes=work.chunk.text_bytes)
     found = checked(work.chunk, predictions, engines, labellings, first=work.name == part_name(0, 0))
     chunk = found.chunk

@@ -7,7 +7,7 @@ that it has without windows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -53,18 +53,25 @@ class Windows:
         return counts
 
     def classify(
-        self, texts: Texts, engine: Engine, top_k: int, all_scores: bool, spans: list[Span] | None, each_kernel: bool
+        self,
+        texts: Texts,
+        engine: Engine,
+        top_k: int,
+        all_scores: bool,
+        spans: list[Span] | None,
+        each_kernel: bool,
+        handed_over: Callable[[], object] | None = None,
     ) -> Predictions:
         """What the model says of N texts. Their counts are those of whole texts, as far as windows reach."""
         length, many = engine.model.length, len(texts)
         if texts.ids is not None:
-            found = engine.classify(texts, top_k, all_scores, spans, each_kernel)
+            found = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
             return replace(found, n_windows=np.ones(many, np.int64))
         n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
         counts = self.counts(n_chars, length)
         truncated = n_chars > self.reads(length)
         if counts.max(initial=1) == 1:
-            found = engine.classify(texts, top_k, all_scores, spans, each_kernel)
+            found = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
             return replace(found, n_chars=n_chars, truncated=truncated, n_windows=counts)
         together = _Together(many, len(engine.model.classes), self.score)
         reached = _beginnings(texts, self.reads(length))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -158,7 +158,8 @@ class Backend:
 
 
 class Engine(Protocol):
-    """A loaded model, ready to classify; not thread-safe: one thread may call it at a time.
+    """A loaded model, ready to classify; not thread-safe: one thread may call it at a time, another one once the call
+    has `handed_over` its texts.
 
     Attributes
     ----------
@@ -197,6 +198,7 @@ class Engine(Protocol):
         all_scores: bool = False,
         spans: list[Span] | None = None,
         each_kernel: bool = False,
+        handed_over: Callable[[], object] | None = None,
     ) -> Predictions:
         """Label articles.
 
@@ -212,6 +214,9 @@ class Engine(Protocol):
             A span is appended for each step on the device: the copies and the kernels of each batch.
         each_kernel : bool
             Also append a span for every kernel.
+        handed_over : callable, optional
+            Called, by an engine that can compute for two threads, when the device has been given all texts and the
+            labels of the last ones have yet to come. The device does not stand still then between two calls.
 
         Returns
         -------

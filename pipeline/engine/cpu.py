@@ -60,6 +60,7 @@ class CpuEngine:
         all_scores: bool = False,
         spans: list[Span] | None = None,
         each_kernel: bool = False,
+        handed_over: Callable[[], object] | None = None,
     ) -> Predictions:
         kernels = spans if each_kernel else None
         self._saturated.clear()

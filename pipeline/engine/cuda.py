@@ -1,7 +1,8 @@
 """The CUDA backend: one a process and GPU, weights and buffers allocated once, batches in a ring of three slots.
 
 While one batch computes, the next is copied in and the previous one is copied out. Each slot has page-locked memory on
-the host and a buffer on the GPU; three streams run the copies and the kernels, and events order them.
+the host and a buffer on the GPU; three streams run the copies and the kernels, and events order them. The ring goes on
+from call to call: the first batches of one are copied in while the last ones of another compute.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from threading import Lock
 from typing import NamedTuple
 
 import cupy as cp
@@ -43,6 +46,9 @@ _LEAST_BATCH = 64
 _BATCH_OF_REFERENCE = 512
 """Articles a batch of the engine that takes over where tensor cores cannot hold a value of fp32."""
 
+_ANCHOR_SECONDS = 60.0
+"""For so long the clocks of host and GPU go alike, to some microseconds."""
+
 _FREE_SHARE = 0.8
 """The share of the free memory that an engine plans to allocate at most."""
 
@@ -67,13 +73,16 @@ def _number_on_host(device: int) -> int:
 
 
 class CudaEngine:
-    """The network on one GPU; not thread-safe. batch: articles at most, by default what free memory allows.
+    """The network on one GPU. batch: articles at most, by default what free memory allows.
 
-    `network` is public for profiling, `small` for tests.
+    One thread at a time may begin batches, while others wait for theirs. `network` is public for profiling, `small` for
+    tests.
     """
 
     _failed: str | None = None
     """Why nothing can be computed any more: after a failure of the GPU every call fails."""
+
+    _anchored: tuple[float, cp.cuda.Event] | None = None
 
     _reference: CudaEngine | None = None
     """For articles that tensor cores cannot compute in fp32; opened at the first of them."""
@@ -83,6 +92,8 @@ class CudaEngine:
     ) -> None:
         self.model = model
         self.device = cp.cuda.Device(device)
+        self._by_reference = Lock()
+        self._batches_begun = 0
         with self.device:
             digits = self.device.compute_capability
             capability = (int(digits[:-1]), int(digits[-1]))
@@ -154,6 +165,7 @@ class CudaEngine:
         all_scores: bool = False,
         spans: list[Span] | None = None,
         each_kernel: bool = False,
+        handed_over: Callable[[], object] | None = None,
     ) -> Predictions:
         """Label N articles. Raises BroadsheetError, with the kernel and the batch, for an error of the GPU."""
         if self._failed:
@@ -174,7 +186,7 @@ class CudaEngine:
         if self._is_small(texts) and not each_kernel:
             saturated = self._in_a_graph(texts, top_k, found, spans)
         else:
-            saturated = self._in_batches(texts, top_k, found, spans, each_kernel)
+            saturated = self._in_batches(texts, top_k, found, spans, each_kernel, handed_over)
         if self.network.ops.stored.is_split and found.overflowed.any():
             self._classify_by_reference(texts, found, top_k)
         return replace(found, saturated=saturated).of_whole_texts(texts, self.model.length)
@@ -199,7 +211,13 @@ class CudaEngine:
         return result.saturated
 
     def _in_batches(
-        self, texts: Texts, top_k: int, found: Predictions, spans: list[Span] | None, each_kernel: bool
+        self,
+        texts: Texts,
+        top_k: int,
+        found: Predictions,
+        spans: list[Span] | None,
+        each_kernel: bool,
+        handed_over: Callable[[], object] | None,
     ) -> int:
         """Label texts in batches that overlap. Returns their saturated activations.
 
@@ -210,31 +228,47 @@ class CudaEngine:
         shared, how = texts.shared, (f"{self.device_name} {self.model.alphabet.symbols}", self.model.length)
         keep = self._room_for_ids(len(texts)) if shared is not None and how not in shared else None
         kept = shared.get(how) if shared is not None and self.model.ngrams is None else None  # a branch reads the text
-        running: list[tuple[Slot, Batch]] = []
+        running: deque[tuple[Slot, Batch]] = deque()
         batch = Batch(0, 0, 0)
         try:
             with self.device:
                 anchor = self._anchor()
-                for number, batch in enumerate(self.batches(texts) if kept is None else self._batches_of_kept(kept)):
-                    slot = self.network.slots[number % memory_plan.SLOTS]
+                for batch in self.batches(texts) if kept is None else self._batches_of_kept(kept):
                     if len(running) == memory_plan.SLOTS:
                         saturated += self._collect(*running[0], found, anchor, spans)
-                        running.pop(0)
+                        running.popleft()
+                    slot = self._next_slot()
+                    running.append((slot, batch))
                     slot.each_kernel = each_kernel and spans is not None
                     self._start(slot, texts, batch, top_k, None if keep is None else keep[batch.first : batch.last])
-                    running.append((slot, batch))
+                if handed_over is not None:
+                    handed_over()
                 while running:
                     saturated += self._collect(*running[0], found, anchor, spans)
-                    running.pop(0)
+                    running.popleft()
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             raise self._failure(error, running[0][1] if running else batch) from error
         finally:
             if running:  # something failed: no slot may be refilled while its last batch is in flight
                 with suppress(cp.cuda.runtime.CUDARuntimeError):
                     self.network.settle()
+                for slot, _ in running:
+                    slot.taken.release()
         if shared is not None and keep is not None:
             shared[how] = Encoded(keep, found.n_chars, found.truncated, found.unknown_chars)
         return saturated
+
+    def _next_slot(self) -> Slot:
+        """The next one of the ring, taken; another thread may have to copy its last results first."""
+        slot = self.network.slots[self._batches_begun % memory_plan.SLOTS]
+        slot.taken.acquire()
+        self._batches_begun += 1
+        return slot
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no batch is in flight."""
+        return not any(slot.taken.locked() for slot in self.network.slots)
 
     def _room_for_ids(self, count: int) -> cp.ndarray | None:
         """Memory for the ids of N articles, uint8 [N, pitch]; None where that would take half of what is free."""
@@ -250,10 +284,11 @@ class CudaEngine:
 
     def _classify_by_reference(self, texts: Texts, found: Predictions, top_k: int) -> None:
         """Label what has no scores with the `simt` kernels: a value of two fp16 parts overflows before one of fp32."""
-        if self._reference is None:
-            self._reference = CudaEngine(self.model, "fp32", "simt", _BATCH_OF_REFERENCE, self.device.id)
         rows = found.overflowed
-        again = self._reference.classify(texts.take(rows), top_k, found.all_scores is not None)
+        with self._by_reference:
+            if self._reference is None:
+                self._reference = CudaEngine(self.model, "fp32", "simt", _BATCH_OF_REFERENCE, self.device.id)
+            again = self._reference.classify(texts.take(rows), top_k, found.all_scores is not None)
         found.labels[rows], found.scores[rows] = again.labels, again.scores
         if found.all_scores is not None:
             found.all_scores[rows] = again.all_scores
@@ -281,7 +316,7 @@ class CudaEngine:
             fits = min(by_text, int(np.searchsorted(units, room.units, side="right")))
             left = count - first
             size = -(-left // -(-left // fits))  # of equal size: a small last one would leave the GPU half idle
-            if first == 0 and fits < left:
+            if first == 0 and fits < left and self._is_idle:
                 size = max(1, fits // _FIRST_SHARE)  # the GPU waits while it is copied
             yield Batch(first, first + size, int(units[size - 1]))
             first += size
@@ -333,11 +368,14 @@ class CudaEngine:
         return scores(cp.asnumpy(texts.data[bounds[0] : bounds[-1]]), bounds - bounds[0], self.model.ngrams)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
-        """The time on the host's clock of an event that the idle GPU records now, and the event."""
-        event = cp.cuda.Event()
-        event.record(self.network.compute)
-        event.synchronize()
-        return time.time(), event
+        """The time on the host's clock of an event that the GPU has recorded, and the event."""
+        anchored = self._anchored
+        if anchored is None or self._is_idle or time.time() - anchored[0] > _ANCHOR_SECONDS:
+            event = cp.cuda.Event()
+            event.record(self.network.compute)
+            event.synchronize()
+            anchored = self._anchored = time.time(), event
+        return anchored
 
     def _collect(
         self,
@@ -352,6 +390,7 @@ class CudaEngine:
         _fill(found, slice(batch.first, batch.last), result, batch.given or result)
         at, event = anchor
         _note(device_spans(at, slot.stages(event), self.device_name), spans)
+        slot.taken.release()
         return result.saturated
 
     def close(self) -> None:

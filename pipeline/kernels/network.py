@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any, NamedTuple
 
 import cupy as cp
@@ -48,8 +49,8 @@ class NotPageLocked(Exception):
 class Slot:
     """A batch in flight: its text on the host (page-locked) and on the GPU, its results on both, and its events.
 
-    Events are recorded at the beginning and the end of the copy in, the kernels and the copy out. marks: one before
-    each kernel, with `each_kernel`.
+    taken: held from when a batch gets the slot until its results are copied. Events are recorded at the beginning and
+    the end of the copy in, the kernels and the copy out. marks: one before each kernel, with `each_kernel`.
     """
 
     def __init__(self, layers: Sequence[Layer], room: Capacity) -> None:
@@ -66,6 +67,7 @@ class Slot:
         self.copy_begun, self.copied_in, self.begun, self.computed, self.out_begun, self.copied_out = (
             cp.cuda.Event() for _ in range(6)
         )
+        self.taken = Lock()
         self.each_kernel = False
         self.marks: list[tuple[str, cp.cuda.Event]] = []
         self.articles = 0

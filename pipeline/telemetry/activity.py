@@ -6,6 +6,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 WAITING = "waiting"
 """The activity outside any `during` block."""
@@ -25,6 +26,7 @@ class ActivityLog:
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self.rows = 0
+        self._counting = Lock()
         self._clock = clock or (lambda: time.time())
         self._changes: deque[tuple[float, str]] = deque([(self._clock(), WAITING)], maxlen=_KEPT)
         self._past: deque[tuple[float, float, str]] = deque(maxlen=_KEPT)
@@ -41,6 +43,11 @@ class ActivityLog:
             yield
         finally:
             self._changes.append((self._clock(), before))
+
+    def count(self, rows: int) -> None:
+        """So many more rows are classified."""
+        with self._counting:
+            self.rows += rows
 
     def add(self, name: str, start: float, end: float) -> None:
         """Record an activity of a device, one of DEVICE_ACTIVITIES, between two past moments.
