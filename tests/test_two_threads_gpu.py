@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from pipeline import Model
+from pipeline import load_model
 from pipeline.engine.base import Predictions, Texts
 from pipeline.engine.cuda import CudaEngine
 from pipeline.telemetry.spans import Span
@@ -34,8 +34,8 @@ def chunks(count: int, articles: int) -> list[Texts]:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_chunks_of_several_threads_keep_their_bits_and_leave_no_gap(precision: str, model: Model) -> None:
-    engine, turn = CudaEngine(model, precision, batch=2048), Lock()
+def test_chunks_of_several_threads_keep_their_bits_and_leave_no_gap(precision: str) -> None:
+    engine, turn = CudaEngine(load_model(), precision, batch=2048), Lock()
     texts = chunks(24, 9000)
     alone = [engine.classify(each, 2, all_scores=True) for each in texts]
     spans: list[list[Span]] = [[] for _ in texts]
