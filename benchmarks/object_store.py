@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import socket
 import statistics
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ def s3_server(folder: Path) -> Iterator[str]:
     user = {"accessKey": _KEYS["AWS_ACCESS_KEY_ID"], "secretKey": _KEYS["AWS_SECRET_ACCESS_KEY"]}
     identities = [{"name": "bench", "credentials": [user], "actions": ["Admin", "Read", "Write", "List"]}]
     (folder / "users.json").write_text(json.dumps({"identities": identities}))
-    ports = {name: _free_port() for name in ("master", "volume", "filer", "s3")}
+    ports = dict(zip(("master", "volume", "filer", "s3"), free_ports(4), strict=True))
     options = [f"-{name}.port={port}" for name, port in ports.items()]
     options += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-filer", "-s3", "-master.telemetry=false"]
     options += [f"-s3.config={folder / 'users.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=200"]
@@ -132,14 +134,22 @@ def compare(folder: Path, text: tuple[str, ...] = (), chunk_rows: int = 131_072,
     }
 
 
-def _free_port() -> int:
-    """One that is free, and whose gRPC port, which SeaweedFS puts 10,000 above it, is a port too."""
-    while True:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port: int = listener.getsockname()[1]
-        if port < 55_000:
-            return port
+def free_ports(count: int) -> list[int]:
+    """Free ones, whose gRPC ports, which SeaweedFS puts 10,000 above them, are free too.
+
+    All lie below those that the kernel gives to outgoing connections: one of these might take them before the server.
+    """
+    tried = random.SystemRandom().sample(range(10_000, 20_000), 1000)
+    return list(islice(filter(_is_free, tried), count))
+
+
+def _is_free(port: int) -> bool:
+    try:
+        for each in (port, port + 10_000):
+            socket.create_server(("127.0.0.1", each)).close()
+    except OSError:
+        return False
+    return True
 
 
 def _until_it_answers(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -24,6 +24,8 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
+from benchmarks.object_store import free_ports
+
 KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-tests"}
 READER = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "another-secret"}
 BUCKET = "broadsheet"
@@ -66,16 +68,6 @@ class Folder:
         obstore.delete(self.store, list(names))
 
 
-def free_port() -> int:
-    """One that is free, and whose gRPC port, which SeaweedFS puts 10,000 above it, is a port too."""
-    while True:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port: int = listener.getsockname()[1]
-        if port < 55_000:
-            return port
-
-
 @contextmanager
 def seaweed(folder: Path) -> Iterator[str]:
     """The URL of a server that keeps its data in a folder."""
@@ -88,7 +80,7 @@ def seaweed(folder: Path) -> Iterator[str]:
         for keys, actions in ((KEYS, ["Admin", "Read", "Write", "List"]), (READER, ["Read", "List"]))
     ]
     (folder / "users.json").write_text(json.dumps({"identities": users}))
-    ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+    ports = dict(zip(("master", "volume", "filer", "s3"), free_ports(4), strict=True))
     options = [f"-{name}.port={port}" for name, port in ports.items()]
     options += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-filer", "-s3"]
     options += [f"-s3.config={folder / 'users.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]

@@ -11,8 +11,10 @@ import random
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -416,21 +418,29 @@ def test_http_processes_answer_as_one_and_one_that_is_killed_costs_its_own_conne
 
 
 def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> None:
-    """Also what nobody has read yet. The last test of this server."""
+    """Also what nobody has read yet, and what a process has that took the place of a lost one. The last test of this
+    server.
+    """
     large = json.dumps({"texts": [f"text number {i}" for i in range(300)]}).encode()
-    waiting = [HTTPConnection(urlsplit(server.url).netloc, timeout=60) for _ in range(2)]
+    waiting = [HTTPConnection(urlsplit(server.url).netloc, timeout=60) for _ in range(6)]
     before = metric(server, "broadsheet_requests_total")
-    with ThreadPoolExecutor(1) as pool:
-        stop = threading.Event()
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool, ExitStack() as at_the_end:
+        at_the_end.callback(stop.set)
         asking = pool.submit(load, server, stop, "other", ["a single one"])
         while metric(server, "broadsheet_requests_total") == before:
             pass
         for each in waiting:
             each.request("POST", "/v1/classify", large, JSON)
+        other, restarted = sorted(http_processes(server), key=psutil.Process.create_time)
+        restarted.suspend()
         server.process.send_signal(signal.SIGTERM)
+        with suppress(psutil.NoSuchProcess):
+            while other.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+        restarted.resume()
         assert server.process.wait(60) == 0
-        stop.set()
-    assert [len(json.load(each.getresponse())["results"]) for each in waiting] == [300, 300]
+    assert [len(json.load(each.getresponse())["results"]) for each in waiting] == [300] * 6
     answers = [answer for answer in asking.result() if isinstance(answer, httpx.Response)]
     assert {answer.status_code for answer in answers} == {200}
     assert server.said[-1]["message"] == "stopped"

@@ -25,8 +25,10 @@ own. It may take as long as two texts alone do, whatever the target: ever smalle
 is also why a batch is not made smaller for a request that has waited long.)
 """
 
-_SPARE_SHARE = 0.1
-"""What is left of the target, at least, for reading a request and writing the answer."""
+_SPARE_SHARE = 0.15
+"""What is left of the target, at least, for reading a request and writing the answer, and for a batch that takes longer
+than expected.
+"""
 
 _PATIENCE = 4.0
 """A request that takes several batches has a deadline this many times as far away as it would need alone."""

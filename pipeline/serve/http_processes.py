@@ -102,8 +102,8 @@ class HttpProcesses:
             process.send(Stop(now))
 
     async def ended(self) -> None:
-        """Wait until all are gone, after `stop`."""
-        await asyncio.gather(*(process.ended for process in self._processes))
+        """Wait until all are gone, after `stop`; those too that were started in the place of lost ones."""
+        await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
         """End them."""
@@ -140,6 +140,8 @@ class HttpProcesses:
             await asyncio.sleep(wait)
             wait = min(_LONGEST_WAIT, max(1.0, 2 * wait))
             self._processes[number] = process = await self._start(number)
+            if self._is_stopping:  # since before it could be told
+                process.send(Stop(now=False))
             await process.listens
             log.info("HTTP process ready", extra={"fields": {"process": process.pid}})
 
