@@ -26,9 +26,10 @@ SEVERAL = """
 ## Several GPUs
 
 A process a GPU, by DistributedDataParallel over NCCL; the batch is shared, so that the recipe is the same. A smaller
-batch leaves each GPU less to compute beside what does not become less: the sum of the gradients of all GPUs, 48 MB, and
-the optimizer's step. The gradients of the linear layers, five sixths of them, are summed while the backward pass of
-blocks 6 to 1 goes on.
+batch leaves each GPU less to compute beside what does not become less: the sum of the gradients of all GPUs, 48 MB, the
+optimizer's step, and the host's time to launch them. The gradients of the linear layers, five sixths of them, can be
+summed while the backward pass of blocks 6 to 1 goes on, if the host has launched that by then: with the recipe's batch
+it has not, and the GPUs wait for their hosts in a good part of each step.
 
 """
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -71,7 +72,7 @@ class HttpProcesses:
         self._held = Held.file_for(len(listening))
         self._processes: list[_HttpProcess] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
 
     async def start(self) -> None:
         """Start them, and wait until they take connections."""
@@ -81,7 +82,7 @@ class HttpProcesses:
         if any(process.has_ended for process in self._processes):
             raise BroadsheetError("a process that was to speak HTTP has ended: the log says why")
         self._tasks = [asyncio.create_task(self._keep(number)) for number in numbers]
-        if self._is_stopping:
+        if self._stopping.is_set():
             self.stop(now=False)
 
     def tell_of(self, loaded: LoadedModel) -> None:
@@ -97,7 +98,7 @@ class HttpProcesses:
 
     def stop(self, now: bool) -> None:
         """Take no new requests; those that there are, are answered, unless `now`."""
-        self._is_stopping = True
+        self._stopping.set()
         for process in self._processes:
             process.send(Stop(now))
 
@@ -128,7 +129,7 @@ class HttpProcesses:
         while True:
             began, process = time.monotonic(), self._processes[number]
             await process.ended
-            if self._is_stopping:
+            if self._stopping.is_set():
                 return
             code = await process.close()
             Held(self._held.fileno(), number).clear()
@@ -137,10 +138,12 @@ class HttpProcesses:
                 wait = 0.0
             fields = {"process": process.pid, "exit_code": code, "wait": wait}
             log.error("HTTP process lost", extra={"fields": fields})
-            await asyncio.sleep(wait)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait)
+                return
             wait = min(_LONGEST_WAIT, max(1.0, 2 * wait))
             self._processes[number] = process = await self._start(number)
-            if self._is_stopping:  # since before it could be told
+            if self._stopping.is_set():  # since before it could be told
                 process.send(Stop(now=False))
             await process.listens
             log.info("HTTP process ready", extra={"fields": {"process": process.pid}})
