@@ -36,7 +36,7 @@ CORPORA = (
     Corpus("short-csv", ".csv", 32, 250_000),
     Corpus("short-jsonl-gz", ".jsonl.gz", 64, 125_000),
     Corpus("short-jsonl-zst", ".jsonl.zst", 64, 125_000),
-    Corpus("small-jsonl-gz", ".jsonl.gz", 4_000, 500),
+    Corpus("small-jsonl-gz", ".jsonl.gz", 4_000, 500, small=True),
     Corpus("long-parquet", ".parquet", 64, 31_250, long=True),
     Corpus("long-jsonl", ".jsonl", 64, 31_250, long=True),
     Corpus("long-jsonl-gz", ".jsonl.gz", 64, 31_250, long=True),
@@ -105,7 +105,7 @@ def _answer(pipe: Connection, *arguments: Any) -> None:
 
 
 def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[str, Any]:
-    corpus = replace(corpus, files=corpus.files * workers, rows=max(1, int(corpus.rows * options.scale)))
+    corpus = replace(corpus, files=corpus.files * workers).scaled(options.scale)
     if corpus.one:
         corpus = replace(corpus, files=corpus.files // workers)
     inputs = write_corpus(options.articles_csv, options.folder, corpus)
@@ -136,7 +136,7 @@ def main() -> None:
     command.add_argument("--gpus", type=int, nargs="+", default=[1])
     command.add_argument("--corpora", nargs="+", default=[c.name for c in CORPORA], choices=[c.name for c in CORPORA])
     command.add_argument("--chunk-rows", type=int, default=131_072)
-    command.add_argument("--scale", type=float, default=1.0, help="rows of a file, as a share of the usual number")
+    command.add_argument("--scale", type=float, default=1.0, help="rows, as a share of the usual number")
     command.add_argument("--keep", action="store_true", help="leave the inputs for the next run")
     options = command.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

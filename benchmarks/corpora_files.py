@@ -34,11 +34,17 @@ of compressors, which else would find most articles again.
 _ROWS_AT_ONCE = {False: 50_000, True: 5_000}
 _PARQUET_GROUP = 131_072
 
+_DISTINCT = 16
+"""Large files are written so many times; the others are hard links to them, in turn. Nothing but the page cache holds
+so much, and that holds all of them anyway.
+"""
+
 
 @dataclass(frozen=True)
 class Corpus:
-    """files: how many. rows: in each. ending: format and compression. long: whether a text is 20 articles. one: whether
-    all is joined to one file at the end, compressed by igzip, which takes a twentieth of the time of gzip.
+    """files: how many. rows: in each. ending: format and compression. long: whether a text is 20 articles. small:
+    whether the files are small. one: whether all is joined to one file at the end, compressed by igzip, which takes a
+    twentieth of the time of gzip.
     """
 
     name: str
@@ -46,7 +52,19 @@ class Corpus:
     files: int
     rows: int
     long: bool = False
+    small: bool = False
     one: bool = False
+
+    def scaled(self, by: float) -> Corpus:
+        """With more or less rows: in as many files, or if they are small in more or fewer."""
+        if self.small:
+            return replace(self, files=max(1, int(self.files * by)))
+        return replace(self, rows=max(1, int(self.rows * by)))
+
+    @property
+    def distinct(self) -> int:
+        """How many of the files are written, and not links."""
+        return self.files if self.small else min(self.files, _DISTINCT)
 
 
 def write_corpus(articles_csv: Path, folder: Path, corpus: Corpus) -> Path:
@@ -61,8 +79,10 @@ def write_corpus(articles_csv: Path, folder: Path, corpus: Corpus) -> Path:
     _varied(articles_csv)  # before the processes are forked: they share it
     parts = replace(corpus, ending=corpus.ending.removesuffix(".gz")) if corpus.one else corpus
     with ProcessPoolExecutor(available_cores(), multiprocessing.get_context("fork")) as pool:
-        for done in [pool.submit(_write_file, articles_csv, inputs, parts, n) for n in range(corpus.files)]:
+        for done in [pool.submit(_write_file, articles_csv, inputs, parts, n) for n in range(corpus.distinct)]:
             done.result()
+    for number in range(corpus.distinct, corpus.files):
+        (inputs / _name(parts, number)).hardlink_to(inputs / _name(parts, number % corpus.distinct))
     if corpus.one:
         _join(inputs, corpus.ending)
     stamp.write_text(made)
@@ -105,8 +125,12 @@ def _joined(values: pa.LargeStringArray, offsets: np.ndarray) -> pa.LargeStringA
     return pc.binary_join(lists, pa.scalar(" ", pa.large_string()))
 
 
+def _name(corpus: Corpus, number: int) -> str:
+    return f"articles-{number:05d}{corpus.ending}"
+
+
 def _write_file(articles_csv: Path, inputs: Path, corpus: Corpus, number: int) -> None:
-    file = inputs / f"articles-{number:05d}{corpus.ending}"
+    file = inputs / _name(corpus, number)
     if corpus.ending == ".parquet":
         schema = pa.schema([("id", pa.int64()), ("text", pa.large_string())])
         with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:

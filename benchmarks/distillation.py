@@ -40,6 +40,7 @@ def main() -> None:
     command.add_argument("--test", type=Path, required=True, help="the same, to evaluate on")
     command.add_argument("--labelled", type=int, default=12_000, help="rows whose labels are used")
     command.add_argument("--epochs", type=int, default=80)
+    command.add_argument("--ngrams", type=int, help="buckets of n-grams; 0: networks alone (default: as `train`)")
     command.add_argument("--share", type=float, default=0.5, help="of what is learned of a labelled row that is soft")
     command.add_argument("--device", default="auto")
     options = command.parse_args()
@@ -51,6 +52,7 @@ def main() -> None:
         "recipe": Recipe(epochs=options.epochs),
         "test": test,
         "device": options.device,
+        "ngrams": options.ngrams,
     }
     with tempfile.TemporaryDirectory() as folder:
         files = []
@@ -67,7 +69,13 @@ def main() -> None:
         soft = SoftLabels(models=tuple(files), unlabelled=unlabelled, share=options.share, device=options.device)
         student = train(labelled, seed=0, soft_labels=soft, **common).model
         accuracies["labels and teachers, seed 0"] = student.card["test"]["accuracy"]
-    result = {"labelled": len(labelled), "unlabelled": len(unlabelled), "accuracies": accuracies}
+    result = {
+        "labelled": len(labelled),
+        "unlabelled": len(unlabelled),
+        "epochs": options.epochs,
+        "ngrams": options.ngrams,
+        "accuracies": accuracies,
+    }
     write({"about": about(options), **result}, options.output)
 
 

@@ -85,7 +85,18 @@ def chromium() -> Iterator[Any]:
 
 def test_who_shows_the_token_over_tls_is_answered(server: Server, certificate: Path) -> None:
     with server.client(token=TOKEN, certificates=certificate) as client:
-        assert client.classify(["a text"])[0]["n_chars"] == 6
+        answers: list[dict[str, Any]] = []
+
+        def is_answered() -> bool:
+            try:
+                answers.extend(client.classify(["a text"]))
+            except ServerError as error:
+                if error.status != 503:  # not within 50 ms, where this machine is busy
+                    raise
+            return bool(answers)
+
+        wait_until(is_answered)
+        assert answers[0]["n_chars"] == 6
     assert server.wait_for("request")["logged_texts"] == ["a text"]  # as was asked for
     trust = ssl.create_default_context(cafile=str(certificate))
     for wrong in (None, "another-token-than-that", "é" * 20):
