@@ -84,7 +84,8 @@ def logits_of(engine: Engine, texts: Texts) -> NDArray[np.float32]:
     """By kernels that are launched one by one, of texts that fit a batch."""
     engine.classify(texts, spans=[], each_kernel=True)
     count, classes = len(texts), len(engine.model.classes)
-    return engine.network.slots[0].device["logits"][: count * classes].reshape(count, classes).get()
+    slot = engine.network.slots[(engine._batches_begun - 1) % len(engine.network.slots)]
+    return slot.device["logits"][: count * classes].reshape(count, classes).get()
 
 
 def opened_for(model: Model, kernels: str, precision: str) -> Engine:
