@@ -36,7 +36,7 @@ CORPORA = (
     Corpus("short-csv", ".csv", 32, 250_000),
     Corpus("short-jsonl-gz", ".jsonl.gz", 64, 125_000),
     Corpus("short-jsonl-zst", ".jsonl.zst", 64, 125_000),
-    Corpus("small-jsonl-gz", ".jsonl.gz", 4_000, 500, small=True),
+    Corpus("small-jsonl-gz", ".jsonl.gz", 16_000, 500, small=True),
     Corpus("long-parquet", ".parquet", 64, 31_250, long=True),
     Corpus("long-jsonl", ".jsonl", 64, 31_250, long=True),
     Corpus("long-jsonl-gz", ".jsonl.gz", 64, 31_250, long=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,9 @@ NAME = "broadsheet-engine"
 
 _NO_WORKERS = "the cluster has no workers: start some, and call again"
 _ONE_ARTICLE = Texts.of([b"x"])
+_SWITCH_SECONDS = 0.0005
+"""How long a thread of a GPU's worker may keep the others, which feed the GPU, from running: by default it is 5 ms."""
+
 _log = logging.getLogger("distributed.worker.broadsheet")  # so that Dask's own handlers show it
 
 
@@ -56,6 +60,7 @@ class EnginePlugin(WorkerPlugin):
         worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be iterating over the old ones
         threads = max(1, available_cores() // self._share)
         if expected_device(self._device) == "cuda":
+            sys.setswitchinterval(_SWITCH_SECONDS)
             STATE.read_in_processes(reader_count(self._share))
 
         def load() -> Engine:

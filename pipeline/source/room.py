@@ -10,7 +10,7 @@ from pipeline.source.limits import LIMITS
 MOST_OF_ONE = LIMITS.chunk_bytes
 """What a chunk takes at most, about: so much is taken before one is read in this process."""
 
-_MOST_BYTES = 12 * MOST_OF_ONE
+_MOST_BYTES = 8 * MOST_OF_ONE
 _MOST_CHUNKS = 32
 """Two for each task of a worker: a job that is stopped labels those that were read."""
 
