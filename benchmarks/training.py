@@ -88,7 +88,7 @@ def loop_of(job: Job, examples: Examples, kind: str, steps: int, group: Group) -
     rows = Rows(torch.from_numpy(examples.ids[fit]).to(device), torch.from_numpy(examples.targets[fit]).to(device))
     loop = Run(network, rows, Rows(rows.ids[:0], rows.targets[:0]), job.symbols, recipe, job.objective, 0, group)
     if kind != "graphs":
-        loop._model = group.wrap(network)
+        loop._replayed = None
     return loop
 
 
@@ -133,21 +133,24 @@ def epochs_on(job: Job, examples: Examples, gpus: int) -> dict[str, Any]:
 
 
 def traced(rank: int, size: int, folder: str, job: Job, examples: Examples, steps: int) -> None:
-    """In a process of its own: trace an epoch after one that warms up."""
+    """In a process of its own: trace an epoch after two that warm up."""
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", f"file://{folder}/meeting", rank=rank, world_size=size)
     loop = loop_of(job, examples, "graphs", steps, Group(rank, size))
     loop.network.train()
-    loop._epoch(1, lambda what: None, lambda: False)
+    for epoch in (1, 2):
+        loop._epoch(epoch, lambda what: None, lambda: False)
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        loop._epoch(2, lambda what: None, lambda: False)
+        loop._epoch(3, lambda what: None, lambda: False)
         torch.cuda.synchronize()
     if rank == 0:
         profile.export_chrome_trace(f"{folder}/trace.json")
         kernels = [e for e in profile.events() or [] if e.device_type == torch.autograd.DeviceType.CUDA]
         spans = [(e.time_range.start, e.time_range.end, "nccl" in e.name.lower()) for e in kernels]
         np.save(f"{folder}/spans.npy", np.array(spans, np.float64))
+    if loop._replayed:
+        loop._replayed.release()
     dist.destroy_process_group()
 
 

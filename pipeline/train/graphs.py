@@ -1,72 +1,70 @@
-"""The network's forward and backward passes as CUDA graphs: the GPU is faster than kernels can be launched.
+"""Training steps as CUDA graphs: the GPU computes faster than a host can launch kernels one by one.
 
-Body and head are captured apart, so that with several GPUs the sum of the head's gradients, five sixths of all, is
-under way while the body's backward pass is computed. There is a pair of graphs for each number of groups of rows, which
-is rounded up so that there are few.
+A step of each kind runs as it is when it comes for the first time, which chooses the convolutions' algorithms and makes
+the optimizer's state. When it comes again it is captured, and replayed from then on. What tells the kinds apart are the
+shapes of the step's tensors and its other arguments: above all the number of groups of rows, which is rounded up so
+that there are few.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-
-from pipeline.train.packed import PackedCNN
+from torch import Tensor
 
 _STEPS_PER_OCTAVE = 16
-_WATCHDOG_SECONDS = 0.3
+
+EAGER_CALLS = 11
+"""So many run as they are in any case: in its first ten, DistributedDataParallel measures how long they take."""
 
 
-class Captured(nn.Module):
-    """A network on a GPU, whose training steps replay CUDA graphs. Its parameters are the network's."""
+class Replayed:
+    """A function whose work is all on the GPU, as CUDA graphs. Of its arguments the first two are tensors."""
 
-    def __init__(self, network: PackedCNN) -> None:
-        super().__init__()
-        self.network = network
-        self._graphs: dict[tuple[int, int], tuple[Any, Any]] = {}
+    def __init__(self, function: Callable[..., Tensor | None]) -> None:
+        self._function = function
+        self._eager = EAGER_CALLS
+        self._kinds: dict[tuple[Any, ...], _Graph | None] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def forward(self, ids: Tensor, groups: int) -> Tensor:
-        """Logits [N, classes] of uint8 [N, length], in training mode."""
-        groups = rounded(groups)
-        key = len(ids), groups
-        if key not in self._graphs:
-            self._graphs[key] = self._captured(ids, groups)
-        body, head = self._graphs[key]
-        logits: Tensor = head(body(ids))
-        return logits
+    def __call__(self, ids: Tensor, targets: Tensor, *others: Any) -> Tensor | None:
+        """What the function returns; the next call overwrites it."""
+        kind = (ids.shape, targets.shape, *others)
+        if self._eager > 0 or kind not in self._kinds:
+            self._eager -= 1
+            self._kinds.setdefault(kind, None)
+            return self._function(ids, targets, *others)
+        graph = self._kinds[kind] or _Graph(self._function, ids, targets, others, self._pool)
+        self._kinds[kind] = graph
+        return graph.replay(ids, targets)
 
-    def _captured(self, ids: Tensor, groups: int) -> tuple[Any, Any]:
-        network = self.network
-        body = _Part(network.body_modules, lambda batch: network.body(batch, groups))
-        head = _Part(network.head_modules, network.head)
-        with torch.no_grad():
-            features = network.body(ids, groups)
-        torch.cuda.synchronize()
-        if dist.is_initialized():  # NCCL's watchdog asks how collectives go until it knows, which would end a capture
-            time.sleep(_WATCHDOG_SECONDS)
-        samples = ((ids.clone(),), (torch.zeros_like(features, requires_grad=True),))
-        captured: Any = torch.cuda.make_graphed_callables((body, head), samples, pool=self._pool)
-        return captured[0], captured[1]
+    def release(self) -> None:
+        """Let go of all graphs: before NCCL's communicators end, which those of several GPUs use."""
+        self._kinds.clear()
 
 
-class _Part(nn.Module):
-    """A part of the network that has its own parameters only."""
+class _Graph:
+    """A captured call. Its parameters' gradients and its result lie in memory that the graphs of a pool share."""
 
-    def __init__(self, modules: list[nn.Module], run: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(modules)
-        self._run = run
+    def __init__(
+        self, function: Callable[..., Tensor | None], ids: Tensor, targets: Tensor, others: tuple[Any, ...], pool: Any
+    ) -> None:
+        self._ids, self._targets = ids.clone(), targets.clone()
+        self._graph = torch.cuda.CUDAGraph()
+        # The watchdog of NCCL, a thread of its own, may ask the GPU something meanwhile.
+        with torch.cuda.graph(self._graph, pool, capture_error_mode="thread_local"):
+            self._result = function(self._ids, self._targets, *others)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._run(x)
+    def replay(self, ids: Tensor, targets: Tensor) -> Tensor | None:
+        self._ids.copy_(ids)
+        self._targets.copy_(targets)
+        self._graph.replay()
+        return self._result
 
 
 def rounded(groups: int) -> int:
     """Up to one of 16 numbers between one power of two and the next."""
-    step = max(1, (1 << (groups.bit_length() - 1)) // _STEPS_PER_OCTAVE)
+    step = max(1, (1 << groups.bit_length()) // (2 * _STEPS_PER_OCTAVE))
     return -(-groups // step) * step

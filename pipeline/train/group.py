@@ -11,6 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+_NEVER = 1 << 30
+"""Steps after which DistributedDataParallel measures one again: it cannot where that one is captured."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -40,7 +43,9 @@ class Group:
             stream.wait_stream(torch.cuda.current_stream())
             torch.cuda.set_stream(stream)
             torch.cuda.graph.default_capture_stream = stream
-        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)  # type: ignore[no-untyped-call]
+        return wrapped
 
     def apart(self, model: nn.Module, really: bool) -> AbstractContextManager[Any]:
         """Where gradients are only added up in this process, if `really`."""
@@ -52,6 +57,12 @@ class Group:
             value = value.clone()
             dist.all_reduce(value)
         return value
+
+    def most(self, values: Tensor) -> Tensor:
+        """The largest of all processes, for each value."""
+        if self.size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
 
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether it is true in one of them: the same answer in all."""

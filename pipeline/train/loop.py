@@ -19,7 +19,7 @@ from pipeline.model.alphabet import Alphabet
 from pipeline.train.augment import augment
 from pipeline.train.centred import FEW_ROWS, centre_gradients
 from pipeline.train.checkpoint import Checkpoint
-from pipeline.train.graphs import Captured
+from pipeline.train.graphs import EAGER_CALLS, Replayed, rounded
 from pipeline.train.group import Group
 from pipeline.train.network import ARTICLES_IN_CACHE, predict
 from pipeline.train.objective import Objective
@@ -78,11 +78,15 @@ class Run:
         self._steps_per_epoch = len(train.ids) // self._batch
         self._all_steps = self._steps_per_epoch * recipe.epochs
         self.average = copy.deepcopy(network).requires_grad_(False)
-        cuda = self._device.type == "cuda"
-        model: nn.Module = Captured(network) if cuda else network
-        self._model = group.wrap(model)
-        self._at_once = self._batch if cuda else ARTICLES_IN_CACHE
+        self._cuda = self._device.type == "cuda"
+        self._model = group.wrap(network)
+        self._at_once = self._batch if self._cuda else ARTICLES_IN_CACHE
         self._optimizer = _optimizer(network, recipe, begun)
+        self._shares = torch.tensor([each["share"] for each in self._optimizer.param_groups], device=self._device)
+        self._rates = torch.zeros_like(self._shares)  # on the device, where a graph that is replayed reads them
+        for each, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            each["lr"] = rate
+        self._replayed = Replayed(self._train_on) if self._cuda else None
         self._steps = 0
         self._losses = torch.zeros((), device=self._device)
         self.history: tuple[Epoch, ...] = ()
@@ -94,6 +98,13 @@ class Run:
         """
         if len(self.history) < self.recipe.epochs:
             tell(self._cost(name))
+        try:
+            self._finish(tell, saving, stop)
+        finally:
+            if self._replayed:
+                self._replayed.release()
+
+    def _finish(self, tell: Tell, saving: Saving | None, stop: Callable[[], bool]) -> None:
         while len(self.history) < self.recipe.epochs:
             number = len(self.history) + 1
             self.network.train()
@@ -138,21 +149,31 @@ class Run:
         the only place where the host waits for the device.
         """
         ids = augment(self._train.ids[rows.flatten()], self._alphabet, self.recipe)
-        groups = self.network.groups(ids).view(len(rows), -1).sum(1).tolist()
+        groups = self._group.most(self.network.groups(ids).view(len(rows), -1).sum(1)).tolist()
+        if self._cuda:
+            groups = [rounded(count) for count in groups]
         return ids.view(*rows.shape, -1), self._train.targets[rows], groups
 
     def _step(self, ids: Tensor, targets: Tensor, groups: int) -> None:
-        recipe = self.recipe
-        rate = recipe.learning_rate * _rate(self._steps / self._all_steps, recipe.warmup)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate * group["share"]
+        torch.mul(self._shares, self._rate(), out=self._rates)
+        averaging = self._steps >= _AVERAGE_FROM * self._all_steps
+        (self._replayed or self._train_on)(ids, targets, groups, averaging)
+        self._steps += 1
+
+    def _train_on(self, ids: Tensor, targets: Tensor, groups: int, averaging: bool) -> None:
+        """All that a step does on the device."""
         self._losses += self._gradients(ids, targets, groups)
         if len(self._train.ids) < FEW_ROWS:
             centre_gradients(self.network)
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip)
+        for each in self._optimizer.param_groups:  # PyTorch warns where it is set and nothing is captured
+            each["capturable"] = self._cuda and torch.cuda.is_current_stream_capturing()
         self._optimizer.step()
-        self._average()
-        self._steps += 1
+        self._average(averaging)
+
+    def _rate(self) -> float:
+        """The learning rate of this step."""
+        return self.recipe.learning_rate * _share_of_peak(self._steps / self._all_steps, self.recipe.warmup)
 
     def _gradients(self, ids: Tensor, targets: Tensor, groups: int) -> Tensor:
         """Compute the gradients of the batch whose share this is; returns this share's part of the loss."""
@@ -169,10 +190,10 @@ class Run:
             losses += loss.detach()
         return losses
 
-    def _average(self) -> None:
+    def _average(self, averaging: bool) -> None:
         """Move the average towards the weights; in the first quarter of the steps it equals them."""
         decay = min(self.recipe.average, 1 - min(10 / self._all_steps, 1.0))
-        weight = 1.0 if self._steps < _AVERAGE_FROM * self._all_steps else 1 - decay
+        weight = 1 - decay if averaging else 1.0
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), weight)
 
@@ -202,10 +223,13 @@ class Run:
         part = ids[0, :count], targets[0, :count], groups[0] if count == len(rows) else 0
         if count < len(rows):
             part = *part[:2], int(self.network.groups(part[0]).sum())
-        self._gradients(*part)
-        float(self._gradients(*part))
+        trial = Replayed(self._gradients) if self._cuda else self._gradients
+        for _ in range(EAGER_CALLS + 1 if self._cuda else 2):
+            trial(*part)
+        float(self._losses)  # waits for the device
         began = time.perf_counter()
-        float(self._gradients(*part))
+        trial(*part)
+        float(self._losses)
         seconds = (time.perf_counter() - began) * len(rows) / count
         self._optimizer.zero_grad()
         left = self._all_steps - self._steps
@@ -259,7 +283,7 @@ class Run:
         self._group.copy_of_first(tensors)
 
 
-def _rate(progress: float, warmup: float) -> float:
+def _share_of_peak(progress: float, warmup: float) -> float:
     """Share of the peak learning rate: up along a cosine from _WARMUP_FROM, then down along one to zero."""
     if progress < warmup:
         return _WARMUP_FROM + (1 - _WARMUP_FROM) * 0.5 * (1 - math.cos(math.pi * progress / warmup))
@@ -271,10 +295,12 @@ def _optimizer(network: PackedCNN, recipe: Recipe, begun: bool) -> torch.optim.A
 
     begun: all layers but the last come from another model. They learn slower, and their decay is slower with them.
     """
-    groups = []
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         slower = recipe.fc1_rate if name == "fc1.weight" else 1.0
         decay = recipe.weight_decay / slower if parameter.ndim > 1 else 0.0
         share = slower * (recipe.init_rate if begun and not name.startswith("fc3.") else 1.0)
-        groups.append({"params": [parameter], "weight_decay": decay, "share": share})
-    return torch.optim.AdamW(groups, fused=True)
+        groups.setdefault((decay, share), []).append(parameter)
+    return torch.optim.AdamW(
+        [{"params": each, "weight_decay": decay, "share": share} for (decay, share), each in groups.items()], fused=True
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import numpy as np
+import torch
 import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
@@ -38,7 +40,7 @@ class OneLabel:
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy."""
-        weights = logits.new_tensor(self.weights) if self.weights else None
+        weights = _on(logits.device, self.weights) if self.weights else None
         return F.cross_entropy(logits, targets, weights, label_smoothing=self.label_smoothing)
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -61,6 +63,12 @@ class SeveralLabels:
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Whether exactly the row's labels have a score of one half or more."""
         return ((logits >= 0) == targets).all(1)
+
+
+@cache
+def _on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
+    """On a device, copied once: a CUDA graph cannot copy what lies on the host."""
+    return torch.tensor(weights, device=device)
 
 
 def class_weights(labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:

@@ -17,16 +17,6 @@ class PackedCNN(CharCNN):
     reach, and of block 1 sums of table rows.
     """
 
-    @property
-    def body_modules(self) -> list[nn.Module]:
-        """Those of blocks 1 to 6."""
-        return [module for name, module in self.named_children() if not name.startswith("fc")]
-
-    @property
-    def head_modules(self) -> list[nn.Module]:
-        """Those of the linear layers."""
-        return [module for name, module in self.named_children() if name.startswith("fc")]
-
     def groups(self, ids: Tensor) -> Tensor:
         """How many groups of rows each article needs, int64 [N]."""
         return groups_of(reached_rows(ids, self._layer("conv1"), self._frame))
