@@ -18,6 +18,7 @@ from pipeline.kernels.catalog import Kernel, choose_generation, network_kernels,
 from pipeline.kernels.compile import Cubin, compile_kernel, compiler_name, resources
 from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tiles import SHARED_LIMIT
+from pipeline.kernels.training import NUMBERS, first_block
 from pipeline.model.charcnn import layer_table
 from pipeline.model.ngrams import Kinds
 
@@ -38,6 +39,10 @@ NGRAMS = {4: (Kinds(2, (2, 5), 1014), 20), 1000: (Kinds(1, (1, 4), 16_384), 16)}
 FIRST_OF_A_GENERATION = ("sm_75", "sm_80", "sm_90")
 
 
+GROUP = 9
+"""Rows that a thread block of training computes."""
+
+
 def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
     """Of the published frame; on the first architecture of a generation also of the largest alphabet and most classes.
     Those of several layers once.
@@ -54,6 +59,10 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
                 for kernel in [*network_kernels(generation, precision, architecture, layers, frame), branch]:
                     compiled_for = target(generation, architecture)
                     found[kernel.file, kernel.expression, compiled_for] = kernel, compiled_for
+    if architecture != "sm_75":
+        for number in NUMBERS:
+            for kernel in vars(first_block(layer_table(70, 1014, 4)[0], GROUP, number)).values():
+                found[kernel.file, kernel.expression, architecture] = kernel, architecture
     return list(found.values())
 
 

@@ -1,5 +1,5 @@
-"""Training on GPUs: steps that are replayed as CUDA graphs have the losses of steps that are not, and two GPUs those of
-one.
+"""Training on GPUs: gradients are those of the plain network, steps that are replayed as CUDA graphs have the losses of
+steps that are not, and two GPUs those of one.
 """
 
 from __future__ import annotations
@@ -11,12 +11,38 @@ import pytest
 import torch
 from test_train import QUICK, articles, quick_train
 
+from pipeline.model.charcnn import layer_table
+from pipeline.model.frame import FRAMES, Frame
 from pipeline.train import graphs
+from pipeline.train.first_block import can_compute
+from pipeline.train.network import CharCNN
+from pipeline.train.packed import PackedCNN
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU")]
 
 RECIPE = replace(QUICK, epochs=8, learning_rate=1e-4)
 """48 steps, of which the average of the weights begins at the twelfth."""
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_gradients_are_those_of_the_plain_network(frame: Frame) -> None:
+    layers = layer_table(70, 1014, 4)
+    torch.manual_seed(0)
+    plain, packed = CharCNN(layers, frame).cuda(), PackedCNN(layers, frame).cuda()
+    for name in ("norm1.weight", "norm1.bias", "norm6.weight", "norm6.bias"):
+        torch.nn.init.normal_(plain.get_parameter(name), 0.5)
+    packed.load_state_dict(plain.state_dict())
+    assert can_compute(torch.device("cuda", 0))
+    ids = torch.randint(0, 71, (32, 1014), dtype=torch.uint8, device="cuda")
+    ends = torch.randint(0, 500, (32, 1), device="cuda")
+    ends[:4, 0] = torch.tensor([0, 3, 1013, 1014])
+    ids[torch.arange(1014, device="cuda") >= ends] = 71
+    labels = torch.randint(0, 4, (32,), device="cuda")
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for network in (plain, packed):
+            torch.autograd.backward(torch.nn.functional.cross_entropy(network(ids), labels))
+    for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        assert (ours.grad - theirs.grad).norm() < 1e-3 * theirs.grad.norm(), name
 
 
 @pytest.mark.parametrize("balanced", [False, True])
@@ -34,7 +60,7 @@ def test_replayed_steps_have_the_losses_of_those_that_are_not(monkeypatch: pytes
     assert 2 <= len(captured) < 24  # most steps are of a kind that was there before
     monkeypatch.setattr(graphs, "EAGER_CALLS", 1000)
     as_they_are = quick_train(articles(240), RECIPE, **given).history
-    assert [epoch.loss for epoch in replayed] == pytest.approx([epoch.loss for epoch in as_they_are], rel=1e-3)
+    assert [epoch.loss for epoch in replayed] == pytest.approx([epoch.loss for epoch in as_they_are], rel=5e-3)
     assert replayed[-1].loss < 0.95 * replayed[0].loss
 
 
@@ -43,4 +69,4 @@ def test_two_gpus_have_the_losses_of_one() -> None:
     one, two = (
         quick_train(articles(240), RECIPE, device="cuda", precision="fp32", gpus=gpus).history for gpus in (1, 2)
     )
-    assert [epoch.loss for epoch in two] == pytest.approx([epoch.loss for epoch in one], rel=1e-3)
+    assert [epoch.loss for epoch in two] == pytest.approx([epoch.loss for epoch in one], rel=5e-3)

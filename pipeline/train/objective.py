@@ -68,7 +68,7 @@ class SeveralLabels:
 @cache
 def _on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
     """On a device, copied once: a CUDA graph cannot copy what lies on the host."""
-    return torch.tensor(weights, device=device)
+    return torch.tensor(weights, dtype=torch.float32, device=device)
 
 
 def class_weights(labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from pipeline.model.charcnn import Layer
+from pipeline.train import first_block
 from pipeline.train.layout import GROUP, Layout, groups_of, lay_out, reached_rows
 from pipeline.train.network import CharCNN
 
@@ -67,6 +68,9 @@ class PackedCNN(CharCNN):
         bias, norm = self.get_parameter("conv1.bias"), self.get_submodule("norm1")
         assert isinstance(norm, nn.LayerNorm)
         windows, text = self._windows(ids, layout)
+        if first_block.can_compute(ids.device):
+            given = first_block.Parameters(self._table(), bias, norm.weight.t(), norm.bias.t())
+            return first_block.pooled(given, windows, layout, layer, self._compute)
         sums: Tensor = _TableSum.apply(self._table(), windows, self._compute)  # type: ignore[no-untyped-call]
         x = sums.view(len(text), -1)  # [G, 9 * channels]
         others = (layer.rows_out - GROUP * layout.groups).to(x.dtype)

@@ -1,0 +1,134 @@
+// Block 1 of a training step and its gradients: sums of table rows, normalised over an article, ReLU and max-pool.
+//
+// Rows lie as pipeline/train/layout.py has them: ROWS of an article are a group, and a thread block computes one, a
+// thread one channel of it. The norm's mean and deviation are those of all rows of the article, so there are two kernels
+// each way, and what joins the groups of an article is computed between them. What is read twice, the sums, is 9 KB a
+// group; everything else stays in registers.
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+// A row that no pool has chosen: its pool's value is 0, by the ReLU or because the text ends before it.
+enum Choice : uint8 { NONE = 0xff };
+
+__device__ __forceinline__ float read(const float* at) { return *at; }
+__device__ __forceinline__ void write(float* at, float value) { *at = value; }
+__device__ __forceinline__ float read(const BFloat* at) { return __uint_as_float((uint32)at->bits << 16); }
+__device__ __forceinline__ void write(BFloat* at, float value) { at->bits = (uint16)pack<BFloat>(value, 0); }
+
+// windows [groups, ROWS, TAPS]: a row of the table for each tap. table [.., CHANNELS]. sums [groups, ROWS, CHANNELS].
+// statistics [groups]: the mean of the group's sums, and the sum of the squares of what they differ from it.
+template <int TAPS, int ROWS, int CHANNELS>
+__global__ void __launch_bounds__(CHANNELS)
+    sum_rows(const int64* windows, const float* table, float* sums, float2* statistics) {
+    __shared__ int picked[ROWS * TAPS];
+    __shared__ float scratch[CHANNELS / WARP];
+    const int channel = threadIdx.x;
+    for (int i = channel; i < ROWS * TAPS; i += CHANNELS) picked[i] = (int)windows[(int64)blockIdx.x * ROWS * TAPS + i];
+    __syncthreads();
+    sums += (int64)blockIdx.x * ROWS * CHANNELS + channel;
+    float value[ROWS], total = 0;
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        value[row] = 0;
+#pragma unroll
+        for (int tap = 0; tap < TAPS; tap++) value[row] += table[picked[row * TAPS + tap] * CHANNELS + channel];
+        sums[row * CHANNELS] = value[row];
+        total += value[row];
+    }
+    const float mean = block_sum<CHANNELS / WARP>(total, scratch) / (ROWS * CHANNELS);
+    float squares = 0;
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) squares += (value[row] - mean) * (value[row] - mean);
+    squares = block_sum<CHANNELS / WARP>(squares, scratch);
+    if (channel == 0) statistics[blockIdx.x] = make_float2(mean, squares);
+}
+
+// norms [groups]: mean and 1 / deviation of the group's article. number [groups]: of the group in its article.
+// of_text [groups]: how many rows the text reaches. gamma, beta [rows of an article, CHANNELS]. pooled and chosen
+// [groups, ROWS / POOL, CHANNELS]: the largest value of a pool, or 0, and which row of the pool has it, or NONE.
+template <typename Number, int ROWS, int POOL, int CHANNELS>
+__global__ void __launch_bounds__(CHANNELS)
+    normalise_and_pool(const float* sums, const float2* norms, const int* number, const int* of_text,
+                       const float* gamma, const float* beta, Number* pooled, uint8* chosen) {
+    const int group = blockIdx.x, channel = threadIdx.x, reached = of_text[group];
+    const int64 parameter = (int64)number[group] * ROWS * CHANNELS + channel;
+    const int64 out = (int64)group * (ROWS / POOL) * CHANNELS + channel;
+    const float2 norm = norms[group];
+    sums += (int64)group * ROWS * CHANNELS + channel;
+#pragma unroll
+    for (int pool = 0; pool < ROWS / POOL; pool++) {
+        float best = 0;
+        uint8 which = NONE;
+#pragma unroll
+        for (int i = 0; i < POOL; i++) {
+            const int row = pool * POOL + i;
+            if (row >= reached) break;
+            const int64 at = parameter + row * CHANNELS;
+            const float value = (sums[row * CHANNELS] - norm.x) * norm.y * gamma[at] + beta[at];
+            if (best == best && !(value <= best)) {  // NaN is chosen, and stays
+                best = value;
+                which = i;
+            }
+        }
+        write(pooled + out + pool * CHANNELS, best);
+        chosen[out + pool * CHANNELS] = which;
+    }
+}
+
+// upstream: the gradient of `pooled`. Adds to gamma_gradient and beta_gradient [rows of an article, CHANNELS].
+// totals [groups]: the sum of the gradients of the normalised values, and of their products with these values.
+template <typename Number, int ROWS, int POOL, int CHANNELS>
+__global__ void __launch_bounds__(CHANNELS)
+    parameter_gradients(const Number* upstream, const uint8* chosen, const float* sums, const float2* norms,
+                        const int* number, const float* gamma, float* gamma_gradient, float* beta_gradient,
+                        float2* totals) {
+    __shared__ float scratch[CHANNELS / WARP];
+    const int group = blockIdx.x, channel = threadIdx.x;
+    const int64 parameter = (int64)number[group] * ROWS * CHANNELS + channel;
+    const int64 out = (int64)group * (ROWS / POOL) * CHANNELS + channel;
+    const float2 norm = norms[group];
+    sums += (int64)group * ROWS * CHANNELS + channel;
+    float total = 0, product = 0;
+#pragma unroll
+    for (int pool = 0; pool < ROWS / POOL; pool++) {
+        const uint8 which = chosen[out + pool * CHANNELS];
+        if (which == NONE) continue;
+        const int row = pool * POOL + which;
+        const int64 at = parameter + row * CHANNELS;
+        const float gradient = read(upstream + out + pool * CHANNELS);
+        const float normalised = (sums[row * CHANNELS] - norm.x) * norm.y;
+        atomicAdd(gamma_gradient + at, gradient * normalised);
+        atomicAdd(beta_gradient + at, gradient);
+        total += gradient * gamma[at];
+        product += gradient * gamma[at] * normalised;
+    }
+    total = block_sum<CHANNELS / WARP>(total, scratch);
+    product = block_sum<CHANNELS / WARP>(product, scratch);
+    if (channel == 0) totals[group] = make_float2(total, product);
+}
+
+// means [groups]: what `totals` are on average over all values of the group's article. gradient [groups, ROWS, CHANNELS]:
+// of the sums.
+template <typename Number, int ROWS, int POOL, int CHANNELS>
+__global__ void __launch_bounds__(CHANNELS)
+    sum_gradients(const Number* upstream, const uint8* chosen, const float* sums, const float2* norms,
+                  const int* number, const float* gamma, const float2* means, Number* gradient) {
+    const int group = blockIdx.x, channel = threadIdx.x;
+    const int64 parameter = (int64)number[group] * ROWS * CHANNELS + channel;
+    const int64 out = (int64)group * (ROWS / POOL) * CHANNELS + channel;
+    const float2 norm = norms[group], mean = means[group];
+    sums += (int64)group * ROWS * CHANNELS + channel;
+    gradient += (int64)group * ROWS * CHANNELS + channel;
+#pragma unroll
+    for (int pool = 0; pool < ROWS / POOL; pool++) {
+        const uint8 which = chosen[out + pool * CHANNELS];
+        const float whole = read(upstream + out + pool * CHANNELS);
+#pragma unroll
+        for (int i = 0; i < POOL; i++) {
+            const int row = pool * POOL + i;
+            const float own = which == i ? whole * gamma[parameter + row * CHANNELS] : 0;
+            const float normalised = (sums[row * CHANNELS] - norm.x) * norm.y;
+            write(gradient + row * CHANNELS, norm.y * (own - mean.x - normalised * mean.y));
+        }
+    }
+}
