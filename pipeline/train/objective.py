@@ -41,7 +41,17 @@ class OneLabel:
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy."""
         weights = _on(logits.device, self.weights) if self.weights else None
+        if weights is not None and targets.ndim == 1:
+            return self._weighted(logits, targets, weights)
         return F.cross_entropy(logits, targets, weights, label_smoothing=self.label_smoothing)
+
+    def _weighted(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """As `F.cross_entropy`, which waits for the GPU to smooth labels that have weights."""
+        negative = -F.log_softmax(logits, 1)
+        own = weights[targets]
+        of_labels = own * negative.gather(1, targets[:, None])[:, 0]
+        smoothed = torch.lerp(of_labels, negative @ weights / len(weights), self.label_smoothing)
+        return smoothed.sum() / own.sum()
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Whether the most probable class is the label, or the most probable target."""
