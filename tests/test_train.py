@@ -31,6 +31,7 @@ from pipeline.train.augment import augment
 from pipeline.train.by_size import recipe_for
 from pipeline.train.data import read_labelled
 from pipeline.train.network import CharCNN, predict
+from pipeline.train.objective import OneLabel
 from pipeline.train.packed import PackedCNN
 from pipeline.train.recipe import WITH_SPACE
 
@@ -64,6 +65,13 @@ def articles(count: int, seed: int = 0) -> pa.Table:
 def quick_train(table: pa.Table, recipe: Recipe = QUICK, **options: object):
     options = {"hold_out_share": 0.2, "ngrams": 0, "device": "cpu", "length": LENGTH, **options}
     return train(table, text_column="text", label_column="kind", recipe=recipe, **options)
+
+
+def test_balanced_losses_are_those_of_pytorch() -> None:
+    torch.manual_seed(0)
+    logits, labels, weights = torch.randn(50, 3), torch.randint(0, 3, (50,)), (0.5, 2.0, 1.0)
+    theirs = torch.nn.functional.cross_entropy(logits, labels, torch.tensor(weights), label_smoothing=0.1)
+    assert OneLabel(0.1, weights).loss(logits, labels).item() == pytest.approx(theirs.item())
 
 
 def test_a_few_hundred_rows_are_learnt() -> None:

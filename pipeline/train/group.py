@@ -64,10 +64,6 @@ class Group:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether it is true in one of them: the same answer in all."""
-        return flag if self.size == 1 else bool(self.total(torch.tensor(float(flag), device=device)))
-
     def of_first(self, value: Any) -> Any:
         """The first process's value, in all."""
         if self.size == 1:

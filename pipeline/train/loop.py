@@ -130,11 +130,11 @@ class Run:
         order = torch.randperm(len(self._train.ids), device=self._device)
         batches = order[: self._steps_per_epoch * self._batch].view(-1, self._batch)
         for first in range(done - done % in_block, self._steps_per_epoch, in_block):
-            if self._group.any(stop(), self._device):
-                return False
             rows = batches[first : first + in_block, self._group.share(self._batch)]
             self._draw(_AUGMENTATION, number, first, self._group.rank)
-            ids, targets, groups = self._block(rows)
+            ids, targets, groups, stopped = self._block(rows, stop())
+            if stopped:
+                return False
             for step in range(max(first, done), first + len(rows)):
                 if self._group.size == 1 and stop():
                     return False
@@ -144,15 +144,16 @@ class Run:
                 tell(Step(number, step + 1, self._steps_per_epoch))
         return True
 
-    def _block(self, rows: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """Augmented articles and targets of some batches, [batches, articles, …], and the groups of each batch. This is
-        the only place where the host waits for the device.
+    def _block(self, rows: Tensor, stop: bool = False) -> tuple[Tensor, Tensor, list[int], bool]:
+        """Augmented articles and targets of some batches, [batches, articles, …], the groups of each batch, and whether
+        one of the processes is to stop. This is the only place where the host waits for the device.
         """
         ids = augment(self._train.ids[rows.flatten()], self._alphabet, self.recipe)
-        groups = self._group.most(self.network.groups(ids).view(len(rows), -1).sum(1)).tolist()
+        groups = self.network.groups(ids).view(len(rows), -1).sum(1)
+        *most, stopped = self._group.most(torch.cat([groups, groups.new_full((1,), stop)])).tolist()
         if self._cuda:
-            groups = [rounded(count) for count in groups]
-        return ids.view(*rows.shape, -1), self._train.targets[rows], groups
+            most = [rounded(count) for count in most]
+        return ids.view(*rows.shape, -1), self._train.targets[rows], most, bool(stopped)
 
     def _step(self, ids: Tensor, targets: Tensor, groups: int) -> None:
         torch.mul(self._shares, self._rate(), out=self._rates)
@@ -218,7 +219,7 @@ class Run:
         self.network.train()
         self._draw(_AUGMENTATION, 0)
         rows = torch.arange(self._batch, device=self._device)[self._group.share(self._batch)]
-        ids, targets, groups = self._block(rows[None])
+        ids, targets, groups, _ = self._block(rows[None])
         count = min(self._at_once, len(rows))
         part = ids[0, :count], targets[0, :count], groups[0] if count == len(rows) else 0
         if count < len(rows):
