@@ -30,6 +30,9 @@ NAME = "broadsheet-engine"
 
 _NO_WORKERS = "the cluster has no workers: start some, and call again"
 _ONE_ARTICLE = Texts.of([b"x"])
+_BEGUN = {False: 1, True: 2}
+"""Threads of the `gpu` executor. On a GPU the next chunk begins while the last labels of the one before are awaited."""
+
 _SWITCH_SECONDS = 0.0005
 """How long a thread of a GPU's worker may keep the others, which feed the GPU, from running: by default it is 5 ms."""
 
@@ -37,7 +40,7 @@ _log = logging.getLogger("distributed.worker.broadsheet")  # so that Dask's own 
 
 
 class EnginePlugin(WorkerPlugin):
-    """Adds the one-thread `gpu` executor and offers an engine of the model, also on workers that join later.
+    """Adds the `gpu` executor and offers an engine of the model, also on workers that join later.
 
     It carries the model's bytes, so a worker needs no file. There is one for each model; their engines live side by
     side (`pipeline/loaded.py`). The CPU engine of a worker gets the cores of its host, divided by the number of workers
@@ -55,11 +58,12 @@ class EnginePlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         use_steady_clock()
+        is_cuda = expected_device(self._device) == "cuda"
         if GPU_EXECUTOR not in worker.executors:
-            worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(1, "broadsheet-gpu")
+            worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(_BEGUN[is_cuda], "broadsheet-gpu")
         worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be iterating over the old ones
         threads = max(1, available_cores() // self._share)
-        if expected_device(self._device) == "cuda":
+        if is_cuda:
             sys.setswitchinterval(_SWITCH_SECONDS)
             STATE.read_in_processes(reader_count(self._share))
 

@@ -3,8 +3,8 @@
 A group of files, or a run of row groups, is one task: it reads, classifies and commits chunk after chunk, and the
 client hears of each. Any other chunk is read -> infer -> write: reads are unrestricted, so the scheduler queues them
 and memory is bounded by the chunks in flight; infer and write follow the chunk to the worker that read it. Infer runs
-on the worker's one-thread `gpu` executor, so that reading chunk i + 1, computing chunk i and writing chunk i - 1
-overlap. A chunk whose text is with the client is one task.
+on the worker's `gpu` executor, which has a thread (on a GPU a second one, for the next chunk to begin), so that reading
+chunk i + 1, computing chunk i and writing chunk i - 1 overlap. A chunk whose text is with the client is one task.
 """
 
 from __future__ import annotations
