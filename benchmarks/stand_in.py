@@ -11,7 +11,7 @@ import time
 import numpy as np
 from distributed import Worker
 
-from cluster.plugin import reader_count
+from cluster.plugin import read_for_a_gpu
 from pipeline.engine.base import Backend, Predictions
 from pipeline.worker import STATE
 
@@ -42,5 +42,4 @@ class StandIn:
 def dask_setup(worker: Worker) -> None:
     """Called by Dask when the worker starts: only there, never in a process that imports this file."""
     STATE.open_engine = StandIn
-    workers = int(os.environ.get(WORKERS, "1"))
-    STATE.read_in_processes(reader_count(workers))  # as a GPU's worker does
+    read_for_a_gpu(int(os.environ.get(WORKERS, "1")))  # as a GPU's worker does

@@ -64,8 +64,7 @@ class EnginePlugin(WorkerPlugin):
         worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be iterating over the old ones
         threads = max(1, available_cores() // self._share)
         if is_cuda:
-            sys.setswitchinterval(_SWITCH_SECONDS)
-            STATE.read_in_processes(reader_count(self._share))
+            read_for_a_gpu(self._share)
 
         def load() -> Engine:
             began = time.perf_counter()
@@ -88,10 +87,13 @@ def _name_of(key: str) -> str:
     return f"{NAME}-{key}"
 
 
-def reader_count(workers_per_host: int) -> int:
-    """Reader processes of a worker: its share of the host's cores, but for one in eight, which the worker needs."""
+def read_for_a_gpu(workers_per_host: int) -> None:
+    """Read in processes, so many that a worker has its share of the host's cores but for one in eight, which it needs
+    itself.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
     cores = share_of_cores(workers_per_host)
-    return min(cores - cores // 8, THREADS_PER_WORKER)
+    STATE.read_in_processes(min(cores - cores // 8, THREADS_PER_WORKER))
 
 
 def engine_key(model: Model, device: str, precision: str, kernels: str) -> str:

@@ -39,7 +39,7 @@ PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
 """What makes each page, and from which files."""
 
 FURTHER = {
-    "scaling.md": ("corpora_1", "corpora_2", "object_store"),
+    "scaling.md": ("corpora_1", "corpora_1_of_2", "corpora_2", "object_store"),
     "training_speed.md": ("training",),
     "serving.md": ("serve_cpu", "serve_gpu"),
 }

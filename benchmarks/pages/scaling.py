@@ -42,6 +42,7 @@ to as many workers as it has row groups, and one that is to be read by several s
 def page(
     result: dict[str, Any],
     corpora_1: dict[str, Any] | None = None,
+    corpora_1_of_2: dict[str, Any] | None = None,
     corpora_2: dict[str, Any] | None = None,
     buckets: dict[str, Any] | None = None,
 ) -> str:
@@ -49,8 +50,8 @@ def page(
     makers = {"small": _small, "large": _large, "planning": _planning, "scheduler": _scheduler, "memory": _memory}
     parts = [HEAD, *(make(result[name]) for name, make in makers.items() if name in result)]
     parts += [_rule(result["scheduler"], result["large"])] if result.keys() >= {"scheduler", "large"} else []
-    by_corpus = [found for found in (corpora_1, corpora_2) if found]
-    parts += [corpora.section(*by_corpus)] if by_corpus else []
+    by_corpus = corpora_1, corpora_1_of_2, corpora_2
+    parts += [corpora.section(*by_corpus)] if any(by_corpus) else []
     parts += [object_store.section(buckets)] if buckets else []
     absent = [name for name in makers if name not in result]
     if absent:
