@@ -59,7 +59,7 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
                 for kernel in [*network_kernels(generation, precision, architecture, layers, frame), branch]:
                     compiled_for = target(generation, architecture)
                     found[kernel.file, kernel.expression, compiled_for] = kernel, compiled_for
-    if architecture != "sm_75":
+    if architecture in FIRST_OF_A_GENERATION[1:]:
         for number in NUMBERS:
             for kernel in vars(first_block(layer_table(70, 1014, 4)[0], GROUP, number)).values():
                 found[kernel.file, kernel.expression, architecture] = kernel, architecture

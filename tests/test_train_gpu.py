@@ -32,7 +32,7 @@ def test_gradients_are_those_of_the_plain_network(frame: Frame) -> None:
     for name in ("norm1.weight", "norm1.bias", "norm6.weight", "norm6.bias"):
         torch.nn.init.normal_(plain.get_parameter(name), 0.5)
     packed.load_state_dict(plain.state_dict())
-    assert can_compute(torch.device("cuda", 0))
+    assert can_compute(torch.device("cuda", 0), layers[0])
     ids = torch.randint(0, 71, (32, 1014), dtype=torch.uint8, device="cuda")
     ends = torch.randint(0, 500, (32, 1), device="cuda")
     ends[:4, 0] = torch.tensor([0, 3, 1013, 1014])

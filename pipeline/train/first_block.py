@@ -5,6 +5,7 @@ PyTorch goes through memory some forty times for what these kernels read and wri
 
 from __future__ import annotations
 
+import warnings
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from pipeline.kernels.catalog import Kernel
-from pipeline.kernels.training import FIRST_CAPABILITY, first_block
+from pipeline.kernels.training import FIRST_CAPABILITY, NUMBERS, first_block
 from pipeline.model.charcnn import NORM_EPSILON, Layer
 from pipeline.train.layout import GROUP, Layout
 
@@ -32,19 +33,23 @@ class Parameters(NamedTuple):
     beta: Tensor
 
 
-def can_compute(device: torch.device) -> bool:
+def can_compute(device: torch.device, layer: Layer) -> bool:
     """Whether the kernels run on a device: a GPU new enough, with the packages that compile and launch kernels."""
-    return device.type == "cuda" and _can_compute(torch.cuda.get_device_capability(device))
+    if device.type != "cuda":
+        return False
+    return _can_compute(torch.cuda.current_device() if device.index is None else device.index, layer)
 
 
 @cache
-def _can_compute(capability: tuple[int, int]) -> bool:
-    if capability < FIRST_CAPABILITY:
+def _can_compute(device: int, layer: Layer) -> bool:
+    if torch.cuda.get_device_capability(device) < FIRST_CAPABILITY:
         return False
     try:
-        import cupy  # noqa: F401
-        from cuda.core import Program  # noqa: F401
+        _loaded(first_block(layer, GROUP, NUMBERS[0]).sum_rows, device)
     except ImportError:
+        return False
+    except Exception as error:  # such as those of a CuPy for another version of CUDA, which has many
+        warnings.warn(f"block 1 is trained without its own kernels, in twice the time: {error}", stacklevel=2)
         return False
     return True
 
@@ -90,7 +95,7 @@ class _FirstBlock(torch.autograd.Function):
         mean = (_by_article(means * of_group, layout) + others * bias.sum()) / size
         squares = _by_article(squares + of_group * (means - mean[layout.article]).square(), layout)
         squares = squares + others * (bias - mean[:, None]).square().sum(1)
-        scale = torch.rsqrt(squares / size + NORM_EPSILON)
+        scale = torch.rsqrt(squares.clamp(min=0) / size + NORM_EPSILON)  # a sum over groups minus one over rows
         norms = torch.stack([mean, scale], 1)
 
         number = layout.number.int()
@@ -135,11 +140,18 @@ def _launch(groups: int, kernel: Kernel, *tensors: Tensor) -> None:
     """On PyTorch's stream of this thread, which is autograd's in the backward pass."""
     import cupy as cp
 
-    from pipeline.kernels.ops import load
-
     device = tensors[0].device
     with cp.cuda.Device(device.index):
-        major, minor = torch.cuda.get_device_capability(device)
-        function: Any = load(kernel.file, kernel.expression, f"sm_{major}{minor}")
         stream = cp.cuda.Stream.from_external(torch.cuda.current_stream(device))
+        function = _loaded(kernel, device.index)
         function((groups,), (kernel.threads,), [np.uint64(t.data_ptr()) for t in tensors], stream=stream)
+
+
+def _loaded(kernel: Kernel, device: int) -> Any:
+    import cupy as cp
+
+    from pipeline.kernels.ops import load
+
+    major, minor = torch.cuda.get_device_capability(device)
+    with cp.cuda.Device(device):
+        return load(kernel.file, kernel.expression, f"sm_{major}{minor}")

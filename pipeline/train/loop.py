@@ -103,6 +103,7 @@ class Run:
         finally:
             if self._replayed:
                 self._replayed.release()
+                self._replayed = None  # it refers to this run, which is large
 
     def _finish(self, tell: Tell, saving: Saving | None, stop: Callable[[], bool]) -> None:
         while len(self.history) < self.recipe.epochs:

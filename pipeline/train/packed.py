@@ -68,7 +68,7 @@ class PackedCNN(CharCNN):
         bias, norm = self.get_parameter("conv1.bias"), self.get_submodule("norm1")
         assert isinstance(norm, nn.LayerNorm)
         windows, text = self._windows(ids, layout)
-        if first_block.can_compute(ids.device):
+        if first_block.can_compute(ids.device, layer):
             given = first_block.Parameters(self._table(), bias, norm.weight.t(), norm.bias.t())
             return first_block.pooled(given, windows, layout, layer, self._compute)
         sums: Tensor = _TableSum.apply(self._table(), windows, self._compute)  # type: ignore[no-untyped-call]
