@@ -40,14 +40,16 @@ def test_a_lost_worker_costs_no_request_and_another_takes_its_place(
             time.sleep(0.05)
         stop = threading.Event()
 
-        def ask() -> int:
-            count = 0
+        def ask() -> float:
+            """The seconds of the request that took longest."""
+            longest = 0.0
             with server.client() as client:
                 while not stop.is_set():
+                    began = time.monotonic()
                     assert client.classify_arrow(column, scores=True).equals(wanted)
-                    count += 1
+                    longest = max(longest, time.monotonic() - began)
                     time.sleep(0.02)  # others need the cores too
-            return count
+            return longest
 
         column = pa.array(texts)
         wanted = server.client().classify_arrow(column, scores=True)
@@ -61,6 +63,6 @@ def test_a_lost_worker_costs_no_request_and_another_takes_its_place(
                 server.wait_for("engine ready")
             finally:
                 stop.set()
-            assert all(done.result() for done in asking)
+            assert 0 < max(done.result() for done in asking) < 20  # the server's target
         assert set(httpx.get(ready).json()["engines"].values()) == {"ready"}
         assert server.stop() == 0

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 from distributed import Client, Worker, WorkerPlugin
 from distributed.protocol import to_serialize
@@ -94,6 +94,14 @@ class DaskEngine:
         self.name = address.partition("://")[2]
         self.address = address
         self._client, self._share, self._choice = client, workers_per_host, choice
+        self._gone = asyncio.Event()
+
+    def give_up(self) -> None:
+        """Its worker has left the cluster: whoever waits for an answer hears of it now.
+
+        Dask tries for half a minute to reach a worker to which it has no connection.
+        """
+        self._gone.set()
 
     async def load(self, loaded: LoadedModel) -> Ready:
         choice = self._choice
@@ -115,10 +123,18 @@ class DaskEngine:
 
     async def _ask(self, handler: str, **content: Any) -> Any:
         worker = self._client.rpc(self.address)
+        answer = asyncio.ensure_future(on_client_loop(self._client, getattr(worker, handler)(**content)))
+        gone = asyncio.ensure_future(self._gone.wait())
         try:
-            return await on_client_loop(self._client, getattr(worker, handler)(**content))
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
         except Exception as error:  # the connection's, or whatever was raised on the worker
             raise EngineLost(f"the engine on {self.name} is gone: {type(error).__name__}: {error}") from error
+        finally:
+            answer.cancel()
+            gone.cancel()
+        raise EngineLost(f"the engine on {self.name} is gone: its worker has left the cluster")
 
 
 async def on_client_loop(client: Client, work: Coroutine[Any, Any, Any]) -> Any:
@@ -170,9 +186,11 @@ class DaskFleet:
         found = await on_client_loop(self._client, self._client.scheduler.identity(n_workers=-1))
         hosts = {address: about["host"] for address, about in found["workers"].items()}
         for device in list(self._dispatcher.devices):
-            if device.engine.address not in hosts:  # type: ignore[attr-defined]
+            engine = cast(DaskEngine, device.engine)
+            if engine.address not in hosts:
+                engine.give_up()
                 self._dispatcher.remove(device)
-        here = {device.engine.address for device in self._dispatcher.devices}  # type: ignore[attr-defined]
+        here = {cast(DaskEngine, device.engine).address for device in self._dispatcher.devices}
         self._joining = {address: task for address, task in self._joining.items() if not task.done()}
         self._refused &= set(hosts)
         known = {address.partition("://")[2] for address in hosts}
