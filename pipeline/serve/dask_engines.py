@@ -118,7 +118,10 @@ class DaskEngine:
 
     async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Predictions, float]:
         asked = self._ask(_CLASSIFY, key=key, texts=to_serialize(texts), top_k=top_k)
-        found: tuple[Predictions, float] = await asyncio.wait_for(asked, _PATIENCE_S)
+        try:
+            found: tuple[Predictions, float] = await asyncio.wait_for(asked, _PATIENCE_S)
+        except TimeoutError as error:
+            raise EngineLost(f"the engine on {self.name} has not answered for {_PATIENCE_S:.0f} s") from error
         return found
 
     async def _ask(self, handler: str, **content: Any) -> Any:
