@@ -28,10 +28,11 @@ class WorkerState:
     """The state of one process, in which several workers may run.
 
     open_engine, read, read_group, read_run, commit: the functions that the plugin and the tasks call; assign another to
-    replace one on a worker. computing: a lock, held while a chunk is computed and while engines are loaded or closed:
-    an engine has one ring of slots (on a CPU one pool of threads). loaded: the engines. readers: the processes that
-    read, where there are some; else this one does. room: for chunks of groups and runs. labelling: threads that
-    classify and write these. stopped: the runs of the graph that begin no further chunk here.
+    replace one on a worker. computing: a lock, held while engines are loaded or closed, and while a chunk is computed
+    (on a GPU until all of it has been handed over): an engine has one ring of slots, on a CPU one pool of threads.
+    loaded: the engines. readers: the processes that read, where there are some; else this one does. room: for chunks of
+    groups and runs. labelling: threads that classify and write these. stopped: the runs of the graph that begin no
+    further chunk here.
     """
 
     def __init__(self) -> None:

@@ -20,6 +20,9 @@ from pipeline.train.packed import PackedCNN
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU")]
 
+LIKE = 5e-3
+"""Between losses, relative: cuDNN computes fp32 in TF32, and two runs were up to 0.002 apart."""
+
 RECIPE = replace(QUICK, epochs=8, learning_rate=1e-4)
 """48 steps, of which the average of the weights begins at the twelfth."""
 
@@ -42,7 +45,8 @@ def test_gradients_are_those_of_the_plain_network(frame: Frame) -> None:
         for network in (plain, packed):
             torch.autograd.backward(torch.nn.functional.cross_entropy(network(ids), labels))
     for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
-        # Rounded otherwise, one value in a million is not the largest of its pool: gradients differ by a thousandth.
+        # PyTorch's own, in fp32 on a CPU, are up to 0.004 from those in float64: where one value is rounded past
+        # another of its pool, a whole gradient goes to another row.
         assert (ours.grad - theirs.grad).norm() < 1e-2 * theirs.grad.norm(), name
 
 
@@ -61,7 +65,7 @@ def test_replayed_steps_have_the_losses_of_those_that_are_not(monkeypatch: pytes
     assert 2 <= len(captured) < 24  # most steps are of a kind that was there before
     monkeypatch.setattr(graphs, "EAGER_CALLS", 1000)
     as_they_are = quick_train(articles(240), RECIPE, **given).history
-    assert [epoch.loss for epoch in replayed] == pytest.approx([epoch.loss for epoch in as_they_are], rel=5e-3)
+    assert [epoch.loss for epoch in replayed] == pytest.approx([epoch.loss for epoch in as_they_are], rel=LIKE)
     assert replayed[-1].loss < 0.95 * replayed[0].loss
 
 
@@ -70,4 +74,4 @@ def test_two_gpus_have_the_losses_of_one() -> None:
     one, two = (
         quick_train(articles(240), RECIPE, device="cuda", precision="fp32", gpus=gpus).history for gpus in (1, 2)
     )
-    assert [epoch.loss for epoch in two] == pytest.approx([epoch.loss for epoch in one], rel=5e-3)
+    assert [epoch.loss for epoch in two] == pytest.approx([epoch.loss for epoch in one], rel=LIKE)

@@ -67,5 +67,6 @@ def test_chunks_of_several_threads_keep_their_bits_and_leave_no_gap(precision: s
         begun_in_time += min(span.start for span in after if span.lane == "copy-in") < last
     assert begun_in_time  # most are, where the threads do not wait for cores
     kernels = sorted((span.start, span.end) for each in in_order for span in each if span.name == "kernels")
+    # Each call may compare the clocks of host and GPU anew, to some tenths of a millisecond.
     assert all(after[0] > before[1] - 5e-4 for before, after in pairwise(kernels))
     engine.close()

@@ -2,8 +2,8 @@
 //
 // Rows lie as pipeline/train/layout.py has them: ROWS of an article are a group, and a thread block computes one, a
 // thread one channel of it. The norm's mean and deviation are those of all rows of the article, so there are two kernels
-// each way, and what joins the groups of an article is computed between them. What is read twice, the sums, is 9 KB a
-// group; everything else stays in registers.
+// each way, and what joins the groups of an article is computed between them. The first writes
+// the sums, 9 KB a group, and the others read them; everything else of a group stays in registers.
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
