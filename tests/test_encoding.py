@@ -143,6 +143,11 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
     (tmp_path / "u.csv").write_text("text\nsome words\n", "utf-16-be")
     with pytest.raises(UsageError, match=r"encoding=.utf-16-be"):
         classify(tmp_path / "u.csv", **job)
+    (tmp_path / "zeros").mkdir()
+    (tmp_path / "zeros" / "a.jsonl").write_bytes(bytes(1 << 20))  # in no encoding
+    (tmp_path / "zeros" / "b.jsonl").write_text('{"text": "x"}\n')
+    report = classify(tmp_path / "zeros", **job)
+    assert (report.rows_written, report.rows_quarantined) == (1, 1)
     (tmp_path / "l.txt").write_bytes(b"caf\xe9\n" * 2 + b"plain\n" * 10)
     report = classify(tmp_path / "l.txt", **job)
     hint = "2 of 12 rows are not UTF-8: if the files are in another encoding, name it, e.g. --encoding latin-1"

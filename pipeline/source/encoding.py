@@ -55,12 +55,11 @@ def looks_like(head: bytes) -> str | None:
     for mark, name in _MARKS.items():
         if head.startswith(mark):
             return name
-    looked_at = head[:_LOOKED_AT]
-    for first, name in ((1, "utf-16-le"), (0, "utf-16-be")):
-        half = looked_at[first::2]
-        if half.count(0) > _MANY * max(len(half), 1):
-            return name
-    return None
+    low, high = head[:_LOOKED_AT:2], head[1:_LOOKED_AT:2]
+    zeros = [half.count(0) > _MANY * max(len(half), 1) for half in (low, high)]
+    if all(zeros):  # no text in any encoding of two bytes: such as a file of zeros
+        return None
+    return "utf-16-be" if zeros[0] else "utf-16-le" if zeros[1] else None
 
 
 def why_not_decoded(value: bytes, encoding: str) -> str | None:
