@@ -26,7 +26,7 @@ from pipeline.engine.open import open_engine
 from pipeline.model import reference
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.frame import FRAMES
-from pipeline.threads import available_cores
+from pipeline.processes.threads import available_cores
 
 _CHECKED = 64  # articles whose scores are compared with the reference
 

@@ -33,7 +33,7 @@ from pipeline.kernels.storage import STORAGE
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.frame import FRAMES
-from pipeline.profiling.kernel_work import computed_rows, kernels_of
+from pipeline.telemetry.profiling.kernel_work import computed_rows, kernels_of
 from pipeline.telemetry.spans import Span
 
 OURS = (

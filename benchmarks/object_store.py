@@ -32,10 +32,10 @@ from typing import Any
 import obstore
 
 from benchmarks.record import about, parser, seconds_of, write
-from pipeline.buckets import bucket_client
 from pipeline.source.chunk import Selection
 from pipeline.source.inputs import Paths, identify, open_input
-from pipeline.source.read import chunks_here
+from pipeline.source.read.read import chunks_here
+from pipeline.storage.buckets import bucket_client
 
 BUCKET = "s3://corpora"
 _KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench-secret", "AWS_REGION": "us-east-1"}

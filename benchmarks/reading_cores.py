@@ -21,12 +21,12 @@ from typing import Any
 from benchmarks.corpora_files import Corpus, write_corpus
 from benchmarks.record import about, parser, write
 from cluster.settings import environment
+from pipeline.processes.threads import available_cores
 from pipeline.source.chunk import Selection
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.limits import CHUNK_ROWS, LIMITS
-from pipeline.source.parsing import PARSING
-from pipeline.source.read import chunks_here
-from pipeline.threads import available_cores
+from pipeline.source.read.parsing import PARSING
+from pipeline.source.read.read import chunks_here
 
 _ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 _ROWS, _SECONDS = 12_500, 3.0

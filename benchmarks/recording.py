@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.record import about, parser, write
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import load_model
-from pipeline.profiling.sample import sample
+from pipeline.telemetry.profiling.sample import sample
 from pipeline.telemetry.spans import Span, brought_home, span
 
 _SPANS = 1000

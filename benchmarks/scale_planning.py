@@ -12,10 +12,10 @@ from typing import Any
 from benchmarks.record import seconds_of
 from cluster import connect
 from cluster.scanner import workers_scanner
+from pipeline.processes.threads import available_cores
 from pipeline.source.chunk import Selection
 from pipeline.source.inputs import Paths, identify, open_input
-from pipeline.source.scan import MOST_THREADS, threads_scanner
-from pipeline.threads import available_cores
+from pipeline.source.plan.scan import MOST_THREADS, threads_scanner
 
 _COLUMNS = ("class", "title", "description")
 _SELECTION = Selection(text=_COLUMNS[1:], header=_COLUMNS)

@@ -19,13 +19,13 @@ from distributed import Worker
 from benchmarks.stand_in import StandIn
 from pipeline.engine.base import Predictions
 from pipeline.graph import GPU_EXECUTOR
+from pipeline.job.worker import STATE
 from pipeline.output.layout import PartNames
 from pipeline.output.local_store import LocalStore
 from pipeline.output.record import Entry, FileRecord
 from pipeline.source.chunk import Chunk, Selection, bad_rows_table
-from pipeline.source.plan import Unit
+from pipeline.source.plan.plan import Unit
 from pipeline.telemetry.spans import span
-from pipeline.worker import STATE
 
 SLOTS = "BROADSHEET_STUB_SLOTS"
 

@@ -13,7 +13,7 @@ from distributed import Worker
 
 from cluster.plugin import read_for_a_gpu
 from pipeline.engine.base import Backend, Predictions
-from pipeline.worker import STATE
+from pipeline.job.worker import STATE
 
 WORKERS = "STAND_IN_WORKERS"
 

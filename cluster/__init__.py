@@ -1,7 +1,12 @@
 """Clusters on this machine, at a scheduler's address or in Slurm jobs; and what a job installs on their workers."""
 
-from cluster.clock import client_clock
-from cluster.connect import connect, nearest
-from cluster.plugin import EnginePlugin, start_engines
+if __name__ == "cluster":
+    from broadsheet.checkout import alias
+
+    alias(__name__)
+
+from .client import connect, nearest
+from .clock import client_clock
+from .plugin import EnginePlugin, start_engines
 
 __all__ = ["EnginePlugin", "client_clock", "connect", "nearest", "start_engines"]

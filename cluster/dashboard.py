@@ -1,7 +1,7 @@
 """The page "Broadsheet" of the Dask dashboard: the job's progress, and what each worker is doing.
 
-Importing this module where a scheduler starts (`--preload cluster.dashboard`) adds the page, and the guard. Dask
-documents no such interface, so all code that depends on it is in this file.
+Importing this module where a scheduler starts (`--preload broadsheet.cluster.dashboard`) adds the page, and the
+guard. Dask documents no such interface, so all code that depends on it is in this file.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.dashboard.scheduler import applications
 
-import cluster.guard  # noqa: F401  # before the scheduler's HTTP server starts
-from cluster.heartbeat import METRIC
-from cluster.progress import PAGE, TOPIC
-from pipeline.visible import visible
+from ..pipeline.errors import visible
+from . import guard  # noqa: F401  # before the scheduler's HTTP server starts
+from .heartbeat import METRIC
+from .progress import PAGE, TOPIC
 
 _COLORS = {
     "copy-in": "#4c9be8",

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 import cloudpickle
 from distributed import Client, wait
 
-from cluster import probes
-from cluster.connect import is_loopback
-from cluster.plugin import start_engines
-from pipeline.model.charcnn import load_model
+from ..pipeline.model.charcnn import load_model
+from . import probes
+from .client import is_loopback
+from .plugin import start_engines
 
 OK, WARNING, FAILURE = "ok", "warning", "FAILURE"
 _TRANSFER_BYTES = 64 << 20
@@ -75,14 +75,14 @@ def _versions(everyone: dict[str, dict[str, Any]]) -> Finding:
 
 
 def _sources(everyone: dict[str, dict[str, Any]]) -> Finding:
-    ours = everyone["this process"]["sources"]
+    ours, our_digest = everyone["this process"]["source"]
     for name, about in everyone.items():
-        for package, (folder, digest) in about["sources"].items():
-            if digest != ours[package][1]:
-                found = f"{name} imports {package} from {folder}, which differs from {ours[package][0]} here"
-                remedy = "rename your own folder of that name, or install the same broadsheet there"
-                return Finding("imports", FAILURE, found, remedy)
-    return Finding("imports", OK, "every process imports this pipeline and this cluster")
+        folder, digest = about["source"]
+        if digest != our_digest:
+            found = f"{name} imports broadsheet from {folder}, which differs from {ours} here"
+            remedy = "rename your own folder of that name, or install the same broadsheet there"
+            return Finding("imports", FAILURE, found, remedy)
+    return Finding("imports", OK, "every process imports this broadsheet")
 
 
 def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, Any]]) -> Iterator[Finding]:
@@ -120,7 +120,7 @@ def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, A
 def _kernels(client: Client, device: str) -> Finding:
     try:
         _, backend = start_engines(client, load_model("ag-news"), device, "auto")
-    except Exception as error:  # where a worker imports another `cluster`, the error is Dask's
+    except Exception as error:  # where a worker imports another `broadsheet`, the error is Dask's
         return Finding("kernels", FAILURE, str(error), "see the logs of the workers")
     return Finding("kernels", OK, str(backend))
 

@@ -21,7 +21,7 @@ from distributed.http.routing import RoutingApplication
 from tornado.httputil import HTTPServerRequest
 from tornado.web import ErrorHandler
 
-from cluster.private import TOKEN
+from .private import TOKEN
 
 _ORIGINS = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
 _LOOPBACK = ("127.0.0.1:*", "localhost:*", "[::1]:*")  # any port: that of a tunnel may be another

@@ -7,8 +7,8 @@ from typing import Any
 
 from distributed import Worker
 
-from pipeline.telemetry.activity import ACTIVITY
-from pipeline.telemetry.counters import COUNTS
+from ..pipeline.telemetry.activity import ACTIVITY
+from ..pipeline.telemetry.counters import COUNTS
 
 METRIC = "broadsheet"
 

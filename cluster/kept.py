@@ -15,11 +15,11 @@ from distributed import Client
 from distributed.core import Status
 from distributed.utils import silence_logging_cmgr
 
-from cluster.local import cluster_here, worker_here
-from cluster.private import SCRATCH, scratch_folder
-from cluster.settings import configured
-from cluster.steady_clock import use_steady_clock
-from pipeline.errors import UsageError
+from ..pipeline.errors import UsageError
+from .local import cluster_here, worker_here
+from .private import SCRATCH, scratch_folder
+from .settings import configured
+from .steady_clock import use_steady_clock
 
 
 class Kept:
@@ -46,7 +46,7 @@ class Kept:
         if self._forked:
             raise UsageError(
                 "this process was forked from one that has run a job, whose threads Dask would wait for here: start "
-                "processes by 'spawn' or 'forkserver' (multiprocessing.set_start_method), or use pipeline.load()"
+                "processes by 'spawn' or 'forkserver' (multiprocessing.set_start_method), or use broadsheet.load()"
             )
         use_steady_clock()
         if not self._busy.acquire(blocking=False):

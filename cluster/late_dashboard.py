@@ -22,6 +22,6 @@ def add_when_opened(scheduler: Scheduler) -> None:
 def _add(scheduler: Scheduler) -> None:
     from distributed.dashboard.scheduler import connect
 
-    import cluster.dashboard  # noqa: F401  # adds its page
+    from . import dashboard  # noqa: F401  # adds its page
 
     connect(scheduler.http_application, scheduler.http_server, scheduler)

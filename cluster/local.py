@@ -18,17 +18,17 @@ import dask
 from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 
-from cluster.interrupts import postponed
-from cluster.late_dashboard import WITHOUT_DASHBOARD, add_when_opened
-from cluster.nsys import nsys_workers
-from cluster.open_files import need_open_files
-from cluster.private import scratch_folder
-from cluster.protocol import count_gpus
-from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, configured, no_workers_seconds
-from cluster.tls import make_certificates, tls_settings
-from cluster.unguarded import end_in_a_worker, noticed
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.threads import WORKERS_PER_HOST, available_cores
+from ..pipeline.errors import BroadsheetError, UsageError
+from ..pipeline.processes.threads import WORKERS_PER_HOST, available_cores
+from .interrupts import postponed
+from .late_dashboard import WITHOUT_DASHBOARD, add_when_opened
+from .nsys import nsys_workers
+from .open_files import need_open_files
+from .private import scratch_folder
+from .protocol import count_gpus
+from .settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, configured, no_workers_seconds
+from .tls import make_certificates, tls_settings
+from .unguarded import end_in_a_worker, noticed
 
 _CORES_PER_WORKER = 4
 _CLOSE_SECONDS = 30

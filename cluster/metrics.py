@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler
 
-from cluster.heartbeat import METRIC
-from cluster.progress import TOPIC
-from pipeline.telemetry.counters import COUNTS, HELP
-from pipeline.worker import STATE
+from ..pipeline.job.worker import STATE
+from ..pipeline.telemetry.counters import COUNTS, HELP
+from .heartbeat import METRIC
+from .progress import TOPIC
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

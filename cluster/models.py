@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from distributed import Worker, WorkerPlugin, default_client
 
-from pipeline.ecosystem.resident import hold
-from pipeline.model.charcnn import Model
+from ..pipeline.ecosystem.resident import hold
+from ..pipeline.model.charcnn import Model
 
 
 class ModelPlugin(WorkerPlugin):

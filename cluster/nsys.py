@@ -15,8 +15,8 @@ from pathlib import Path
 
 import dask
 
-from cluster.settings import WORKER_OPTIONS, variables
-from pipeline.errors import BroadsheetError, UsageError
+from ..pipeline.errors import BroadsheetError, UsageError
+from .settings import WORKER_OPTIONS, variables
 
 _CLOSE_SECONDS = 120
 """nsys writes its report once the workers have ended."""

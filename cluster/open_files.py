@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from pipeline.errors import UsageError
+from ..pipeline.errors import UsageError
 
 _OF_A_JOB, _OF_A_WORKER = 32, 16  # of the client, with the scheduler in it; measured: 20, and 15 for each process
 _ENOUGH = 65_536

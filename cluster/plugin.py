@@ -12,19 +12,19 @@ from functools import partial
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
-from cluster.clock import ClockPlugin
-from cluster.heartbeat import METRIC, worker_metrics
-from cluster.metrics import tell_scheduler, tell_worker
-from cluster.settings import THREADS_PER_WORKER, no_workers_seconds
-from cluster.steady_clock import use_steady_clock
-from pipeline.engine.base import Backend, Engine, Texts
-from pipeline.engine.memory import is_short_of_memory
-from pipeline.engine.open import expected_device
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.graph import GPU_EXECUTOR
-from pipeline.model.charcnn import Model
-from pipeline.threads import available_cores, share_of_cores
-from pipeline.worker import STATE
+from ..pipeline.engine.base import Backend, Engine, Texts
+from ..pipeline.engine.memory import is_short_of_memory
+from ..pipeline.engine.open import expected_device
+from ..pipeline.errors import BroadsheetError, UsageError
+from ..pipeline.graph import GPU_EXECUTOR
+from ..pipeline.job.worker import STATE
+from ..pipeline.model.charcnn import Model
+from ..pipeline.processes.threads import available_cores, share_of_cores
+from .clock import ClockPlugin
+from .heartbeat import METRIC, worker_metrics
+from .metrics import tell_scheduler, tell_worker
+from .settings import THREADS_PER_WORKER, no_workers_seconds
+from .steady_clock import use_steady_clock
 
 NAME = "broadsheet-engine"
 
@@ -43,8 +43,8 @@ class EnginePlugin(WorkerPlugin):
     """Adds the `gpu` executor and offers an engine of the model, also on workers that join later.
 
     It carries the model's bytes, so a worker needs no file. There is one for each model; their engines live side by
-    side (`pipeline/loaded.py`). The CPU engine of a worker gets the cores of its host, divided by the number of workers
-    there.
+    side (`pipeline/labelling/loaded.py`). The CPU engine of a worker gets the cores of its host, divided
+    by the number of workers there.
     """
 
     def __init__(self, model: Model, device: str, precision: str, kernels: str, workers_per_host: int) -> None:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import dask
 
-from pipeline.errors import UsageError
+from ..pipeline.errors import UsageError
 
 SCRATCH = "temporary-directory"
 """Where Dask's configuration names the folder below which each process makes one of its own."""

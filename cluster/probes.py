@@ -1,7 +1,7 @@
 """Functions that the doctor runs on workers and the scheduler.
 
-They are pickled by value, and import only what every Dask process has, so that they also run where `cluster` or
-`pipeline` is another package of that name, and report it.
+They are pickled by value, and import only what every Dask process has, so that they also run where `broadsheet` is
+another package of that name, and report it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PACKAGES = (
 
 
 def about_process() -> dict[str, Any]:
-    """Versions, location and digest of the source of `pipeline` and `cluster`, cores, host name."""
+    """Versions, location and digest of the source of `broadsheet`, cores, host name."""
     import importlib.util
     import os
     import platform
@@ -30,18 +30,14 @@ def about_process() -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = "absent"
-    sources = {}
-    for name in ("pipeline", "cluster"):
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
-            sources[name] = ("nowhere", "")
-            continue
-        folder, digest = Path(spec.origin).parent, sha256()
-        for file in sorted(folder.rglob("*.py")):
+    spec = importlib.util.find_spec("broadsheet")
+    folder, digest = (Path(spec.origin).parent if spec is not None and spec.origin else Path("nowhere")), sha256()
+    for place in (folder, folder / "pipeline", folder / "cluster"):  # in a checkout, these two are links
+        for file in sorted(place.rglob("*.py")):
             digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
-        sources[name] = (str(folder), digest.hexdigest()[:12])
+    source = (str(folder), digest.hexdigest()[:12])
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    return {"versions": versions, "sources": sources, "cores": cores, "host": socket.gethostname()}
+    return {"versions": versions, "source": source, "cores": cores, "host": socket.gethostname()}
 
 
 def about_gpu() -> dict[str, Any] | None:

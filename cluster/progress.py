@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 from distributed import Client, Scheduler
 
-from pipeline.report.job import JobReport, Progress
-from pipeline.visible import visible
+from ..pipeline.errors import visible
+from ..pipeline.report.job import JobReport, Progress
 
 PAGE = "/broadsheet"
 TOPIC = "broadsheet"
@@ -92,4 +92,4 @@ class DashboardProgress(Progress):
 def _knows_page(dask_scheduler: Scheduler) -> bool:
     """Whether it has the page, or will have it once somebody opens the dashboard."""
     will_have = getattr(dask_scheduler.http_application, "when_opened", None) is not None
-    return will_have or "cluster.dashboard" in sys.modules
+    return will_have or "broadsheet.cluster.dashboard" in sys.modules

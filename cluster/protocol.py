@@ -7,8 +7,8 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-from cluster.settings import environment
-from pipeline.errors import BroadsheetError, UsageError
+from ..pipeline.errors import BroadsheetError, UsageError
+from .settings import environment
 
 PROTOCOLS = ("auto", "tcp", "ucx")
 _ASK_UCX = "import ucxx; print(','.join(sorted(ucxx.get_active_transports())))"

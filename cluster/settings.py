@@ -12,7 +12,7 @@ from typing import Any
 import dask
 from dask.utils import parse_timedelta
 
-from cluster.private import LINK, SCRATCH, TOKEN, new_token
+from .private import LINK, SCRATCH, TOKEN, new_token
 
 _ENVIRON = "distributed.nanny.pre-spawn-environ."
 _NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"
@@ -116,7 +116,7 @@ def configured(scratch: Path) -> Iterator[None]:
 
     scratch: a folder for temporary files of the scheduler and its workers.
     """
-    import cluster.guard  # noqa: F401  # which must be done before the scheduler starts
+    from . import guard  # noqa: F401  # which must be done before the scheduler starts
 
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # before UCX is loaded here
     with dask.config.set(settings() | dashboard_settings(_TOKEN) | {SCRATCH: str(scratch)}):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from distributed.security import Security
 
-from cluster.private import make_private
-from pipeline.errors import UsageError
+from ..pipeline.errors import UsageError
+from .private import make_private
 
 _KEY, _CERTIFICATE = "key.pem", "certificate.pem"
 _BEFORE, _AFTER = timedelta(days=1), timedelta(days=365)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.errors import UsageError
+from ..pipeline.errors import UsageError
 
 _MARK = "BROADSHEET_UNGUARDED"
 """The environment variable with the path of the mark, in processes that are started while workers start."""

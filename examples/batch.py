@@ -6,16 +6,16 @@ python examples/batch.py examples/articles.csv labels
 import json
 import sys
 
-import pipeline
-from cluster import connect
-from pipeline.errors import BroadsheetError
+import broadsheet
+from broadsheet.cluster import connect
+from broadsheet.pipeline.errors import BroadsheetError
 
 
 def main(source: str, output: str) -> int:
     """Classify on this machine's cores; the exit code is the command's (docs/output.md)."""
     try:
         with connect("local") as client:
-            report = pipeline.classify(source, output, text_column=["title", "text"], client=client, update=True)
+            report = broadsheet.classify(source, output, text_column=["title", "text"], client=client, update=True)
     except BroadsheetError as error:
         print(f"batch: {error}", file=sys.stderr)
         return error.exit_code

@@ -9,7 +9,7 @@ from pathlib import Path
 import obstore
 from obstore.store import from_url
 
-import pipeline
+import broadsheet
 
 ARTICLES = Path(__file__).with_name("articles.csv")
 
@@ -21,7 +21,7 @@ def main(url: str, endpoint: str | None = None) -> int:
     )
     for day in ("monday", "tuesday"):
         obstore.put(days, f"{day}.csv", ARTICLES.read_bytes())
-        report = pipeline.classify(
+        report = broadsheet.classify(
             f"{url}/articles",
             f"{url}/labels",
             endpoint=endpoint,
@@ -30,7 +30,7 @@ def main(url: str, endpoint: str | None = None) -> int:
             update=True,  # each day: only the files that are new
         )
         print(report)
-    totals = pipeline.verify(f"{url}/labels", endpoint=endpoint)
+    totals = broadsheet.verify(f"{url}/labels", endpoint=endpoint)
     print(f"{url}/labels: {totals.rows_written:,} labels of {totals.rows_read:,} articles")
     return report.exit_code
 

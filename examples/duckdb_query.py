@@ -7,7 +7,7 @@ import sys
 
 import duckdb
 
-import pipeline
+import broadsheet
 
 QUERY = """
 select broadsheet(title || ' ' || text) as topic, count(*) as articles
@@ -18,7 +18,7 @@ from read_csv($source) group by topic order by articles desc
 def main(source: str, model: str = "ag-news") -> list[tuple[str, int]]:
     """Return topics and how many articles each has."""
     with duckdb.connect() as connection:
-        pipeline.duckdb.register(connection, model)
+        broadsheet.duckdb.register(connection, model)
         return connection.execute(QUERY, {"source": source}).fetchall()
 
 

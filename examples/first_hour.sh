@@ -129,23 +129,23 @@ step "From Python: a frame with nulls keeps its rows and its index; a classifier
 run 0 python - << 'PYTHON'
 import broadsheet
 import pandas as pd
-import pipeline
+import broadsheet
 
 frame = pd.DataFrame(
     {"text": ["Stocks fell on Monday as oil prices rose.", None, "The home team won the cup final."]}, index=[7, 3, 5]
 )
-labelled = pipeline.label(frame)
+labelled = broadsheet.label(frame)
 assert labelled.index.tolist() == [7, 3, 5]
 assert labelled["text"].equals(frame["text"])
 assert labelled["label"].isna().tolist() == [False, True, False]
 assert labelled.loc[3, "reason"] == "the text is null"
-report = pipeline.classify(frame)
+report = broadsheet.classify(frame)
 assert report.join(frame)["label"].equals(labelled["label"])
-with pipeline.load("ag-news") as classifier:
+with broadsheet.load("ag-news") as classifier:
     assert classifier("The home team won the cup final.").label == labelled.loc[5, "label"] == "Sports"
     assert classifier.predict(["Stocks fell on Monday as oil prices rose."]) == [labelled.loc[7, "label"]]
-assert pipeline.dry_run("news.jsonl").rows == 40
-assert broadsheet.classify is pipeline.classify
+assert broadsheet.dry_run("news.jsonl").rows == 40
+assert broadsheet.classify is broadsheet.classify
 print(labelled)
 PYTHON
 

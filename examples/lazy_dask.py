@@ -7,13 +7,13 @@ import sys
 
 import dask.dataframe as dd
 
-import pipeline
+import broadsheet
 
 
 def main(source: str, output: str, model: str = "ag-news", label: str = "Sports") -> int:
     """Return how many rows are written."""
     articles = dd.read_csv(source)
-    labelled = pipeline.label(articles, text_column=["title", "text"], model=model)
+    labelled = broadsheet.label(articles, text_column=["title", "text"], model=model)
     chosen = labelled[labelled.label == label][["id", "title", "label", "score"]]
     chosen.to_parquet(output)
     return len(dd.read_parquet(output))

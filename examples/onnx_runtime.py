@@ -10,7 +10,7 @@ import sys
 
 import onnxruntime
 
-import pipeline
+import broadsheet
 
 
 def main(exported: str, source: str, model: str = "ag-news") -> list[str]:
@@ -19,7 +19,7 @@ def main(exported: str, source: str, model: str = "ag-news") -> list[str]:
     classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
     with open(source, newline="", encoding="utf-8") as file:
         texts = [f"{row['title']} {row['text']}" for row in csv.DictReader(file)]
-    (scores,) = session.run(["scores"], pipeline.onnx_inputs(model, texts))
+    (scores,) = session.run(["scores"], broadsheet.onnx_inputs(model, texts))
     return [classes[best] for best in scores.argmax(axis=1)]
 
 

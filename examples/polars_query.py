@@ -7,14 +7,14 @@ import sys
 
 import polars as pl
 
-import pipeline
+import broadsheet
 
 
 def main(source: str, model: str = "ag-news") -> pl.DataFrame:
     """Return the ten articles with the lowest scores."""
 
     def labelled(frame: pl.DataFrame) -> pl.DataFrame:
-        return pipeline.label(frame, text_column=["title", "text"], model=model)
+        return broadsheet.label(frame, text_column=["title", "text"], model=model)
 
     articles = pl.scan_csv(source)
     schema = labelled(articles.head(1).collect()).schema

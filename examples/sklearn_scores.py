@@ -6,9 +6,8 @@ python examples/sklearn_scores.py examples/articles.csv
 import csv
 import sys
 
+from broadsheet.sklearn import TextClassifier
 from sklearn.model_selection import cross_val_score
-
-from pipeline.sklearn import TextClassifier
 
 
 def main(source: str, **settings: object) -> list[float]:

@@ -1,10 +1,4 @@
-"""Broadsheet: labels for very large collections of short texts, by a character-level CNN on a Dask graph.
-
->>> import pipeline
->>> report = pipeline.classify(["Stocks fell on Monday as oil rose."])
->>> report.to_pandas()["label"][0]
-'Business'
-"""
+"""What `broadsheet` offers: each name, and the module that it comes from."""
 
 from __future__ import annotations
 
@@ -12,22 +6,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.api import classify, close
-    from pipeline.classifier import Classifier, Prediction, load
-    from pipeline.client import AsyncClient, Client, ServerError
-    from pipeline.ecosystem.onnx import export_onnx, onnx_inputs
-    from pipeline.ecosystem.push import push
-    from pipeline.errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
-    from pipeline.estimate import Estimate, dry_run
-    from pipeline.int8_scales import quantise
-    from pipeline.labelled import label
-    from pipeline.model.charcnn import Model, load_model
-    from pipeline.options import Options
-    from pipeline.output.verify import verify
-    from pipeline.report.job import JobReport
-    from pipeline.source.inputs import Paths
-    from pipeline.temperature import calibrate
-    from pipeline.train.module import torch_module
+    from .api import classify, close
+    from .classifier import Classifier, Prediction, load
+    from .client import AsyncClient, Client, ServerError
+    from .ecosystem.labelled import label
+    from .ecosystem.onnx import export_onnx, onnx_inputs
+    from .ecosystem.push import push
+    from .errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
+    from .job.estimate import Estimate, dry_run
+    from .measures.int8_scales import quantise
+    from .measures.temperature import calibrate
+    from .model.charcnn import Model, load_model
+    from .options import Options
+    from .output.verify import verify
+    from .report.job import JobReport
+    from .source.inputs import Paths
+    from .train.module import torch_module
 
     __version__: str
 
@@ -47,6 +41,7 @@ __all__ = [
     "ServerError",
     "SourceError",
     "UsageError",
+    "__version__",
     "calibrate",
     "classify",
     "close",
@@ -62,28 +57,33 @@ __all__ = [
     "verify",
 ]
 
+if __name__ == "pipeline":
+    from broadsheet.checkout import alias
+
+    alias(__name__)
+
 _MODULES = {
     "AsyncClient": "client",
     "Classifier": "classifier",
     "Client": "client",
-    "Estimate": "estimate",
+    "Estimate": "job.estimate",
     "JobReport": "report.job",
     "Model": "model.charcnn",
     "Options": "options",
     "Paths": "source.inputs",
     "Prediction": "classifier",
     "ServerError": "client",
-    "calibrate": "temperature",
+    "calibrate": "measures.temperature",
     "classify": "api",
     "close": "api",
-    "dry_run": "estimate",
+    "dry_run": "job.estimate",
     "export_onnx": "ecosystem.onnx",
-    "label": "labelled",
+    "label": "ecosystem.labelled",
     "load": "classifier",
     "load_model": "model.charcnn",
     "onnx_inputs": "ecosystem.onnx",
     "push": "ecosystem.push",
-    "quantise": "int8_scales",
+    "quantise": "measures.int8_scales",
     "torch_module": "train.module",
     "verify": "output.verify",
 }
@@ -96,7 +96,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("broadsheet")
     if name in _MODULES_OF_TOOLS:
-        return import_module(f"pipeline.{name}")
+        return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"pipeline.{_MODULES.get(name, 'errors')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)

@@ -15,7 +15,7 @@ def main() -> None:
     """Run the command. Ctrl-C while its modules are imported ends it without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from pipeline.cli import main as run
+    from .cli import main as run
 
     run()
 

@@ -10,19 +10,19 @@ from typing import Any
 
 from distributed import Client
 
-from pipeline.ecosystem.resident import release
-from pipeline.errors import UsageError
-from pipeline.job import run_job
-from pipeline.model.charcnn import Model
-from pipeline.model.quantised import scales_of
-from pipeline.model.several import load_models
-from pipeline.options import OPTIONS, Options
-from pipeline.output.folder import OutputFolder
-from pipeline.output.place import place_of
-from pipeline.phases import OnDemand, Request, Running
-from pipeline.report.job import JobReport, Progress
-from pipeline.report.summary import doubt
-from pipeline.source.search import printable
+from .ecosystem.resident import release
+from .errors import UsageError
+from .job.phases import OnDemand, Request, Running
+from .job.run import run_job
+from .model.charcnn import Model
+from .model.quantised import scales_of
+from .model.several import load_models
+from .options import OPTIONS, Options
+from .output.folder import OutputFolder
+from .output.place import place_of
+from .report.job import JobReport, Progress
+from .report.summary import doubt
+from .source.find.search import printable
 
 
 def classify(
@@ -193,7 +193,7 @@ def classify(
 
     Examples
     --------
-    >>> report = pipeline.classify("news.csv", "labels", text_column=["title", "body"])
+    >>> report = broadsheet.classify("news.csv", "labels", text_column=["title", "body"])
     >>> report.rows_written
     100
 
@@ -232,11 +232,11 @@ def close() -> None:
 
     Examples
     --------
-    >>> report = pipeline.classify(["Stocks fell on Monday as oil rose."])
-    >>> pipeline.close()
+    >>> report = broadsheet.classify(["Stocks fell on Monday as oil rose."])
+    >>> broadsheet.close()
 
     """
-    from cluster.kept import KEPT
+    from ..cluster.kept import KEPT
 
     KEPT.close()
     release()
@@ -245,13 +245,13 @@ def close() -> None:
 def _embedded(workers: int | None) -> Callable[[], AbstractContextManager[Client]]:
     """A cluster of this machine's cores: `workers` processes, or one worker within this process, which is kept."""
     if workers is not None:
-        from cluster.unguarded import end_in_a_worker
+        from ..cluster.unguarded import end_in_a_worker
 
         end_in_a_worker()  # before the input is searched and planned
 
     def start() -> AbstractContextManager[Client]:
-        from cluster import connect
-        from cluster.kept import KEPT
+        from ..cluster import connect
+        from ..cluster.kept import KEPT
 
         return KEPT.connect() if workers is None else connect("local", workers=workers)
 

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Engine, Predictions, Texts
-from pipeline.engine.on_gpu import texts_on_gpu
-from pipeline.engine.open import open_engine
-from pipeline.errors import SourceError, UsageError
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.label_sets import assigned
-from pipeline.source.limits import CHUNK_ROWS, LIMITS
+from .engine.base import Engine, Predictions, Texts
+from .engine.on_gpu import texts_on_gpu
+from .engine.open import open_engine
+from .errors import SourceError, UsageError
+from .model.charcnn import Model, load_model
+from .model.label_sets import assigned
+from .source.limits import CHUNK_ROWS, LIMITS
 
 _ONE_TEXT = Texts.of([b"x"])
 
@@ -38,7 +38,7 @@ class Prediction(NamedTuple):
 
     Examples
     --------
-    >>> with pipeline.load("ag-news") as classifier:
+    >>> with broadsheet.load("ag-news") as classifier:
     ...     label, score = classifier("Stocks fell on Monday as oil rose.")
     >>> label, score > 0.5
     ('Business', True)
@@ -76,8 +76,8 @@ class Classifier:
     bits as in a job on the same device, whatever else is in the list. A context manager, which closes it.
 
     Texts may be on a GPU already: an array or batch with Arrow's C device interface (of a batch, the column "text"), a
-    cudf Series, or `pipeline.engine.base.Texts` of CuPy arrays. They are labelled there, and only their offsets and
-    nulls are copied to the host. Bytes that are not UTF-8 count as unknown characters.
+    cudf Series, or `broadsheet.pipeline.engine.base.Texts` of CuPy arrays. They are labelled there, and only their
+    offsets and nulls are copied to the host. Bytes that are not UTF-8 count as unknown characters.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class Classifier:
 
     Examples
     --------
-    >>> with pipeline.load("ag-news") as classifier:
+    >>> with broadsheet.load("ag-news") as classifier:
     ...     classifier("Stocks fell on Monday as oil rose.").label
     'Business'
 
@@ -273,7 +273,7 @@ class Classifier:
         """The predictions of texts, the first of which is number `first`. Raises SourceError for an overflow."""
         with self._submitting:
             if not self._close.alive:
-                raise UsageError("this classifier is closed: load another with pipeline.load()")
+                raise UsageError("this classifier is closed: load another with broadsheet.load()")
             computed = self._thread.submit(self._engine.classify, texts, all_scores=all_scores)
         found = computed.result()
         if found.overflowed.any():
@@ -328,7 +328,7 @@ def load(
 
     Examples
     --------
-    >>> classifier = pipeline.load("ag-news")
+    >>> classifier = broadsheet.load("ag-news")
     >>> classifier.predict(["Stocks fell on Monday as oil rose.", "The home team won."])
     ['Business', 'Sports']
     >>> classifier.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.errors import BroadsheetError
+from .errors import BroadsheetError
 
 try:
     import httpx
@@ -39,10 +39,10 @@ class ServerError(BroadsheetError):
 
     Examples
     --------
-    >>> with pipeline.Client("http://127.0.0.1:8000") as client:
+    >>> with broadsheet.Client("http://127.0.0.1:8000") as client:
     ...     try:
     ...         client.classify(["Stocks fell on Monday."], model="another")
-    ...     except pipeline.ServerError as error:
+    ...     except broadsheet.ServerError as error:
     ...         print(error.status)
     404
 
@@ -69,7 +69,7 @@ class Client:
 
     Examples
     --------
-    >>> with pipeline.Client("http://127.0.0.1:8000") as client:
+    >>> with broadsheet.Client("http://127.0.0.1:8000") as client:
     ...     sorted(client.classify(["Stocks fell on Monday as oil rose."])[0])
     ['label', 'n_chars', 'score', 'truncated', 'unknown_chars']
 
@@ -173,7 +173,7 @@ class AsyncClient:
     Examples
     --------
     >>> async def lengths(texts):
-    ...     async with pipeline.AsyncClient("http://127.0.0.1:8000") as client:
+    ...     async with broadsheet.AsyncClient("http://127.0.0.1:8000") as client:
     ...         return [result["n_chars"] for result in await client.classify(texts)]
     >>> asyncio.run(lengths(["Stocks fell on Monday as oil rose."]))
     [34]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipeline.ecosystem.rows import labels_of
-from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model
-from pipeline.options import Options
+from .ecosystem.rows import labels_of
+from .errors import UsageError
+from .model.charcnn import Model
+from .options import Options
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -56,7 +56,7 @@ def register(
     Examples
     --------
     >>> connection = duckdb.connect()
-    >>> pipeline.duckdb.register(connection, "ag-news")
+    >>> broadsheet.duckdb.register(connection, "ag-news")
     >>> connection.sql("select broadsheet(body) as topic, count(*) from 'news/*.parquet' group by topic")
 
     """
@@ -66,7 +66,7 @@ def register(
     options = Options(text_column=_TEXT, device=device, precision=precision, kernels=kernels)
     labels = labels_of([model], options, pa.schema([(_TEXT, pa.string())]))
     if any(labelling.thresholds is not None for labelling in labels.columns.labellings):
-        raise UsageError("the model gives a text several labels, and the functions return one: use pipeline.label")
+        raise UsageError("the model gives a text several labels, and the functions return one: use broadsheet.label")
     types = {pa.string(): sqltypes.VARCHAR, pa.float32(): sqltypes.FLOAT}
     types |= {pa.int64(): sqltypes.BIGINT, pa.bool_(): sqltypes.BOOLEAN}
     row = duckdb.struct_type({field.name: types[field.type] for field in labels.schema})

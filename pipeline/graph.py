@@ -24,17 +24,17 @@ from distributed import CancelledError, Client, Future, KilledWorker, LocalClust
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
-from pipeline import tasks
-from pipeline.errors import BroadsheetError, SourceError
-from pipeline.group_tasks import TOPIC, Labelled, begin_no_more, label_group, label_run
-from pipeline.source.group import Group, GroupEnd, part_name
-from pipeline.source.inputs import Loaded, Partition, Source, Unread
-from pipeline.source.plan import Run, Unit
-from pipeline.source.readers import ReaderLost
-from pipeline.suspects import Suspects
-from pipeline.task_keys import run_of, task_key
-from pipeline.tasks import Done, Job, Noted, SetAside, Stopped
-from pipeline.watchdog import Watchdog
+from .errors import BroadsheetError, SourceError
+from .job import tasks
+from .job.group_tasks import TOPIC, Labelled, begin_no_more, label_group, label_run
+from .job.suspects import Suspects
+from .job.task_keys import run_of, task_key
+from .job.tasks import Done, Job, Noted, SetAside, Stopped
+from .job.watchdog import Watchdog
+from .source.inputs import Loaded, Partition, Source, Unread
+from .source.plan.group import Group, GroupEnd, part_name
+from .source.plan.plan import Run, Unit
+from .source.read.readers import ReaderLost
 
 Event = Done | GroupEnd | Noted | SetAside | Stopped
 """What a job hears of its chunks."""

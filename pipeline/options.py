@@ -9,22 +9,22 @@ from dataclasses import dataclass, fields
 
 from msgspec import UNSET
 
-from pipeline.buckets import check_endpoint
-from pipeline.errors import UsageError
-from pipeline.model.several import Models
-from pipeline.output.expression import parse
-from pipeline.output.labelling import Labelling, Names
-from pipeline.output.layout import FORMATS
-from pipeline.output.record import Settings
-from pipeline.report.explain import refuse_unwritable
-from pipeline.source.chunk import Selection
-from pipeline.source.delimiter import delimiter_named
-from pipeline.source.encoding import encoding_named
-from pipeline.source.label_sets import SEPARATOR
-from pipeline.source.names import root_of
-from pipeline.source.opening import read_local, reason
-from pipeline.source.search import printable
-from pipeline.windows import SCORES, Windows
+from .errors import UsageError
+from .labelling.windows import SCORES, Windows
+from .model.several import Models
+from .output.expression import parse
+from .output.labelling import Labelling, Names
+from .output.layout import FORMATS
+from .output.record import Settings
+from .report.explain import refuse_unwritable
+from .source.chunk import Selection
+from .source.delimiter import delimiter_named
+from .source.find.names import root_of
+from .source.find.search import printable
+from .source.label_sets import SEPARATOR
+from .source.open.encoding import encoding_named
+from .source.open.opening import read_local, reason
+from .storage.buckets import check_endpoint
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Options:
 
     Examples
     --------
-    >>> pipeline.Options(text_column=["title", "body"], top_k=3).text_column
+    >>> broadsheet.Options(text_column=["title", "body"], top_k=3).text_column
     ('title', 'body')
 
     """

@@ -13,10 +13,10 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
-from pipeline.classifier import Classifier, load
-from pipeline.model.charcnn import Model
-from pipeline.train import train
-from pipeline.train.recipe import WITH_SPACE
+from .classifier import Classifier, load
+from .model.charcnn import Model
+from .train import train
+from .train.recipe import WITH_SPACE
 
 _MODEL, _CLASSIFIER = "model_", "_classifier"
 
@@ -29,12 +29,13 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     epochs, batch_size, learning_rate : optional
-        As in `pipeline.train.Recipe`. Default: by the number of rows, as `pipeline.train.train` chooses.
+        As in `broadsheet.pipeline.train.Recipe`. Default: by the number of rows, as
+        `broadsheet.pipeline.train.train` chooses.
     settings : mapping of str to number, optional
         Other settings of the recipe, for example ``{"dropout": 0.5}``.
     ngrams : int, optional
         Buckets for n-grams beside the network, a power of two; 0 for none. Without a GPU, and without a setting of the
-        recipe, n-grams are all that is fitted, unless this is 0: as `pipeline.train.train` chooses.
+        recipe, n-grams are all that is fitted, unless this is 0: as `broadsheet.pipeline.train.train` chooses.
     balanced : bool
         Every class weighs the same, however many rows it has.
     hold_out_share : float, optional
@@ -45,7 +46,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     alphabet : str
         The symbols that it reads. Default: the published alphabet with a space.
     frame : str
-        "text" or "dense", as `pipeline.train.train` takes it.
+        "text" or "dense", as `broadsheet.pipeline.train.train` takes it.
     random_state : int, RandomState or None
         For the initial weights, dropout and augmentation.
     device : str
@@ -60,7 +61,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     Examples
     --------
-    >>> from pipeline.sklearn import TextClassifier
+    >>> from broadsheet.sklearn import TextClassifier
     >>> classifier = TextClassifier(length=256, epochs=20, random_state=0).fit(texts, topics)
     >>> classifier.predict(["Stocks fell on Monday."])
     array(['business'], dtype='<U8')
@@ -116,7 +117,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         ValueError
             For a text that is none, a null label, two labels that are written alike, or lengths that differ.
         UsageError, BroadsheetError
-            As `pipeline.train.train`.
+            As `broadsheet.pipeline.train.train`.
 
         """
         texts, labels = _texts(X), _labels(y)

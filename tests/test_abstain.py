@@ -17,7 +17,7 @@ from distributed import Client
 
 import pipeline
 from pipeline.errors import UsageError
-from pipeline.evaluate import evaluate
+from pipeline.measures.evaluate import evaluate
 from pipeline.model.charcnn import Model
 
 ROWS = pa.table(

@@ -17,7 +17,7 @@ from distributed import Client
 import pipeline
 from pipeline.errors import SourceError, UsageError
 from pipeline.model.charcnn import Model
-from pipeline.source.files import find_files
+from pipeline.source.find.files import find_files
 
 ROWS = [f"article {i}" for i in range(60)]
 CSV = "id,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(ROWS))
@@ -97,7 +97,7 @@ BOMB = """
 import sys
 from pathlib import Path
 from pipeline.source.inputs import identify, open_input
-from pipeline.source.read import chunks_here
+from pipeline.source.read.read import chunks_here
 from pipeline.source.chunk import Selection
 given = identify(sys.argv[1], 70, 1014, whole_hash=False, by_content=False)
 rows = sum(chunk.rows_read for chunk in chunks_here(open_input(given, Selection(), 131_072)))

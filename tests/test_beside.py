@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pipeline.beside import beside
+from pipeline.processes.beside import beside
 
 
 class Cluster:

@@ -155,10 +155,10 @@ def test_the_doctor_finds_nothing_wrong_here(
 def test_the_doctor_names_what_is_wrong_with_a_cluster(
     broadsheet_in_process: Command, processes: Processes, tmp_path: Path
 ) -> None:
-    """A worker whose `cluster` is a folder of the user's, and that sees another output folder."""
+    """A worker whose `broadsheet` is a folder of the user's, and that sees another output folder."""
     file, shadow = tmp_path / "scheduler.json", tmp_path / "shadow"
-    (shadow / "cluster").mkdir(parents=True)
-    (shadow / "cluster" / "__init__.py").write_text("# an analysis of clusters\n")
+    (shadow / "broadsheet").mkdir(parents=True)
+    (shadow / "broadsheet" / "__init__.py").write_text("# an analysis of newspapers\n")
     processes.dask(
         "scheduler", "--host", "127.0.0.1", "--port", 0, "--scheduler-file", file, "--dashboard-address", ":0"
     )
@@ -172,7 +172,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     assert run.returncode == 1, run.stderr
     findings = {finding["check"]: finding for finding in json.loads(run.stdout)}
     assert findings["imports"]["verdict"] == "FAILURE"
-    assert f"imports cluster from {shadow / 'cluster'}" in findings["imports"]["found"]
+    assert f"imports broadsheet from {shadow / 'broadsheet'}" in findings["imports"]["found"]
     assert "rename your own folder" in findings["imports"]["remedy"]
     assert findings["output folder"]["verdict"] == "FAILURE"
     assert findings["TLS"]["found"] == "none: any user of this host can run code as you"

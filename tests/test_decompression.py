@@ -22,14 +22,14 @@ from reading import found, read_files
 
 from pipeline.errors import InputChanged, SourceError
 from pipeline.source.chunk import Selection
-from pipeline.source.compression import COMPRESSIONS, Compression
-from pipeline.source.decompress import Damaged, Decompressed
-from pipeline.source.files import find_files
+from pipeline.source.find.files import find_files
 from pipeline.source.formats.base import InputFile
 from pipeline.source.formats.registry import FORMATS
-from pipeline.source.one_core import how_it_is_read
-from pipeline.source.opening import open_at
-from pipeline.source.rapidgzip_reader import start
+from pipeline.source.open.compression import COMPRESSIONS, Compression
+from pipeline.source.open.decompress import Damaged, Decompressed
+from pipeline.source.open.one_core import how_it_is_read
+from pipeline.source.open.opening import open_at
+from pipeline.source.open.rapidgzip_reader import start
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,

@@ -18,7 +18,7 @@ import pytest
 import torch
 from pyarrow import csv
 
-import pipeline
+import broadsheet
 from pipeline.model.charcnn import Model
 
 IN_JOBS = {
@@ -27,16 +27,18 @@ IN_JOBS = {
 }
 """Methods that a job calls, and no user."""
 
+NAMES = [name for name in broadsheet.__all__ if name != "__version__"]
+
 OF_A_SERVER = {"AsyncClient", "Client", "ServerError"}  # tests/test_serve.py runs their examples
-EXAMPLES = sorted({"pipeline", *pipeline.__all__} - OF_A_SERVER - {"push"})  # which needs a Hub: tests/test_hub.py
+EXAMPLES = sorted({"broadsheet", *NAMES} - OF_A_SERVER - {"push"})  # which needs a Hub: tests/test_hub.py
 
 
 def members() -> Iterator[tuple[str, Any]]:
     """Public names, and the public methods of the classes among them."""
-    for name in pipeline.__all__:
-        found = getattr(pipeline, name)
+    for name in NAMES:
+        found = getattr(broadsheet, name)
         yield name, found
-        if inspect.isclass(found) and found.__module__.split(".")[0] == "pipeline":
+        if inspect.isclass(found) and found.__module__.split(".")[0] == "broadsheet":
             for method, function in vars(found).items():
                 of_users = not method.startswith("_") and f"{name}.{method}" not in IN_JOBS
                 if of_users and inspect.isfunction(getattr(function, "__func__", function)):
@@ -58,7 +60,7 @@ def test_every_parameter_is_documented(name: str, found: Any) -> None:
         return  # made by the package alone
     parameters = [p for p in inspect.signature(found).parameters if p not in ("self", "cls")]
     if name == "Options":
-        text = inspect.getdoc(pipeline.classify) or ""  # as its own docstring says
+        text = inspect.getdoc(broadsheet.classify) or ""  # as its own docstring says
         assert set(parameters) <= set(documented(text, "Parameters"))
     elif parameters:
         named = documented(text, "Parameters") or documented(text, "Attributes")
@@ -78,7 +80,7 @@ def folder(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path
     for name, table in (("news", rows.slice(0, 4)), ("february", pa.table({"text": texts[:2]}))):
         (made / name).mkdir()
         pq.write_table(table, made / name / "part.parquet")
-    pipeline.load_model("ag-news").save(made / "news.safetensors")
+    broadsheet.load_model("ag-news").save(made / "news.safetensors")
     small_model.save(made / "topics.safetensors")
     return made
 
@@ -87,9 +89,9 @@ def folder(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_the_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     shutil.rmtree("labels", ignore_errors=True)
-    found = pipeline if name == "pipeline" else getattr(pipeline, name)
+    found = broadsheet if name == "broadsheet" else getattr(broadsheet, name)
     text = inspect.getdoc(found) or ""
-    names = {"pipeline": pipeline, "pd": pd, "dask": dask, "torch": torch}
+    names = {"broadsheet": broadsheet, "pd": pd, "dask": dask, "torch": torch}
     test = doctest.DocTestParser().get_doctest(text, names, name, inspect.getsourcefile(found), 0)
     if not (inspect.isclass(found) and issubclass(found, Exception)):
         assert test.examples, "no example"

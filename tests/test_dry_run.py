@@ -20,7 +20,7 @@ from pipeline import Paths, UsageError, classify, dry_run
 from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Selection
 from pipeline.source.inputs import identify
-from pipeline.source.sample import sample_input
+from pipeline.source.plan.sample import sample_input
 
 SELECTION = Selection(("title", "description"), truth="class", header=("class", "title", "description"))
 

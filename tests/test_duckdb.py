@@ -11,8 +11,8 @@ import pytest
 import pipeline
 import pipeline.duckdb
 from pipeline import UsageError
+from pipeline.job.worker import STATE
 from pipeline.model.charcnn import Model
-from pipeline.worker import STATE
 
 
 @pytest.fixture(scope="module")

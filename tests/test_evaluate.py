@@ -15,7 +15,7 @@ from distributed import Client
 
 from pipeline.api import classify
 from pipeline.errors import UsageError
-from pipeline.evaluate import evaluate
+from pipeline.measures.evaluate import evaluate
 from pipeline.model.charcnn import Model
 
 ROWS = pa.table(

@@ -72,7 +72,7 @@ def test_reading_computing_and_writing_overlap(
 
 TROUBLE = """
 import os, signal, time
-from pipeline.worker import STATE
+from pipeline.job.worker import STATE
 kept = vars(STATE).setdefault("kept", (STATE.read, STATE.read_group, STATE.read_run))
 def trouble(path, first_row):
     name = os.path.basename(path)
@@ -228,7 +228,7 @@ def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(client
 
 def _threads() -> tuple[str | None, int, int]:
     """Of a worker: what BLAS was told, the threads that compute, and the engines."""
-    from pipeline.worker import STATE
+    from pipeline.job.worker import STATE
 
     computing = sum(thread.name.startswith("broadsheet-compute") for thread in threading.enumerate())
     return os.environ.get("OPENBLAS_NUM_THREADS"), computing, len(STATE.loaded.engines)

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.source.chunk import Selection
-from pipeline.source.files import find_files
-from pipeline.source.group import Group, GroupChunk, GroupEnd, group_sizes, part_name
-from pipeline.source.plan import Plan, plan_files
-from pipeline.source.read import read_group
+from pipeline.source.find.files import find_files
+from pipeline.source.plan.group import Group, GroupChunk, GroupEnd, group_sizes, part_name
+from pipeline.source.plan.plan import Plan, plan_files
+from pipeline.source.read.read import read_group
 
 SELECTION = Selection(kept=("id",), reads=40)
 WORDS = st.text("abcé \"',", max_size=60)

@@ -13,9 +13,9 @@ import pytest
 from reading import found, read_files, read_split
 
 from pipeline.source.chunk import Chunk, Selection, concat
-from pipeline.source.items import as_items
 from pipeline.source.limits import Limits
-from pipeline.source.tables import as_tables
+from pipeline.source.memory.items import as_items
+from pipeline.source.memory.tables import as_tables
 
 ROWS, READS, CHUNK_ROWS = 120, 100, 40
 LIMITS = Limits(chunk_bytes=30_000, part_bytes=8_000)

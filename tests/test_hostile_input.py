@@ -23,11 +23,11 @@ from pipeline.errors import SourceError
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
 from pipeline.source.chunk import Selection
-from pipeline.source.files import find_files
+from pipeline.source.find.files import find_files
 from pipeline.source.limits import Limits
-from pipeline.source.plan import Run, plan_files
-from pipeline.source.read import read_unit
-from pipeline.source.scan import threads_scanner
+from pipeline.source.plan.plan import Run, plan_files
+from pipeline.source.plan.scan import threads_scanner
+from pipeline.source.read.read import read_unit
 
 ROWS = 400
 MANY_ROWS = 1_200  # in chunks of ten more than two workers are given at once
@@ -219,9 +219,9 @@ READ_BOMB = """
 import resource, sys
 from pathlib import Path
 from pipeline.source.chunk import Selection
-from pipeline.source.files import find_files
-from pipeline.source.plan import plan_files
-from pipeline.source.read import read_group
+from pipeline.source.find.files import find_files
+from pipeline.source.plan.plan import plan_files
+from pipeline.source.read.read import read_group
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 found = find_files([sys.argv[1]], 70, 1014).found
 before, rows = peak(), 0

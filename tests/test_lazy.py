@@ -16,7 +16,7 @@ import pipeline
 from pipeline import SourceError, UsageError
 from pipeline.ecosystem.resident import release
 from pipeline.model.charcnn import Model
-from pipeline.threads import available_cores
+from pipeline.processes.threads import available_cores
 
 TEXTS = [f"{word} number {i}" for i in range(20) for word in ("stocks", "goal", "vote")]
 TEXTS[7] = None
@@ -61,7 +61,7 @@ def test_labels_of_a_dask_frame_are_those_of_classify(
 
 def _engines() -> tuple[int, int, int]:
     """Of a worker: its engines for such labels, all engines, and the threads that compute."""
-    from pipeline.worker import STATE
+    from pipeline.job.worker import STATE
 
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("broadsheet-compute")]
     engines = STATE.loaded.engines

@@ -26,9 +26,9 @@ from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
 from pipeline.source.chunk import Selection
 from pipeline.source.inputs import identify, open_input
-from pipeline.source.items import as_items
 from pipeline.source.limits import Limits
-from pipeline.source.tables import as_tables
+from pipeline.source.memory.items import as_items
+from pipeline.source.memory.tables import as_tables
 
 TEXTS = [None if i % 9 == 5 else f"Article number {i} of the day" for i in range(40)]
 TABLE = pa.table({"text": TEXTS, "id": range(40)})

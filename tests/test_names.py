@@ -12,8 +12,8 @@ from distributed import Client
 import pipeline
 from pipeline.errors import SourceError, UsageError
 from pipeline.model.charcnn import Model
-from pipeline.source.files import find_files
-from pipeline.source.names import located, named, without_secrets
+from pipeline.source.find.files import find_files
+from pipeline.source.find.names import located, named, without_secrets
 
 
 @pytest.fixture

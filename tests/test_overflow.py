@@ -23,7 +23,7 @@ from pipeline.cli.evaluate import command
 from pipeline.engine.base import Engine, Texts
 from pipeline.engine.open import open_engine, why_no_gpu
 from pipeline.errors import SourceError, UsageError
-from pipeline.evaluate import evaluate
+from pipeline.measures.evaluate import evaluate
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model

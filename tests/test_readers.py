@@ -24,14 +24,14 @@ from pipeline.errors import InputChanged
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
 from pipeline.source.chunk import Selection
-from pipeline.source.group import GroupEnd
-from pipeline.source.plan import Plan, plan_files
-from pipeline.source.read import read_group
-from pipeline.source.readers import ReaderLost, Readers
-from pipeline.source.scan import threads_scanner
+from pipeline.source.plan.group import GroupEnd
+from pipeline.source.plan.plan import Plan, plan_files
+from pipeline.source.plan.scan import threads_scanner
+from pipeline.source.read.read import read_group
+from pipeline.source.read.readers import ReaderLost, Readers
 
 PRELOAD = """
-from pipeline.worker import STATE
+from pipeline.job.worker import STATE
 def dask_setup(worker):
     STATE.read_in_processes(2)
 """
@@ -63,7 +63,7 @@ def pids_of(parent: int) -> set[int]:
     """The reader processes of a worker."""
     with suppress(psutil.NoSuchProcess):
         children = psutil.Process(parent).children()
-        return {child.pid for child in children if "pipeline.source.reader_process" in " ".join(child.cmdline())}
+        return {child.pid for child in children if "pipeline.source.read.reader_process" in " ".join(child.cmdline())}
     return set()
 
 

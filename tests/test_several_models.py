@@ -20,7 +20,7 @@ from pipeline import UsageError, classify, label, verify
 from pipeline.engine.base import Engine
 from pipeline.engine.cpu import CpuEngine
 from pipeline.errors import NoRoom
-from pipeline.loaded import LoadedEngines
+from pipeline.labelling.loaded import LoadedEngines
 from pipeline.model.charcnn import Model
 
 TEXTS = [f"Article {i} of the day, on {'sport' if i % 3 else 'a café, and money'} " * (1 + i % 4) for i in range(60)]
@@ -146,7 +146,7 @@ def test_two_jobs_at_once_with_two_models_share_a_cluster(models: dict[str, Path
     alone = {name: classify(TEXTS, model=models[name]).to_arrow() for name in "ab"}
 
     def held() -> set[int]:
-        state = import_module("pipeline.worker").STATE
+        state = import_module("pipeline.job.worker").STATE
         return {id(engine) for engine in state.loaded.engines.values()}
 
     def run(name: str) -> list[pa.Table]:

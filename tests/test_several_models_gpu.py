@@ -12,7 +12,7 @@ from test_gpu import hostile_texts, random_texts
 
 from pipeline.engine.base import Engine, Texts
 from pipeline.engine.open import opened, why_no_gpu
-from pipeline.labeller import classify
+from pipeline.labelling.labeller import classify
 from pipeline.model.charcnn import Model
 from pipeline.output.labelling import Labelling
 

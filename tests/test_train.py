@@ -22,7 +22,7 @@ from conftest import Command, random_model
 
 from pipeline import calibrate
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.held_out import hold_out
+from pipeline.measures.held_out import hold_out
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Model, layer_table
 from pipeline.model.frame import Frame

@@ -14,8 +14,8 @@ from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.errors import visible, visible_lines
 from pipeline.model.charcnn import Model
-from pipeline.visible import visible, visible_lines
 
 PURPLE, CLIPBOARD, LINK = "\x1b[35m", "\x1b]52;c;aGk=\x07", "\x1b]8;;http://x\x1b\\"
 NOT_UTF8 = "\udcff"  # a byte of a path
@@ -121,7 +121,7 @@ def test_scripts_of_all_the_world_stay_as_they_are() -> None:
     assert visible("\x1b\x9b\r\n\u202e\udcff") == r"\x1b\x9b\r\n\u202e\udcff"
 
 
-PRINTS = {"pipeline/report/console.py", "cluster/connect.py", "cluster/slurm/prepare.py"}
+PRINTS = {"pipeline/report/console.py", "cluster/client.py", "cluster/slurm/prepare.py"}
 """The files that print; the last prints lines for a shell to evaluate."""
 
 

@@ -22,12 +22,12 @@ from distributed import Client
 import pipeline
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
-from pipeline.source.changes import changed_chunks
 from pipeline.source.chunk import Selection
-from pipeline.source.files import Files, find_files
+from pipeline.source.find.files import Files, find_files
 from pipeline.source.inputs import identify, open_input
-from pipeline.source.opening import open_location
-from pipeline.source.read import chunks_here
+from pipeline.source.open.changes import changed_chunks
+from pipeline.source.open.opening import open_location
+from pipeline.source.read.read import chunks_here
 
 TEXTS = [f"article {i}, on the web" for i in range(600)]
 CSV = b"id,text\n" + b"".join(b'%d,"%s"\n' % (i, text.encode()) for i, text in enumerate(TEXTS))

@@ -14,9 +14,9 @@ from conftest import ROOT, CommandHere
 import pipeline
 from cluster import connect
 from pipeline import BroadsheetError, OutputError, UsageError, classify
-from pipeline.evaluate_labels import evaluate_labels
+from pipeline.errors import SWITCHES, VALUED, in_python
+from pipeline.measures.evaluate_labels import evaluate_labels
 from pipeline.report.job import Progress
-from pipeline.wording import SWITCHES, VALUED, in_python
 
 ERRORS = {"BroadsheetError", "UsageError", "ModelError", "SourceError", "InputChanged", "InputUnavailable"}
 ERRORS |= {"OutputError", "OutputUnavailable"}

@@ -20,7 +20,7 @@ import pipeline
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Selection
-from pipeline.source.files import find_files
+from pipeline.source.find.files import find_files
 
 ROWS = [
     ("an article", 1, datetime.datetime(2024, 1, 31), True, 0.1),

@@ -11,8 +11,8 @@ import signal
 import time
 from pathlib import Path
 
+from pipeline.job.worker import STATE
 from pipeline.output.layout import ENTRIES, PARTS
-from pipeline.worker import STATE
 
 STEP, WHOM, FLAG = os.environ["BROADSHEET_KILL"].split()
 # Dask runs a preload more than once: what it replaces is kept where the second run finds it.

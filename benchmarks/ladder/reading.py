@@ -15,8 +15,8 @@ from benchmarks.articles import Articles
 from pipeline.engine.base import Engine
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.inputs import identify, open_input
-from pipeline.source.plan import Unit
-from pipeline.source.read import read_unit
+from pipeline.source.plan.plan import Unit
+from pipeline.source.read.read import read_unit
 
 THREADS = 4
 """That read, as a worker of the product has at least."""

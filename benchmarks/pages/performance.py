@@ -167,7 +167,7 @@ def _held(*results: dict[str, Any]) -> str:
     )
     return f"""## One text at a time
 
-A held classifier, `pipeline.load("ag-news")`, called with one text of 96 characters; and `classify` of a list with
+A held classifier, `broadsheet.load("ag-news")`, called with one text of 96 characters; and `classify` of a list with
 that text, in a process that keeps its worker and model from the first call on. Medians of warm calls, the call and the
 engine alone in turns. `python -m benchmarks.held --output benchmarks/results/held_cpu.json`
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from distributed import Client
 
-from cluster.late_dashboard import WITHOUT_DASHBOARD, add_when_opened
-from cluster.private import make_private, scratch_folder
-from cluster.protocol import choose
-from cluster.settings import DASHBOARD_ADDRESS, NO_DASHBOARD, THREADS_PER_WORKER, configured, export, no_workers_seconds
-from cluster.slurm.site import Site, load_site
-from cluster.tls import make_certificates
-from pipeline.errors import BroadsheetError, UsageError
+from ...pipeline.errors import BroadsheetError, UsageError
+from ..late_dashboard import WITHOUT_DASHBOARD, add_when_opened
+from ..private import make_private, scratch_folder
+from ..protocol import choose
+from ..settings import DASHBOARD_ADDRESS, NO_DASHBOARD, THREADS_PER_WORKER, configured, export, no_workers_seconds
+from ..tls import make_certificates
+from .site import Site, load_site
 
 _SCRATCH = (
     'SCRATCH=$(mktemp -d "${TMPDIR:-/tmp}/broadsheet-XXXXXXXX") || exit 1',  # on the node's own disk

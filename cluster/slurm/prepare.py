@@ -1,6 +1,8 @@
 """For the batch scripts: Dask's settings, the protocol, certificates, the dashboard's link, printed as lines of shell.
 
-python -P -m cluster.slurm.prepare ASKED HOSTS TLS FOLDER   (TLS: 1, 0 or nothing; FOLDER: the job's own, made here)
+python -P -m broadsheet.cluster.slurm.prepare ASKED HOSTS TLS FOLDER
+
+TLS: 1, 0 or nothing; FOLDER: the job's own, made here.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from cluster.private import make_private, new_token
-from cluster.protocol import choose
-from cluster.settings import WORKER_OPTIONS, dashboard_settings, export
-from cluster.tls import make_certificates, tls_settings
-from pipeline.errors import BroadsheetError
+from ...pipeline.errors import BroadsheetError
+from ..private import make_private, new_token
+from ..protocol import choose
+from ..settings import WORKER_OPTIONS, dashboard_settings, export
+from ..tls import make_certificates, tls_settings
 
 
 def main(asked: str, hosts: str, tls: str, folder: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
-from pipeline.errors import UsageError
+from ...pipeline.errors import UsageError
 
 DEFAULTS = Path(__file__).with_name("site.yaml")
 USERS = Path("~/.config/broadsheet/site.yaml")

@@ -1,7 +1,7 @@
 # --- The cluster: a scheduler on this first node, workers on all of them -----------------------------------------------
 set -u
 # Dask's settings (cluster/settings.py), the protocol, and the job's folder, which is this user's alone.
-settings=$(python -P -m cluster.slurm.prepare "$PROTOCOL" "$SLURM_JOB_NUM_NODES" "$TLS" "$FOLDER") || exit 2
+settings=$(python -P -m broadsheet.cluster.slurm.prepare "$PROTOCOL" "$SLURM_JOB_NUM_NODES" "$TLS" "$FOLDER") || exit 2
 eval "$settings"
 scheduler_file=$FOLDER/scheduler.json
 rm -f "$scheduler_file" # of a run before a requeue
@@ -10,7 +10,7 @@ if [ -n "$INTERFACE" ]; then where+=(--interface "$INTERFACE"); fi
 
 # The dashboard listens on loopback only, and has a token in its link, in the environment: others see command lines.
 dask scheduler "${where[@]}" --port 0 --scheduler-file "$scheduler_file" --dashboard-address 127.0.0.1:8787 \
-  --preload cluster.dashboard &
+  --preload broadsheet.cluster.dashboard &
 scheduler=$!
 
 if [ "$GPUS_PER_NODE" -gt 0 ]; then

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.protocol import check_protocol
-from cluster.slurm.site import Site
-from pipeline.errors import BroadsheetError, UsageError
+from ...pipeline.errors import BroadsheetError, UsageError
+from ..protocol import check_protocol
+from .site import Site
 
 _HERE = Path(__file__).parent
 

@@ -12,7 +12,9 @@ from typing import cast
 
 import typer
 
-from pipeline.cli import (
+from ..errors import BroadsheetError, visible
+from ..report.console import say
+from . import (
     calibrate,
     classify,
     convert,
@@ -28,9 +30,6 @@ from pipeline.cli import (
     train,
     verify,
 )
-from pipeline.errors import BroadsheetError
-from pipeline.report.console import say
-from pipeline.visible import visible
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 """Click's error for a wrong command line; some versions of Typer have a copy of it."""
@@ -67,8 +66,8 @@ def _options(
     version: bool = typer.Option(False, "--version", help="Print version and facts for a bug report."),
 ) -> None:
     if version:
-        from pipeline import __version__
-        from pipeline.cli.version import facts
+        from .. import __version__
+        from .version import facts
 
         say(f"broadsheet {__version__}")
         for name, value in facts():

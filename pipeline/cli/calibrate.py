@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pipeline.errors import OutputError, UsageError
-from pipeline.report.console import say
+from ..errors import OutputError, UsageError
+from ..report.console import say
 
 _DATA = "Labelled articles that the model was not trained on: files, folders, globs or URLs."
 _HELD_OUT = "DATA is what it was trained on with --hold-out SHARE: use only the rows that were held out."
@@ -34,9 +34,9 @@ def command(
     No label changes. `train` does this itself, on the rows that it holds out. (The scales for `--precision int8` are
     another thing: `broadsheet quantise`.)
     """
-    from pipeline.model.temperature import CARD
-    from pipeline.source.inputs import Paths
-    from pipeline.temperature import calibrate
+    from ..measures.temperature import calibrate
+    from ..model.temperature import CARD
+    from ..source.inputs import Paths
 
     if output.exists() and not overwrite:
         raise UsageError(f"{output} is there already: give another name, or --overwrite")

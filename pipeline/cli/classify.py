@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli import dry_run as estimating
-from pipeline.cli import pipe
-from pipeline.errors import UsageError
-from pipeline.report.console import PlainConsole, print_json, say
-from pipeline.source.limits import CHUNK_ROWS
-from pipeline.source.names import as_url
+from ..errors import UsageError
+from ..report.console import PlainConsole, print_json, say
+from ..source.find.names import as_url
+from ..source.limits import CHUNK_ROWS
+from . import dry_run as estimating
+from . import pipe
 
 if TYPE_CHECKING:
-    from pipeline.report.job import Progress
+    from ..report.job import Progress
 
 _INPUT = (
     "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also .gz, "
@@ -162,7 +162,7 @@ def command(
     could not be read, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with --resume.
     1: any other error.
     """
-    from pipeline.output.place import place_of
+    from ..output.place import place_of
 
     if output is not None and output != _STDOUT:
         place_of(output, endpoint)
@@ -235,7 +235,7 @@ def _run_job(
     quiet: bool,
 ) -> None:
     """Run it as a job, and print its report."""
-    from pipeline.report.terminal import NoProgress, TerminalProgress, print_report
+    from ..report.terminal import NoProgress, TerminalProgress, print_report
 
     progress = NoProgress() if quiet else TerminalProgress(PlainConsole(stderr=True))
     if quiet:
@@ -243,7 +243,7 @@ def _run_job(
     try:
         report = _run(source, output, model, options, progress, connection)
     except KeyboardInterrupt:
-        from pipeline.source.stdin import Stdin
+        from ..source.memory.stdin import Stdin
 
         is_gone = isinstance(source, Stdin)
         remedy = "start again with --overwrite: stdin is gone" if is_gone else "continue with --resume"
@@ -260,7 +260,7 @@ def _run_job(
 
 def _is_one_chunk(source: Any) -> bool:
     """Whether the inputs are files so small that another process would have nothing to do beside this one."""
-    from pipeline.source.inputs import Paths
+    from ..source.inputs import Paths
 
     inputs = source if isinstance(source, Paths) else ()
     return bool(inputs) and all(map(os.path.isfile, inputs)) and sum(map(os.path.getsize, inputs)) <= _ONE_CHUNK_BYTES
@@ -274,9 +274,9 @@ def _run(
     progress: Progress,
     connection: dict[str, Any],
 ) -> Any:
-    from cluster import connect, nearest
-    from pipeline.api import classify
-    from pipeline.engine.open import expected_device
+    from ...cluster import connect, nearest
+    from ..api import classify
+    from ..engine.open import expected_device
 
     chosen = [name for name, value in connection.items() if name != "say" and value not in (None, "auto")]
     if connection["where"] == "auto":

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.errors import OutputError, UsageError
-from pipeline.report.console import say
+from ..errors import OutputError, UsageError
+from ..report.console import say
 
 if TYPE_CHECKING:
-    from pipeline.model.charcnn import Model
+    from ..model.charcnn import Model
 
 
 def command(
@@ -31,8 +31,8 @@ def command(
     A params.bin has no place for class names, alphabet, frame and card: they are kept in a file next to it,
     params.bin.json.
     """
-    from pipeline.model import sidecar
-    from pipeline.model.charcnn import load_model, to_params
+    from ..model import sidecar
+    from ..model.charcnn import load_model, to_params
 
     kinds = source.suffix, target.suffix
     try:
@@ -74,9 +74,9 @@ def command(
 
 def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:
     """The model of a parameter file; what the options say goes before what its sidecar says."""
-    from pipeline.model import sidecar
-    from pipeline.model.alphabet import PUBLISHED
-    from pipeline.model.charcnn import from_params, read_model_file
+    from ..model import sidecar
+    from ..model.alphabet import PUBLISHED
+    from ..model.charcnn import from_params, read_model_file
 
     data = read_model_file(params)
     beside = sidecar.read(params, data)

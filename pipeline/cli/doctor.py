@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.errors import UsageError
-from pipeline.report.console import PlainConsole, lines, print_json, styled
+from ..errors import UsageError
+from ..report.console import PlainConsole, lines, print_json, styled
 
 _STYLES = {"ok": "green", "warning": "yellow", "FAILURE": "bold red"}
 
@@ -42,8 +42,8 @@ def command(
 
 
 def _examine(where: str, scheduler_file: Path | None, output: Path | None, device: str, protocol: str) -> list[Any]:
-    from cluster import connect, nearest
-    from cluster.doctor import examine
+    from ...cluster import connect, nearest
+    from ...cluster.doctor import examine
 
     if where == "auto":
         where = nearest(device)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from pipeline.errors import UsageError
-from pipeline.report.console import PlainConsole, lines, print_json, say, styled
+from ..errors import UsageError
+from ..report.console import PlainConsole, lines, print_json, say, styled
 
 if TYPE_CHECKING:
-    from pipeline.estimate import Estimate
-    from pipeline.source.inputs import Paths
-    from pipeline.source.stdin import Stdin
+    from ..job.estimate import Estimate
+    from ..source.inputs import Paths
+    from ..source.memory.stdin import Stdin
 
 _EXTRAS = {"slurm": ("dask_jobqueue", "slurm"), "cuda": ("dask_cuda", "cluster")}
 """What kinds of cluster need: a module, and the extra that installs it."""
@@ -33,8 +33,8 @@ def run(
     as_json: bool,
 ) -> None:
     """Print the estimate."""
-    from cluster.protocol import count_gpus
-    from pipeline.estimate import dry_run
+    from ...cluster.protocol import count_gpus
+    from ..job.estimate import dry_run
 
     where, count = connection["where"], connection["workers"]
     module, extra = _EXTRAS.get(where, (None, None))
@@ -52,7 +52,7 @@ def run(
 
 
 def _print(estimate: Estimate, output: Path | None, console: PlainConsole) -> None:
-    from pipeline.output.place import place_of
+    from ..output.place import place_of
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="bold", min_width=8)

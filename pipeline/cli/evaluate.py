@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.errors import OutputError, UsageError
-from pipeline.report.console import PlainConsole, facts_table, print_fact, print_json
+from ..errors import OutputError, UsageError
+from ..report.console import PlainConsole, facts_table, print_fact, print_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pipeline.evaluate import Evaluation
-    from pipeline.evaluate_labels import LabelEvaluation
-    from pipeline.model.charcnn import Model
+    from ..measures.evaluate import Evaluation
+    from ..measures.evaluate_labels import LabelEvaluation
+    from ..model.charcnn import Model
 
 _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
@@ -60,9 +60,9 @@ def command(
             raise UsageError(f"{flag} needs Matplotlib: pip install 'broadsheet[report]'")
         if picture and (not picture.absolute().parent.is_dir() or picture.is_dir()):
             raise UsageError(f"{flag} {picture}: give a file in a folder that exists")
-    from pipeline.evaluate import evaluate
-    from pipeline.model.charcnn import load_model
-    from pipeline.source.inputs import Paths
+    from ..measures.evaluate import evaluate
+    from ..model.charcnn import load_model
+    from ..source.inputs import Paths
 
     names = None if columns is None else columns.split(",")
     loaded = load_model(model)
@@ -97,11 +97,11 @@ def command(
     else:
         _print(result, abstain, reliability is None, PlainConsole())
     if plot:
-        from pipeline.report.plots import confusion_matrix
+        from ..report.plots import confusion_matrix
 
         _save(confusion_matrix(result.confusion), plot)
     if reliability:
-        from pipeline.report.plots import reliability_diagram
+        from ..report.plots import reliability_diagram
 
         _save(reliability_diagram(result.reliability, result.uncalibrated), reliability)
 
@@ -115,9 +115,9 @@ def _evaluate_labels(
     as_json: bool,
     options: dict[str, Any],
 ) -> None:
-    from pipeline.evaluate_labels import evaluate_labels
-    from pipeline.report.label_figures import print_label_figures
-    from pipeline.source.inputs import Paths
+    from ..measures.evaluate_labels import evaluate_labels
+    from ..report.label_figures import print_label_figures
+    from ..source.inputs import Paths
 
     options |= {"text_column": text_column, "label_column": label_column, "label_separator": label_separator}
     result = evaluate_labels(model, Paths(data), **options)
@@ -141,7 +141,7 @@ def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole)
 
 
 def _save(drawn: Figure, path: Path) -> None:
-    from pipeline.report.plots import save_png
+    from ..report.plots import save_png
 
     try:
         save_png(drawn, path)
@@ -153,8 +153,8 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
     """diagram: whether the reliability diagram is part of it."""
     from rich.padding import Padding
 
-    from pipeline.report.reliability_table import print_reliability, print_thresholds
-    from pipeline.report.terminal import print_confusion
+    from ..report.reliability_table import print_reliability, print_thresholds
+    from ..report.terminal import print_confusion
 
     print_fact("model", result.model, console)
     console.print(facts_table([("on", result.backend)]))

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pipeline.errors import UsageError
-from pipeline.report.console import say
+from ..errors import UsageError
+from ..report.console import say
 
 
 def command(
@@ -18,11 +18,11 @@ def command(
 ) -> None:
     """Export a model to ONNX, and compare its scores with ours on 1,000 texts.
 
-    The graph takes `ids`, uint8 [N, length], which `pipeline.onnx_inputs` makes of texts, and gives `scores`. Weights
+    The graph takes `ids`, uint8 [N, length], which `broadsheet.onnx_inputs` makes of texts, and gives `scores`. Weights
     are fp32.
     """
-    from pipeline.ecosystem.onnx import export_onnx
-    from pipeline.model.charcnn import load_model
+    from ..ecosystem.onnx import export_onnx
+    from ..model.charcnn import load_model
 
     if target.suffix != ".onnx":
         raise UsageError(f"{target}: export writes ONNX, to a file that ends in .onnx")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from pipeline.errors import UsageError
-from pipeline.report.console import PlainConsole, facts_table, print_fact, print_json
+from ..errors import UsageError
+from ..report.console import PlainConsole, facts_table, print_fact, print_json
 
 if TYPE_CHECKING:
-    from pipeline.kernels.memory_plan import Buffer
-    from pipeline.model.charcnn import Model
-    from pipeline.model.ngrams import NGrams
+    from ..kernels.memory_plan import Buffer
+    from ..model.charcnn import Model
+    from ..model.ngrams import NGrams
 
 _MOST_NAMES = 20
 _LONGEST_NAME = 60
@@ -36,9 +36,9 @@ def command(
     precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16|int8", help="For --memory.")] = "fp16",
 ) -> None:
     """Show a model's layers, alphabet, frame, classes and card; of a damaged file, name the first wrong tensor."""
-    from pipeline.kernels.memory_plan import page_locked, plan
-    from pipeline.kernels.storage import STORAGE
-    from pipeline.model.charcnn import load_model
+    from ..kernels.memory_plan import page_locked, plan
+    from ..kernels.storage import STORAGE
+    from ..model.charcnn import load_model
 
     loaded = load_model(model)
     if precision not in STORAGE["sm80"]:
@@ -63,7 +63,7 @@ def _print_memory(title: str, buffers: Sequence[Buffer], console: PlainConsole) 
     from rich import box
     from rich.table import Table
 
-    from pipeline.kernels.memory_plan import planned_bytes
+    from ..kernels.memory_plan import planned_bytes
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
     table.add_column(title, "all of it")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pipeline.errors import OutputError, UsageError
-from pipeline.report.console import print_rows, say
+from ..errors import OutputError, UsageError
+from ..report.console import print_rows, say
 
 if TYPE_CHECKING:
-    from pipeline.pipe import Piped
-    from pipeline.source.inputs import Paths
-    from pipeline.source.stdin import Stdin
+    from ..job.pipe import Piped
+    from ..source.inputs import Paths
+    from ..source.memory.stdin import Stdin
 
 _SET_ASIDE = 3
 _OF_JOBS = ("resume", "overwrite", "update", "partition_by", "profile", "trace", "report")
@@ -24,8 +24,8 @@ _OF_JOBS = ("resume", "overwrite", "update", "partition_by", "profile", "trace",
 
 def source_of(inputs: list[str], kind: str | None) -> Paths | Stdin:
     """The inputs of a command, or what is piped in where they are `-`. Raises UsageError where that is not there."""
-    from pipeline.source.inputs import Paths
-    from pipeline.source.stdin import Stdin
+    from ..source.inputs import Paths
+    from ..source.memory.stdin import Stdin
 
     if "-" not in inputs:
         if kind is not None:
@@ -53,10 +53,10 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], kind: 
     """Write the labels to stdout; nothing else goes there. A closed pipe, Ctrl-C or SIGTERM ends the process at once,
     without a word, as they end other filters.
     """
-    from pipeline.options import Options
-    from pipeline.pipe import KINDS, pipe
-    from pipeline.report.remarks import encoding_hint, left_out_line
-    from pipeline.report.summary import doubt_line
+    from ..job.pipe import KINDS, pipe
+    from ..options import Options
+    from ..report.remarks import encoding_hint, left_out_line
+    from ..report.summary import doubt_line
 
     if kind not in (None, *KINDS):
         raise UsageError(f"--format {kind}: to stdout it is {' or '.join(KINDS)}")

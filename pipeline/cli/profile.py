@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.errors import UsageError
-from pipeline.report.console import PlainConsole, print_json
+from ..errors import UsageError
+from ..report.console import PlainConsole, print_json
 
 if TYPE_CHECKING:
-    from pipeline.profiling.measure import Point
+    from ..telemetry.profiling.measure import Point
 
 SWEEPS = ("batch", "precision")
 
@@ -49,8 +49,8 @@ def command(
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
     if plot and not plot.absolute().parent.is_dir():
         raise UsageError(f"--plot {plot}: there is no such folder")
-    from pipeline.profiling.measure import profile, sweep_batch, sweep_precision
-    from pipeline.report.roofline_table import print_profile
+    from ..report.roofline_table import print_profile
+    from ..telemetry.profiling.measure import profile, sweep_batch, sweep_precision
 
     if sweep:
         points = sweep_batch(model, device, precision) if sweep == "batch" else sweep_precision(model, batch, device)
@@ -62,19 +62,19 @@ def command(
     else:
         print_profile(found, PlainConsole())
     if plot:
-        from pipeline.report.plots import roofline, save_png
+        from ..report.plots import roofline, save_png
 
         save_png(roofline(found), plot)
 
 
 def _show_sweep(points: list[Point], over: str, plot: Path | None, as_json: bool) -> None:
-    from pipeline.report.roofline_table import print_sweep
+    from ..report.roofline_table import print_sweep
 
     if as_json:
         print_json([p.to_dict() for p in points])
     else:
         print_sweep(points, PlainConsole())
     if plot:
-        from pipeline.report.plots import save_png, sweep
+        from ..report.plots import save_png, sweep
 
         save_png(sweep(points, over), plot)

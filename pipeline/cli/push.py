@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.report.console import say
+from ..report.console import say
 
 
 def command(
@@ -19,6 +19,6 @@ def command(
 
     Log in by `hf auth login` first. Afterwards `--model hf://USER/NAME` is the model, for every command.
     """
-    from pipeline.ecosystem.push import push
+    from ..ecosystem.push import push
 
     say(push(model, repository, private=private, message=message))

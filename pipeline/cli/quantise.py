@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pipeline.errors import OutputError, UsageError
-from pipeline.report.console import say
+from ..errors import OutputError, UsageError
+from ..report.console import say
 
 _DATA = "Text like that to be labelled: files, folders, globs or URLs, read as `classify` reads them."
 
@@ -35,8 +35,8 @@ def command(
     About 2,048 rows are read, and labels are not needed. The weights stay as they are, so that the model computes in
     every other precision as before.
     """
-    from pipeline.int8_scales import quantise
-    from pipeline.source.inputs import Paths
+    from ..measures.int8_scales import quantise
+    from ..source.inputs import Paths
 
     if output.exists() and not overwrite:
         raise UsageError(f"{output} is there already: give another name, or --overwrite")

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from pipeline.errors import UsageError
-from pipeline.report.console import say
+from ..errors import UsageError
+from ..report.console import say
 
 _NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "prometheus_client")
 _LEAST_TOKEN = 16
@@ -100,10 +100,10 @@ def command(
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise UsageError(f"serving needs {missing[0]}: pip install 'broadsheet[serve]'")
-    from cluster.connect import connect, is_loopback
-    from cluster.protocol import count_gpus
-    from pipeline.serve.server import serve
-    from pipeline.serve.settings import Settings
+    from ...cluster.client import connect, is_loopback
+    from ...cluster.protocol import count_gpus
+    from ..serve.server import serve
+    from ..serve.settings import Settings
 
     if cluster and scheduler_file:
         raise UsageError("--cluster and --scheduler-file exclude each other")

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.classify import TLS_HELP
-from pipeline.errors import UsageError
-from pipeline.report.console import print_file, say
+from ..errors import UsageError
+from ..report.console import print_file, say
+from .classify import TLS_HELP
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -33,8 +33,8 @@ def command(
 
     The job stops before its time limit, requeues itself and resumes. Its exit codes are those of classify.
     """
-    from cluster.slurm.site import load_site
-    from cluster.slurm.submit import job_script, submit
+    from ...cluster.slurm.site import load_site
+    from ...cluster.slurm.submit import job_script, submit
 
     if interactive == bool(context.args):
         raise UsageError("give INPUT … -o OUT/ as for classify, or --interactive for workers alone")

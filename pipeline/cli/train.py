@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from pipeline.errors import UsageError
-from pipeline.report.console import PlainConsole, say
+from ..errors import UsageError
+from ..report.console import PlainConsole, say
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from pipeline.model.frame import Frame
+    from ..model.frame import Frame
 
 _AXIS = re.compile(r"\w+=[^=/]+")  # of --sweep, after the first
 _DATA = "Files, folders, globs or URLs, read as `classify` reads them."
@@ -130,13 +130,13 @@ def command(
     Needs PyTorch: pip install 'broadsheet[train]'.
     """
     try:
-        from pipeline.cli.training import TrainingProgress
-        from pipeline.train import CHECKPOINT, Recipe, SoftLabels, train
-        from pipeline.train.curve import plot_curve
-        from pipeline.train.recipe import ALPHABETS
+        from ..train import CHECKPOINT, Recipe, SoftLabels, train
+        from ..train.curve import plot_curve
+        from ..train.recipe import ALPHABETS
+        from .training import TrainingProgress
     except ModuleNotFoundError as error:
         raise UsageError(f"training needs PyTorch ({error}): pip install 'broadsheet[train]'") from error
-    from pipeline.source.inputs import Paths
+    from ..source.inputs import Paths
 
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
@@ -172,7 +172,7 @@ def command(
         if gpus or resume:
             raise UsageError("a run of a sweep has one GPU, and no checkpoint: leave out --gpus and --resume")
         if cluster is None and scheduler_file is None:
-            from cluster import nearest
+            from ...cluster import nearest
 
             cluster = nearest(device)
     options: dict[str, Any] = {
@@ -230,7 +230,7 @@ def _workers(where: str | None, scheduler_file: Path | None, count: int | None) 
         return
     if where is not None and scheduler_file is not None:
         raise UsageError("--scheduler-file excludes --cluster")
-    from cluster import connect
+    from ...cluster import connect
 
     workers = count if where in ("local", "cuda", "slurm") else None
     with connect(where or "local", workers=workers, scheduler_file=scheduler_file) as client:

@@ -12,12 +12,12 @@ from rich import box
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from pipeline.report.console import PlainConsole
-from pipeline.train import Cost, Epoch, Note, Step, Trained
-from pipeline.train.data import Labelled
+from ..report.console import PlainConsole
+from ..train import Cost, Epoch, Note, Step, Trained
+from ..train.data import Labelled
 
 if TYPE_CHECKING:
-    from pipeline.train.sweep import Trial
+    from ..train.sweep import Trial
 
 _SECONDS_BETWEEN_LINES = 60.0
 _LONG = 600.0  # seconds for which a GPU is worth a line

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pipeline.report.console import print_json, say
-from pipeline.source.names import as_url
+from ..report.console import print_json, say
+from ..source.find.names import as_url
 
 
 def command(
@@ -32,9 +32,9 @@ def command(
     """Read everything in an output folder again and check it; exit code 1 and a message at the first damage."""
     import msgspec
 
-    from pipeline.output.verify import verify
-    from pipeline.report.remarks import unread_line
-    from pipeline.report.tally import balance
+    from ..output.verify import verify
+    from ..report.remarks import unread_line
+    from ..report.tally import balance
 
     totals = verify(output, input=against_input, root=root, endpoint=endpoint)
     if as_json:

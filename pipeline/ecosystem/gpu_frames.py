@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.ecosystem.rows import Labels, labels_of
-from pipeline.engine.on_gpu import texts_on_gpu
-from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model
-from pipeline.options import Options
+from ..engine.on_gpu import texts_on_gpu
+from ..errors import UsageError
+from ..model.charcnn import Model
+from ..options import Options
+from .rows import Labels, labels_of
 
 
 def is_gpu_frame(frame: Any) -> bool:

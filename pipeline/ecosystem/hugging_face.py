@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.ecosystem.rows import Labels, labels_of
-from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model
-from pipeline.options import Options
+from ..errors import UsageError
+from ..model.charcnn import Model
+from ..options import Options
+from .rows import Labels, labels_of
 
 _LABELLED_AT_ONCE = 10_000
 

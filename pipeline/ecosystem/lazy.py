@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cluster.models import share
-from pipeline.ecosystem.gpu_frames import gpu_labels, is_gpu_frame, with_gpu_labels
-from pipeline.ecosystem.rows import Labels, labels_of
-from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model
-from pipeline.output.parts import REASON
-from pipeline.report.join import refuse_taken, with_columns
+from ...cluster.models import share
+from ..errors import UsageError
+from ..model.charcnn import Model
+from ..output.parts import REASON
+from ..report.join import refuse_taken, with_columns
+from .gpu_frames import gpu_labels, is_gpu_frame, with_gpu_labels
+from .rows import Labels, labels_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipeline.options import Options
+    from ..options import Options
 
 _TEXT = "text"
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Texts
-from pipeline.engine.cpu import CpuEngine
-from pipeline.errors import BroadsheetError, OutputError, UsageError
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import NORM_EPSILON, Layer, Model, load_model
-from pipeline.model.ngrams import Grams, NGrams, counted, find
-from pipeline.threads import available_cores
+from ..engine.base import Texts
+from ..engine.cpu import CpuEngine
+from ..errors import BroadsheetError, OutputError, UsageError
+from ..model.alphabet import encode
+from ..model.charcnn import NORM_EPSILON, Layer, Model, load_model
+from ..model.ngrams import Grams, NGrams, counted, find
+from ..processes.threads import available_cores
 
 OPSET = 17
 """The first with LayerNormalization."""
@@ -60,7 +60,7 @@ def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict
 
     Examples
     --------
-    >>> inputs = pipeline.onnx_inputs("ag-news", ["Stocks fell on Monday."])
+    >>> inputs = broadsheet.onnx_inputs("ag-news", ["Stocks fell on Monday."])
     >>> inputs["ids"].shape
     (1, 1014)
 
@@ -125,7 +125,7 @@ def export_onnx(model: str | Path | Model, path: str | Path) -> float:
 
     Examples
     --------
-    >>> pipeline.export_onnx("topics.safetensors", "topics.onnx") < 1e-3
+    >>> broadsheet.export_onnx("topics.safetensors", "topics.onnx") < 1e-3
     True
 
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.errors import OutputError, UsageError
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.hub import FILE, SCHEME, repository_of
+from ..errors import OutputError, UsageError
+from ..model.charcnn import Model, load_model
+from ..model.hub import FILE, SCHEME, repository_of
 
 _MOST_CLASSES = 50
 
@@ -45,7 +45,7 @@ def push(model: str | Path | Model, repository: str, *, private: bool = False, m
 
     Examples
     --------
-    >>> pipeline.push("topics.safetensors", "user/topics")
+    >>> broadsheet.push("topics.safetensors", "user/topics")
     'hf://user/topics@...'
 
     """
@@ -99,7 +99,7 @@ def model_card(model: Model, repository: str) -> str:
         "",
         "From Python:",
         "",
-        _indented(f'pipeline.load("{SCHEME}{repository}")(["A text.", "Another."])'),
+        _indented(f'broadsheet.load("{SCHEME}{repository}")(["A text.", "Another."])'),
         "",
         "How it was made:",
         "",

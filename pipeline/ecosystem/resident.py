@@ -14,12 +14,12 @@ from pathlib import Path
 
 import dask
 
-from pipeline.engine.base import Engine
-from pipeline.errors import BroadsheetError, ModelError
-from pipeline.model.charcnn import SHIPPED, Model, load_model
-from pipeline.model.hub import SCHEME
-from pipeline.threads import WORKERS_PER_HOST, available_cores, share_of_cores
-from pipeline.worker import STATE
+from ..engine.base import Engine
+from ..errors import BroadsheetError, ModelError
+from ..job.worker import STATE
+from ..model.charcnn import SHIPPED, Model, load_model
+from ..model.hub import SCHEME
+from ..processes.threads import WORKERS_PER_HOST, available_cores, share_of_cores
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.ecosystem.resident import Resident, in_use, resident
-from pipeline.engine.base import Texts
-from pipeline.engine.on_gpu import OnGpu
-from pipeline.errors import SourceError, UsageError
-from pipeline.labeller import checked, classify
-from pipeline.model.charcnn import Model
-from pipeline.model.several import load_models
-from pipeline.options import Options
-from pipeline.output.columns import Columns, columns_of
-from pipeline.output.memory import every_row
-from pipeline.output.parts import REASON
-from pipeline.source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
-from pipeline.source.limits import CHUNK_ROWS, LIMITS
-from pipeline.source.tables import MEMORY, of_table, resolve
+from ..engine.base import Texts
+from ..engine.on_gpu import OnGpu
+from ..errors import SourceError, UsageError
+from ..labelling.labeller import checked, classify
+from ..model.charcnn import Model
+from ..model.several import load_models
+from ..options import Options
+from ..output.columns import Columns, columns_of
+from ..output.memory import every_row
+from ..output.parts import REASON
+from ..source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
+from ..source.limits import CHUNK_ROWS, LIMITS
+from ..source.memory.tables import MEMORY, of_table, resolve
+from .resident import Resident, in_use, resident
 
 _TOO_LONG = pa.scalar(LIMITS.long_text)
 

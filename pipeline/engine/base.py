@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.model.alphabet import Alphabet, Encoded, encode, of_ids
-from pipeline.model.charcnn import Model
-from pipeline.telemetry.spans import Span
+from ..model.alphabet import Alphabet, Encoded, encode, of_ids
+from ..model.charcnn import Model
+from ..telemetry.spans import Span
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from pipeline.engine import text_rows
-from pipeline.engine.base import Backend, Predictions, Texts
-from pipeline.model import quantised, reference
-from pipeline.model.charcnn import Model
-from pipeline.model.ngrams import scores, scores_of_ids
-from pipeline.telemetry.spans import Span, span
+from ..model import quantised, reference
+from ..model.charcnn import Model
+from ..model.ngrams import scores, scores_of_ids
+from ..telemetry.spans import Span, span
+from . import text_rows
+from .base import Backend, Predictions, Texts
 
 
 class CpuEngine:

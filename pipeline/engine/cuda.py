@@ -21,20 +21,20 @@ import cupy as cp
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Backend, Predictions, Texts
-from pipeline.errors import BroadsheetError, NoRoom, UsageError
-from pipeline.kernels import memory_plan
-from pipeline.kernels.catalog import choose_generation, largest_batch
-from pipeline.kernels.compile import compiler_name
-from pipeline.kernels.network import Network, NotPageLocked, Result, Slot
-from pipeline.kernels.packing import articles_for_a_full_one, units_by_length
-from pipeline.kernels.small_batches import SmallBatches
-from pipeline.model import quantised, reference
-from pipeline.model.alphabet import Encoded, encode, of_ids
-from pipeline.model.charcnn import CLASSES, Model
-from pipeline.model.ngrams import scores, scores_of_ids
-from pipeline.telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
-from pipeline.telemetry.spans import Span, device_spans
+from ..errors import BroadsheetError, NoRoom, UsageError
+from ..kernels import memory_plan
+from ..kernels.catalog import choose_generation, largest_batch
+from ..kernels.compile import compiler_name
+from ..kernels.network import Network, NotPageLocked, Result, Slot
+from ..kernels.packing import articles_for_a_full_one, units_by_length
+from ..kernels.small_batches import SmallBatches
+from ..model import quantised, reference
+from ..model.alphabet import Encoded, encode, of_ids
+from ..model.charcnn import CLASSES, Model
+from ..model.ngrams import scores, scores_of_ids
+from ..telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
+from ..telemetry.spans import Span, device_spans
+from .base import Backend, Predictions, Texts
 
 _BATCH_PER_SM = 64
 """Articles of full length a batch for each SM: 64 units of block 2 are a tile, so such a batch is whole waves there."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Texts
-from pipeline.errors import UsageError
+from ..errors import UsageError
+from .base import Texts
 
 _METHOD = "__arrow_c_device_array__"
 _ON_CUDA, _ON_CUDA_HOST, _ON_CUDA_MANAGED = 2, 3, 13

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pipeline.engine.base import DEVICES, KERNELS, PRECISIONS, Engine
-from pipeline.engine.cpu import CpuEngine
-from pipeline.errors import NoRoom, UsageError
-from pipeline.model.charcnn import Model
-from pipeline.threads import available_cores
+from ..errors import NoRoom, UsageError
+from ..model.charcnn import Model
+from ..processes.threads import available_cores
+from .base import DEVICES, KERNELS, PRECISIONS, Engine
+from .cpu import CpuEngine
 
 _GPU_PACKAGES = {"CuPy": "cupy", "cuda-bindings": "cuda.bindings", "cuda-core": "cuda.core"}
 _OUT_OF_MEMORY = 2  # CUDA's cudaErrorMemoryAllocation
@@ -63,7 +63,7 @@ def open_engine(
             raise UsageError(f"{name} {value!r}: choose one of {', '.join(known)}")
     missing = None if device == "cpu" else why_no_gpu()
     if device != "cpu" and missing is None:
-        from pipeline.engine.cuda import CudaEngine
+        from .cuda import CudaEngine
 
         return CudaEngine(model, precision, kernels)
     if device == "cuda":

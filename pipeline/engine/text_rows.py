@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.model import reference
-from pipeline.model.alphabet import text_ends
-from pipeline.model.charcnn import NORM_EPSILON, Layer
-from pipeline.model.reference import Floats, Norm, Offsets, Rows, Weights
+from ..model import reference
+from ..model.alphabet import text_ends
+from ..model.charcnn import NORM_EPSILON, Layer
+from ..model.reference import Floats, Norm, Offsets, Rows, Weights
 
 TILE = 96
 _PERIODS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, TILE)

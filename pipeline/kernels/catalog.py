@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from pipeline.errors import UsageError
-from pipeline.kernels.ngram_tables import lanes
-from pipeline.kernels.packing import CLOSING, articles_for_a_full_one, most_units
-from pipeline.kernels.storage import STORAGE, Element, Storage
-from pipeline.kernels.tiles import Launch, LookupTile, ProductTile, Tile, lookup_tile, product_tile, shared_limit
-from pipeline.model.charcnn import Layer
-from pipeline.model.frame import Frame
-from pipeline.model.ngrams import Kinds
+from ..errors import UsageError
+from ..model.charcnn import Layer
+from ..model.frame import Frame
+from ..model.ngrams import Kinds
+from .ngram_tables import lanes
+from .packing import CLOSING, articles_for_a_full_one, most_units
+from .storage import STORAGE, Element, Storage
+from .tiles import Launch, LookupTile, ProductTile, Tile, lookup_tile, product_tile, shared_limit
 
 WARP = 32
 WARPS = 8

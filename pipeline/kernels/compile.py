@@ -23,8 +23,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.kernels.tiles import shared_limit
+from ..errors import BroadsheetError, UsageError
+from .tiles import shared_limit
 
 FOLDER = Path(__file__).resolve().parent
 _importing = threading.Lock()

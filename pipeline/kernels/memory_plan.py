@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from pipeline.kernels.ngram_tables import ngram_bytes
-from pipeline.kernels.packing import Capacity, capacity, most_units
-from pipeline.kernels.small_layout import small_batch, small_bytes
-from pipeline.kernels.storage import Element, Storage
-from pipeline.model.charcnn import Layer
-from pipeline.model.frame import Frame
-from pipeline.model.ngrams import NGrams
+from ..model.charcnn import Layer
+from ..model.frame import Frame
+from ..model.ngrams import NGrams
+from .ngram_tables import ngram_bytes
+from .packing import Capacity, capacity, most_units
+from .small_layout import small_batch, small_bytes
+from .storage import Element, Storage
 
 SLOTS = 3
 """Batches in flight: one copied in, one computed, one copied out."""

@@ -13,18 +13,18 @@ import numpy as np
 from cuda.bindings import driver
 from numpy.typing import NDArray
 
-from pipeline.errors import BroadsheetError
-from pipeline.kernels import memory_plan
-from pipeline.kernels.catalog import Kernel, network_kernels, ngrams_kernel, target
-from pipeline.kernels.ops import Encoded, Launched, Packing, Scored, load, operations
-from pipeline.kernels.packing import CLOSING, Capacity, capacity
-from pipeline.kernels.weights import upload, upload_ngrams
-from pipeline.model.alphabet import Alphabet, head_bytes
-from pipeline.model.charcnn import Layer
-from pipeline.model.ngrams import NGrams
-from pipeline.model.quantised import Integers
-from pipeline.model.reference import Weights
-from pipeline.threads import available_cores
+from ..errors import BroadsheetError
+from ..model.alphabet import Alphabet, head_bytes
+from ..model.charcnn import Layer
+from ..model.ngrams import NGrams
+from ..model.quantised import Integers
+from ..model.reference import Weights
+from ..processes.threads import available_cores
+from . import memory_plan
+from .catalog import Kernel, network_kernels, ngrams_kernel, target
+from .ops import Encoded, Launched, Packing, Scored, load, operations
+from .packing import CLOSING, Capacity, capacity
+from .weights import upload, upload_ngrams
 
 _COPYING_THREADS = 4
 _COPIED_AT_ONCE = 1 << 20

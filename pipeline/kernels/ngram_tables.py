@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.model.ngrams import NGrams, Script, script
-from pipeline.model.reference import Floats
+from ..model.ngrams import NGrams, Script, script
+from ..model.reference import Floats
 
 COLUMNS = 8
 """Columns of a row that one lane reads, in 16 bytes."""

@@ -14,15 +14,18 @@ from typing import Any, NamedTuple
 import cupy as cp
 import numpy as np
 
-from pipeline.errors import BroadsheetError
-from pipeline.kernels import catalog
-from pipeline.kernels.catalog import Kernel
-from pipeline.kernels.compile import compile_kernel
-from pipeline.kernels.packing import most_units
-from pipeline.kernels.storage import STORAGE, Storage
-from pipeline.kernels.tables import StatisticsTables
-from pipeline.kernels.tensor_map import tensor_map
-from pipeline.kernels.tiles import (
+from ..errors import BroadsheetError
+from ..model.alphabet import head_bytes
+from ..model.charcnn import NORM_EPSILON, Layer
+from ..model.frame import Frame
+from . import catalog
+from .catalog import Kernel
+from .compile import compile_kernel
+from .packing import most_units
+from .storage import STORAGE, Storage
+from .tables import StatisticsTables
+from .tensor_map import tensor_map
+from .tiles import (
     SLAB_BYTES,
     ProductTile,
     SimtLookupTile,
@@ -31,10 +34,7 @@ from pipeline.kernels.tiles import (
     product_tile,
     shared_limit,
 )
-from pipeline.kernels.weights import DeviceAlphabet, DeviceNGrams, DeviceNorm, DeviceTable
-from pipeline.model.alphabet import head_bytes
-from pipeline.model.charcnn import NORM_EPSILON, Layer
-from pipeline.model.frame import Frame
+from .weights import DeviceAlphabet, DeviceNGrams, DeviceNorm, DeviceTable
 
 
 class Packing(NamedTuple):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.model.charcnn import Layer
-from pipeline.model.frame import Frame
+from ..model.charcnn import Layer
+from ..model.frame import Frame
 
 CLOSING = 2
 

@@ -16,11 +16,11 @@ import cupyx
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.kernels.network import Network, NotPageLocked, Result
-from pipeline.kernels.ops import Encoded, Scored
-from pipeline.kernels.packing import most_units
-from pipeline.kernels.small_layout import Place, places, small_batch, small_bytes, small_input, small_output
-from pipeline.model.alphabet import head_bytes
+from ..model.alphabet import head_bytes
+from .network import Network, NotPageLocked, Result
+from .ops import Encoded, Scored
+from .packing import most_units
+from .small_layout import Place, places, small_batch, small_bytes, small_input, small_output
 
 _KEPT = 64
 """Graphs, of those used last."""

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.kernels.packing import Capacity, most_units
-from pipeline.model.alphabet import head_bytes
-from pipeline.model.charcnn import Layer
+from ..model.alphabet import head_bytes
+from ..model.charcnn import Layer
+from .packing import Capacity, most_units
 
 _ALIGNMENT = 256
 

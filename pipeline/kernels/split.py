@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.model.charcnn import NORM_EPSILON
-from pipeline.model.reference import Floats, Norm, Weights
+from ..model.charcnn import NORM_EPSILON
+from ..model.reference import Floats, Norm, Weights
 
 GROUP = 32
 """Numbers whose parts are stored together: first all high parts, then all low ones."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.model.charcnn import Layer
+from ..model.charcnn import Layer
 
 
 class Element(NamedTuple):

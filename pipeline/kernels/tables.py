@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.model.charcnn import NORM_EPSILON
-from pipeline.model.reference import Floats, Weights
+from ..model.charcnn import NORM_EPSILON
+from ..model.reference import Floats, Weights
 
 
 class StatisticsTables(NamedTuple):

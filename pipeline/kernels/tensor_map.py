@@ -8,7 +8,7 @@ import numpy as np
 from cuda.bindings import driver
 from numpy.typing import NDArray
 
-from pipeline.errors import BroadsheetError
+from ..errors import BroadsheetError
 
 
 @lru_cache(maxsize=512)

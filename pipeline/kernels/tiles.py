@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar, NamedTuple
 
-from pipeline.kernels.storage import Element
-from pipeline.model.charcnn import Layer
+from ..model.charcnn import Layer
+from .storage import Element
 
 SLAB_BYTES = 128
 """Of a row in a stage of tensor-core products: the widest that shared memory is swizzled by."""

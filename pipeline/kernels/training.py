@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from pipeline.kernels.catalog import Kernel
-from pipeline.model.charcnn import Layer
+from ..model.charcnn import Layer
+from .catalog import Kernel
 
 FIRST_CAPABILITY = (8, 0)
 """Of GPUs that compute in bf16."""

@@ -10,23 +10,23 @@ import cupy as cp
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
-from pipeline.kernels import split
-from pipeline.kernels.ngram_tables import ngram_tables
-from pipeline.kernels.storage import BFLOAT, FLOAT, HALF, STORAGE, Element, Storage
-from pipeline.kernels.tables import (
+from ..errors import UsageError
+from ..model.alphabet import Alphabet
+from ..model.charcnn import Layer
+from ..model.ngrams import Kinds, NGrams
+from ..model.quantised import Integers
+from ..model.reference import Floats, Weights
+from . import split
+from .ngram_tables import ngram_tables
+from .storage import BFLOAT, FLOAT, HALF, STORAGE, Element, Storage
+from .tables import (
     StatisticsTables,
     eight_bit_order,
     fixed_point,
     rescale_table,
     statistics_tables,
 )
-from pipeline.kernels.tiles import SimtLookupTile, SplitLookupTile, lookup_tile
-from pipeline.model.alphabet import Alphabet
-from pipeline.model.charcnn import Layer
-from pipeline.model.ngrams import Kinds, NGrams
-from pipeline.model.quantised import Integers
-from pipeline.model.reference import Floats, Weights
+from .tiles import SimtLookupTile, SplitLookupTile, lookup_tile
 
 _LARGEST = {HALF: (65_504.0, "--precision bf16 or --precision fp32"), BFLOAT: (255 * 2.0**120, "--precision fp32")}
 """The largest numbers of both types, and what to use for larger ones."""

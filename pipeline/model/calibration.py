@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from pipeline.errors import UsageError
-from pipeline.model import reference
-from pipeline.model.charcnn import Model
-from pipeline.model.quantised import LARGEST
-from pipeline.model.scales import ActivationScales
-from pipeline.threads import available_cores
+from ..errors import UsageError
+from ..processes.threads import available_cores
+from . import reference
+from .charcnn import Model
+from .quantised import LARGEST
+from .scales import ActivationScales
 
 CALIBRATION_ROWS = 2048
 """Articles on which a model is calibrated, unless there are fewer."""

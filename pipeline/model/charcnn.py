@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ModelError
-from pipeline.model import hub, model_file, sidecar
-from pipeline.model.alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
-from pipeline.model.frame import FRAMES, Frame
-from pipeline.model.ngrams import MOST_TABLE_BYTES, NGrams
-from pipeline.model.scales import ActivationScales
-from pipeline.model.temperature import TEMPERATURES
+from ..errors import ModelError
+from . import hub, model_file, sidecar
+from .alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
+from .frame import FRAMES, Frame
+from .ngrams import MOST_TABLE_BYTES, NGrams
+from .scales import ActivationScales
+from .temperature import TEMPERATURES
 
 CHANNELS = 256
 HIDDEN = 1024
@@ -193,7 +193,7 @@ class Model:
 
     Examples
     --------
-    >>> model = pipeline.load_model("ag-news")
+    >>> model = broadsheet.load_model("ag-news")
     >>> model.classes
     ('World', 'Sports', 'Business', 'Sci/Tech')
     >>> model.length
@@ -275,7 +275,7 @@ class Model:
     def reads(self) -> int:
         """Characters at the beginning of an article on which its label depends; only their number is needed of others.
 
-        >>> pipeline.load_model("ag-news").reads
+        >>> broadsheet.load_model("ag-news").reads
         1014
         """
         return self.length if self.ngrams is None else max(self.length, self.ngrams.kinds.reads)
@@ -457,14 +457,14 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
 
     Examples
     --------
-    >>> pipeline.load_model("ag-news").classes
+    >>> broadsheet.load_model("ag-news").classes
     ('World', 'Sports', 'Business', 'Sci/Tech')
 
     """
     if isinstance(source, Model):
         return source
     if str(source) in SHIPPED:
-        shipped = resources.files("pipeline").joinpath("weights", SHIPPED[str(source)].file)
+        shipped = resources.files("broadsheet.pipeline").joinpath("weights", SHIPPED[str(source)].file)
         if not shipped.is_file():
             raise ModelError(f"this installation has no weights for {source!r}: give --model PATH")
         model = Model.from_bytes(shipped.read_bytes(), str(source))

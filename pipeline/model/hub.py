@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.errors import ModelError, UsageError
+from ..errors import ModelError, UsageError
 
 SCHEME = "hf://"
 FILE = "model.safetensors"

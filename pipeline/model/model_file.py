@@ -22,10 +22,10 @@ import safetensors.numpy
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from pipeline.errors import ModelError
-from pipeline.model.frame import Frame
-from pipeline.model.ngrams import Kinds
-from pipeline.model.scales import ActivationScales
+from ..errors import ModelError
+from .frame import Frame
+from .ngrams import Kinds
+from .scales import ActivationScales
 
 FORMAT = "broadsheet-charcnn/2"
 FEATURES = ("frame", "scales", "temperature", "ngrams", "thresholds")

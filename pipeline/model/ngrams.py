@@ -32,8 +32,8 @@ import numpy as np
 from msgspec import Meta, Struct, to_builtins
 from numpy.typing import NDArray
 
-from pipeline.errors import ModelError
-from pipeline.model.alphabet import Alphabet, characters, head_bytes, texts_of_ids
+from ..errors import ModelError
+from .alphabet import Alphabet, characters, head_bytes, texts_of_ids
 
 Floats = NDArray[np.float32]
 Hashes = NDArray[np.uint32]

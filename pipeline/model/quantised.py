@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ModelError, UsageError
-from pipeline.model import reference
-from pipeline.model.charcnn import Layer, Model
-from pipeline.model.reference import Floats, Rows, Weights
-from pipeline.model.scales import ActivationScales
+from ..errors import ModelError, UsageError
+from . import reference
+from .charcnn import Layer, Model
+from .reference import Floats, Rows, Weights
+from .scales import ActivationScales
 
 LARGEST = 255
 """The largest activation. A value there is called saturated, since what was above is there too."""

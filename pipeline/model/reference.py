@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.model.alphabet import text_ends
-from pipeline.model.charcnn import NORM_EPSILON, Layer, Model
-from pipeline.model.frame import Frame
+from .alphabet import text_ends
+from .charcnn import NORM_EPSILON, Layer, Model
+from .frame import Frame
 
 Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from pipeline.errors import ModelError
+from ..errors import ModelError
 
 
 class ActivationScales(Struct, frozen=True):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.hub import SCHEME, repository_of
+from ..errors import UsageError
+from .charcnn import Model, load_model
+from .hub import SCHEME, repository_of
 
 _SUFFIXES = (".safetensors", ".bin")
 

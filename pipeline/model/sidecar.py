@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from pipeline.errors import ModelError
-from pipeline.model import model_file
-from pipeline.model.frame import Frame
+from ..errors import ModelError
+from . import model_file
+from .frame import Frame
 
 _MOST_BYTES = model_file.MOST_HEADER_BYTES
 

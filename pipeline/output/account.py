@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline.output.record import ClosingEntry, Entry, ListedFile, SavedPlan
-from pipeline.output.saved_plan import files_of
-from pipeline.source.group import group_name, part_name
+from ..source.plan.group import group_name, part_name
+from .record import ClosingEntry, Entry, ListedFile, SavedPlan
+from .saved_plan import files_of
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import OutputError
-from pipeline.output.commit import read_committed
-from pipeline.output.labelling import N_CHARS, Names
-from pipeline.output.layout import QUARANTINE
-from pipeline.output.part_files import read_part
-from pipeline.output.quarantine import quarantine_table
-from pipeline.output.record import Entry
-from pipeline.output.store import Store
-from pipeline.output.where import Where
+from ..errors import OutputError
+from .commit import read_committed
+from .labelling import N_CHARS, Names
+from .layout import QUARANTINE
+from .part_files import read_part
+from .quarantine import quarantine_table
+from .record import Entry
+from .store import Store
+from .where import Where
 
 _ROWS = ["file", "row"]
 

@@ -6,10 +6,10 @@ nothing more there, however late it is.
 
 from __future__ import annotations
 
-from pipeline.errors import OutputError
-from pipeline.output.layout import CLAIM
-from pipeline.output.record import Claim, from_json, to_json
-from pipeline.output.store import Store
+from ..errors import OutputError
+from .layout import CLAIM
+from .record import Claim, from_json, to_json
+from .store import Store
 
 
 def claim(store: Store, job: str) -> bool:

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Predictions
-from pipeline.output.labelling import TRUTH, Labelling
-from pipeline.output.parts import label_table, output_schema
-from pipeline.output.where import Where
-from pipeline.source.chunk import Chunk, Selection
+from ..engine.base import Predictions
+from ..source.chunk import Chunk, Selection
+from .labelling import TRUTH, Labelling
+from .parts import label_table, output_schema
+from .where import Where
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import OutputError
-from pipeline.output.claim import check_claim
-from pipeline.output.layout import QUARANTINE, PartNames, entry_file, quarantine_file
-from pipeline.output.part_files import part_files, read_part
-from pipeline.output.quarantine import quarantine_bytes
-from pipeline.output.record import ClosingEntry, Entry, FileRecord, from_json, to_json
-from pipeline.output.store import Store
-from pipeline.source.group import GroupEnd
+from ..errors import OutputError
+from ..source.plan.group import GroupEnd
+from .claim import check_claim
+from .layout import QUARANTINE, PartNames, entry_file, quarantine_file
+from .part_files import part_files, read_part
+from .quarantine import quarantine_bytes
+from .record import ClosingEntry, Entry, FileRecord, from_json, to_json
+from .store import Store
 
 
 def commit_chunk(store: Store, table: pa.Table, quarantine: pa.Table, about: Entry, names: PartNames) -> Entry:

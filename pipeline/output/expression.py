@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
-from pipeline.errors import UsageError
+from ..errors import UsageError
 
 _DEEPEST = 50
 _COMPARISONS = ("==", "!=", "<=", ">=", "<", ">")

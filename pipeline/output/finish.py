@@ -9,16 +9,16 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 
-from pipeline.errors import OutputError
-from pipeline.output import layout
-from pipeline.output.account import Committed, Gap, gaps, groups_of
-from pipeline.output.claim import check_claim
-from pipeline.output.commit import read_committed
-from pipeline.output.folder import REPAIR, OutputFolder, schema_hex
-from pipeline.output.layout import ENTRIES, FOLDERS, MANIFEST, PARTS, QUARANTINE, SUCCESS
-from pipeline.output.record import Entry, Manifest, SavedPlan, Totals, Update, to_json
-from pipeline.output.totals import totals_of
-from pipeline.threads import threads
+from ..errors import OutputError
+from ..processes.threads import threads
+from . import layout
+from .account import Committed, Gap, gaps, groups_of
+from .claim import check_claim
+from .commit import read_committed
+from .folder import REPAIR, OutputFolder, schema_hex
+from .layout import ENTRIES, FOLDERS, MANIFEST, PARTS, QUARANTINE, SUCCESS
+from .record import Entry, Manifest, SavedPlan, Totals, Update, to_json
+from .totals import totals_of
 
 
 def finish(

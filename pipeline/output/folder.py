@@ -10,15 +10,18 @@ from functools import partial
 
 import pyarrow as pa
 
-from pipeline.errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
-from pipeline.model.reference import NO_LABEL
-from pipeline.output import layout
-from pipeline.output.account import Committed, gaps, groups_of, open_to_change
-from pipeline.output.check import check_chunk
-from pipeline.output.claim import check_claim, claim, claimed_by, is_claimed, take_over
-from pipeline.output.commit import commit_end, committed_entry
-from pipeline.output.labelling import Labelling
-from pipeline.output.layout import (
+from ..errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
+from ..model.reference import NO_LABEL
+from ..processes.threads import threads
+from ..source.chunk import NO_TRUTH
+from ..source.plan.group import GroupEnd, part_name
+from . import layout
+from .account import Committed, gaps, groups_of, open_to_change
+from .check import check_chunk
+from .claim import check_claim, claim, claimed_by, is_claimed, take_over
+from .commit import commit_end, committed_entry
+from .labelling import Labelling
+from .layout import (
     CLAIM,
     ENTRIES,
     FOLDERS,
@@ -31,8 +34,8 @@ from pipeline.output.layout import (
     SUCCESS,
     PartNames,
 )
-from pipeline.output.place import open_store
-from pipeline.output.record import (
+from .place import open_store
+from .record import (
     ClosingEntry,
     Entry,
     Fingerprint,
@@ -43,12 +46,9 @@ from pipeline.output.record import (
     listing_digest,
     to_json,
 )
-from pipeline.output.saved_plan import check_plan, together
-from pipeline.output.store import Location, Store
-from pipeline.output.where import Where
-from pipeline.source.chunk import NO_TRUTH
-from pipeline.source.group import GroupEnd, part_name
-from pipeline.threads import threads
+from .saved_plan import check_plan, together
+from .store import Location, Store
+from .where import Where
 
 _FORMAT, _OLD_FORMAT = b'"broadsheet-output"', b'"broadsheet-output/1"'
 _OLD_QUARANTINE = "quarantine"

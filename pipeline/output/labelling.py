@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.accuracy import count_pairs
-from pipeline.engine.base import Predictions
-from pipeline.model.label_sets import assigned
-from pipeline.model.reference import NO_LABEL
-from pipeline.source.chunk import NO_TRUTH
-from pipeline.source.label_sets import SEPARATOR
-from pipeline.windows import Windows
+from ..engine.base import Predictions
+from ..labelling.windows import Windows
+from ..measures.accuracy import count_pairs
+from ..model.label_sets import assigned
+from ..model.reference import NO_LABEL
+from ..source.chunk import NO_TRUTH
+from ..source.label_sets import SEPARATOR
 
 TRUTH = pa.field("truth", pa.string())
 """The true class of a row, where the input has one."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline.errors import OutputError
-from pipeline.output.layout import MANIFEST, PLAN, SUCCESS
-from pipeline.output.store import Store, no_check
-from pipeline.threads import available_cores
+from ..errors import OutputError
+from ..processes.threads import available_cores
+from .layout import MANIFEST, PLAN, SUCCESS
+from .store import Store, no_check
 
 _Result = TypeVar("_Result")
 _TEMPORARY = ".tmp"

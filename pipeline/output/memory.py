@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.output.parts import REASON
-from pipeline.source.chunk import Chunk
+from ..source.chunk import Chunk
+from .parts import REASON
 
 
 def every_row(labelled: pa.Table, chunk: Chunk, sources: Sequence[tuple[str, int, int]]) -> pa.Table:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-from pipeline.bucket_errors import FIRST_PATIENCE, PATIENCE, patiently
-from pipeline.buckets import BucketPath, bucket_client
-from pipeline.errors import OutputError, OutputUnavailable, UsageError
-from pipeline.output.layout import MANIFEST, PLAN
-from pipeline.output.store import Store, no_check
-from pipeline.threads import threads
+from ..errors import OutputError, OutputUnavailable, UsageError
+from ..processes.threads import threads
+from ..storage.bucket_errors import FIRST_PATIENCE, PATIENCE, patiently
+from ..storage.buckets import BucketPath, bucket_client
+from .layout import MANIFEST, PLAN
+from .store import Store, no_check
 
 if TYPE_CHECKING:
     import obstore.store

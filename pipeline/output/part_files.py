@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import OutputError, UsageError
-from pipeline.output.formats import csv, jsonl, parquet
-from pipeline.output.formats.base import PartFormat, UnwritableType
-from pipeline.output.layout import NULL_FOLDER, PartNames, folder_label, label_folder
+from ..errors import OutputError, UsageError
+from .formats import csv, jsonl, parquet
+from .formats.base import PartFormat, UnwritableType
+from .layout import NULL_FOLDER, PartNames, folder_label, label_folder
 
 FORMATS: dict[str, PartFormat] = {"parquet": parquet, "jsonl": jsonl, "csv": csv}
 """By the name that the user gives."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from pipeline.engine.base import Predictions
-from pipeline.errors import UsageError
-from pipeline.output.labelling import N_CHARS, TRUTH, Labelling
-from pipeline.source.chunk import NO_TRUTH, Chunk, Selection
+from ..engine.base import Predictions
+from ..errors import UsageError
+from ..source.chunk import NO_TRUTH, Chunk, Selection
+from .labelling import N_CHARS, TRUTH, Labelling
 
 REASON = pa.field("reason", pa.string())
 """The last column of results in memory: why a row has no label."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipeline.buckets import BucketPath, is_bucket, split_bucket
-from pipeline.errors import UsageError
-from pipeline.output.local_store import LocalStore
-from pipeline.output.object_store import ObjectStore
-from pipeline.output.store import Location, Store
-from pipeline.source.names import as_url, without_secrets
+from ..errors import UsageError
+from ..source.find.names import as_url, without_secrets
+from ..storage.buckets import BucketPath, is_bucket, split_bucket
+from .local_store import LocalStore
+from .object_store import ObjectStore
+from .store import Location, Store
 
 
 def place_of(output: str | os.PathLike[str], endpoint: str | None = None) -> Location:

@@ -10,8 +10,8 @@ import re
 
 import pyarrow as pa
 
-from pipeline.errors import OutputError
-from pipeline.source.chunk import QUARANTINE_SCHEMA
+from ..errors import OutputError
+from ..source.chunk import QUARANTINE_SCHEMA
 
 _ESCAPE = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 

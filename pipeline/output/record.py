@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from pipeline.accuracy import LENGTHS
-from pipeline.engine.base import Backend
-from pipeline.errors import OutputError
-from pipeline.output.labelling import Names
-from pipeline.output.layout import (
+from ..engine.base import Backend
+from ..errors import OutputError
+from ..measures.accuracy import LENGTHS
+from .labelling import Names
+from .layout import (
     CHUNK_PATTERN,
     FILE_PATTERN,
     JOB_PATTERN,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 
-from pipeline.errors import SourceError, UsageError
-from pipeline.output.account import Committed
-from pipeline.output.record import ListedFile, Manifest, SavedPlan, Settings
-from pipeline.output.saved_plan import listed
-from pipeline.source.chunk import Selection
-from pipeline.source.files import find_again
-from pipeline.source.formats.onehot import OneHot
-from pipeline.source.group import Group, GroupEnd
-from pipeline.source.plan import plan_files
-from pipeline.source.read import read_group
-from pipeline.threads import available_cores, threads
+from ..errors import SourceError, UsageError
+from ..processes.threads import available_cores, threads
+from ..source.chunk import Selection
+from ..source.find.files import find_again
+from ..source.formats.onehot import OneHot
+from ..source.plan.group import Group, GroupEnd
+from ..source.plan.plan import plan_files
+from ..source.read.read import read_group
+from .account import Committed
+from .record import ListedFile, Manifest, SavedPlan, Settings
+from .saved_plan import listed
 
 
 def recount(

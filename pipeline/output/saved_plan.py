@@ -9,12 +9,12 @@ from itertools import accumulate, chain
 import msgspec
 import pyarrow as pa
 
-from pipeline.errors import OutputError
-from pipeline.output.record import ListedFile, SavedPlan, SavedSelection, from_json
-from pipeline.source.chunk import Selection
-from pipeline.source.files import Files
-from pipeline.source.formats.base import InputFile, Schema
-from pipeline.source.plan import Plan, bound, plan_files
+from ..errors import OutputError
+from ..source.chunk import Selection
+from ..source.find.files import Files
+from ..source.formats.base import InputFile, Schema
+from ..source.plan.plan import Plan, bound, plan_files
+from .record import ListedFile, SavedPlan, SavedSelection, from_json
 
 _NAMED = 3
 """Files that a message names."""

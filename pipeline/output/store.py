@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from pipeline.buckets import BucketPath
+from ..storage.buckets import BucketPath
 
 Location = Path | BucketPath
 """Where an output folder is."""

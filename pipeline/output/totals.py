@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import UNSET
 
-from pipeline.accuracy import LENGTHS
-from pipeline.output.account import Committed, groups_of
-from pipeline.output.layout import group_of
-from pipeline.output.record import SUMS, Judged, SavedPlan, Totals
-from pipeline.source.chunk import NO_TRUTH
+from ..measures.accuracy import LENGTHS
+from ..source.chunk import NO_TRUTH
+from .account import Committed, groups_of
+from .layout import group_of
+from .record import SUMS, Judged, SavedPlan, Totals
 
 
 def totals_of(committed: Committed, plan: SavedPlan | None) -> Totals:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 
-from pipeline.errors import OutputError
-from pipeline.output.account import gaps
-from pipeline.output.check import check_chunk
-from pipeline.output.claim import check_claim, is_claimed
-from pipeline.output.folder import REPAIR, OutputFolder
-from pipeline.output.layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS
-from pipeline.output.place import place_of
-from pipeline.output.record import Totals
-from pipeline.output.recount import recount
-from pipeline.output.totals import totals_of
-from pipeline.output.where import Where
+from ..errors import OutputError
+from .account import gaps
+from .check import check_chunk
+from .claim import check_claim, is_claimed
+from .folder import REPAIR, OutputFolder
+from .layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS
+from .place import place_of
+from .record import Totals
+from .recount import recount
+from .totals import totals_of
+from .where import Where
 
 
 def verify(
@@ -57,8 +57,8 @@ def verify(
 
     Examples
     --------
-    >>> report = pipeline.classify("news.csv", "labels", text_column=["title", "body"])
-    >>> pipeline.verify("labels").rows_written
+    >>> report = broadsheet.classify("news.csv", "labels", text_column=["title", "body"])
+    >>> broadsheet.verify("labels").rows_written
     100
 
     """

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.output.expression import (
+from .expression import (
     AllOf,
     AnyOf,
     Column,

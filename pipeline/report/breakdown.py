@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.report.timeline import Intervals, Timeline, place_order, union
-from pipeline.telemetry.spans import Place, Span
+from ..telemetry.spans import Place, Span
+from .timeline import Intervals, Timeline, place_order, union
 
 MOMENTS = (
     "classifier start",

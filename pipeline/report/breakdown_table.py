@@ -9,8 +9,8 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from pipeline.report.breakdown import MOMENTS, Breakdown, DeviceTimes
-from pipeline.report.console import PlainConsole
+from .breakdown import MOMENTS, Breakdown, DeviceTimes
+from .console import PlainConsole
 
 _OWN_COLUMN = 4
 """Up to so many devices have a column each; of more, the table gives first, median and last."""

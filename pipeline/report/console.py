@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.visible import visible, visible_lines
+from ..errors import visible, visible_lines
 
 _NAME_WIDTH, _WIDEST_NAME = 8, 24
 

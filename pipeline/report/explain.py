@@ -6,9 +6,9 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipeline.errors import OutputError, UsageError
-from pipeline.report.job import JobReport
-from pipeline.report.perfetto import save_trace
+from ..errors import OutputError, UsageError
+from .job import JobReport
+from .perfetto import save_trace
 
 File = str | os.PathLike[str] | None
 
@@ -28,7 +28,7 @@ def explain(report: JobReport, trace: File, page: File) -> None:
         if trace is not None:
             save_trace(report.run.timeline, os.fspath(trace))
         if page is not None:
-            from pipeline.report.page import save_page  # Matplotlib takes a while to load
+            from .page import save_page  # Matplotlib takes a while to load
 
             save_page(report, os.fspath(page))
             report.run.page = os.fspath(page)

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from pipeline.accuracy import LENGTHS, Confusion, Example, confusion_of
-from pipeline.output.account import Committed
-from pipeline.profiling.measure import Profile
-from pipeline.report.breakdown import Breakdown, break_down
-from pipeline.report.growth import Growth
-from pipeline.report.join import Frame
-from pipeline.report.reach import Reach
-from pipeline.report.remarks import READ_AGAIN, hints, not_read
-from pipeline.report.results import Results
-from pipeline.report.summary import as_html, as_text
-from pipeline.report.tally import Tally
-from pipeline.report.timeline import Timeline
-from pipeline.source.group import GroupEnd, group_name
-from pipeline.tasks import Done, Noted, SetAside, Stopped
-from pipeline.wording import in_python
+from ..errors import in_python
+from ..job.tasks import Done, Noted, SetAside, Stopped
+from ..measures.accuracy import LENGTHS, Confusion, Example, confusion_of
+from ..output.account import Committed
+from ..source.plan.group import GroupEnd, group_name
+from ..telemetry.profiling.measure import Profile
+from .breakdown import Breakdown, break_down
+from .growth import Growth
+from .join import Frame
+from .reach import Reach
+from .remarks import READ_AGAIN, hints, not_read
+from .results import Results
+from .summary import as_html, as_text
+from .tally import Tally
+from .timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,7 +177,7 @@ class JobReport:
 
     Examples
     --------
-    >>> report = pipeline.classify(["Stocks fell on Monday as oil rose."])
+    >>> report = broadsheet.classify(["Stocks fell on Monday as oil rose."])
     >>> report.rows_written
     1
     >>> report.to_pandas()["label"][0]
@@ -367,7 +367,7 @@ class JobReport:
 
         Examples
         --------
-        >>> frame["label"] = pipeline.classify(frame).to_pandas()["label"]
+        >>> frame["label"] = broadsheet.classify(frame).to_pandas()["label"]
 
         """
         return self.results.frame()
@@ -399,7 +399,7 @@ class JobReport:
 
         Examples
         --------
-        >>> frame = pipeline.classify(frame, text_column="body").join(frame)
+        >>> frame = broadsheet.classify(frame, text_column="body").join(frame)
 
         """
         return self.results.join(frame, suffix)
@@ -500,7 +500,7 @@ class Progress:
 
     def warn(self, message: str) -> None:
         """Called, in a thread of its own, for each worker that is lost, and when nothing progresses."""
-        logging.getLogger("pipeline").warning("%s", in_python(message))
+        logging.getLogger("broadsheet").warning("%s", in_python(message))
 
     def stop(self) -> None:
         """Called at the end, also after an error."""

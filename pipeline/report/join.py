@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import UsageError
+from ..errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd

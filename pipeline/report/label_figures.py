@@ -7,8 +7,8 @@ import math
 from rich import box
 from rich.table import Table
 
-from pipeline.f1 import LabelCounts
-from pipeline.report.console import PlainConsole
+from ..measures.f1 import LabelCounts
+from .console import PlainConsole
 
 _MOST_CLASSES = 20
 

@@ -16,15 +16,15 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.accuracy import LENGTHS, Confusion
-from pipeline.report import plots
-from pipeline.report.breakdown import MOMENTS
-from pipeline.report.breakdown_table import device_name, moment_text
-from pipeline.report.job import JobReport
-from pipeline.report.roofline import judge
-from pipeline.report.roofline_table import figure, time_text
-from pipeline.report.summary import doubt
-from pipeline.visible import visible
+from ..errors import visible
+from ..measures.accuracy import LENGTHS, Confusion
+from . import plots
+from .breakdown import MOMENTS
+from .breakdown_table import device_name, moment_text
+from .job import JobReport
+from .roofline import judge
+from .roofline_table import figure, time_text
+from .summary import doubt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ def save_page(report: JobReport, path: str) -> None:
 def page(report: JobReport) -> str:
     """The page as HTML. Everything that comes from the input is escaped, and its control characters are visible."""
     environment = Environment(
-        loader=PackageLoader("pipeline", "report"),
+        loader=PackageLoader("broadsheet.pipeline", "report"),
         autoescape=True,
         finalize=_finalize,
         undefined=StrictUndefined,

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.timeline import Timeline, place_order
-from pipeline.telemetry.spans import LANES, Span
+from ..telemetry.spans import LANES, Span
+from .timeline import Timeline, place_order
 
 
 def save_trace(timeline: Timeline, path: str | Path) -> None:

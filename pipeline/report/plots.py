@@ -11,16 +11,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from pipeline.accuracy import Confusion
-from pipeline.profiling.measure import Point, Profile
-from pipeline.reliability import Reliability
-from pipeline.report.breakdown import Breakdown
-from pipeline.report.breakdown_table import device_name
-from pipeline.report.roofline import Judged, judge
-from pipeline.report.roofline_table import figure as in_words
-from pipeline.report.timeline import Timeline, overlap, union
-from pipeline.telemetry.spans import Span
-from pipeline.visible import visible
+from ..errors import visible
+from ..measures.accuracy import Confusion
+from ..measures.reliability import Reliability
+from ..telemetry.profiling.measure import Point, Profile
+from ..telemetry.spans import Span
+from .breakdown import Breakdown
+from .breakdown_table import device_name
+from .roofline import Judged, judge
+from .roofline_table import figure as in_words
+from .timeline import Timeline, overlap, union
 
 WIDE, NARROW = 9.6, 4.0
 """Inches: the width of a picture for desktop and mobile."""

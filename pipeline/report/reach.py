@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from pipeline.source.group import GroupEnd
+from ..source.plan.group import GroupEnd
 
 
 class Reach:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from pipeline.reliability import Reliability, Threshold
-from pipeline.report.console import PlainConsole
+from ..measures.reliability import Reliability, Threshold
+from .console import PlainConsole
 
 _BAR = 30
 _MOST_CLASSES = 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pipeline.report.results import Results
-from pipeline.report.tally import Tally
-from pipeline.source.encoding import not_decoded
+from ..source.open.encoding import not_decoded
+from .results import Results
+from .tally import Tally
 
 READ_AGAIN = "--resume tries again to read what could not be read, as long as those files are the same"
 """Of a job with an output folder."""

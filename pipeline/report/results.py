@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipeline.errors import UsageError
-from pipeline.output.commit import committed_rows
-from pipeline.output.folder import OutputFolder
-from pipeline.output.layout import QUARANTINE, of_job
-from pipeline.output.memory import rows_set_aside
-from pipeline.output.parts import REASON
-from pipeline.output.quarantine import quarantine_table
-from pipeline.output.store import Location
-from pipeline.report.join import Frame, as_pandas, is_frame, refuse_other_frame, refuse_taken, with_columns
-from pipeline.source.chunk import QUARANTINE_SCHEMA, Selection
-from pipeline.tasks import Done, SetAside
+from ..errors import UsageError
+from ..job.tasks import Done, SetAside
+from ..output.commit import committed_rows
+from ..output.folder import OutputFolder
+from ..output.layout import QUARANTINE, of_job
+from ..output.memory import rows_set_aside
+from ..output.parts import REASON
+from ..output.quarantine import quarantine_table
+from ..output.store import Location
+from ..source.chunk import QUARANTINE_SCHEMA, Selection
+from .join import Frame, as_pandas, is_frame, refuse_other_frame, refuse_taken, with_columns
 
 if TYPE_CHECKING:
     import pandas as pd

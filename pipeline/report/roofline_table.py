@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from pipeline.profiling.measure import Point, Profile
-from pipeline.report.console import PlainConsole
-from pipeline.report.roofline import judge
+from ..telemetry.profiling.measure import Point, Profile
+from .console import PlainConsole
+from .roofline import judge
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 

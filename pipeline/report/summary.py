@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from pipeline.report.tally import balance
-from pipeline.visible import visible
-from pipeline.wording import in_python
+from ..errors import in_python, visible
+from .tally import balance
 
 if TYPE_CHECKING:
-    from pipeline.report.job import JobReport
+    from .job import JobReport
 
 _WIDTH, _INDENT = 80, 10
 _MOST_CLASSES = 10

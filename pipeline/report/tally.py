@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
-from pipeline.accuracy import LENGTHS, Confusion, confusion_of
-from pipeline.errors import BroadsheetError
-from pipeline.output.record import SUMS, Entry, Judged, Totals
-from pipeline.output.totals import summed
+from ..errors import BroadsheetError
+from ..measures.accuracy import LENGTHS, Confusion, confusion_of
+from ..output.record import SUMS, Entry, Judged, Totals
+from ..output.totals import summed
 
 
 def balance(totals: Totals | Tally) -> str:

@@ -13,14 +13,14 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
-from pipeline.accuracy import Confusion
-from pipeline.report.breakdown_table import print_breakdown
-from pipeline.report.console import PlainConsole, facts_table, lines, print_fact, say
-from pipeline.report.job import JobReport, OfModel, Progress
-from pipeline.report.reach import Reach
-from pipeline.report.remarks import unread_line
-from pipeline.report.roofline_table import print_profile
-from pipeline.report.summary import doubt, facts, unfinished
+from ..measures.accuracy import Confusion
+from .breakdown_table import print_breakdown
+from .console import PlainConsole, facts_table, lines, print_fact, say
+from .job import JobReport, OfModel, Progress
+from .reach import Reach
+from .remarks import unread_line
+from .roofline_table import print_profile
+from .summary import doubt, facts, unfinished
 
 _MOST_CLASSES = 20
 _MOST_LINES = 10

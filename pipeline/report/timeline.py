@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.source.inputs import Loaded, Source
-from pipeline.telemetry.clocks import Clock
-from pipeline.telemetry.spans import Place, Span, brought_home, span
+from ..source.inputs import Loaded, Source
+from ..telemetry.clocks import Clock
+from ..telemetry.spans import Place, Span, brought_home, span
 
 Intervals = NDArray[np.float64]
 """[n, 2]: begin and end, ascending and disjoint."""

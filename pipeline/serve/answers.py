@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Predictions
-from pipeline.output.formats.plain import to_plain
-from pipeline.output.labelling import N_CHARS, Labelling
-from pipeline.output.parts import REASON, computed_columns
+from ..engine.base import Predictions
+from ..output.formats.plain import to_plain
+from ..output.labelling import N_CHARS, Labelling
+from ..output.parts import REASON, computed_columns
 
 _FEW = 64
 """Numbers that Python converts sooner than Arrow does."""

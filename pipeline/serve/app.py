@@ -19,16 +19,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Send
 
-from pipeline.engine.base import Predictions
-from pipeline.output.labelling import Labelling, Names
-from pipeline.serve import answers, openapi
-from pipeline.serve.bodies import ARROW, JSON, Asked, BadRequest, from_arrow, from_json, packed_of
-from pipeline.serve.log import log
-from pipeline.serve.main_link import Main
-from pipeline.serve.messages import Served
-from pipeline.serve.requests import Gone, ModelChanged, Refused
-from pipeline.serve.settings import Settings
-from pipeline.serve.shared import Held
+from ..engine.base import Predictions
+from ..output.labelling import Labelling, Names
+from . import answers, openapi
+from .bodies import ARROW, JSON, Asked, BadRequest, from_arrow, from_json, packed_of
+from .log import log
+from .main_link import Main
+from .messages import Served
+from .requests import Gone, ModelChanged, Refused
+from .settings import Settings
+from .shared import Held
 
 _CLASSIFY = "/v1/classify"
 _JSON, _ARROW = JSON.encode(), ARROW.encode()
@@ -63,7 +63,7 @@ class App:
         assert settings.target_s is not None
         self._settings, self._main, self._held = settings, main, held
         self._target, self._too_late = settings.target_s, _LATE_SHARE * settings.target_s
-        pages = files("pipeline.serve")
+        pages = files("broadsheet.pipeline.serve")
         page = pages.joinpath("page.html").read_bytes()
         described = openapi.describe(settings)
         schema, docs = msgspec.json.encode(described), openapi.page(described).encode()

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.engine.base import Engine, Texts
+from ..engine.base import Engine, Texts
 
 _STEP, _QUANTILE = 0.04, 0.8
 """A batch moves what is expected of its size by 4 % at most, so that an outlier does no harm; and more readily upwards

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.model.charcnn import CLASSES
-from pipeline.serve.requests import Packed
-from pipeline.source.limits import LIMITS
+from ..model.charcnn import CLASSES
+from ..source.limits import LIMITS
+from .requests import Packed
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 MOST_LABELS = CLASSES[1]

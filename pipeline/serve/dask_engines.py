@@ -13,16 +13,16 @@ from typing import Any, cast
 from distributed import Client, Worker, WorkerPlugin
 from distributed.protocol import to_serialize
 
-from pipeline.engine.base import Engine, Predictions, Texts
-from pipeline.engine.open import expected_device
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.serve.dispatcher import Device, Dispatcher
-from pipeline.serve.engine_process import load
-from pipeline.serve.engines import Choice, EngineLost, LoadedModel, Ready
-from pipeline.serve.log import log
-from pipeline.serve.metrics import Metrics
-from pipeline.serve.wire import Load, Loaded
-from pipeline.threads import share_of_cores
+from ..engine.base import Engine, Predictions, Texts
+from ..engine.open import expected_device
+from ..errors import BroadsheetError, UsageError
+from ..processes.threads import share_of_cores
+from .dispatcher import Device, Dispatcher
+from .engine_process import load
+from .engines import Choice, EngineLost, LoadedModel, Ready
+from .log import log
+from .metrics import Metrics
+from .wire import Load, Loaded
 
 NAME = "broadsheet-serve"
 _LOAD, _UNLOAD, _CLASSIFY = (f"broadsheet_serve_{name}" for name in ("load", "unload", "classify"))

@@ -9,15 +9,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.engine.base import Predictions, Texts
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.serve.batch_time import LONGEST_S, BatchTime
-from pipeline.serve.engines import Engine, EngineLost, LoadedModel, Ready
-from pipeline.serve.log import log
-from pipeline.serve.metrics import Metrics
-from pipeline.serve.requests import Gone, Refused
-from pipeline.serve.rows import cut, to_rows
-from pipeline.serve.waiting import NOTHING, STRETCH, Batch, Piece, Request, Waiting
+from ..engine.base import Predictions, Texts
+from ..errors import BroadsheetError, UsageError
+from .batch_time import LONGEST_S, BatchTime
+from .engines import Engine, EngineLost, LoadedModel, Ready
+from .log import log
+from .metrics import Metrics
+from .requests import Gone, Refused
+from .rows import cut, to_rows
+from .waiting import NOTHING, STRETCH, Batch, Piece, Request, Waiting
 
 _LARGEST_SHARE = 0.4
 """A batch takes this share of the target at most: a request waits for the batch that is on the device, then comes its

@@ -1,6 +1,7 @@
 """An engine in a process of its own, which a failure of the device takes down alone.
 
-`python -m pipeline.serve.engine_process FD`: the number of an open socket, over which `engines.py` sends requests.
+`python -m broadsheet.pipeline.serve.engine_process FD`: the number of an open socket, over which `engines.py` sends
+requests.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.engine.base import Engine, Texts
-from pipeline.engine.open import open_engine
-from pipeline.errors import BroadsheetError
-from pipeline.model.charcnn import Model
-from pipeline.serve import wire
-from pipeline.serve.batch_time import measure
-from pipeline.serve.wire import Classified, Classify, Failed, Load, Loaded, Unload
+from ..engine.base import Engine, Texts
+from ..engine.open import open_engine
+from ..errors import BroadsheetError
+from ..model.charcnn import Model
+from . import wire
+from .batch_time import measure
+from .wire import Classified, Classify, Failed, Load, Loaded, Unload
 
 
 def load(asked: Load) -> tuple[Engine, Loaded]:

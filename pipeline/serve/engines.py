@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipeline.engine.base import Backend, Predictions, Texts
-from pipeline.errors import BroadsheetError
-from pipeline.model.charcnn import Model
-from pipeline.serve import wire
-from pipeline.serve.batch_time import Point
-from pipeline.serve.wire import Classified, Classify, Failed, Load, Loaded, Unload
+from ..engine.base import Backend, Predictions, Texts
+from ..errors import BroadsheetError
+from ..model.charcnn import Model
+from . import wire
+from .batch_time import Point
+from .wire import Classified, Classify, Failed, Load, Loaded, Unload
 
 _BUFFER_BYTES = 4 << 20
 _PATIENCE_SECONDS = 60.0
@@ -105,7 +105,7 @@ class ProcessEngine:
             for kind in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 end.setsockopt(socket.SOL_SOCKET, kind, _BUFFER_BYTES)
         with its:
-            command = [sys.executable, "-m", "pipeline.serve.engine_process", str(its.fileno())]
+            command = [sys.executable, "-m", "broadsheet.pipeline.serve.engine_process", str(its.fileno())]
             process = await asyncio.to_thread(
                 subprocess.Popen,
                 command,

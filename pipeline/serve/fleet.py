@@ -6,12 +6,12 @@ import asyncio
 import os
 import time
 
-from pipeline.errors import BroadsheetError
-from pipeline.serve.dispatcher import Dispatcher
-from pipeline.serve.engines import Choice, ProcessEngine
-from pipeline.serve.log import log
-from pipeline.serve.metrics import Metrics
-from pipeline.threads import available_cores
+from ..errors import BroadsheetError
+from ..processes.threads import available_cores
+from .dispatcher import Dispatcher
+from .engines import Choice, ProcessEngine
+from .log import log
+from .metrics import Metrics
 
 _LONGEST_WAIT = 30.0
 _STEADY_SECONDS = 60.0

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from pipeline.serve.arrival import came
-from pipeline.serve.shared import Held
+from .arrival import came
+from .shared import Held
 
 HEAD_BYTES = 1 << 16
 

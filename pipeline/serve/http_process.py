@@ -1,7 +1,7 @@
 """One of the processes that speak HTTP: it reads and checks requests, asks the main process, and writes the answers.
 
-`python -m pipeline.serve.http_process FD`: the number of an open socket, over which `http_processes.py` sends `Begin`,
-and then messages.
+`python -m broadsheet.pipeline.serve.http_process FD`: the number of an open socket, over which
+`http_processes.py` sends `Begin`, and then messages.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import NamedTuple
 import uvicorn
 import uvloop
 
-from pipeline.errors import UsageError
-from pipeline.serve import wire
-from pipeline.serve.app import App
-from pipeline.serve.http_limits import LimitedProtocol
-from pipeline.serve.log import start_log
-from pipeline.serve.main_link import Main
-from pipeline.serve.messages import Listens
-from pipeline.serve.settings import Settings
-from pipeline.serve.shared import Held
+from ..errors import UsageError
+from . import wire
+from .app import App
+from .http_limits import LimitedProtocol
+from .log import start_log
+from .main_link import Main
+from .messages import Listens
+from .settings import Settings
+from .shared import Held
 
 _COUNT_SECONDS = 1
 _LAST_LOOKS, _LOOK_SECONDS = 5, 0.02

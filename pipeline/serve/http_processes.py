@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engine.base import Texts
-from pipeline.errors import BroadsheetError
-from pipeline.serve import wire
-from pipeline.serve.dispatcher import Dispatcher
-from pipeline.serve.engines import LoadedModel
-from pipeline.serve.http_process import Begin
-from pipeline.serve.log import log
-from pipeline.serve.messages import (
+from ..engine.base import Texts
+from ..errors import BroadsheetError
+from . import wire
+from .dispatcher import Dispatcher
+from .engines import LoadedModel
+from .http_process import Begin
+from .log import log
+from .messages import (
     Answered,
     Ask,
     Call,
@@ -42,11 +42,11 @@ from pipeline.serve.messages import (
     Served,
     Stop,
 )
-from pipeline.serve.metrics import Metrics, name_of
-from pipeline.serve.requests import Gone, Refused
-from pipeline.serve.settings import Settings
-from pipeline.serve.shared import Held
-from pipeline.serve.waiting import Request
+from .metrics import Metrics, name_of
+from .requests import Gone, Refused
+from .settings import Settings
+from .shared import Held
+from .waiting import Request
 
 _COUNT_WITHIN = 1.0
 """Seconds in which each process must have told what it has counted, before metrics are shown without."""
@@ -173,7 +173,7 @@ class _HttpProcess:
     async def start(cls, begin: Begin, *arguments: Any) -> _HttpProcess:
         ours, its = socket.socketpair()
         with its:
-            command = [sys.executable, "-m", "pipeline.serve.http_process", str(its.fileno())]
+            command = [sys.executable, "-m", "broadsheet.pipeline.serve.http_process", str(its.fileno())]
             process = await asyncio.to_thread(
                 subprocess.Popen,
                 command,

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from pipeline.visible import visible
+from ..errors import visible
 
 log = logging.getLogger("broadsheet.serve")
 

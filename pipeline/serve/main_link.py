@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.engine.base import Predictions
-from pipeline.serve.counts import RequestCounts
-from pipeline.serve.messages import (
+from ..engine.base import Predictions
+from .counts import RequestCounts
+from .messages import (
     Answered,
     Ask,
     Call,
@@ -24,8 +24,8 @@ from pipeline.serve.messages import (
     Stop,
     ToHttp,
 )
-from pipeline.serve.requests import Gone, ModelChanged, Packed, Refused
-from pipeline.serve.rows import from_rows
+from .requests import Gone, ModelChanged, Packed, Refused
+from .rows import from_rows
 
 
 class Main:

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from pipeline.serve.counts import SECONDS, RequestCounts
+from .counts import SECONDS, RequestCounts
 
 _TEXTS = tuple(4**i for i in range(9))
 

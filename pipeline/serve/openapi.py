@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pipeline.serve.bodies import ARROW, JSON, MOST_LABELS
-from pipeline.serve.settings import Settings
+from .bodies import ARROW, JSON, MOST_LABELS
+from .settings import Settings
 
 _TOP_K = {"type": "integer", "minimum": 1, "maximum": MOST_LABELS, "default": 1}
 _SCORES = {"type": "boolean", "default": False}
@@ -47,7 +47,10 @@ def describe(settings: Settings) -> dict[str, Any]:
 def page(described: dict[str, Any]) -> str:
     """The document as HTML."""
     environment = Environment(
-        loader=PackageLoader("pipeline.serve", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("broadsheet.pipeline.serve", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     schemas = described["components"]["schemas"]
     pretty = {

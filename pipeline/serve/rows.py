@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Predictions
+from ..engine.base import Predictions
 
 _COUNTS = ("n_chars", "truncated", "unknown_chars")
 

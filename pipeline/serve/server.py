@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import uvloop
 
-from pipeline.engine.open import expected_device
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.model.charcnn import load_model
-from pipeline.serve.dispatcher import Dispatcher
-from pipeline.serve.engines import Choice, LoadedModel
-from pipeline.serve.fleet import LocalFleet
-from pipeline.serve.http_process import certificates_of
-from pipeline.serve.http_processes import HttpProcesses
-from pipeline.serve.log import log, start_log
-from pipeline.serve.metrics import Metrics
-from pipeline.serve.settings import Settings
-from pipeline.threads import available_cores
+from ..engine.open import expected_device
+from ..errors import BroadsheetError, UsageError
+from ..model.charcnn import load_model
+from ..processes.threads import available_cores
+from .dispatcher import Dispatcher
+from .engines import Choice, LoadedModel
+from .fleet import LocalFleet
+from .http_process import certificates_of
+from .http_processes import HttpProcesses
+from .log import log, start_log
+from .metrics import Metrics
+from .settings import Settings
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from pipeline.serve.dask_engines import DaskFleet
+    from .dask_engines import DaskFleet
 
 TARGET_S = {"cpu": 0.1, "cuda": 0.02}
 
@@ -61,7 +61,7 @@ class _Server:
         if client is None:
             device = expected_device(settings.device, gpus)
         else:
-            from pipeline.serve.dask_engines import device_of
+            from .dask_engines import device_of
 
             device = device_of(client, settings.device)
         self._gpus = max(1, gpus) if device == "cuda" else 0
@@ -111,7 +111,7 @@ class _Server:
     def _fleet_of(self, choice: Choice, metrics: Metrics) -> LocalFleet | DaskFleet:
         if self._client is None:
             return LocalFleet(self._dispatcher, choice, self._gpus, metrics)
-        from pipeline.serve.dask_engines import DaskFleet
+        from .dask_engines import DaskFleet
 
         return DaskFleet(self._dispatcher, choice, self._client, metrics)
 

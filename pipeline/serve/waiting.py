@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Texts
-from pipeline.model.charcnn import Model
-from pipeline.serve.batch_time import BatchTime
+from ..engine.base import Texts
+from ..model.charcnn import Model
+from .batch_time import BatchTime
 
 STRETCH = 1.2
 """How much longer a batch may take where it then leaves nothing waiting."""

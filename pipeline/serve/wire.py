@@ -12,9 +12,9 @@ import socket
 import struct
 from typing import Any, NamedTuple
 
-from pipeline.engine.base import Backend, Predictions, Texts
-from pipeline.errors import BroadsheetError
-from pipeline.serve.batch_time import Point
+from ..engine.base import Backend, Predictions, Texts
+from ..errors import BroadsheetError
+from .batch_time import Point
 
 _LENGTH = struct.Struct("<Q")
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Texts
-from pipeline.errors import UsageError
-from pipeline.source.encoding import UTF8, why_not_decoded
-from pipeline.source.kept import copied
-from pipeline.source.limits import LIMITS
+from ..engine.base import Texts
+from ..errors import UsageError
+from .limits import LIMITS
+from .open.encoding import UTF8, why_not_decoded
+from .read.kept import copied
 
 HEAD_BYTES = 256
 NO_TRUTH = -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.errors import UsageError
+from ..errors import UsageError
 
 DELIMITERS = (";", "|", "\t", ",")
 """Those that are suggested, the most common first."""

@@ -11,21 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.errors import InputChanged, SourceError, UsageError
-from pipeline.source.chunk import Chunk, Selection
-from pipeline.source.encoding import UTF8
-from pipeline.source.files import Files, Identity, find_files
-from pipeline.source.first_rows import first_chunks
-from pipeline.source.formats.base import Scan, Seek
-from pipeline.source.group import Group, GroupEnd, group_name, part_name
-from pipeline.source.items import Items, as_items
-from pipeline.source.plan import Plan, Run, Unit, plan_files, refuse_useless, to_split
-from pipeline.source.run_ahead import ahead
-from pipeline.source.scan import Scanner, no_scan, threads_scanner
-from pipeline.source.search import Problem
-from pipeline.source.split import split
-from pipeline.source.stdin import STDIN, Stdin
-from pipeline.source.tables import MEMORY, Tables, as_tables, dask_selection
+from ..errors import InputChanged, SourceError, UsageError
+from .chunk import Chunk, Selection
+from .find.files import Files, Identity, find_files
+from .find.search import Problem
+from .formats.base import Scan, Seek
+from .memory.items import Items, as_items
+from .memory.stdin import STDIN, Stdin
+from .memory.tables import MEMORY, Tables, as_tables, dask_selection
+from .open.encoding import UTF8
+from .plan.group import Group, GroupEnd, group_name, part_name
+from .plan.plan import Plan, Run, Unit, plan_files, refuse_useless, to_split
+from .plan.scan import Scanner, no_scan, threads_scanner
+from .plan.split import split
+from .read.first_rows import first_chunks
+from .read.run_ahead import ahead
 
 _SPLIT_AT_ONCE, _FOUND_AHEAD = 4, 64
 """Large files whose chunks are looked for at the same time, and how many chunks of each are found before their turn."""
@@ -44,7 +44,7 @@ class Paths(tuple[str, ...]):
 
     Examples
     --------
-    >>> report = pipeline.classify(pipeline.Paths(["january.csv", "february/*.parquet"]), "labels")
+    >>> report = broadsheet.classify(broadsheet.Paths(["january.csv", "february/*.parquet"]), "labels")
 
     """
 

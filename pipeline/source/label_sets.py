@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
-from pipeline.source.chunk import NO_TRUTH, truth_indices
+from ..errors import UsageError
+from .chunk import NO_TRUTH, truth_indices
 
 SEPARATOR = "|"
 """Between the labels of a row in a CSV file, unless the user names another."""

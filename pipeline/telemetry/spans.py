@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from pipeline.telemetry.clocks import Clock
+from .clocks import Clock
 
 try:
     import nvtx

@@ -11,29 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model
-from pipeline.model.frame import Frame
-from pipeline.train.after import model_of, multi_label_model_of
-from pipeline.train.baseline import Compared
-from pipeline.train.beginning import beginning
-from pipeline.train.branch import fit_branch
-from pipeline.train.by_size import is_alone, kinds_for, ngram_bits, recipe_for
-from pipeline.train.data import Labelled
-from pipeline.train.interrupts import interrupts_noted
-from pipeline.train.job import Examples, Job, run, without_network
-from pipeline.train.objective import Objective, OneLabel, SeveralLabels, class_weights
-from pipeline.train.prepare import prepare
-from pipeline.train.processes import run_here
-from pipeline.train.progress import Cost, Epoch, Note, Step, Tell
-from pipeline.train.recipe import Recipe
-from pipeline.train.soft import SoftLabels
-from pipeline.train.stuck import Stuck
+from ..errors import UsageError
+from ..model.charcnn import Model
+from ..model.frame import Frame
+from .after import model_of, multi_label_model_of
+from .baseline import Compared
+from .beginning import beginning
+from .branch import fit_branch
+from .by_size import is_alone, kinds_for, ngram_bits, recipe_for
+from .data import Labelled
+from .interrupts import interrupts_noted
+from .job import Examples, Job, run, without_network
+from .objective import Objective, OneLabel, SeveralLabels, class_weights
+from .prepare import prepare
+from .processes import run_here
+from .progress import Cost, Epoch, Note, Step, Tell
+from .recipe import Recipe
+from .soft import SoftLabels
+from .stuck import Stuck
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from pipeline.train.sweep import Trial
+    from .sweep import Trial
 
 __all__ = ["Cost", "Epoch", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
 
@@ -271,7 +271,7 @@ def train(
     )
     with interrupts_noted() as stop:
         if sweep:
-            from pipeline.train.sweep import jobs_of, run_sweep
+            from .sweep import jobs_of, run_sweep
 
             if client is None:
                 raise UsageError("a sweep runs on a cluster: give client=")
@@ -280,7 +280,7 @@ def train(
             tell(Note("n-grams alone: the network takes long without a GPU, and is trained if told how many epochs"))
             outcome = without_network(job)
         elif client is not None:
-            from pipeline.train.on_cluster import run_on
+            from .on_cluster import run_on
 
             outcome = run_on(client, job, examples, gpus, tell, stop)
         elif gpus is not None and gpus > 1:

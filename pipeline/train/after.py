@@ -13,21 +13,21 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.f1 import LabelCounts
-from pipeline.model.calibration import CALIBRATION_ROWS, calibrated
-from pipeline.model.charcnn import Model
-from pipeline.model.label_sets import DEFAULT_THRESHOLD, assigned, best_thresholds
-from pipeline.model.ngrams import scores
-from pipeline.model.temperature import CARD, LEAST_ROWS, fitted
-from pipeline.reliability import improvement
-from pipeline.train.baseline import Compared, compared, plain
-from pipeline.train.branch import Branch
-from pipeline.train.data import Labelled
-from pipeline.train.fusion import factors
-from pipeline.train.job import Job, Outcome, without_network
-from pipeline.train.network import predict
-from pipeline.train.packed import PackedCNN
-from pipeline.train.prepare import Prepared
+from ..measures.f1 import LabelCounts
+from ..measures.reliability import improvement
+from ..model.calibration import CALIBRATION_ROWS, calibrated
+from ..model.charcnn import Model
+from ..model.label_sets import DEFAULT_THRESHOLD, assigned, best_thresholds
+from ..model.ngrams import scores
+from ..model.temperature import CARD, LEAST_ROWS, fitted
+from .baseline import Compared, compared, plain
+from .branch import Branch
+from .data import Labelled
+from .fusion import factors
+from .job import Job, Outcome, without_network
+from .network import predict
+from .packed import PackedCNN
+from .prepare import Prepared
 
 
 def model_of(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pipeline.model.alphabet import Alphabet
-from pipeline.train.recipe import Recipe
+from ..model.alphabet import Alphabet
+from .recipe import Recipe
 
 
 def augment(ids: Tensor, alphabet: Alphabet, recipe: Recipe) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.model.ngrams import Kinds
-from pipeline.train.branch import bags, plain_logits
-from pipeline.train.data import Labelled
+from ..model.ngrams import Kinds
+from .branch import bags, plain_logits
+from .data import Labelled
 
 Labels = NDArray[np.int64]
 _BITS = 18

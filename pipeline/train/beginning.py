@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.frame import Frame
-from pipeline.train.recipe import WITH_SPACE
+from ..errors import UsageError
+from ..model.charcnn import Model, load_model
+from ..model.frame import Frame
+from .recipe import WITH_SPACE
 
 _LENGTH = 1014
 

@@ -19,12 +19,12 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from pipeline.held_out import rarest
-from pipeline.model.ngrams import Grams, Kinds, NGrams, counted, find
-from pipeline.train.data import Texts
-from pipeline.train.linear import Fitted, Fitter
-from pipeline.train.objective import class_weights
-from pipeline.train.sharpness import sharpened
+from ..measures.held_out import rarest
+from ..model.ngrams import Grams, Kinds, NGrams, counted, find
+from .data import Texts
+from .linear import Fitted, Fitter
+from .objective import class_weights
+from .sharpness import sharpened
 
 Rows = NDArray[np.int64]
 Labels = NDArray[Any]  # int64 [N], class indices; or bool [N, classes], where a text may have several

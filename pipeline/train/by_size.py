@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pipeline.errors import UsageError
-from pipeline.model.ngrams import BITS, MOST_READ, MOST_TABLE_BYTES, Kinds
-from pipeline.train.data import Texts
-from pipeline.train.recipe import Recipe
+from ..errors import UsageError
+from ..model.ngrams import BITS, MOST_READ, MOST_TABLE_BYTES, Kinds
+from .data import Texts
+from .recipe import Recipe
 
 _TABLE_BYTES = 32 << 20
 _MOST_BITS = 20

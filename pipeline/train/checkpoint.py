@@ -14,8 +14,8 @@ import safetensors.torch
 from msgspec import Struct
 from torch import Tensor
 
-from pipeline.errors import UsageError
-from pipeline.train.progress import Epoch
+from ..errors import UsageError
+from .progress import Epoch
 
 FORMAT = "broadsheet-checkpoint/2"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.train.progress import Epoch
+from .progress import Epoch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

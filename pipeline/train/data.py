@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
-from pipeline.model.alphabet import Alphabet, encode
-from pipeline.model.charcnn import CLASSES
-from pipeline.model.ngrams import MOST_READ
-from pipeline.source.chunk import NO_TRUTH, Selection, truth_indices
-from pipeline.source.inputs import identify, open_input
-from pipeline.source.label_sets import label_lists, label_sets
-from pipeline.source.read import chunks_here
+from ..errors import UsageError
+from ..model.alphabet import Alphabet, encode
+from ..model.charcnn import CLASSES
+from ..model.ngrams import MOST_READ
+from ..source.chunk import NO_TRUTH, Selection, truth_indices
+from ..source.inputs import identify, open_input
+from ..source.label_sets import label_lists, label_sets
+from ..source.read.read import chunks_here
 
 _CHUNK_ROWS = 16_384
 

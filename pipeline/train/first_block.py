@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from pipeline.kernels.catalog import Kernel
-from pipeline.kernels.training import FIRST_CAPABILITY, NUMBERS, first_block
-from pipeline.model.charcnn import NORM_EPSILON, Layer
-from pipeline.train.layout import GROUP, Layout
+from ..kernels.catalog import Kernel
+from ..kernels.training import FIRST_CAPABILITY, NUMBERS, first_block
+from ..model.charcnn import NORM_EPSILON, Layer
+from .layout import GROUP, Layout
 
 _NUMBERS = {torch.float32: "float", torch.bfloat16: "BFloat"}
 
@@ -150,7 +150,7 @@ def _launch(groups: int, kernel: Kernel, *tensors: Tensor) -> None:
 def _loaded(kernel: Kernel, device: int) -> Any:
     import cupy as cp
 
-    from pipeline.kernels.ops import load
+    from ..kernels.ops import load
 
     major, minor = torch.cuda.get_device_capability(device)
     with cp.cuda.Device(device):

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
-from pipeline.model.alphabet import Alphabet
-from pipeline.model.charcnn import Layer, layer_table
-from pipeline.model.frame import FRAMES, Frame
-from pipeline.train.checkpoint import Checkpoint
-from pipeline.train.group import Group
-from pipeline.train.loop import Rows, Run, Saving
-from pipeline.train.objective import Objective
-from pipeline.train.packed import PackedCNN
-from pipeline.train.progress import Epoch, Tell
-from pipeline.train.recipe import Recipe
+from ..errors import UsageError
+from ..model.alphabet import Alphabet
+from ..model.charcnn import Layer, layer_table
+from ..model.frame import FRAMES, Frame
+from .checkpoint import Checkpoint
+from .group import Group
+from .loop import Rows, Run, Saving
+from .objective import Objective
+from .packed import PackedCNN
+from .progress import Epoch, Tell
+from .recipe import Recipe
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "bf16")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.model.charcnn import Layer
-from pipeline.model.frame import Frame
+from ..model.charcnn import Layer
+from ..model.frame import Frame
 
 GROUP = 9
 """Rows of block 1 in a group: the pools of blocks 1 and 2 are 3 wide each."""

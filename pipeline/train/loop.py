@@ -14,18 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import BroadsheetError
-from pipeline.model.alphabet import Alphabet
-from pipeline.train.augment import augment
-from pipeline.train.centred import FEW_ROWS, centre_gradients
-from pipeline.train.checkpoint import Checkpoint
-from pipeline.train.graphs import EAGER_CALLS, Replayed, rounded
-from pipeline.train.group import Group
-from pipeline.train.network import ARTICLES_IN_CACHE, predict
-from pipeline.train.objective import Objective
-from pipeline.train.packed import PackedCNN
-from pipeline.train.progress import Cost, Epoch, Step, Stopped, Tell
-from pipeline.train.recipe import Recipe
+from ..errors import BroadsheetError
+from ..model.alphabet import Alphabet
+from .augment import augment
+from .centred import FEW_ROWS, centre_gradients
+from .checkpoint import Checkpoint
+from .graphs import EAGER_CALLS, Replayed, rounded
+from .group import Group
+from .network import ARTICLES_IN_CACHE, predict
+from .objective import Objective
+from .packed import PackedCNN
+from .progress import Cost, Epoch, Step, Stopped, Tell
+from .recipe import Recipe
 
 _WARMUP_FROM = 0.04  # share of the peak rate at the first step
 _AVERAGE_FROM = 0.25  # share of the steps after which the average begins

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model, load_model
-from pipeline.train.network import CharCNN
+from ..errors import UsageError
+from ..model.charcnn import Model, load_model
+from .network import CharCNN
 
 
 class TorchModule(CharCNN):
@@ -41,7 +41,7 @@ class TorchModule(CharCNN):
         logits = super().forward(ids)
         if self._has_ngrams:
             if ngrams is None or ngram_times is None:
-                raise UsageError("the model has n-grams: give all arrays of pipeline.onnx_inputs")
+                raise UsageError("the model has n-grams: give all arrays of broadsheet.onnx_inputs")
             logits = logits + self._branch(ngrams, ngram_times)
         return logits
 
@@ -74,8 +74,8 @@ def torch_module(model: str | Path | Model) -> TorchModule:
 
     Examples
     --------
-    >>> module = pipeline.torch_module("ag-news")
-    >>> inputs = pipeline.onnx_inputs("ag-news", ["Stocks fell on Monday."])
+    >>> module = broadsheet.torch_module("ag-news")
+    >>> inputs = broadsheet.onnx_inputs("ag-news", ["Stocks fell on Monday."])
     >>> module(*map(torch.from_numpy, inputs.values())).argmax(1)
     tensor([2])
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.model.charcnn import NORM_EPSILON, Layer
-from pipeline.model.frame import Frame
+from ..model.charcnn import NORM_EPSILON, Layer
+from ..model.frame import Frame
 
 _CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 

@@ -18,11 +18,11 @@ from distributed import Client, get_worker
 from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker
 
-from pipeline.errors import UsageError
-from pipeline.threads import share_of_cores
-from pipeline.train.job import Examples, Job, Outcome
-from pipeline.train.processes import Lost, Part, Process, outcome
-from pipeline.train.progress import Tell
+from ..errors import UsageError
+from ..processes.threads import share_of_cores
+from .job import Examples, Job, Outcome
+from .processes import Lost, Part, Process, outcome
+from .progress import Tell
 
 _JOINING_SECONDS = 60
 

@@ -7,10 +7,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from pipeline.model.charcnn import Layer
-from pipeline.train import first_block
-from pipeline.train.layout import GROUP, Layout, groups_of, lay_out, reached_rows
-from pipeline.train.network import CharCNN
+from ..model.charcnn import Layer
+from . import first_block
+from .layout import GROUP, Layout, groups_of, lay_out, reached_rows
+from .network import CharCNN
 
 
 class PackedCNN(CharCNN):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
-from pipeline.held_out import hold_out, rarest
-from pipeline.model.alphabet import Alphabet
-from pipeline.train.data import Labelled, read_labelled
-from pipeline.train.soft import SoftLabels, hold_out_labelled
+from ..errors import UsageError
+from ..measures.held_out import hold_out, rarest
+from ..model.alphabet import Alphabet
+from .data import Labelled, read_labelled
+from .soft import SoftLabels, hold_out_labelled
 
 
 @dataclass(frozen=True)

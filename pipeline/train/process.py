@@ -1,6 +1,6 @@
 """A process that runs a job, or its part of one. Started by `processes.py`, with which it ends.
 
-Usage: python -m pipeline.train.process CONNECTION (a file descriptor)
+Usage: python -m broadsheet.pipeline.train.process CONNECTION (a file descriptor)
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from pipeline.errors import BroadsheetError
-from pipeline.source.messages import Closed, packed, receive, send, unpacked
-from pipeline.train.group import Group
-from pipeline.train.job import device_of, run
-from pipeline.train.processes import Done, Failed, Part, Told, WasStopped
-from pipeline.train.progress import Cost, Epoch, Note, Step, Stopped
+from ..errors import BroadsheetError
+from ..source.read.messages import Closed, packed, receive, send, unpacked
+from .group import Group
+from .job import device_of, run
+from .processes import Done, Failed, Part, Told, WasStopped
+from .progress import Cost, Epoch, Note, Step, Stopped
 
 _SECONDS_BETWEEN_STEPS = 0.2  # that are told
 

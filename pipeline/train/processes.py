@@ -23,11 +23,11 @@ from typing import Any, Protocol
 
 import torch
 
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.source.messages import Closed, packed, receive, send, unpacked
-from pipeline.threads import share_of_cores
-from pipeline.train.job import Examples, Job, Outcome
-from pipeline.train.progress import Cost, Epoch, Note, Step, Stopped, Tell
+from ..errors import BroadsheetError, UsageError
+from ..processes.threads import share_of_cores
+from ..source.read.messages import Closed, packed, receive, send, unpacked
+from .job import Examples, Job, Outcome
+from .progress import Cost, Epoch, Note, Step, Stopped, Tell
 
 _END_SECONDS = 5.0
 _OTHERS_SECONDS = 2.0  # in which the others of a run may say why they fail too
@@ -92,7 +92,7 @@ class Process:
         network = _LOOPBACK if loopback else {}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipeline.train.process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "broadsheet.pipeline.train.process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
                 env={**_PATIENCE, **network, **os.environ, "PYTHONPATH": path}, process_group=0,
             )  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from pipeline.errors import UsageError
-from pipeline.model.alphabet import PUBLISHED
+from ..errors import UsageError
+from ..model.alphabet import PUBLISHED
 
 _SECOND_HYPHEN = PUBLISHED.rindex("-")
 

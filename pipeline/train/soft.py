@@ -12,17 +12,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.engine import base
-from pipeline.engine.open import open_engine
-from pipeline.errors import UsageError
-from pipeline.held_out import hold_out
-from pipeline.model.alphabet import Alphabet, encode
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.ngrams import MOST_READ
-from pipeline.source.chunk import NO_TRUTH, Selection, truth_indices
-from pipeline.source.inputs import identify, open_input
-from pipeline.source.read import chunks_here
-from pipeline.train.data import Labelled, Texts, joined
+from ..engine import base
+from ..engine.open import open_engine
+from ..errors import UsageError
+from ..measures.held_out import hold_out
+from ..model.alphabet import Alphabet, encode
+from ..model.charcnn import Model, load_model
+from ..model.ngrams import MOST_READ
+from ..source.chunk import NO_TRUTH, Selection, truth_indices
+from ..source.inputs import identify, open_input
+from ..source.read.read import chunks_here
+from .data import Labelled, Texts, joined
 
 _CHUNK_ROWS = 16_384
 _PREFIX = "score_"  # of the columns that `classify --scores` writes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.train.progress import Cost, Epoch, Note, Step, Tell
-from pipeline.train.recipe import Recipe
+from .progress import Cost, Epoch, Note, Step, Tell
+from .recipe import Recipe
 
 _SHARE = 0.1  # of the epochs, after which it is told
 _LEAST = 3  # epochs

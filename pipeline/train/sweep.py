@@ -10,12 +10,12 @@ from itertools import product
 
 from distributed import Client
 
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.train.job import Examples, Job, Outcome
-from pipeline.train.objective import OneLabel
-from pipeline.train.on_cluster import Answer, Seat, end_parts, seats_of, start, telling, workers_of
-from pipeline.train.processes import Lost, Part
-from pipeline.train.progress import Cost, Note, Stopped, Tell
+from ..errors import BroadsheetError, UsageError
+from .job import Examples, Job, Outcome
+from .objective import OneLabel
+from .on_cluster import Answer, Seat, end_parts, seats_of, start, telling, workers_of
+from .processes import Lost, Part
+from .progress import Cost, Note, Stopped, Tell
 
 _ALIASES = {"rate": "learning_rate"}
 _POLL_SECONDS = 0.1

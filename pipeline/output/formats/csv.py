@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from pipeline.output.formats.plain import from_plain, to_plain, writable_type
+from .plain import from_plain, to_plain, writable_type
 
 
 def write(table: pa.Table) -> bytes:

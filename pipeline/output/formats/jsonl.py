@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pyarrow as pa
 
-from pipeline.output.formats.plain import from_plain, to_plain, writable_type
+from .plain import from_plain, to_plain, writable_type
 
 
 def write(table: pa.Table) -> bytes:

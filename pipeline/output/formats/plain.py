@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.output.formats.base import UnwritableType
+from .base import UnwritableType
 
 _DAY = "1970-01-01 "
 

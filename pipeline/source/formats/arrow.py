@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import SourceError
-from pipeline.source.chunk import Chunk, Selection, is_textual
-from pipeline.source.formats.arrow_messages import FILE_MAGIC, Index, Message, read_index
-from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
-from pipeline.source.formats.decoded import bounded_chunk, most_decoded, types_of
-from pipeline.source.held import held_together
-from pipeline.source.limits import Limits
-from pipeline.source.opening import open_at
-from pipeline.telemetry.spans import Span, span
+from ...errors import SourceError
+from ...telemetry.spans import Span, span
+from ..chunk import Chunk, Selection, is_textual
+from ..limits import Limits
+from ..open.opening import open_at
+from ..read.held import held_together
+from .arrow_messages import FILE_MAGIC, Index, Message, read_index
+from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from .decoded import bounded_chunk, most_decoded, types_of
 
 _MOST_ROWS = 1 << 31  # of a batch; a damaged one may claim any number
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}

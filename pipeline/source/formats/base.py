@@ -10,12 +10,12 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from pipeline.source.chunk import Chunk, Selection
-from pipeline.source.encoding import UTF8
-from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.names import is_url
-from pipeline.source.records import Records, Splitter
-from pipeline.telemetry.spans import Span
+from ...telemetry.spans import Span
+from ..chunk import Chunk, Selection
+from ..find.names import is_url
+from ..limits import LIMITS, Limits
+from ..open.encoding import UTF8
+from ..read.records import Records, Splitter
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class InputFile:
     Attributes
     ----------
     path : str
-        What it is called in the output and in messages; see `pipeline.source.names`.
+        What it is called in the output and in messages; see `broadsheet.pipeline.source.find.names`.
     format : Format
         How it is read.
     compression : str or None
@@ -241,7 +241,7 @@ class Format(ABC):
     A format is an immutable value. What it needs to know to read a file is bound to it when the file is found
     (`for_model`) and planned (`for_columns`), and is sent to the workers with the file. A subclass sets the class
     attributes and defines `schema`, and either `plan` and `read`, or `stream`. They open files with
-    `pipeline.source.opening.open_at` only, which compares each with the plan.
+    `broadsheet.pipeline.source.open.opening.open_at` only, which compares each with the plan.
 
     Attributes
     ----------

@@ -21,17 +21,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
-from pipeline.errors import SourceError, UsageError
-from pipeline.source.chunk import Chunk, Selection, assemble, concat
-from pipeline.source.delimiter import DELIMITERS, separated_by
-from pipeline.source.encoding import UTF8, why_not_decoded
-from pipeline.source.formats.base import Fragment, InputFile, Schema
-from pipeline.source.formats.record_format import RecordFormat
-from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.opening import open_at
-from pipeline.source.parsing import PARSING
-from pipeline.source.records import BOM, Records, Split
-from pipeline.telemetry.spans import Span, span
+from ...errors import SourceError, UsageError
+from ...telemetry.spans import Span, span
+from ..chunk import Chunk, Selection, assemble, concat
+from ..delimiter import DELIMITERS, separated_by
+from ..limits import LIMITS, Limits
+from ..open.encoding import UTF8, why_not_decoded
+from ..open.opening import open_at
+from ..read.parsing import PARSING
+from ..read.records import BOM, Records, Split
+from .base import Fragment, InputFile, Schema
+from .record_format import RecordFormat
 
 _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')

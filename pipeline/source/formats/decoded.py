@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import SourceError
-from pipeline.source.chunk import HEAD_BYTES, Chunk, Selection, assemble, concat
-from pipeline.source.formats.base import Fragment
-from pipeline.source.kept import plain_type
-from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.parsing import PARSING
+from ...errors import SourceError
+from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat
+from ..limits import LIMITS, Limits
+from ..read.kept import plain_type
+from ..read.parsing import PARSING
+from .base import Fragment
 
 
 def types_of(schema: pa.Schema) -> dict[str, pa.DataType]:

@@ -19,13 +19,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import json as pa_json
 
-from pipeline.errors import SourceError
-from pipeline.source.chunk import BadRow, Chunk, Selection, assemble, concat, not_utf8
-from pipeline.source.encoding import UTF8, why_not_decoded
-from pipeline.source.formats.base import InputFile, Schema
-from pipeline.source.formats.json_strings import Shortened, Strings, is_worth_cutting, lines_refused
-from pipeline.source.formats.record_format import Head, RecordFormat
-from pipeline.source.records import Records, Split, split_lines
+from ...errors import SourceError
+from ..chunk import BadRow, Chunk, Selection, assemble, concat, not_utf8
+from ..open.encoding import UTF8, why_not_decoded
+from ..read.records import Records, Split, split_lines
+from .base import InputFile, Schema
+from .json_strings import Shortened, Strings, is_worth_cutting, lines_refused
+from .record_format import Head, RecordFormat
 
 _BLANK = b" \t\r"
 _IS_BLANK = np.zeros(256, np.bool_)

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
-from pipeline.source.chunk import HEAD_BYTES, NO_TRUTH, BadRow, Chunk, Selection, bad_rows_table
-from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
-from pipeline.source.opening import open_at, read_local, reason
-from pipeline.telemetry.spans import Span
+from ...errors import UsageError
+from ...telemetry.spans import Span
+from ..chunk import HEAD_BYTES, NO_TRUTH, BadRow, Chunk, Selection, bad_rows_table
+from ..open.opening import open_at, read_local, reason
+from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import SourceError
-from pipeline.source.chunk import Chunk, Selection, as_bytes, is_textual
-from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
-from pipeline.source.formats.decoded import bounded_chunk, most_decoded, types_of
-from pipeline.source.formats.parquet_pages import longest_value
-from pipeline.source.held import held_together
-from pipeline.source.opening import expect, open_at
-from pipeline.telemetry.spans import Span
+from ...errors import SourceError
+from ...telemetry.spans import Span
+from ..chunk import Chunk, Selection, as_bytes, is_textual
+from ..open.opening import expect, open_at
+from ..read.held import held_together
+from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from .decoded import bounded_chunk, most_decoded, types_of
+from .parquet_pages import longest_value
 
 _MOST_ROWS = 1 << 31  # of a row group; a damaged footer may claim any number
 _ROWS_AT_ONCE = 4096  # of a large row group, in which the sizes of values are not known

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import InputChanged, SourceError, UsageError
-from pipeline.source.chunk import Chunk, Selection, assemble
-from pipeline.source.encoding import UTF8, looks_like, unescaped
-from pipeline.source.formats.base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
-from pipeline.source.opening import open_at
-from pipeline.source.parsing import PARSING
-from pipeline.source.records import BOM, Records, Split, cut, read_records
-from pipeline.telemetry.spans import Span, span
+from ...errors import InputChanged, SourceError, UsageError
+from ...telemetry.spans import Span, span
+from ..chunk import Chunk, Selection, assemble
+from ..open.encoding import UTF8, looks_like, unescaped
+from ..open.opening import open_at
+from ..read.parsing import PARSING
+from ..read.records import BOM, Records, Split, cut, read_records
+from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 
 FEW_BYTES = 64 << 10
 """Of a file: they usually hold its header, and a hundred lines."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pipeline.source.formats.arrow import Arrow
-from pipeline.source.formats.base import Format
-from pipeline.source.formats.csv import Csv, Tsv
-from pipeline.source.formats.jsonl import Jsonl
-from pipeline.source.formats.onehot import OneHot
-from pipeline.source.formats.parquet import Parquet
-from pipeline.source.formats.text import Text
-from pipeline.source.formats.xlsx import Xlsx
+from .arrow import Arrow
+from .base import Format
+from .csv import Csv, Tsv
+from .jsonl import Jsonl
+from .onehot import OneHot
+from .parquet import Parquet
+from .text import Text
+from .xlsx import Xlsx
 
 FORMATS: dict[str, Format] = {}
 """The formats by suffix, with the dot."""
@@ -34,7 +34,7 @@ def register(added: Format) -> None:
     ...     name = "log"
     ...     suffixes = (".log",)
     >>> register(Log())
-    >>> report = pipeline.classify("messages.log")
+    >>> report = broadsheet.classify("messages.log")
 
     """
     if taken := FORMATS.keys() & added.suffixes:

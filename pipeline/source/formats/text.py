@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.source.formats.record_format import RecordFormat
-from pipeline.source.records import Split, split_lines
+from ..read.records import Split, split_lines
+from .record_format import RecordFormat
 
 
 class Text(RecordFormat):

@@ -15,12 +15,12 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from pipeline.errors import InputChanged, SourceError, UsageError
-from pipeline.source.archive import MAGIC
-from pipeline.source.chunk import Chunk, Selection, empty_chunk
-from pipeline.source.formats.base import FilePlan, Format, InputFile, Scan, Schema, Seek, Stream
-from pipeline.source.opening import open_at
-from pipeline.source.tables import table_chunk
+from ...errors import InputChanged, SourceError, UsageError
+from ..chunk import Chunk, Selection, empty_chunk
+from ..find.archive import MAGIC
+from ..memory.tables import table_chunk
+from ..open.opening import open_at
+from .base import FilePlan, Format, InputFile, Scan, Schema, Seek, Stream
 
 _NEEDS = "an Excel file needs openpyxl: pip install 'broadsheet[xlsx]', or save the sheet as .csv"
 _SHEETS = "xl/worksheets/"

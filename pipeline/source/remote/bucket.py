@@ -9,9 +9,9 @@ from typing import Any
 import obstore
 from obstore.exceptions import PreconditionError
 
-from pipeline.bucket_errors import FIRST_PATIENCE, PATIENCE, patiently
-from pipeline.buckets import bucket_client, split_bucket
-from pipeline.source.remote.origin import Origin, State
+from ...storage.bucket_errors import FIRST_PATIENCE, PATIENCE, patiently
+from ...storage.buckets import bucket_client, split_bucket
+from .origin import Origin, State
 
 _PAGE = 1000  # objects that a store lists in one answer
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pipeline.bucket_errors import PATIENCE
-from pipeline.buckets import is_bucket
-from pipeline.errors import UsageError
-from pipeline.source.names import is_web
-from pipeline.source.remote.bucket import BucketObject, state_of_object
-from pipeline.source.remote.driver import DriverFile, state_by_driver
-from pipeline.source.remote.file import RemoteFile
-from pipeline.source.remote.origin import Origin, State
+from ...errors import UsageError
+from ...storage.bucket_errors import PATIENCE
+from ...storage.buckets import is_bucket
+from ..find.names import is_web
+from .bucket import BucketObject, state_of_object
+from .driver import DriverFile, state_by_driver
+from .file import RemoteFile
+from .origin import Origin, State
 
 
 def open_remote(
@@ -28,7 +28,7 @@ def open_remote(
     if is_bucket(url):
         origin = _object(url, expected, endpoint)
     elif is_web(url):
-        from pipeline.source.remote.web import WebFile  # urllib3 takes long to import
+        from .web import WebFile  # urllib3 takes long to import
 
         origin = WebFile(url, ranges, expected)
     else:

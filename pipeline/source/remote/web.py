@@ -16,9 +16,9 @@ from urllib3 import BaseHTTPResponse, PoolManager, ProxyManager, Retry, Timeout
 from urllib3.exceptions import HTTPError, LocationParseError, NameResolutionError, NewConnectionError
 from urllib3.util import make_headers, parse_url
 
-from pipeline.bucket_errors import FIRST_PATIENCE, PATIENCE
-from pipeline.source.names import without_secrets
-from pipeline.source.remote.origin import Origin, State
+from ...storage.bucket_errors import FIRST_PATIENCE, PATIENCE
+from ..find.names import without_secrets
+from .origin import Origin, State
 
 _TIMEOUT = Timeout(connect=10, read=60)
 _REDIRECTS = Retry(total=None, connect=0, read=0, other=0, status=0, redirect=10, raise_on_status=False)

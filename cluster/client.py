@@ -1,0 +1,241 @@
+"""Connecting to a cluster: on this machine, at a scheduler that runs already, or in Slurm jobs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import dask
+from distributed import Client
+from distributed.comm.core import CommClosedError
+from distributed.security import Security
+
+from ..pipeline.errors import BroadsheetError, UsageError, visible
+from ..pipeline.graph import NO_SCHEDULER
+from .local import cluster_here, cpu_cluster, cuda_cluster, nsys_cluster
+from .private import LINK, TOKEN
+from .protocol import choose, count_gpus
+from .settings import no_workers_seconds
+from .steady_clock import use_steady_clock
+from .tls import load_certificates
+
+TLS_FOLDER = "tls"
+"""The folder of a job's certificates, next to its scheduler file."""
+
+_EXPOSED = "this cluster listens on {address} without TLS: {who} can run code as you"
+_USERS, _NETWORK = "any user of this host", "anyone who can reach it"
+
+
+def _to_stderr(line: str) -> None:
+    print(visible(line), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def connect(
+    where: str = "local",
+    *,
+    workers: int | None = None,
+    processes: bool = True,
+    scheduler_file: str | Path | None = None,
+    protocol: str = "auto",
+    tls: bool | None = None,
+    nsys: str | Path | None = None,
+    say: Callable[[str], None] = _to_stderr,
+) -> Iterator[Client]:
+    """Connect to a Dask cluster, and start it first unless it is running already.
+
+    A context manager: at the end of the block the client is closed, and everything that was started for it is stopped.
+    Clusters on this machine listen on loopback only, and their processes talk TLS with certificates of their own.
+
+    Parameters
+    ----------
+    where : str
+        "local" (processes on this machine's CPU), "cuda" (a worker for each of its GPUs), "slurm" (workers in Slurm
+        jobs, configured by `site.yaml`), or the address of a running scheduler.
+    workers : int, optional
+        Workers of a cluster on this machine (default: one a GPU, or one for every four cores); the largest number of
+        nodes for "slurm".
+    processes : bool
+        False: one CPU worker within this process. It starts at once, and a script needs no
+        ``if __name__ == "__main__":`` guard.
+    scheduler_file : str or Path, optional
+        The scheduler file of a running scheduler, in place of `where`. Certificates in a folder `tls` next to it are
+        used.
+    protocol : str
+        "auto", "tcp" or "ucx", for a cluster that is started here.
+    tls : bool, optional
+        Encrypt the traffic of a cluster that is started here, and let in only who has the certificate made for it.
+        Default: yes, except with "ucx", which cannot. False: every user of a host that the cluster listens on, and on
+        a network everyone who can reach it, can run code as you.
+    nsys : str or Path, optional
+        Run the workers of a cluster on this machine under Nsight Systems, which writes its report to this folder.
+    say : callable
+        Called with each line that a user should see, for example which protocol was chosen. Default: print to stderr.
+
+    Yields
+    ------
+    distributed.Client
+        With at least one worker.
+
+    Raises
+    ------
+    UsageError
+        If an option is not available or contradicts another, or no scheduler answers.
+    BroadsheetError
+        If no worker joins within `distributed.scheduler.no-workers-timeout` (60 s), or the scheduler is lost.
+
+    Examples
+    --------
+    >>> with connect("local", workers=2) as client:
+    ...     report = broadsheet.classify("news/*.parquet", "out/", client=client)
+
+    """
+    use_steady_clock()
+    context: AbstractContextManager[Client]
+    if nsys is not None:
+        if scheduler_file is not None or where not in ("local", "cuda") or protocol == "ucx":
+            raise UsageError(
+                "nsys goes with a local cluster only, over TCP: put `nsys profile` before your own workers"
+            )
+        context = nsys_cluster(where, workers, nsys, choose(protocol, 1, tls)[0])
+    elif scheduler_file is not None:
+        context = _existing(str(scheduler_file), Path(scheduler_file), None, say)
+    else:
+        context = _started(where, workers, processes, protocol, tls, say)
+    with context as client:
+        address = client.scheduler.address
+        _warn_if_exposed(address, say)
+        try:
+            yield client
+        except OSError as error:
+            if isinstance(error, CommClosedError) or client.status != "running":
+                raise BroadsheetError(NO_SCHEDULER.format(address)) from error
+            raise
+
+
+def nearest(device: str = "auto") -> str:
+    """Choose the kind of cluster for a command that names none.
+
+    Parameters
+    ----------
+    device : str
+        "auto", "cuda" or "cpu", as for `classify`.
+
+    Returns
+    -------
+    str
+        "cuda" where there are GPUs and dask-cuda, unless `device` is "cpu"; else "local".
+
+    """
+    return "cuda" if device != "cpu" and count_gpus() else "local"
+
+
+def _started(
+    where: str,
+    workers: int | None,
+    processes: bool,
+    protocol: str,
+    tls: bool | None,
+    say: Callable[[str], None],
+) -> AbstractContextManager[Client]:
+    if where == "local" and not processes:
+        return cluster_here()
+    if where in ("local", "cuda"):
+        chosen, line = choose(protocol, hosts=1, tls=tls)
+        if protocol != "auto" or tls is not None:  # what is chosen within one machine needs no line
+            say(line)
+        return cuda_cluster(chosen, workers) if where == "cuda" else cpu_cluster(chosen, workers)
+    if where == "slurm":
+        from .slurm.elastic import slurm_cluster
+
+        context: AbstractContextManager[Client] = slurm_cluster(workers, protocol, tls, say)
+        return context
+    if tls is not None or protocol != "auto":
+        raise UsageError(f"protocol and TLS of the cluster at {where} were chosen when it was started")
+    return _existing(where, None, where, say)
+
+
+@contextmanager
+def _existing(name: str, file: Path | None, address: str | None, say: Callable[[str], None]) -> Iterator[Client]:
+    wait = no_workers_seconds()
+    # This module reports a lost connection, so Dask and its event loop (when a message was being sent) need not.
+    quiet, loop = logging.getLogger("distributed.client"), logging.getLogger("tornado.application")
+    before, security = quiet.level, None
+    if file is not None:
+        address = _address_in(file, wait)
+        if address.startswith("tls://") and (file.parent / TLS_FOLDER).exists():
+            security = load_certificates(file.parent / TLS_FOLDER)
+    try:
+        client = Client(address, security=security or Security())
+    except (OSError, ValueError, TimeoutError, TypeError) as error:
+        raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
+    quiet.setLevel(logging.CRITICAL)
+    not_lost = _NotOfALostConnection()
+    loop.addFilter(not_lost)
+    with ExitStack() as stack:
+        stack.callback(quiet.setLevel, before)
+        stack.callback(loop.removeFilter, not_lost)
+        stack.enter_context(client)
+        try:
+            client.wait_for_workers(1, timeout=wait)
+        except TimeoutError as error:
+            raise BroadsheetError(f"no worker has joined the scheduler {name} within {wait:.0f} s") from error
+        except OSError as error:
+            raise BroadsheetError(NO_SCHEDULER.format(name)) from error
+        with dask.config.set(_dashboard_of(client)):
+            yield client
+
+
+def _dashboard_of(client: Client) -> dict[str, str]:
+    """The settings by which this process finds the dashboard of a running scheduler, whose link may have a token."""
+
+    def read(token: str = TOKEN, link: str = LINK) -> dict[str, str]:  # here, so that it is not imported there
+        import dask
+
+        return {link: dask.config.get(link)} if dask.config.get(token, None) else {}
+
+    found: dict[str, str] = client.run_on_scheduler(read)
+    return found
+
+
+class _NotOfALostConnection(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], CommClosedError))
+
+
+def _warn_if_exposed(address: str, say: Callable[[str], None]) -> None:
+    """Warn of a scheduler that listens without TLS: loopback has other users."""
+    parts = urlsplit(address)
+    if parts.scheme in ("tcp", "ucx", "ucxx") and parts.hostname:
+        who = _USERS if parts.scheme == "tcp" and is_loopback(parts.hostname) else _NETWORK  # UCX: on every interface
+        say(_EXPOSED.format(address=f"{parts.hostname}:{parts.port}", who=who))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _address_in(file: Path, wait: float) -> str:
+    """The scheduler's address; waits until it has written its file, a few seconds after its job starts."""
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            return str(json.loads(file.read_bytes())["address"])
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise UsageError(f"no scheduler has written {file} within {wait:.0f} s") from None
+        except (ValueError, KeyError):  # half written
+            if time.monotonic() > deadline:
+                raise UsageError(f"{file} is not a scheduler's file") from None
+        time.sleep(0.2)

@@ -1,0 +1,345 @@
+"""What a job would take: a sample of its input is labelled here, and time and disk follow from it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..engine.base import Engine, Predictions, Texts
+from ..engine.open import opened, why_no_gpu
+from ..errors import UsageError
+from ..labelling.labeller import checked, classify
+from ..model.charcnn import Model
+from ..model.several import Models, load_models
+from ..options import OPTIONS, Options
+from ..output.columns import columns_of
+from ..output.folder import OutputFolder
+from ..output.labelling import Labelling
+from ..output.part_files import check_writable, part_files
+from ..output.place import place_of
+from ..output.store import Location
+from ..processes.threads import available_cores
+from ..source.chunk import Chunk, concat
+from ..source.find.files import Files
+from ..source.inputs import identify
+from ..source.limits import CHUNK_ROWS
+from ..source.open.one_core import slow_to_read
+from ..source.plan.group import part_name
+from ..source.plan.sample import Sample, sample_input
+
+SAMPLE_ROWS = 1000
+_ENTRY_BYTES = 1500
+_CHUNK, _JOB = part_name(0, 0), "0" * 16
+_BATCHES = 4
+_WARM_UP = Texts.of([b"x"] * 32)
+_MUCH_UNKNOWN, _MANY_CUT, _MANY_BAD = 0.2, 0.05, 0.01
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a job would take, as `dry_run` finds it.
+
+    Attributes
+    ----------
+    files, bytes : int
+        The input files, and their size.
+    left_out, problems : tuple of str
+        Files that belong to no format, and what is wrong with others.
+    rows : int or None
+        Rows of the input; None where they cannot be estimated.
+    counted : bool
+        Whether `rows` is exact, rather than estimated.
+    sample_rows : int
+        Rows that were read for it, from up to 20 places at even distances.
+    labels, reasons : dict of str to int
+        Of the sample: rows by label, of several models the first one's, and rows without a label by reason.
+    model, backend : str
+        The model, and the device, precision and kernels that labelled the sample.
+    device : str
+        "cpu" or "cuda".
+    no_gpu : str or None
+        Why the CPU was chosen, where the device was "auto".
+    rate : float
+        Rows of the sample labelled in a second, by one worker on this machine, with the text in memory.
+    workers : int
+        GPUs, or machines like this one, that the job is to have.
+    seconds, seconds_of_one : float or None
+        The time to label all rows with them, and with one.
+    device_hours : float or None
+        GPU-hours, or hours of a CPU core.
+    output_bytes : int or None
+        Size of the output.
+    free_bytes : int or None
+        Free space where the output folder would be.
+    warnings : tuple of str
+        What to look at before the job.
+
+    Examples
+    --------
+    >>> estimate = broadsheet.dry_run("news.csv", text_column=["title", "body"])
+    >>> estimate.rows, estimate.seconds > 0
+    (100, True)
+
+    """
+
+    files: int
+    bytes: int
+    left_out: tuple[str, ...]
+    problems: tuple[str, ...]
+    rows: int | None
+    counted: bool
+    sample_rows: int
+    labels: dict[str, int]
+    reasons: dict[str, int]
+    model: str
+    backend: str
+    device: str
+    no_gpu: str | None
+    rate: float
+    workers: int
+    seconds: float | None
+    seconds_of_one: float | None
+    device_hours: float | None
+    output_bytes: int | None
+    free_bytes: int | None
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the estimate as JSON values.
+
+        Returns
+        -------
+        dict
+            The attributes by name.
+
+        """
+        return asdict(self)
+
+
+@dataclass
+class _Labelled:
+    """A sample with its labels. bytes: of its parts, for each row read. rate: rows a second, 0 where there are none."""
+
+    labels: Counter[str]
+    reasons: Counter[str]
+    rows: int = 0
+    empty: int = 0
+    cut: int = 0
+    chars: int = 0
+    unknown: int = 0
+    bytes: float = 0.0
+    rate: float = 0.0
+
+
+def dry_run(
+    source: Any,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    model: str | Path | Model | Iterable[str | Path | Model] = "ag-news",
+    machines: int = 1,
+    text_column: str | Iterable[str] = (),
+    id_column: str | Iterable[str] = (),
+    keep: str | Iterable[str] = (),
+    keep_all: bool = False,
+    columns: Iterable[str] | None = None,
+    truth_column: str | None = None,
+    encoding: str = "utf-8",
+    delimiter: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    limit: int | None = None,
+    truth: str | os.PathLike[str] | None = None,
+    scores: bool = False,
+    top_k: int = 1,
+    abstain: float | None = None,
+    format: str = "parquet",  # noqa: A002 - as `classify` calls it
+    partition_by: str | None = None,
+    where: str | None = None,
+    windows: int | None = None,
+    overlap: int = 0,
+    window_score: str = "mean",
+    chunk_size: int | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+    workers: int | None = None,
+    endpoint: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    update: bool = False,
+    strict: bool = False,
+    hash: str = "listing",  # noqa: A002
+    allow_mixed: bool = False,
+    profile: bool = False,
+    trace: str | os.PathLike[str] | None = None,
+    report: str | os.PathLike[str] | None = None,
+) -> Estimate:
+    """Find out what a job would take, without running it: nothing is written.
+
+    About 1,000 rows are read, from up to 20 places at even distances in the input, and labelled in this process. Rows
+    of Parquet files and of up to 64 MiB of other files are counted; those of others are estimated by their size.
+
+    Parameters
+    ----------
+    source, output, model
+        As for `classify`; an iterator or a Dask DataFrame is refused, since it would have to be computed.
+    machines : int
+        Machines like this one that are to share the work.
+    workers : int, optional
+        On GPUs, how many of each machine are to be used; on CPUs a worker more or less makes no difference.
+    text_column, id_column, keep, keep_all, columns, truth_column, encoding, delimiter, root, limit, truth, scores, \
+top_k, abstain, format, partition_by, where, windows, overlap, window_score, chunk_size, device, precision, kernels, \
+endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, report
+        As for `classify`.
+
+    Returns
+    -------
+    Estimate
+        Rows, time, size of the output, and warnings.
+
+    Raises
+    ------
+    UsageError
+        For what `classify` would refuse before any work.
+    SourceError
+        Where no file can be read.
+
+    Examples
+    --------
+    >>> estimate = broadsheet.dry_run("news.csv", "labels", text_column=["title", "body"])
+    >>> estimate.problems, estimate.labels["Sports"]
+    ((), 50)
+
+    """
+    given = locals()
+    options = Options(**{name: given[name] for name in OPTIONS})
+    path = None if output is None else place_of(output, endpoint)
+    models = load_models(model)
+    found = identify(source, len(models.first.alphabet), models.first.length, root=options.root, endpoint=endpoint)
+    sample = sample_input(found, options.selection(models), SAMPLE_ROWS, limit)
+    files = found if isinstance(found, Files) else Files((), (), ())
+    with opened(models.every, device, precision, kernels) as engines:
+        labelled = _label(sample, models, engines, options)
+        engine = engines[0]
+    on_gpu = engine.backend.device == "cuda"
+    units = machines * (workers or 1 if on_gpu else 1)
+    rows, rate = sample.rows, labelled.rate
+    computing = None if rows is None or not (rate or not rows) else rows / max(rate, 1e-9)
+    estimate = Estimate(
+        files=len(files.found),
+        bytes=sum(file.size or 0 for file in files.found),
+        left_out=files.left_out,
+        problems=tuple(sample.problems),
+        rows=rows,
+        counted=sample.counted,
+        sample_rows=labelled.rows,
+        labels=dict(labelled.labels.most_common()),
+        reasons=dict(labelled.reasons.most_common()),
+        model=models.name,
+        backend=str(engine.backend),
+        device=engine.backend.device,
+        no_gpu=why_no_gpu() if device == "auto" and not on_gpu else None,
+        rate=rate,
+        workers=units,
+        seconds=None if computing is None else max(computing / units, sample.reading_seconds),
+        seconds_of_one=None if computing is None else max(computing, sample.reading_seconds),
+        device_hours=None if computing is None else computing * (1 if on_gpu else available_cores()) / 3600,
+        output_bytes=None if rows is None else round(rows * labelled.bytes),
+        free_bytes=shutil.disk_usage(_existing(path)).free if isinstance(path, Path) else None,
+        warnings=(),
+    )
+    warnings = [
+        *_warnings(estimate, sample, labelled, options, path, options.labellings(models)[0].reads(models.first.length))
+    ]
+    if slow := slow_to_read(files.found):
+        warnings.append(slow)
+    return replace(estimate, warnings=tuple(warnings))
+
+
+def _label(sample: Sample, models: Models, engines: list[Engine], options: Options) -> _Labelled:
+    """Label the sample, and measure how long that takes and how large its parts are."""
+    found = _Labelled(Counter(), Counter())
+    columns = columns_of(sample.selection, options.labellings(models), options.where)
+    chunk_rows = options.chunk_size or CHUNK_ROWS[engines[0].backend.device]
+    names = options.settings(chunk_rows, models).names
+    check_writable(columns.written, names, columns.labellings[0].labels)
+    seconds, timed, size = 0.0, 0, 0
+    for readable in _joined(sample.chunks):
+        predicted, typical, taken = _classified(readable, engines, columns.labellings)
+        seconds, timed = seconds + taken, timed + typical
+        judged = checked(readable, predicted, engines, columns.labellings, first=False)
+        chunk, predictions = judged.chunk, judged.predictions[0]
+        table = columns.table(chunk, judged.predictions)
+        found.rows += chunk.rows_read
+        found.labels.update(columns.labellings[0].counts(predictions))
+        found.reasons.update(chunk.quarantine.column("reason").to_pylist())
+        found.empty += int((predictions.n_chars == 0).sum())
+        found.cut += int(predictions.truncated.sum())
+        found.chars += int(np.minimum(predictions.n_chars, columns.labellings[0].reads(models.first.length)).sum())
+        found.unknown += int(predictions.unknown_chars.sum())
+        for at in range(0, len(table), chunk_rows):
+            part = table.slice(at, chunk_rows)
+            files = part_files(columns.of_written(part, columns.chosen(part)), names, _CHUNK, _JOB)
+            size += sum(len(data) for *_, data in files) + _ENTRY_BYTES * len(part) // chunk_rows
+    found.bytes = size / max(found.rows, 1)
+    found.rate = timed / seconds if seconds else 0.0
+    return found
+
+
+def _joined(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
+    """As few chunks as their columns allow."""
+    for _, same in groupby(chunks, key=lambda chunk: (chunk.rows.schema, chunk.ids is None)):
+        yield concat(list(same))
+
+
+def _classified(
+    chunk: Chunk, engines: list[Engine], labellings: Sequence[Labelling]
+) -> tuple[tuple[Predictions, ...], int, float]:
+    """The predictions of a chunk; and rows and seconds of a call that is large enough to be typical of the engines."""
+    classify(_WARM_UP, engines, labellings)
+    typical = chunk
+    if engines[0].batch is not None:
+        predictions = classify(chunk.texts, engines, labellings)
+        typical = concat([chunk] * -(-_BATCHES * engines[0].batch // max(len(chunk), 1)))
+    began = time.perf_counter()
+    found = classify(typical.texts, engines, labellings)
+    seconds = time.perf_counter() - began
+    return (found if typical is chunk else predictions), len(typical), seconds
+
+
+def _warnings(
+    estimate: Estimate, sample: Sample, labelled: _Labelled, options: Options, path: Location | None, length: int
+) -> Iterator[str]:
+    """What to look at before the job."""
+    bad = sum(labelled.reasons.values())
+    rows = max(labelled.rows - bad, 1)
+    unknown = labelled.unknown / max(labelled.chars, 1)
+    if unknown > _MUCH_UNKNOWN:
+        yield f"{unknown:.0%} of the characters are outside the model's alphabet: it cannot judge such text"
+    if labelled.empty > _MANY_BAD * rows:
+        yield f"{labelled.empty / rows:.0%} of the texts are empty: their labels mean nothing"
+    if labelled.cut > _MANY_CUT * rows:
+        yield f"{labelled.cut / rows:.0%} of the texts are longer than the {length:,} characters that the model reads"
+    if bad > _MANY_BAD * labelled.rows:
+        reason, count = labelled.reasons.most_common(1)[0]
+        yield f"{bad / labelled.rows:.0%} of the rows cannot be labelled, {count:,} of {bad:,} for: {reason}"
+    if path is not None:
+        try:
+            OutputFolder(path).refuse_unless(options.resume, options.overwrite, options.update)
+        except UsageError as error:
+            yield error.message
+    if (estimate.output_bytes or 0) > (estimate.free_bytes if estimate.free_bytes is not None else float("inf")):
+        yield f"the output takes more than what is free in {path}"
+
+
+def _existing(path: Path) -> Path:
+    """The folder itself, or the nearest one above it that exists."""
+    return path if path.is_dir() else _existing(path.parent)

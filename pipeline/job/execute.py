@@ -1,0 +1,211 @@
+"""The phase of a job in which its chunks are run: what is committed is taken up, the rest goes through the graph."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from ..engine.open import why_gpu_unused
+from ..errors import UsageError
+from ..graph import Event, classify_chunks
+from ..output.account import Committed
+from ..output.folder import OutputFolder
+from ..output.record import WRITER, Fingerprint
+from ..output.saved_plan import plan_bytes
+from ..report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
+from ..report.reach import Reach
+from ..report.results import Results, origin_of
+from ..report.tally import Tally
+from ..report.timeline import Timeline
+from ..source.find.files import Files
+from ..source.inputs import JobInput, Source
+from ..source.open.one_core import slow_to_read
+from ..source.plan.group import GroupEnd, part_name
+from .phases import Engines, Executed, Planned
+from .tasks import Done, Job, SetAside, profile_engine
+from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+_SECONDS_BETWEEN_CLAIMS = 2.0
+"""After so long a job notices that another has overwritten its folder."""
+
+
+def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
+    """Run every chunk that is not committed yet. Raises what stops the job; chunks committed by then are kept."""
+    began = time.perf_counter()
+    prepared, request = planned.prepared, planned.prepared.request
+    options, models, folder = request.options, request.models, request.folder
+    backend = engines.backend
+    settings = options.settings(planned.chunk_rows, models)
+    fingerprint = Fingerprint(prepared.identity, models.digest, backend, settings, WRITER)
+    job = _job(planned, engines, fingerprint)
+    answers = None if options.truth is None else os.fspath(options.truth)
+    no_gpu = None
+    if options.device == "auto" and backend.device == "cpu":
+        no_gpu = next(iter(client.run(why_gpu_unused).values()), None)
+    left_out = prepared.found.left_out if isinstance(prepared.found, Files) else ()
+    facts = JobFacts(
+        models.name,
+        models.first.classes,
+        None if job.out is None else str(job.out),
+        str(backend),
+        backend.precision,
+        planned.chunk_rows,
+        answers,
+        no_gpu,
+        models.first.meant_for,
+        left_out,
+        prepared.growth,
+        tuple((model.name, model.classes) for model in models.every),
+    )
+    unread = planned.input.plan.unread if planned.input.plan else ()
+    update = prepared.update
+    tally = Tally.after(update.earlier if update else None, models.first.classes, planned.input.problems, unread)
+    origin = origin_of(request.source, planned.input.selection)
+    results = Results(planned.columns.written, folder, fingerprint.id, origin)
+    groups = planned.input.plan.groups if planned.input.plan else ()
+    reach = Reach(planned.input.rows, {group.number: group.bytes for group in groups})
+    report = JobReport(facts, tally, Run(_timeline(client, prepared.started), reach), results)
+    report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
+    before = Committed({}, {})
+    if folder and prepared.before:
+        refuse_difference(folder, prepared.before.fingerprint, fingerprint, options.update)
+        if update is not None and planned.input.plan is not None:
+            if update.saved is None:
+                folder.begin_update(update.number, plan_bytes(planned.input.plan), fingerprint.id)
+            else:
+                folder.go_on(fingerprint.id)
+        elif planned.input.plan is not None and folder.plan() is None:
+            folder.restore_plan(plan_bytes(planned.input.plan), fingerprint.id)
+    elif folder:
+        plan = planned.input.plan
+        saved = None if plan is None else plan_bytes(plan)
+        again = options.resume or options.update
+        folder.create(fingerprint, planned.columns.written, saved, again, options.overwrite)
+    if folder and (options.resume or (update and update.saved)):
+        number = update.number if update else 0
+        before = folder.committed(fingerprint.id, planned.columns.labellings, planned.columns.written, number)
+    report.committed_before(before)
+    counted = {name: entry.digest for name, entry in before.chunks.items()}
+    chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))
+    _compute(client, planned, job, report, chunks, counted)
+    if options.profile:
+        report.run.profile = _profile(client, engines.keys[0])
+    return Executed(report, fingerprint, counted)
+
+
+def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprint, update: bool) -> None:
+    """Raise UsageError, naming what changed, unless the job begun in the folder is this one."""
+    found = list(before.differences(now))
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        what = "update" if update else "resume"
+        raise UsageError(f"cannot {what} {folder.path}: {found[0]}{more}. Start again with --overwrite")
+
+
+def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
+    """The values that every task needs."""
+    request = planned.prepared.request
+    options = request.options
+    return Job(
+        selection=planned.input.selection,
+        engines=engines.keys,
+        backend=None if options.allow_mixed else engines.backend,
+        columns=planned.columns,
+        names=fingerprint.settings.names,
+        strict=options.strict,
+        chunk_rows=planned.chunk_rows,
+        out=request.folder.path if request.folder else None,
+        fingerprint=fingerprint.id,
+        each_kernel=options.profile,
+        examples=EXAMPLES if options.report else 0,
+    )
+
+
+def _timeline(client: Client, started: float) -> Timeline:
+    from ...cluster import client_clock
+
+    clock = client_clock(client)
+    return Timeline(started + clock.offset, clock)
+
+
+def _close(folder: OutputFolder | None, job: str, report: JobReport, end: GroupEnd) -> None:
+    """Commit the end of what is not closed by a worker, where there is an output folder."""
+    if folder is not None:
+        folder.close(end, job)
+    report.close(end)
+
+
+def _compute(
+    client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source], counted: dict[str, bytes]
+) -> None:
+    """Run the chunks. counted: the digests of the entries in the report, by chunk; those of this run are added."""
+    began = time.perf_counter()
+    from ...cluster.progress import DashboardProgress
+
+    request, timeline = planned.prepared.request, report.run.timeline
+    progress = DashboardProgress(request.progress, client, report)
+    progress.start(planned.input.rows, client.dashboard_link)
+    Thread(target=_tell_what_is_slow, args=(planned.input, report.run, progress), daemon=True).start()
+    try:
+        checked = began
+        with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
+            sources = _until(request.stop, timeline.watch(chunks), report.run)
+            for event in classify_chunks(client, sources, job, watchdog, request.stop):
+                for one in _found(event, request.folder, job):
+                    if isinstance(one, Done):
+                        if one.name in counted:
+                            continue  # a group is read again, of which it was committed before
+                        counted[one.name] = one.entry.digest
+                    report.add(one)
+                progress.advance(report)
+                if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
+                    request.folder.check_claim(job.fingerprint)
+                    checked = time.perf_counter()
+    finally:
+        progress.stop()
+    report.run.timings["classify"] = time.perf_counter() - began
+    timeline.ended = time.time() + timeline.clock.offset
+
+
+def _tell_what_is_slow(job_input: JobInput, run: Run, progress: Progress) -> None:
+    """Say it at the beginning of a job, which takes long if it is so, and does not wait for this."""
+    if job_input.plan is not None and (remark := slow_to_read(job_input.plan.files)):
+        run.remarks.append(remark)
+        progress.warn(remark)
+
+
+def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:
+    """The event; for what is set aside, first the chunks of it that were committed, and then what is left."""
+    if folder is None or not isinstance(event, SetAside):
+        yield event
+        return
+    entries = folder.chunks_of(event.name if event.group is None else event.group, job.fingerprint, job.names)
+    yield from (Done(name, entry, [], None, []) for name, entry in entries.items())
+    if event.group is not None:
+        names = (part_name(event.group, chunk) for chunk in itertools.count())
+        yield replace(event, name=next(name for name in names if name not in entries))
+    elif not entries:
+        yield event
+
+
+def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: Run) -> Iterator[Source]:
+    for chunk in chunks:
+        if stop():
+            run.stopped = True
+            return
+        yield chunk
+
+
+def _profile(client: Client, key: str) -> Any:
+    """The kernels of one worker: the others compute in the same way."""
+    first = min(client.scheduler_info(n_workers=-1)["workers"])
+    return client.run(profile_engine, key, workers=[first])[first]

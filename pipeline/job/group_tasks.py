@@ -1,0 +1,196 @@
+"""The tasks of a group of files, and of a run of row groups: read front to back, and labelled chunk by chunk meanwhile.
+
+A task reads in its own thread, up to where the process has room for chunks; other threads classify and write them. So
+the engine computes while this and other tasks read, and a file whose chunks nobody shares needs no scheduling.
+"""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass
+from types import TracebackType
+
+from distributed import Worker, get_worker, secede
+from distributed.core import Status
+
+from ..errors import SourceError
+from ..output.commit import commit_end, committed_entry
+from ..output.record import Entry
+from ..source.plan.group import Group, GroupChunk, GroupEnd
+from ..source.plan.plan import Run
+from ..source.read.room import bytes_of
+from ..telemetry.spans import Span, span
+from .task_keys import Key, run_of
+from .tasks import Done, Job, Noted, Work, infer, number_of, output_of, refuse_bad_rows, write
+from .worker import STATE
+
+TOPIC = "broadsheet-chunks"
+"""Dask's topic of the chunks that tasks have committed before their end: of each the key of its task, and a `Noted`."""
+
+_ENDING = (Status.closing, Status.closed, Status.failed)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What a task has labelled. chunks: in input order, those too that it found committed. end: of a group that was
+    read to its end. whole: whether that is all there is; the job may have been stopped.
+    """
+
+    chunks: tuple[Done, ...]
+    end: GroupEnd | None = None
+    whole: bool = True
+
+
+def label_group(group: Group, alone: bool, job: Job) -> Labelled:
+    """Read a group's files one after the other, label each chunk, and commit the group's end.
+
+    alone: begin no chunk before the last one is committed. Raises as `read`, `infer` and `write` do; what was committed
+    by then stays. Not for a file that cannot be read, which is a problem of the group's end, unless the job is strict.
+    """
+    end = None
+    with _Labelling(job, alone) as labelling:
+        spans: list[Span] = []
+        given = (group, job.selection, job.chunk_rows, labelling.is_committed, spans, labelling.take)
+        with closing(STATE.read_group(*given)) as reading:
+            while end is None and labelling.may_read:
+                with span("read", spans, "read", number=labelling.begun):
+                    found = next(reading, None)
+                if found is None:
+                    break
+                if isinstance(found, GroupEnd):
+                    end = found
+                else:
+                    labelling.label(found, spans)
+    if end is not None:
+        _close(end, job)
+    return Labelled(labelling.done, end, end is not None)
+
+
+def label_run(run: Run, alone: bool, job: Job) -> Labelled:
+    """Decode a run of row groups once, and label each chunk. Raises as `label_group` does, and SourceError for a file
+    that cannot be read.
+    """
+    with _Labelling(job, alone) as labelling:
+        spans: list[Span] = []
+        with closing(STATE.read_run(run, job.selection, labelling.is_committed, spans, labelling.take)) as reading:
+            while labelling.begun < len(run.units) and labelling.may_read:
+                number = number_of(run.units[labelling.begun].name)
+                with span("read", spans, "read", number=number):
+                    found = next(reading, None)
+                if found is None:
+                    break
+                unit, chunk = found
+                labelling.label(GroupChunk(unit.name, unit.sources, chunk), spans)
+    return Labelled(labelling.done, whole=labelling.begun == len(run.units))
+
+
+def begin_no_more(run: str) -> None:
+    """From now on the tasks of a run of the graph begin no chunk on this worker."""
+    STATE.stopped.add(run)
+
+
+def _close(end: GroupEnd, job: Job) -> None:
+    """Commit a group's end. With `job.strict`, raises SourceError for a file that was not wholly readable."""
+    if job.strict and end.problems:
+        raise SourceError(f"{end.problems[0][1]} (--strict stops here)")
+    store = output_of(job)
+    if store is not None:
+        commit_end(store, end, job.fingerprint)
+
+
+class _Labelling(AbstractContextManager["_Labelling"]):
+    """The chunks of one task, from reading to commit. At the end of the block all that have begun are committed; if one
+    could not be, its error is raised.
+    """
+
+    def __init__(self, job: Job, alone: bool) -> None:
+        self._job = job
+        self._alone = alone
+        self._worker: Worker = get_worker()
+        self._key: Key = self._worker.get_current_task()
+        self._committed: dict[str, Entry] = {}
+        self._begun: list[Done | Future[Done]] = []
+        self._failed = False
+        self._room: int | None = None  # that was taken for a chunk that has yet to come
+        self._engines = ExitStack()
+
+    def __enter__(self) -> _Labelling:
+        self._engines.enter_context(STATE.loaded.use(self._job.engines))  # not to be loaded again for each chunk
+        return self
+
+    @property
+    def begun(self) -> int:
+        """How many chunks were read: in a group, the number of the next one."""
+        return len(self._begun)
+
+    @property
+    def done(self) -> tuple[Done, ...]:
+        return tuple(one if isinstance(one, Done) else one.result() for one in self._begun)
+
+    def is_committed(self, name: str) -> bool:
+        """Whether a chunk is to be skipped: committed by an earlier run, or by a worker that was lost in the middle."""
+        store = output_of(self._job)
+        entry = None if store is None else committed_entry(store, name, self._job.fingerprint, self._job.names)
+        if entry is not None:
+            self._committed[name] = entry
+        return entry is not None
+
+    def take(self, count: int) -> bool:
+        """Wait for room for one more chunk, of so many bytes at most; False where no more is to be read."""
+        if self._room is None:
+            STATE.room.take(count)
+            self._room = count
+        return self.may_read
+
+    @property
+    def may_read(self) -> bool:
+        """Not where a chunk has failed, the job is stopped, or nobody wants the result any longer."""
+        return not self._failed and run_of(self._key) not in STATE.stopped and self._is_wanted
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether the task has not been cancelled, and its worker goes on. Dask ends no thread that runs a task."""
+        task = self._worker.state.tasks.get(self._key)
+        return task is not None and task.state == "executing" and self._worker.status not in _ENDING
+
+    def label(self, found: GroupChunk, spans: list[Span]) -> None:
+        """Begin to label a chunk that was read; its spans are taken from `spans`."""
+        own = spans[:]
+        del spans[: len(own)]  # threads that parse ahead go on adding to it
+        if found.chunk is None:
+            self._begun.append(Done(found.name, self._committed.pop(found.name), [], None, []))
+            return
+        refuse_bad_rows(found.chunk, self._job)
+        room, self._room = self._room or 0, None  # it is the chunk's now, and what that does not take is given back
+        taken = min(bytes_of(found.chunk), room)
+        STATE.room.shrink(room - taken)
+        work = Work(found.name, found.sources, found.chunk, spans=own)
+        self._begun.append(STATE.labelling.submit(self._label, work, taken, found.stored))
+        if self._alone:
+            wait([future for future in self._begun[-1:] if isinstance(future, Future)])
+
+    def _label(self, work: Work, taken: int, stored: int) -> Done:
+        try:
+            done = write(infer(work, self._job), self._job)
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            STATE.room.leave(taken)
+        if done.place is not None:
+            noted = Noted(done.name, done.entry.rows_read, stored, done.spans, done.place)
+            self._worker.log_event(TOPIC, {"task": list(self._key), "noted": pickle.dumps(noted)})
+        return done
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._room is not None:
+            STATE.room.leave(self._room)
+        left = [future for future in self._begun if isinstance(future, Future) and not future.done()]
+        if left:
+            secede()  # another task of the worker reads meanwhile
+            wait(left)
+        self._engines.close()
+        if error is None:
+            _ = self.done

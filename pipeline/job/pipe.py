@@ -1,0 +1,244 @@
+"""Labels as they come: what is piped in, or files, as rows of JSONL or CSV, in one process and without a cluster.
+
+A thread reads ahead; what has arrived by the time the engine is free becomes the next batch. So a line that comes alone
+has its label a few milliseconds later, and lines that come fast are computed as many at a time as the engine likes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ..engine.base import Engine
+from ..engine.open import opened
+from ..errors import SourceError
+from ..labelling.labeller import checked, classify
+from ..measures.accuracy import Confusion, confusion_of
+from ..model.charcnn import Model
+from ..model.several import Models, load_models
+from ..options import Options
+from ..output.columns import columns_of
+from ..output.formats.base import PartFormat
+from ..output.layout import PartNames
+from ..output.memory import every_row
+from ..output.part_files import FORMATS, check_writable
+from ..output.parts import REASON
+from ..processes.threads import available_cores
+from ..source.chunk import Chunk, Selection, concat
+from ..source.find.files import Files
+from ..source.inputs import Paths, Unread, identify, open_input
+from ..source.memory.stdin import STDIN, Stdin
+from ..source.open.encoding import not_decoded
+from ..source.plan.group import GroupEnd
+from ..source.read.first_rows import first_chunks
+from ..source.read.read import read_here
+
+KINDS = ("jsonl", "csv")
+"""The formats of parts whose rows can go to a pipe one by one."""
+
+_ROWS_A_CORE = 32
+"""Rows of a batch for each core: what a compute thread takes at a time, for a quarter of a second or so."""
+
+_PIECES_AHEAD = 16
+
+
+@dataclass
+class Piped:
+    """What went through a pipe.
+
+    models: that labelled. rows_written, rows_filtered, rows_quarantined: rows by what became of them. unlabelled: of
+    those that were written, the ones to which the first model gives no label. doubtful: those
+    that the first model could hardly judge, by reason. confusion: of the first model. not_decoded: those that are not
+    text, by the encoding that they do not have. problems: messages about files that were not wholly readable. left_out:
+    files that belong to no format.
+    """
+
+    models: Models
+    rows_written: int = 0
+    rows_filtered: int = 0
+    rows_quarantined: int = 0
+    unlabelled: int = 0
+    seconds: float = 0.0
+    confusion: Confusion | None = None
+    doubtful: Counter[str] = field(default_factory=Counter)
+    not_decoded: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def rows_read(self) -> int:
+        return self.rows_written + self.rows_filtered + self.rows_quarantined
+
+
+class _Piece(NamedTuple):
+    """Rows that were read together. sources: (file, first row, rows) of each of their pieces."""
+
+    chunk: Chunk
+    sources: tuple[tuple[str, int, int], ...]
+
+
+def pipe(
+    source: Stdin | Paths,
+    write: Callable[[bytes], None],
+    *,
+    model: str | Path | Model | Iterable[str | Path | Model],
+    options: Options,
+    kind: str = "jsonl",
+) -> Piped:
+    """Label every row of `source`, and write the rows in input order as they are labelled.
+
+    A row that cannot be labelled is written too: its label is null, and its column `reason` says why. kind: one of
+    KINDS. Raises UsageError for an option or column that does not fit; with `options.strict` SourceError at the first
+    bad row, after the rows before it.
+    """
+    models = load_models(model)
+    with opened(models.every, options.device, options.precision, options.kernels) as engines:
+        most = engines[0].batch or _ROWS_A_CORE * available_cores()
+        found = Piped(models)
+        began = time.perf_counter()
+        selection, pieces = _opened(source, models, options, most, found)
+        labelling = _Labelling(engines, selection, options, kind, found)
+        rows = _Rows(FORMATS[kind], labelling.schema)
+        for batch in _batches(pieces, most):
+            table = labelling.of(batch)
+            bad = _first_bad(table) if options.strict else None
+            write(rows.bytes_of(table if bad is None else table.slice(0, bad)))
+            if bad is not None:
+                row = table.slice(bad, 1).to_pylist()[0]
+                raise SourceError(f"{row['file']}: row {row['row']}: {row['reason']} (--strict stops here)")
+            if options.strict and found.problems:
+                raise SourceError(f"{found.problems[0]} (--strict stops here)")
+        write(rows.bytes_of(labelling.schema.empty_table()))  # without any row, CSV still has its header
+        found.seconds = time.perf_counter() - began
+        return found
+
+
+def _opened(
+    source: Stdin | Paths, models: Models, options: Options, most: int, found: Piped
+) -> tuple[Selection, Iterator[_Piece]]:
+    """The selection with its columns resolved, and the rows in input order. found: to which problems of files are added
+    as they are met.
+    """
+    asked, first = options.selection(models), models.first
+    if isinstance(source, Stdin):
+        selection = source.open(asked)
+        return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))
+    given = identify(source, len(first.alphabet), first.length, root=options.root, endpoint=options.endpoint)
+    planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
+    found.left_out = given.left_out if isinstance(given, Files) else ()
+    found.problems += [message for _, message in planned.problems]
+
+    def read() -> Iterator[_Piece]:
+        for one in read_here(planned):
+            if isinstance(one, GroupEnd):
+                found.problems += [message for _, message in one.problems]
+            elif isinstance(one, Unread):
+                found.problems.append(one.reason)
+            elif one.chunk is not None:
+                yield _Piece(one.chunk, one.sources)
+
+    return planned.selection, read()
+
+
+def _of_stdin(chunks: Iterable[Chunk]) -> Iterator[_Piece]:
+    row = 0
+    for chunk in chunks:
+        yield _Piece(chunk, ((STDIN, row, chunk.rows_read),))
+        row += chunk.rows_read
+
+
+def _batches(pieces: Iterator[_Piece], most: int) -> Iterator[_Piece]:
+    """What has been read each time that a batch is asked for, up to about `most` rows; it waits for the first row only.
+
+    Raises what reading raises, after the rows before it.
+    """
+    arrived: Queue[_Piece | BaseException | None] = Queue(_PIECES_AHEAD)
+
+    def read() -> None:
+        try:
+            for piece in pieces:
+                arrived.put(piece)
+            arrived.put(None)
+        except BaseException as error:
+            arrived.put(error)
+
+    Thread(target=read, name="broadsheet-pipe", daemon=True).start()  # it may wait for a line that never comes
+    item: _Piece | BaseException | None
+    while True:
+        held: list[_Piece] = []
+        item = arrived.get()
+        while isinstance(item, _Piece):
+            held.append(item)
+            if sum(piece.chunk.rows_read for piece in held) >= most:
+                break
+            try:
+                item = arrived.get_nowait()
+            except Empty:
+                break
+        if held:
+            yield _Piece(concat([piece.chunk for piece in held]), tuple(s for piece in held for s in piece.sources))
+        if isinstance(item, BaseException):
+            raise item
+        if item is None:
+            return
+
+
+class _Labelling:
+    """What is done with each batch. schema: of the rows that are written. found: where they are counted."""
+
+    def __init__(self, engines: list[Engine], selection: Selection, options: Options, kind: str, found: Piped) -> None:
+        self._engines, self._found = engines, found
+        self._columns = columns_of(selection, options.labellings(found.models), options.where)
+        self.schema = self._columns.written.append(REASON)
+        check_writable(self.schema, PartNames(kind), ())
+
+    def of(self, batch: _Piece) -> pa.Table:
+        """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
+        columns, found = self._columns, self._found
+        predictions = classify(batch.chunk.texts, self._engines, columns.labellings)
+        labelled = checked(batch.chunk, predictions, self._engines, columns.labellings, first=False)
+        chunk, first = labelled.chunk, columns.labellings[0]
+        if chunk.truth is not None:
+            pairs = first.pairs(labelled.predictions[0], chunk.truth)
+            found.confusion = confusion_of(pairs, first.classes, found.confusion)
+        found.doubtful.update(labelled.doubtful[0])
+        table = columns.table(chunk, labelled.predictions)
+        chosen = columns.chosen(table)
+        table = columns.of_written(table, chosen)
+        found.unlabelled += first.unlabelled(labelled.predictions[0].take(chosen))
+        found.problems += chunk.problems
+        found.rows_written += len(table)
+        found.rows_filtered += len(chunk) - len(table)
+        found.rows_quarantined += len(chunk.quarantine)
+        encodings = map(not_decoded, chunk.quarantine.column("reason").to_pylist())
+        found.not_decoded.update(name for name in encodings if name)
+        return every_row(table, chunk, batch.sources)
+
+
+class _Rows:
+    """Rows as the bytes of one file that is written piece by piece: with one header, where the format has one."""
+
+    def __init__(self, form: PartFormat, schema: pa.Schema) -> None:
+        self._form = form
+        self._header = form.write(schema.empty_table())
+        self._begun = False
+
+    def bytes_of(self, table: pa.Table) -> bytes:
+        data = self._form.write(table)
+        data, self._begun = data[len(self._header) * self._begun :], True
+        return data
+
+
+def _first_bad(table: pa.Table) -> int | None:
+    """The first row without a label."""
+    bad = np.flatnonzero(table.column(REASON.name).is_valid().to_numpy())
+    return int(bad[0]) if len(bad) else None

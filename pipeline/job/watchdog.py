@@ -1,0 +1,193 @@
+"""Tells the user of each worker that is lost, and what a job waits for when nothing progresses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from distributed import Client, Scheduler
+from distributed import scheduler as dask_module
+
+from .task_keys import step_and_chunk
+
+_EVENTS = "all"
+"""Dask's topic of the events of all workers."""
+
+_QUIET_SECONDS = 1.0
+"""A shorter job asks the scheduler for no events: each message delays it by up to 10 ms."""
+
+_ANSWER_SECONDS = 10.0
+"""After so long without an answer the scheduler counts as stuck."""
+
+_SILENT_SECONDS = 10.0
+"""After so long without a heartbeat, sent every half second to five seconds, a worker is named."""
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """What the scheduler knows of the tasks of jobs. running: (seconds, step, chunk, worker), the longest first.
+    waiting: tasks that a worker has, or will get, but has not begun. silent: (worker, seconds since its heartbeat).
+    """
+
+    workers: int
+    running: list[tuple[float, str, str, str]]
+    waiting: int
+    silent: list[tuple[str, float]]
+
+
+class Watchdog:
+    """Warns of lost workers at once, and of a stall after `patience` seconds, twice that, four times that, and so on.
+
+    It ends nothing: a chunk may take that long. A thread of its own, since whatever the job's thread calls may be what
+    does not return. Time is that of the monotonic clock.
+
+    what: is missing while nothing progresses, for example "no chunk has finished". warn: called with each message, from
+    the watchdog's thread.
+    """
+
+    def __init__(self, client: Client, what: str, warn: Callable[[str], None], patience: float) -> None:
+        self._client = client
+        self._what = what
+        self.warn = warn
+        self._patience = self._next = patience
+        self._began = self._last = time.monotonic()
+        self._doing: tuple[str, float] | None = None
+        self._lost: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._subscribed = False
+        self._thread = threading.Thread(target=self._watch, name="broadsheet-watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._subscribed and self._client.status == "running":
+            self._client.unsubscribe_topic(_EVENTS)
+        self._lost.put(None)
+        self._thread.join(timeout=1.0)  # it may be waiting for a scheduler that does not answer
+
+    def progress(self) -> None:
+        """Something has finished."""
+        self._last = time.monotonic()
+
+    @contextmanager
+    def during(self, doing: str) -> Iterator[None]:
+        """State what this process does in the block, for example "the client is reading its next chunk"."""
+        self._doing = doing, time.monotonic()
+        try:
+            yield
+        finally:
+            self._doing = None
+
+    def _hear(self, event: tuple[float, dict[str, Any]]) -> None:
+        if _is_a_loss(event[1]):
+            self._lost.put(event[1])
+
+    def _subscribe(self) -> None:
+        """Subscribe to Dask's events, and look up those since the watchdog began."""
+        self._client.subscribe_topic(_EVENTS, self._hear)
+        self._subscribed = True
+        seconds = time.monotonic() - self._began
+        with suppress(OSError, RuntimeError, TimeoutError):  # a scheduler in trouble: a stall tells of it
+            for message in self._client.run_on_scheduler(_losses, seconds, callback_timeout=_ANSWER_SECONDS):
+                self._lost.put(message)
+
+    def _watch(self) -> None:
+        with suppress(Empty):
+            if self._lost.get(timeout=_QUIET_SECONDS) is None:
+                return
+        self._subscribe()
+        while True:
+            idle = time.monotonic() - self._last
+            if idle < self._patience:
+                self._next = self._patience
+            elif idle >= self._next:
+                self._next = 2 * idle
+                self.warn(f"{self._what} for {idle:.0f} s: {self._reason()}")
+            try:
+                message = self._lost.get(timeout=self._next - min(idle, self._next))
+            except Empty:
+                continue
+            if message is None:
+                return
+            self.warn(_loss(message["worker"], message["processing-tasks"]))
+
+    def _reason(self) -> str:
+        if self._doing is not None:
+            doing, since = self._doing
+            return f"{doing} since {time.monotonic() - since:.0f} s"
+        try:
+            found = self._client.run_on_scheduler(_in_flight, callback_timeout=_ANSWER_SECONDS)
+        except TimeoutError:
+            return f"the scheduler {self._client.scheduler.address} does not answer"
+        except (OSError, RuntimeError) as error:
+            return f"the scheduler cannot be reached ({error})"
+        return "; ".join(_reasons(found))
+
+
+def _is_a_loss(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("action") == "remove-worker" and not message["expected"]
+
+
+def _losses(seconds: float, dask_scheduler: Scheduler) -> list[dict[str, Any]]:
+    """The losses of the last seconds; runs on the scheduler."""
+    since = dask_module.time() - seconds
+    return [message for moment, message in dask_scheduler.get_events(_EVENTS) if moment > since and _is_a_loss(message)]
+
+
+def _loss(worker: str, keys: Iterable[Any]) -> str:
+    chunks = sorted({found[1] for key in keys if (found := step_and_chunk(key))})
+    if not chunks:
+        return f"worker {worker} was lost; it had nothing to do"
+    return (
+        f"worker {worker} was lost (killed, out of memory, or silent for too long) while it had {_listed(chunks)}; "
+        "these run again, unless they have killed others"
+    )
+
+
+def _reasons(found: InFlight) -> Iterator[str]:
+    if not found.workers:
+        yield "there are no workers"
+    running = [f"{chunk} is in {step} on worker {worker} since {s:.0f} s" for s, step, chunk, worker in found.running]
+    if running:
+        yield _listed(running)
+    elif found.workers and found.waiting:
+        yield f"{found.waiting} tasks wait for a worker to begin them"
+    elif found.workers:
+        yield "the scheduler has no task of this job left to run"
+    if found.silent:
+        yield _listed(
+            [f"worker {worker} has sent no heartbeat for {seconds:.0f} s" for worker, seconds in found.silent]
+        )
+
+
+def _listed(items: list[str]) -> str:
+    more = len(items) - _MOST_NAMED
+    return ", ".join(items[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _in_flight(dask_scheduler: Scheduler) -> InFlight:
+    """Runs on the scheduler."""
+    now = dask_module.time()  # the clock by which it notes heartbeats
+    running, silent = [], []
+    waiting = [*dask_scheduler.queued, *dask_scheduler.unrunnable]
+    for worker in dask_scheduler.workers.values():
+        since = now - worker.last_seen
+        if since > _SILENT_SECONDS:
+            silent.append((worker.address, since))
+        waiting += [task for task in worker.processing if task not in worker.executing]
+        for task, seconds in worker.executing.items():
+            found = step_and_chunk(task.key)
+            if found and task in worker.processing:
+                running.append((seconds + since, *found, worker.address))
+    count = sum(step_and_chunk(task.key) is not None for task in waiting)
+    silent.sort(key=lambda item: item[1], reverse=True)
+    return InFlight(len(dask_scheduler.workers), sorted(running, reverse=True), count, silent)

@@ -1,0 +1,158 @@
+"""Long texts in windows: each window is labelled like a text of its own, and a text's scores follow from its windows'.
+
+A window is as long as the model reads. Windows begin every `length - overlap` characters, and the last one ends where
+the text does, or where the most windows allowed end. A text that the model reads whole is one window, with the bits
+that it has without windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ..engine.base import Engine, Predictions, Texts
+from ..model.alphabet import count_characters, count_unknown
+from ..model.reference import top_k as best_of
+from ..telemetry.spans import Span
+
+SCORES = ("mean", "best")
+_AT_ONCE_BYTES = 64 << 20
+
+
+class _Piece(NamedTuple):
+    """One window each of some texts. rows: numbers of these texts. texts: large_string."""
+
+    rows: NDArray[np.int64]
+    texts: pa.Array
+
+
+@dataclass(frozen=True)
+class Windows:
+    """most: windows of a text. overlap: characters that a window shares with the next. score: "mean", the mean of each
+    class's scores over the windows, or "best", the scores of the window whose best score is highest, the first of such.
+    """
+
+    most: int
+    overlap: int = 0
+    score: str = "mean"
+
+    def reads(self, length: int) -> int:
+        """Characters of a text that windows of `length` reach."""
+        return (self.most - 1) * (length - self.overlap) + length
+
+    def counts(self, n_chars: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Windows of texts of so many characters, [N]; an empty text has one."""
+        beyond = np.minimum(n_chars, self.reads(length)) - length
+        counts: NDArray[np.int64] = 1 + np.maximum(-(-beyond // (length - self.overlap)), 0)
+        return counts
+
+    def classify(
+        self,
+        texts: Texts,
+        engine: Engine,
+        top_k: int,
+        all_scores: bool,
+        spans: list[Span] | None,
+        each_kernel: bool,
+        handed_over: Callable[[], object] | None = None,
+    ) -> Predictions:
+        """What the model says of N texts. Their counts are those of whole texts, as far as windows reach."""
+        length, many = engine.model.length, len(texts)
+        if texts.ids is not None:
+            found = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
+            return replace(found, n_windows=np.ones(many, np.int64))
+        n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
+        counts = self.counts(n_chars, length)
+        truncated = n_chars > self.reads(length)
+        if counts.max(initial=1) == 1:
+            found = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
+            return replace(found, n_chars=n_chars, truncated=truncated, n_windows=counts)
+        together = _Together(many, len(engine.model.classes), self.score)
+        reached = _beginnings(texts, self.reads(length))
+        for pieces in _slabs(self._pieces(reached, counts, length)):
+            windows = pa.concat_arrays([piece.texts for piece in pieces])
+            found = engine.classify(_texts_of(windows), 1, True, spans, each_kernel)
+            together.saturated += found.saturated
+            first = 0
+            for piece in pieces:
+                if found.all_scores is not None:
+                    together.add(piece.rows, found.all_scores[first : first + len(piece.rows)])
+                first += len(piece.rows)
+        scores = together.scores(counts)
+        labels, best = best_of(scores, min(top_k, scores.shape[1]))
+        every, of_reached = scores if all_scores else None, _texts_of(reached)
+        unknown = count_unknown(of_reached.data, of_reached.offsets, engine.model.alphabet)
+        return Predictions(labels, best, every, n_chars, truncated, unknown, together.saturated, counts)
+
+    def _pieces(self, texts: pa.Array, counts: NDArray[np.int64], length: int) -> Iterator[_Piece]:
+        """First the first windows of all texts, then the second ones, and so on."""
+        step = length - self.overlap
+        for number in range(int(counts.max())):
+            last = np.flatnonzero((counts == number + 1) & (number > 0))
+            others = np.flatnonzero((counts > number + 1) | ((counts == number + 1) & (number == 0)))
+            for rows, start, stop in ((others, number * step, number * step + length), (last, -length, None)):
+                if len(rows):
+                    yield _Piece(rows, pc.utf8_slice_codeunits(texts.take(pa.array(rows)), start, stop))
+
+
+class _Together:
+    """The scores of texts from those of their windows, which are added in the order in which a text has them."""
+
+    def __init__(self, texts: int, classes: int, score: str) -> None:
+        self._is_mean = score == "mean"
+        self._scores = np.zeros((texts, classes), np.float64)
+        self._best = np.full(texts, -np.inf)
+        self.saturated = 0
+
+    def add(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
+        """One window each of some texts. rows: their numbers, [M]. scores: of every class, [M, classes]."""
+        if self._is_mean:
+            self._scores[rows] += scores
+            return
+        best = scores.max(axis=1)
+        best[np.isnan(best)] = np.inf  # the model overflows on a part of the text: so it does on the text
+        better = best > self._best[rows]
+        self._scores[rows[better]], self._best[rows[better]] = scores[better], best[better]
+
+    def scores(self, counts: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Of every class, float32 [N, classes]; NaN where the model overflows on a window."""
+        scores = self._scores / counts[:, None] if self._is_mean else self._scores
+        found: NDArray[np.float32] = scores.astype(np.float32)
+        return found
+
+
+def _slabs(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces that are labelled in one call: windows take more memory than the texts that they overlap in."""
+    held: list[_Piece] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += piece.texts.nbytes
+        if size >= _AT_ONCE_BYTES:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _beginnings(texts: Texts, reads: int) -> pa.Array:
+    """Each text up to `reads` characters: a large_string."""
+    offsets = np.ascontiguousarray(texts.offsets, np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(texts.data))]
+    whole = pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
+    if int(np.diff(offsets).max(initial=0)) <= reads:
+        return whole
+    return pc.utf8_slice_codeunits(whole, 0, reads)
+
+
+def _texts_of(texts: pa.Array) -> Texts:
+    """As an engine takes them."""
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return Texts(np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), bounds)

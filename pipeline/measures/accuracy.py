@@ -1,0 +1,203 @@
+"""Accuracy, per-class figures, the confusion matrix, and rows that the model can hardly judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ..model.reference import NO_LABEL
+from ..source.chunk import NO_TRUTH, Chunk
+
+_SHOWN_BYTES = 400
+
+
+class Example(NamedTuple):
+    """A row between two classes. margin: the difference of their probabilities. text: the first 400 bytes."""
+
+    margin: float
+    file: str
+    row: int
+    label: str
+    second: str
+    text: str
+
+
+class ClassFigures(NamedTuple):
+    """The figures of one class.
+
+    Attributes
+    ----------
+    name : str
+        The class.
+    precision : float
+        Share of the rows with this label whose true class it is; nan where there are none.
+    recall : float
+        Share of the rows of this true class that have its label; nan where there are none.
+    f1 : float
+        Harmonic mean of precision and recall; nan where neither is defined.
+    support : int
+        Rows of this true class.
+
+    """
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """The confusion matrix, and the accuracy that follows from it.
+
+    Attributes
+    ----------
+    classes : tuple of str
+        Names of the classes.
+    counts : int64 [classes, classes]
+        Rows by true class and predicted class.
+    without_truth : int
+        Rows whose truth column names no class of the model; no other figure counts them.
+    unlabelled : int64 [classes]
+        Rows by true class that were given no label, since their score was too low; no other figure counts them.
+
+    """
+
+    classes: tuple[str, ...]
+    counts: NDArray[np.int64]
+    without_truth: int = 0
+    unlabelled: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def rows(self) -> int:
+        """Rows with a truth and a label."""
+        return int(self.counts.sum())
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int, int], ...]:
+        """(true class, predicted class, rows), as `confusion_of` takes them; of rows without a truth the predicted
+        class is not known any more, and 0.
+        """
+        found = [(int(a), int(b), int(self.counts[a, b])) for a, b in np.argwhere(self.counts)]
+        found += [(a, NO_LABEL, n) for a, n in enumerate(self.unlabelled.tolist()) if n]
+        return (*([(NO_TRUTH, 0, self.without_truth)] if self.without_truth else []), *sorted(found))
+
+    @property
+    def correct(self) -> int:
+        """Rows whose label is the true class."""
+        return int(np.trace(self.counts))
+
+    @property
+    def accuracy(self) -> float:
+        """Share of rows labelled right; nan where there are none."""
+        return self.correct / self.rows if self.rows else float("nan")
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the accuracy as a binomial proportion; nan where there are no rows."""
+        return float(np.sqrt(self.accuracy * (1 - self.accuracy) / self.rows)) if self.rows else float("nan")
+
+    def per_class(self) -> list[ClassFigures]:
+        """The figures of each class, in order."""
+        figures = []
+        for i, name in enumerate(self.classes):
+            hit, true, predicted = self.counts[i, i], self.counts[i].sum(), self.counts[:, i].sum()
+            precision = float(hit / predicted) if predicted else float("nan")
+            recall = float(hit / true) if true else float("nan")
+            f1 = float(2 * hit / (true + predicted)) if true + predicted else float("nan")
+            figures.append(ClassFigures(name, precision, recall, f1, int(true)))
+        return figures
+
+
+def closest(
+    chunk: Chunk, labels: NDArray[np.int32], scores: NDArray[np.float32], classes: tuple[str, ...], count: int
+) -> list[Example]:
+    """The `count` rows of a chunk whose two best classes are closest. labels, scores: [N, 2 or more], best first."""
+    if not count or not len(chunk):
+        return []
+    margins = scores[:, 0] - scores[:, 1]
+    rows = np.argpartition(margins, min(count, len(margins)) - 1)[:count]  # no full sort: the device waits for this
+    rows = rows[np.lexsort((rows, margins[rows]))]
+    return [
+        Example(
+            float(margins[i]),
+            chunk.rows.column("file")[i].as_py(),
+            chunk.rows.column("row")[i].as_py(),
+            classes[labels[i, 0]],
+            classes[labels[i, 1]],
+            chunk.text[i].as_py()[:_SHOWN_BYTES].decode(errors="ignore"),
+        )
+        for i in rows.tolist()
+    ]
+
+
+LENGTHS = (0, 1, 50, 100, 150, 200, 250, 300, 400, 500, 750, 1000, 2000, 5000, 10_000)
+"""Characters at which the classes of article lengths begin; the last has no end."""
+
+
+def count_lengths(n_chars: NDArray[np.int64]) -> list[int]:
+    """Articles in each class of LENGTHS."""
+    return [int(n) for n in np.histogram(n_chars, [*LENGTHS, np.iinfo(np.int64).max])[0]]
+
+
+EMPTY, OUTSIDE = "empty", "mostly outside the model's alphabet"
+"""Why a row can hardly be judged: its text is empty or blank, or so much of it is outside the alphabet."""
+
+OUTSIDE_SHARE = 0.3
+"""The share of characters, of those that the model reads, from which the label means little. English news has at most
+0.28 outside an alphabet that lacks the space, and next to nothing outside the shipped model's; text in another script
+has 0.37 to 1, the least where it is full of Latin names. A language in Latin script is not noticed."""
+
+
+def count_doubtful(
+    chunk: Chunk, n_chars: NDArray[np.int64], unknown_chars: NDArray[np.int64], length: int
+) -> dict[str, int]:
+    """Rows that a model of `length` characters can hardly judge, by reason. A row has one reason at most."""
+    empty = n_chars == 0
+    filled = np.flatnonzero(np.diff(chunk.offsets) > 0) if chunk.ids is None else np.empty(0, np.intp)
+    # Only what begins with a space is searched: a search of all texts would take a tenth of a GPU's time.
+    spaced = filled[chunk.data[chunk.offsets[filled]] <= ord(" ")]
+    blank = pc.utf8_is_space(chunk.text.take(pa.array(spaced)).cast(pa.large_string()))
+    empty[spaced] |= blank.to_numpy(zero_copy_only=False)
+    outside = ~empty & (unknown_chars >= OUTSIDE_SHARE * np.minimum(n_chars, length))
+    counts = {EMPTY: int(empty.sum()), OUTSIDE: int(outside.sum())}
+    return {reason: rows for reason, rows in counts.items() if rows}
+
+
+def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[tuple[int, int, int]]:
+    """(true class, predicted class, rows) for each pair that occurs; rows without a truth count under NO_TRUTH, those
+    without a label under NO_LABEL.
+    """
+    predicted = predicted - np.int32(NO_LABEL)
+    width = int(predicted.max(initial=0)) + 1
+    # Pairs are counted as integers: sorting them held the GIL for 50 ms a chunk, and the device waited.
+    counts = np.bincount((truth.astype(np.intp) - NO_TRUTH) * width + predicted)
+    found = np.flatnonzero(counts)
+    pairs = (found // width + NO_TRUTH, found % width + NO_LABEL, counts[found])
+    return list(zip(*(column.tolist() for column in pairs), strict=True))
+
+
+def confusion_of(
+    pairs: Iterable[tuple[int, int, int]], classes: tuple[str, ...], before: Confusion | None = None
+) -> Confusion:
+    """The matrix of any number of `count_pairs` results. The counts of `before`, if given, are added to in place."""
+    counts = np.zeros((len(classes), len(classes)), np.int64) if before is None else before.counts
+    without = 0 if before is None else before.without_truth
+    unlabelled = np.zeros(len(classes), np.int64)
+    if before is not None and len(before.unlabelled):
+        unlabelled = before.unlabelled
+    for true, predicted, number in pairs:
+        if true == NO_TRUTH:
+            without += number
+        elif predicted == NO_LABEL:
+            unlabelled[true] += number
+        else:
+            counts[true, predicted] += number
+    return Confusion(classes, counts, without, unlabelled)

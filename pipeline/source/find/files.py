@@ -1,0 +1,304 @@
+"""Input files: what each is by its name, and which format it has. None is opened, but for archives, to list them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, cast
+
+from ...errors import SourceError, UsageError
+from ...processes.threads import available_cores, threads
+from ..formats.base import Format, InputFile, Member, Seek
+from ..formats.registry import FORMATS
+from ..open.compression import SUFFIXES
+from ..open.opening import open_at, open_location, reason
+from . import archive
+from .names import InArchive, file_part, in_archive, is_url, located, member_name, named, root_of
+from .search import Listed, Problem, printable, search
+
+_REMEDIES = {
+    ".xls": "save it as .xlsx or .csv",
+    ".ods": "save it as .xlsx or .csv",
+    ".json": "name it .jsonl if it has an object a line, else write it so",
+    ".tar": "unpack it",
+    ".7z": "unpack it",
+    ".rar": "unpack it",
+}
+_ONE_READER = "a {} file is read at many places at once: {}"
+_NO_RANGES = "its server cannot do that; download it first"
+
+Identity = list[dict[str, Any]]
+"""The input in a fingerprint."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files as they were listed. problems: of those that cannot be read, and of folders. left_out: of files whose
+    suffix belongs to no format, in folders and archives, and of folders that a pattern matches. All are called as
+    `names` has it.
+    """
+
+    found: tuple[InputFile, ...]
+    problems: tuple[Problem, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> Identity:
+        return [{"path": f.path, "size": f.size, "modified": f.modified, "digest": f.digest} for f in self.found]
+
+    @property
+    def bytes_to_scan(self) -> int:
+        """The size of the files that may be scanned for the beginnings of their records."""
+        return sum(f.stored for f in self.found if f.can_be_split and f.format.seeks is Seek.RECORDS)
+
+
+def find_files(
+    inputs: Sequence[str],
+    symbols: int,
+    length: int,
+    whole_hash: bool = False,
+    root: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
+) -> Files:
+    """The files that `inputs` name. Raises UsageError where one names nothing, or a file of no format.
+
+    symbols, length: of the model, for files that are encoded already. whole_hash: hash the content of each file, which
+    reads all of it. root: the folder or URL to which names are relative; by default they are absolute. endpoint: of
+    buckets, as of `bucket_client`.
+    """
+    top = root_of(root)
+    listed = search(inputs, is_known, endpoint)
+    find = _Find(top, symbols, length, endpoint)
+    for file in listed.files:
+        find.add(file)
+    files, problems = _told_apart(find.found), find.problems
+    if whole_hash:
+        files, unreadable = _hashed(files)
+        problems += unreadable
+    unreadable = [(printable(named(path, top)), why) for path, why in listed.unreadable]
+    problems += [(name, f"{name}: {why}; nothing in this folder was read") for name, why in unreadable]
+    left_out = [printable(named(path, top)) for path in listed.left_out] + find.left_out
+    if not (files or problems):
+        if in_archive(inputs[0]) and not in_archive(left_out[0]):
+            raise UsageError(f"no input at {inputs[0]!r}: the archive has no such file")
+        raise UsageError(f"no input in {inputs[0]!r}: {len(left_out):,} files of other kinds, such as {left_out[0]}")
+    return Files(tuple(files), tuple(problems), tuple(left_out))
+
+
+def find_again(
+    names: Sequence[str], root: str | os.PathLike[str] | None, whole_hash: bool, endpoint: str | None = None
+) -> Files:
+    """The files that had these names in a job. root: of relative names; by default the current folder. endpoint: as of
+    `find_files`.
+
+    Raises SourceError where one is not there, UsageError where it has no known format.
+    """
+    if root is None and not all(is_url(name) or os.path.isabs(name) for name in names):
+        root = os.getcwd()
+    try:
+        return find_files([located(name, root_of(root)) for name in names], 0, 0, whole_hash, root, endpoint)
+    except UsageError as error:
+        raise SourceError(error.message) from error
+
+
+def is_known(path: str) -> bool:
+    """Whether the suffix of a path or URL belongs to a format, or to an archive."""
+    suffix, compression = _suffixes(path)
+    return suffix in FORMATS or (suffix == archive.SUFFIX and not compression)
+
+
+def _suffixes(path: str) -> tuple[str, str | None]:
+    """The suffix of a file, and its compression. There may be very many files, of few suffixes."""
+    name = file_part(path) if is_url(path) else path
+    parts = name.rpartition("/")[2].lstrip(".").lower().rsplit(".", 2)
+    parts[0] = ""
+    return _suffixes_of(".".join(parts))
+
+
+@lru_cache(1024)
+def _suffixes_of(end: str) -> tuple[str, str | None]:
+    pure = PurePosixPath(f"name{end}")
+    if pure.suffix in SUFFIXES:
+        return PurePosixPath(pure.stem).suffix, SUFFIXES[pure.suffix]
+    return pure.suffix, None
+
+
+def format_of(path: str) -> Format:
+    """The format of the file that is called so. Raises UsageError."""
+    return _format_of(*_suffixes(path), path)
+
+
+def _format_of(suffix: str, compression: str | None, name: str) -> Format:
+    """The format of the files with that suffix. name: of the file. Raises UsageError."""
+    if suffix not in FORMATS:
+        remedy = f"; {_REMEDIES[suffix]}" if suffix in _REMEDIES else ""
+        known, packed = " ".join(FORMATS), " ".join(SUFFIXES)
+        raise UsageError(
+            f"{name}: its suffix belongs to no format{remedy}; known are {known}, also with {packed}, and .zip"
+        )
+    found = FORMATS[suffix]
+    if compression and found.jumps:
+        raise UsageError(f"{name}: {_ONE_READER.format(found.name, 'decompress it first')}")
+    return found
+
+
+class _Find:
+    """From listed files to input files. found, problems, left_out: as of `Files`."""
+
+    def __init__(self, root: str | None, symbols: int, length: int, endpoint: str | None) -> None:
+        self.found: list[InputFile] = []
+        self.problems: list[Problem] = []
+        self.left_out: list[str] = []
+        self._root, self._symbols, self._length, self._endpoint = root, symbols, length, endpoint
+        self._bound: dict[int, Format] = {}
+
+    def add(self, listed: Listed) -> None:
+        """Add the file that was listed, or the members of the archive that it is. Raises UsageError outside the root,
+        or for a file of no format.
+        """
+        location = listed.location
+        suffix, compression = _suffixes(location)
+        inside = in_archive(location)
+        is_archive = (suffix, compression) == (archive.SUFFIX, None)
+        found = None
+        if not inside and not is_archive:
+            found = _format_of(suffix, compression, printable(named(location, None)))
+        name = printable(named(location, self._root))
+        try:
+            if listed.problem:
+                raise SourceError(f"{name}: {listed.problem}")
+            if printable(location) != location:
+                raise SourceError(f"{name}: its name is not UTF-8, so the output could not name it; rename it")
+            if found is None:
+                self._look_into(replace(listed, location=inside.archive if inside else location), inside)
+            else:
+                self._add_file(listed, name, found, compression)
+        except SourceError as error:
+            self.problems.append((name, error.message))
+
+    def _add_file(self, listed: Listed, name: str, found: Format, compression: str | None) -> None:
+        if not listed.ranges and found.jumps:
+            raise SourceError(f"{name}: {_ONE_READER.format(found.name, _NO_RANGES)}")
+        self._take(listed, name, found, compression)
+
+    def _take(
+        self,
+        listed: Listed,
+        name: str,
+        found: Format,
+        compression: str | None,
+        member: Member | None = None,
+        digest: str = "",
+    ) -> None:
+        file = InputFile(
+            path=name,
+            format=self._for_model(found),
+            compression=compression,
+            size=listed.size,
+            modified=listed.modified,
+            location=listed.location,
+            member=member,
+            ranges=listed.ranges,
+            digest=digest,
+            endpoint=self._endpoint,
+        )
+        self.found.append(file)
+
+    def _for_model(self, found: Format) -> Format:
+        """One object for all files of a format, since each is sent to the workers with its files."""
+        if id(found) not in self._bound:
+            self._bound[id(found)] = found.for_model(self._symbols, self._length)
+        return self._bound[id(found)]
+
+    def _look_into(self, listed: Listed, inside: InArchive | None) -> None:
+        """The members of an archive that have this name or match this pattern; by default all."""
+        shown, wanted = named(listed.location, self._root), inside.member if inside else "*"
+        seen: set[str] = set()
+        for member in _members(listed.location, shown, self._endpoint):
+            if archive.is_hidden(member) or not (member.name == wanted or fnmatchcase(member.name, wanted)):
+                continue
+            name = printable(member_name(member.name, shown))
+            suffix, compression = _suffixes(member.name)
+            try:
+                if suffix == archive.SUFFIX:
+                    raise SourceError(f"{name}: an archive in an archive is not read: unpack the outer one")
+                if suffix not in FORMATS:
+                    self.left_out.append(name)
+                    continue
+                if member.name in seen:
+                    raise SourceError(
+                        f"{name}: the archive holds another file of this name, which was read; this one was not"
+                    )
+                seen.add(member.name)
+                self._add_member(listed, name, member, _format_of(suffix, compression, name), compression)
+            except (SourceError, UsageError) as error:
+                self.problems.append((name, error.message))
+        if not (seen or self.problems or self.left_out):
+            self.left_out.append(shown)
+
+    def _add_member(self, listed: Listed, name: str, member: Member, found: Format, compression: str | None) -> None:
+        """A member of an archive, whose digest is of what the archive says of it."""
+        if found.jumps:
+            raise SourceError(f"{name}: {_ONE_READER.format(found.name, 'unpack the archive first')}")
+        if member.problem:
+            raise SourceError(f"{name}: {member.problem}")
+        if not member.length:
+            raise SourceError(f"{name}: the file is empty")
+        about = f"{member.checksum:08x} {member.length} {member.name}"
+        digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
+        self._take(listed, name, found, compression, member, digest)
+
+
+def _members(location: str, name: str, endpoint: str | None) -> list[Member]:
+    try:
+        with open_location(location, endpoint=endpoint) as raw:
+            if not raw.ranges:
+                raise SourceError(f"{name}: {_ONE_READER.format('zip', _NO_RANGES)}")
+            return archive.list_members(raw)
+    except OSError as error:
+        raise SourceError(f"{name}: {reason(error)}") from error
+
+
+def _hashed(files: Sequence[InputFile]) -> tuple[list[InputFile], list[Problem]]:
+    """The files with the SHA-256 of their content, and those that cannot be read."""
+
+    def hashed(file: InputFile) -> InputFile | Problem:
+        content = hashlib.sha256()
+        try:
+            with _as_stored(file) as stream:
+                while block := stream.read(1 << 22):
+                    content.update(block)
+        except SourceError as error:
+            return file.path, error.message
+        except OSError as error:
+            return file.path, f"{file.path}: {reason(error)}"
+        return replace(file, digest=content.hexdigest())
+
+    with threads(available_cores()) as pool:
+        found = list(pool.map(hashed, files))
+    return [f for f in found if isinstance(f, InputFile)], [f for f in found if not isinstance(f, InputFile)]
+
+
+def _as_stored(file: InputFile) -> BinaryIO:
+    """The bytes of a file as they are stored; of a member of an archive, decompressed by the archive."""
+    if file.member:
+        return open_at(replace(file, compression=None))
+    return cast(BinaryIO, open_location(file.location, file.ranges, endpoint=file.endpoint))
+
+
+def _told_apart(files: Iterable[InputFile]) -> list[InputFile]:
+    """Each file once. Those whose URLs differ in their queries only have a number in their names."""
+    count: Counter[str] = Counter()
+    found: dict[tuple[str, Member | None], InputFile] = {}
+    for file in files:
+        if (key := (file.location, file.member)) not in found:
+            count[file.path] += 1
+            number = count[file.path]
+            found[key] = replace(file, path=f"{file.path}#{number}") if number > 1 else file
+    return list(found.values())

@@ -1,0 +1,422 @@
+"""From what the user names to files: those that paths, folders, patterns and URLs stand for, as they are listed.
+
+What a listing tells of a file, its size and when it was modified, is all that a job needs to know of it before the file
+is read, so none is opened here. A folder is searched with all below it, through symbolic links too; so is what a
+pattern leads to. Within one name, each real folder is searched once, under the first of its names, so links may form
+loops. Names that begin with a dot or an underscore are skipped in folders, and those with a dot by patterns, as shells
+do. Of a dataset that Hugging Face `datasets` has saved, the shards are input; its descriptions and what it has cached
+are not.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any
+
+from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from ...errors import UsageError
+from ...output.layout import ENTRIES, MANIFEST, OLD_MANIFEST, PARTS
+from ...processes.threads import threads
+from ...storage.bucket_errors import FIRST_PATIENCE
+from ...storage.buckets import is_bucket, split_bucket
+from ..open.opening import reason, refuse_irregular
+from ..remote.bucket import objects_below, objects_in, state_of_object
+from ..remote.driver import driver, listed_state, why
+from ..remote.file import REQUESTS
+from ..remote.open import open_remote
+from ..remote.origin import State
+from .names import as_url, in_archive, is_url, is_web, member_name, without_secrets
+
+Problem = tuple[str, str]
+"""A path, and a message about the problem of that file or folder."""
+
+_OF_DATASETS = {"dataset_info.json", "dataset_dict.json", "state.json"}
+_CACHED_BY_DATASETS = "cache-*.arrow"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A file as its folder, bucket or server lists it.
+
+    location: its absolute path or URL, as the operating system has it: see `printable`. size: in bytes; None where a
+    server of the web does not tell it. modified: its time in ns; of a remote file, an ETag or the like. ranges: whether
+    it can be read from any byte on, which a server of the web may not allow. problem: why it cannot be read, if it is
+    no regular file.
+    """
+
+    location: str
+    size: int | None
+    modified: str
+    ranges: bool = True
+    problem: str = ""
+
+
+@dataclass
+class Found:
+    """files: what a name stands for, within an archive with size and time of the archive. left_out: paths of files
+    whose suffix belongs to no format, and of folders that a pattern matches. unreadable: folders, each with the reason.
+    """
+
+    files: list[Listed] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+
+    @classmethod
+    def joined(cls, each: Iterable[Found]) -> Found:
+        """What several names stand for: in their order, sorted within each, and what two of them stand for once."""
+        files: dict[str, Listed] = {}
+        left_out: dict[str, None] = {}
+        unreadable: dict[tuple[str, str], None] = {}
+        for found in each:
+            for file in sorted(found.files, key=lambda file: file.location):
+                files.setdefault(file.location, file)
+            left_out |= dict.fromkeys(sorted(found.left_out))
+            unreadable |= dict.fromkeys(sorted(found.unreadable))
+        return cls([*files.values()], [*left_out], [*unreadable])
+
+    def is_unreadable(self, folder: str, error: OSError) -> None:
+        self.unreadable.append((folder, reason(error)))
+
+
+def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str | None = None) -> Found:
+    """The files that paths, folders, patterns and URLs name: in the order given, sorted within each.
+
+    is_known: whether the suffix of a path or URL belongs to what can be read. endpoint: as of `bucket_client`. Raises
+    UsageError where a name stands for nothing.
+    """
+    is_known = _by_suffix(is_known)
+    urls = [None if "://" not in name and os.path.lexists(name) else as_url(name) for name in names]
+
+    def look(name: str, url: str | None) -> Found:
+        return _search_url(url, is_known, endpoint) if url else _search_local(name, is_known)
+
+    with threads(REQUESTS) as pool:
+        searched = list((pool.map if any(urls) else map)(look, names, urls))
+    for name, url, here in zip(names, urls, searched, strict=True):
+        if not (here.files or here.unreadable):
+            others = f" ({len(here.left_out):,} files of other kinds)" if here.left_out else ""
+            shown = without_secrets(url or name)
+            raise UsageError(f"no input at {shown!r}: no such file, or a folder or pattern without one{others}")
+    return Found.joined(searched)
+
+
+def printable(path: str) -> str:
+    r"""A path as text: bytes that are not UTF-8 as \xNN, and halves of surrogate pairs as \udNNN."""
+    if path.isascii():
+        return path
+    try:
+        data = path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        data = path.encode("utf-8", "backslashreplace")
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _by_suffix(is_known: Callable[[str], bool]) -> Callable[[str], bool]:
+    """The same, asked once for names that end in the same two suffixes: folders hold a hundred thousand such."""
+    known = lru_cache(1024)(is_known)
+
+    def ask(name: str) -> bool:
+        if is_url(name):
+            return is_known(name)
+        _, *suffixes = name.rpartition("/")[2].rsplit(".", 2)
+        return known(".".join(["name", *suffixes]))
+
+    return ask
+
+
+def _search_local(name: str, is_known: Callable[[str], bool]) -> Found:
+    try:
+        if os.path.isdir(name):
+            return _below(os.path.abspath(name), is_known)
+        if os.path.lexists(name):
+            return Found([_listed(os.path.abspath(name))])
+        return _matching(os.path.abspath(name)) if glob.has_magic(name) else Found()
+    except ValueError as error:  # a name with a null byte or half of a surrogate pair
+        raise UsageError(f"no input at {name!r}: {error}") from error
+
+
+def _listed(path: str | os.DirEntry[str]) -> Listed:
+    location = os.fspath(path)
+    try:
+        about = path.stat() if isinstance(path, os.DirEntry) else os.stat(path)
+        refuse_irregular(about.st_mode)
+    except OSError as error:
+        return Listed(location, 0, "", problem=reason(error))
+    return Listed(location, about.st_size, str(about.st_mtime_ns))
+
+
+def _below(top: str, is_known: Callable[[str], bool]) -> Found:
+    """The files below a folder."""
+    found, seen, waiting = Found(), set[tuple[int, ...]](), [top]
+    while waiting:
+        folder = waiting.pop()
+        entries = _entries(folder, 0, seen, found)
+        names = {entry.name for entry in entries}
+        if _is_output(names):
+            continue
+        shown = [entry for entry in entries if not (entry.name.startswith((".", "_")) or _is_beside(entry.name, names))]
+        waiting += [entry.path for entry in reversed(shown) if _is_folder(entry)]
+        for entry in shown:
+            if _is_folder(entry):
+                continue
+            if is_known(entry.name):
+                found.files.append(_listed(entry))
+            else:
+                found.left_out.append(entry.path)
+    return found
+
+
+def _is_output(names: set[str]) -> bool:
+    """Whether a folder is the output of a job of this program, which is not input."""
+    return {ENTRIES, PARTS} <= names and bool({MANIFEST, OLD_MANIFEST} & names)
+
+
+def _is_beside(name: str, names: set[str]) -> bool:
+    """Whether a file belongs to a dataset of Hugging Face in its folder, and holds none of its rows."""
+    return bool(_OF_DATASETS & names) and (name in _OF_DATASETS or fnmatchcase(name, _CACHED_BY_DATASETS))
+
+
+def _matching(pattern: str) -> Found:
+    """The files that an absolute pattern matches, as `glob.glob` does: `**` stands for any number of folders."""
+    found, seen = Found(), set[tuple[int, ...]]()
+    waiting = [("/", [part for part in pattern.split("/") if part])]
+
+    def add(entry: os.DirEntry[str]) -> None:
+        if _is_folder(entry):
+            found.left_out.append(entry.path)
+        else:
+            found.files.append(_listed(entry))
+
+    while waiting:
+        folder, (first, *rest) = waiting.pop()
+        if not glob.has_magic(first):
+            path = os.path.join(folder, first)
+            if rest and os.path.isdir(path):
+                waiting.append((path, rest))
+            elif not rest and os.path.isdir(path):
+                found.left_out.append(path)
+            elif not rest and os.path.lexists(path):
+                found.files.append(_listed(path))
+            continue
+        further = [(folder, rest)] if first == "**" and rest else []
+        for entry in _entries(folder, len(rest), seen, found):
+            if entry.name.startswith(".") and not first.startswith("."):
+                continue
+            if first == "**" and _is_folder(entry):
+                further.append((entry.path, ["**", *rest]))
+            elif first == "**" and not rest:
+                add(entry)
+            elif first != "**" and fnmatchcase(entry.name, first):
+                if not rest:
+                    add(entry)
+                elif _is_folder(entry):
+                    further.append((entry.path, rest))
+        waiting += reversed(further)
+    return found
+
+
+def _entries(folder: str, kind: int, seen: set[tuple[int, ...]], found: Found) -> list[os.DirEntry[str]]:
+    """A folder's entries by name; none where it was searched before in the same way, `kind`, or cannot be read."""
+    try:
+        about = os.stat(folder)
+        if (about.st_dev, about.st_ino, kind) in seen:
+            return []
+        seen.add((about.st_dev, about.st_ino, kind))
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        found.is_unreadable(folder, error)
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Also a link to one. What cannot be examined counts as a file, whose problem is found when it is opened."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _search_url(name: str, is_known: Callable[[str], bool], endpoint: str | None) -> Found:
+    shown = without_secrets(name)
+    try:
+        if inside := in_archive(name):
+            archive = as_url(inside.archive)
+            here = _search_url(archive, is_known, endpoint) if archive else _search_local(inside.archive, is_known)
+            return Found([replace(f, location=member_name(inside.member, f.location)) for f in here.files])
+        if is_bucket(name):
+            return _search_bucket(name, is_known, endpoint)
+        if is_web(name) and ("?" in name or (is_known(name) and not glob.has_magic(shown))):
+            with open_remote(name) as file:  # to look for files below it would read all of it
+                return Found([Listed(name, *file.state(), file.ranges)])
+        return _search_by_driver(name, is_known)
+    except UsageError:
+        raise
+    except Exception as error:  # drivers raise anything
+        raise UsageError(f"{shown}: {why(error)}") from error
+
+
+def _search_bucket(url: str, is_known: Callable[[str], bool], endpoint: str | None) -> Found:
+    """As on disk; keys have folders by their slashes."""
+    bucket, key = split_bucket(url)
+    folder = key.rstrip("/")
+    if key and not key.endswith("/"):
+        try:
+            return Found([Listed(f"{bucket}/{key}", *state_of_object(url, endpoint, FIRST_PATIENCE))])
+        except FileNotFoundError:
+            pass
+    if glob.has_magic(key):
+        return _matching_objects(bucket, [part for part in key.split("/") if part], endpoint)
+    objects = objects_below(bucket, folder, endpoint)
+    return _kept_below(
+        f"{bucket}/{folder}".rstrip("/"), ((f"{bucket}/{key}", about) for key, about in objects), is_known
+    )
+
+
+def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> Found:
+    """The objects that a pattern matches. Folders are listed one level after another, those of a level side by side;
+    from `**` on, all that is below is listed.
+    """
+    found, folders = Found(), [""]
+    while folders and pattern and pattern[0] != "**":
+        first, *pattern = pattern
+        if not glob.has_magic(first):
+            folders = [f"{folder}/{first}".lstrip("/") for folder in folders]
+            if pattern:
+                continue
+            first = glob.escape(first)
+            folders = [folder.rpartition("/")[0] for folder in folders]
+        with threads(REQUESTS) as pool:
+            listed = list(pool.map(lambda folder: objects_in(bucket, folder, endpoint), folders))
+        below = [key for _, inside in listed for key in inside if _matches(key.rpartition("/")[2], first)]
+        if pattern:
+            folders = below
+            continue
+        found.left_out += [f"{bucket}/{key}" for key in below]
+        for objects, _ in listed:
+            for key, about in objects:
+                if _matches(key.rpartition("/")[2], first):
+                    found.files.append(Listed(f"{bucket}/{key}", *about))
+        return found
+    for folder in folders:
+        left_out = set()
+        for key, about in objects_below(bucket, folder, endpoint):
+            parts = key.removeprefix(folder).strip("/").split("/")
+            if _path_matches(parts, pattern):
+                found.files.append(Listed(f"{bucket}/{key}", *about))
+            left_out |= {
+                "/".join(filter(None, [bucket, folder, *parts[:depth]]))
+                for depth in range(1, len(parts))
+                if pattern[-1] != "**" and _path_matches(parts[:depth], pattern)
+            }
+        found.left_out += sorted(left_out)
+    return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a name within a folder matches a part of a pattern."""
+    return fnmatchcase(name, pattern) and (pattern.startswith(".") or not name.startswith("."))
+
+
+def _path_matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether names, one below another, match a pattern in which `**` stands for any number of folders."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        hidden = next((i for i, part in enumerate(parts) if part.startswith(".")), len(parts))
+        if len(pattern) == 1:
+            return bool(parts) and hidden == len(parts)
+        return any(_path_matches(parts[i:], pattern[1:]) for i in range(min(hidden, len(parts) - 1) + 1))
+    return bool(parts) and _matches(parts[0], pattern[0]) and _path_matches(parts[1:], pattern[1:])
+
+
+def _search_by_driver(url: str, is_known: Callable[[str], bool]) -> Found:
+    fs, path = driver(url)
+    if isinstance(fs, LocalFileSystem):
+        return _search_local(path, is_known)
+    if glob.has_magic(path):
+        found = Found()
+        for one, info in fs.glob(path, detail=True).items():
+            if info["type"] == "directory":
+                found.left_out.append(fs.unstrip_protocol(one))
+            else:
+                found.files.append(_listed_at(fs.unstrip_protocol(one), info))
+        return found
+    if not fs.isdir(path):
+        return Found([_listed_at(url, fs.info(path))] if fs.exists(path) else [])
+    return _below_by_driver(fs, path, is_known)
+
+
+def _listed_at(url: str, info: dict[str, Any]) -> Listed:
+    try:
+        return Listed(url, *listed_state(info))
+    except OSError as error:
+        return Listed(url, 0, "", problem=reason(error))
+
+
+def _below_by_driver(fs: AbstractFileSystem, top: str, is_known: Callable[[str], bool]) -> Found:
+    unreadable: list[tuple[str, str]] = []
+    about: dict[str, dict[str, Any]] = {}
+    if _lists_at_once(fs):
+        about = fs.find(top, detail=True)
+    else:
+        waiting = [top]
+        while waiting:
+            folder = waiting.pop()
+            try:
+                for info in fs.ls(folder, detail=True):
+                    if info["type"] == "directory" and info["name"].rstrip("/") != folder.rstrip("/"):
+                        waiting.append(info["name"])
+                    elif info["type"] != "directory":
+                        about[info["name"]] = info
+            except OSError as error:
+                unreadable.append((fs.unstrip_protocol(folder), reason(error)))
+    states = ((fs.unstrip_protocol(path), listed_state(info)) for path, info in about.items())
+    found = _kept_below(fs.unstrip_protocol(top).rstrip("/"), states, is_known)
+    found.unreadable = unreadable
+    return found
+
+
+def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable[[str], bool]) -> Found:
+    """What is input of all the files below a folder, each by its URL, as `_below` decides it of folders on disk."""
+    listed = {url.removeprefix(top).strip("/"): (url, about) for url, about in files}
+    names: dict[str, set[str]] = defaultdict(set)  # in each folder
+    for path in listed:
+        while path:
+            folder, _, name = path.rpartition("/")
+            if name in names[folder]:
+                break
+            names[folder].add(name)
+            path = folder
+    outputs = {folder for folder, inside in names.items() if _is_output(inside)}
+    found = Found()
+    for path, (url, about) in listed.items():
+        *folders, name = path.split("/")
+        above = {"/".join(folders[:depth]) for depth in range(len(folders) + 1)}
+        if not name or path in names or above & outputs or any(p.startswith((".", "_")) for p in (*folders, name)):
+            continue  # of these, a name that is a folder's is a mark that some tools make for it
+        if _is_beside(name, names["/".join(folders)]):
+            continue
+        if is_known(url):
+            found.files.append(Listed(url, *about))
+        else:
+            found.left_out.append(url)
+    return found
+
+
+def _lists_at_once(fs: AbstractFileSystem) -> bool:
+    """Whether it lists a folder with all below it in a request of its own, as object stores do.
+
+    fsspec's general `find` goes from folder to folder, and omits those that it cannot read.
+    """
+    kinds = set(type(fs).__mro__) - set(AsyncFileSystem.__mro__)
+    return any({"find", "_find"} & vars(kind).keys() for kind in kinds)

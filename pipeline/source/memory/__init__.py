@@ -1,0 +1,1 @@
+"""Input that is in memory already, or comes on standard input."""

@@ -1,0 +1,316 @@
+"""Articles that are Python objects: strings, or dicts by column, in a collection or from an iterator.
+
+What an iterator gives is drawn chunk by chunk. The first item that is not null says what all are; an item of another
+kind, like a dict that lacks a column, is a row for the quarantine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from reprlib import Repr
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import UsageError
+from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat, is_textual
+from ..find.files import format_of, is_known
+from ..limits import LIMITS, Limits
+from ..read.held import held_of_record
+from .tables import MEMORY, Tables, is_pandas, of_table, resolve
+
+_CANNOT = (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError)
+"""What Arrow and Python raise for a value that is not of the expected type."""
+
+_LOOKED_AT = 1_000
+"""Strings at most of which it is found out whether they are paths."""
+
+_DIGESTED, _FRAME_ROWS = 1 << 16, 1 << 10
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = HEAD_BYTES
+
+
+class Items:
+    """Strings or dicts. rows: None where they can be read once only. kind: of the object that gives them."""
+
+    def __init__(self, items: Iterable[Any], rows: int | None, kind: str) -> None:
+        self.rows = rows
+        self.kind = kind
+        self._items = items
+        self._drawn: list[Any] = []
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all that the items hold; of values that JSON does not have, of what `repr` says."""
+        digest, items = hashlib.sha256(), iter(self._items)
+        while block := list(itertools.islice(items, _DIGESTED)):
+            try:
+                shown = json.dumps(block, default=repr, skipkeys=True)
+            except (ValueError, RecursionError):  # an object that holds itself
+                shown = repr(block)
+            digest.update(shown.encode("utf-8", "backslashreplace"))
+        return digest.hexdigest()
+
+    @cached_property
+    def first(self) -> Any:
+        """The first item that is not null, if any. Raises UsageError where it is no article, or a path like others."""
+        paths = []
+        for number, item in enumerate(self._items):
+            if self.rows is None:
+                self._drawn.append(item)
+            if _is_null(item):
+                continue
+            if not isinstance(item, str | bytes | Mapping):
+                raise UsageError(_no_article(item, number, self.kind))
+            if not _is_path(item):
+                return item
+            paths.append(item)
+            if len(paths) == _LOOKED_AT:
+                break
+        if paths:
+            raise UsageError(
+                f"the {self.kind} holds paths, for example {paths[0]!r}: for what these files hold, give "
+                "broadsheet.Paths of it; for the strings themselves, a pyarrow.array"
+            )
+        return None
+
+    def resolve(self, selection: Selection) -> Selection:
+        """The selection with its default text column and the types of its kept columns. Raises UsageError.
+
+        Kept columns of what is read once are strings, since the types in later rows are not known.
+        """
+        schema = {"text": pa.string()}
+        if self.first is None:  # without a row there is nothing that could lack a column
+            schema = dict.fromkeys((*schema, *selection.columns), pa.string())
+        elif isinstance(self.first, Mapping):
+            schema = {name: pa.string() for name in self.first if isinstance(name, str)}
+            for name in schema if selection.keep_all else schema.keys() & selection.kept:
+                schema[name] = self._type(name)
+            for name in schema.keys() & (selection.text or ("text",)):
+                schema[name] = _type_of([self.first[name]])
+        return resolve(pa.schema(list(schema.items())), selection)
+
+    def _type(self, name: str) -> pa.DataType:
+        """The type of a kept column: a string where its values are of several types."""
+        if self.rows is None:
+            return pa.string()
+        return _type_of([item.get(name) for item in self._items if isinstance(item, Mapping)])
+
+    def chunks(self, selection: Selection, chunk_rows: int, limits: Limits = LIMITS) -> Iterator[Chunk]:
+        """The rows in chunks of up to `chunk_rows` rows, of which about `limits.chunk_bytes` characters of text are
+        held; one empty chunk where there are none. An item is drawn when its chunk is made.
+        """
+        items, row = itertools.chain(self._drawn, self._items), 0
+        while True:
+            parts: list[Chunk] = []
+            drawn: list[Any] = []
+            rows = held = size = 0
+            for item in items:
+                drawn.append(item)
+                length = _length(item, selection.text)
+                rows, size, held = rows + 1, size + length, held + held_of_record(length, selection)
+                if rows == chunk_rows or held >= limits.chunk_bytes:
+                    break
+                if size >= limits.chunk_bytes:  # what is not held of long texts is let go
+                    parts.append(self._chunk(drawn, row, selection))
+                    row, drawn, size = row + len(drawn), [], 0
+            if drawn or not row:
+                parts.append(self._chunk(drawn, row, selection))
+                row += len(drawn)
+            if parts:
+                yield concat(parts)
+            if not rows:
+                return
+
+    def _chunk(self, drawn: list[Any], row: int, selection: Selection) -> Chunk:
+        """The chunk of these items, the first of which is row `row`."""
+        numbers: Sequence[int] = range(len(drawn))
+        bad: list[BadRow] = []
+        try:
+            table = self._table(drawn, selection)
+        except _CANNOT:
+            problems = [self._problem(item, selection) for item in drawn]
+            bad = [BadRow(row + i, None, why, _head(drawn[i])) for i, why in enumerate(problems) if why]
+            numbers = [i for i, why in enumerate(problems) if not why]
+            table = self._table([drawn[i] for i in numbers], selection)
+        texts = table.column(selection.text[0])
+        rows = row + np.fromiter(numbers, np.int64, len(numbers))
+        return assemble(MEMORY, rows, table, selection, lambda i: (None, (texts[i].as_py() or b"")[:HEAD_BYTES]), bad)
+
+    def _table(self, items: list[Any], selection: Selection) -> pa.Table:
+        """The selection's columns. Raises one of `_CANNOT` for an item that is no article."""
+        types = dict(zip(selection.kept, selection.kept_types, strict=True))
+        columns = {}
+        for name in selection.columns:
+            values = [item[name] for item in items] if isinstance(self.first, Mapping) else items
+            if name in selection.text:
+                columns[name] = _texts(values)
+            else:
+                columns[name] = _column(values, types.get(name))
+        return pa.table(columns)
+
+    def _problem(self, item: Any, selection: Selection) -> str | None:
+        """Why an item is no article."""
+        if not isinstance(self.first, Mapping):
+            return _no_text("the item", item) or _half("the item", item)
+        if not isinstance(item, Mapping):
+            return f"the item is of type {type(item).__name__}, not a dict"
+        missing = next((name for name in selection.columns if name not in item), None)
+        if missing is not None:
+            return f"no key {missing!r}"
+        reasons = [_no_text(f"the text {name!r}", item[name]) for name in selection.text]
+        reasons += [_half(repr(name), item[name]) for name in selection.columns]
+        return next(filter(None, reasons), None)
+
+
+class _FrameRows:
+    """The rows of a pandas DataFrame as dicts, which are made as they are read."""
+
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame.rename(columns=str)
+        if not self._frame.columns.is_unique:
+            raise UsageError("two columns of the DataFrame have the same name: rename one")
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for at in range(0, len(self._frame), _FRAME_ROWS):
+            yield from self._frame.iloc[at : at + _FRAME_ROWS].to_dict("records")
+
+
+def as_items(source: Any) -> Items | Tables | None:
+    """The rows of a collection, an iterator or a file that is open; None for what gives no items.
+
+    Strings that are in memory become a table. Raises UsageError for items that are no articles, and for paths.
+    """
+    kind = type(source).__name__
+    if isinstance(source, str | bytes | bytearray | memoryview | Mapping) or not isinstance(source, Iterable):
+        return None
+    if is_pandas(source, "DataFrame"):
+        frame = _FrameRows(source)
+        return Items(frame, len(frame), kind)
+    if hasattr(source, "readline"):
+        return Items(_lines(source), None, "file")
+    if isinstance(source, Iterator) or not isinstance(source, Collection):
+        return Items(iter(source), None, kind)
+    if isinstance(source, np.ndarray) and source.ndim != 1:
+        raise UsageError(f"the array has {source.ndim} dimensions: give one of one dimension")
+    values = source if isinstance(source, list | tuple | np.ndarray) else list(source)
+    items = Items(values, len(values), kind)
+    if isinstance(items.first, str | bytes):
+        with suppress(*_CANNOT):  # where some items are no strings
+            return of_table(pa.table({"text": pa.array(values, pa.large_string(), from_pandas=True)}), kind)
+    return items
+
+
+def _lines(file: Any) -> Iterator[Any]:
+    """The lines of an open file, without their ends. Raises UsageError for a file whose lines are no articles."""
+    name = getattr(file, "name", None)
+    try:
+        known = format_of(name).name if isinstance(name, str) else "text"
+    except UsageError:  # of no format: who opens it knows what it holds
+        known = "text"
+    if known != "text":
+        raise UsageError(f"an open file is read as a text a line, and this is {known}: give its path, {name!r}")
+    return (line.rstrip(b"\r\n" if isinstance(line, bytes) else "\r\n") for line in file)
+
+
+def _no_article(item: Any, number: int, kind: str) -> str:
+    remedy = "give broadsheet.Paths of it" if isinstance(item, os.PathLike) else "give strings, or dicts by column"
+    return f"item {number:,} of the {kind} is of type {type(item).__name__}: {remedy}"
+
+
+def _no_text(what: str, value: Any) -> str | None:
+    if isinstance(value, str | bytes) or _is_null(value):
+        return None
+    return f"{what} is of type {type(value).__name__}, not a string"
+
+
+def _half(what: str, value: Any) -> str | None:
+    try:
+        value.encode() if isinstance(value, str) else None
+    except UnicodeEncodeError:
+        return f"{what} holds half of a surrogate pair"
+    return None
+
+
+def _is_null(value: Any) -> bool:
+    """Whether it is what pandas takes for null: None, NaN, NaT, NA."""
+    if value is None or isinstance(value, str | bytes | int | Mapping):
+        return value is None
+    try:
+        return bool(pa.array([value], from_pandas=True).null_count)
+    except _CANNOT:
+        return False
+
+
+def _is_path(item: Any) -> bool:
+    """Whether a string names a file, or looks like it: a word with the ending of a format, perhaps a pattern."""
+    if not isinstance(item, str | bytes):
+        return False
+    name = os.fsdecode(item) if isinstance(item, bytes) else item
+    return os.path.exists(item) or (len(name.split()) == 1 and is_known(name))
+
+
+def _length(item: Any, text: Sequence[str]) -> int:
+    """Characters of text, about."""
+    if isinstance(item, Mapping):
+        return sum(_length(item.get(name), ()) for name in text)
+    return len(item) if isinstance(item, str | bytes) else 0
+
+
+def _texts(values: Sequence[Any]) -> pa.Array:
+    """Strings, bytes and nulls as bytes. Raises one of `_CANNOT` for anything else, as for half of a surrogate pair."""
+    try:
+        return pa.array(values, pa.large_string(), from_pandas=True).cast(pa.large_binary())
+    except pa.ArrowInvalid:  # bytes that are not UTF-8
+        plain = [value.encode() if isinstance(value, str) else value for value in values]
+        return pa.array(plain, pa.large_binary(), from_pandas=True)
+
+
+def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
+    """The values of a kept column, of type `kind`; for None, of a truth column."""
+    if kind is None:
+        kind = _type_of(values)
+    if not pa.types.is_string(kind):
+        return pa.array(values, kind, from_pandas=True)
+    with suppress(*_CANNOT):  # at once where they are strings, or integers, which Arrow writes as JSON does
+        found = pa.array(values, from_pandas=True)
+        if pa.types.is_string(found.type) or pa.types.is_int64(found.type):
+            return found.cast(pa.large_string())
+    return pa.array([_written(value) for value in values], pa.large_string())
+
+
+def _type_of(values: Sequence[Any]) -> pa.DataType:
+    """The type that Arrow gives to values; string for those of several types, and for nulls only."""
+    try:
+        kind = pa.array(values, from_pandas=True).type
+    except _CANNOT:
+        return pa.string()
+    return pa.string() if is_textual(kind) else kind
+
+
+def _written(value: Any) -> str | None:
+    """A value as JSON writes it, or by its own `str` where JSON has none."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, str) or _is_null(value):
+        return value if isinstance(value, str) else None
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _head(item: Any) -> bytes:
+    shown = item if isinstance(item, str) else _SHORT.repr(item)
+    return shown[:HEAD_BYTES].encode("utf-8", "backslashreplace")

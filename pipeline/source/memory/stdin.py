@@ -1,0 +1,152 @@
+"""Articles that are piped into the command: records of one format, read once, front to back, as they arrive."""
+
+from __future__ import annotations
+
+import json
+import re
+import select
+from collections.abc import Iterator
+from io import RawIOBase
+from typing import BinaryIO, cast
+
+from ...errors import UsageError
+from ..chunk import Chunk, Selection, concat
+from ..find.files import Identity
+from ..formats.csv import Csv, Tsv
+from ..formats.jsonl import Jsonl
+from ..formats.record_format import Head, Piped, RecordFormat
+from ..formats.text import Text
+from ..open.compression import HEAD_BYTES, compression_of
+from ..open.encoding import UTF8, Transcoded
+from ..plan.schema import refuse_twice, resolve
+from ..read.records import BOM, cut, read_records
+
+STDIN = "stdin"
+"""The value of the column `file`."""
+
+KINDS: dict[str, RecordFormat] = {"text": Text(), "csv": Csv(), "tsv": Tsv(), "jsonl": Jsonl()}
+"""What may be piped in, by the name that the user gives it."""
+
+_OTHERS = {b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
+_BLOCK = 1 << 20
+
+
+class Stdin:
+    """A stream of records. stream: unbuffered, so that a read returns what is there. kind: one of KINDS; None for text
+    that is not JSON.
+    """
+
+    def __init__(self, stream: RawIOBase, kind: str | None = None) -> None:
+        if kind not in (None, *KINDS):
+            raise UsageError(f"--stdin-format {kind}: choose one of {', '.join(KINDS)}")
+        self._arriving: _Arriving | Transcoded = _Arriving(stream)
+        self._is_said = kind is not None
+        self._format = KINDS[kind or "text"]
+        self._pending = b""
+        self._start = 0
+
+    @property
+    def identity(self) -> Identity:
+        """It cannot be read twice, so nothing identifies what it holds."""
+        return [{"path": STDIN, "digest": ""}]
+
+    def open(self, selection: Selection) -> Selection:
+        """Wait for the first record, which has the columns; return the selection with these resolved.
+
+        Raises UsageError where they are not those of the job, or where stdin plainly holds something else.
+        """
+        if isinstance(self._format, Text) and (set(selection.columns) - {"text"} or selection.header):
+            name = next(iter(set(selection.columns) - {"text"}), None)
+            what = f"no column {name!r}" if name else "no columns to name"
+            raise UsageError(
+                f"stdin is read as text, an article a line, and has {what}: say --stdin-format csv, tsv or jsonl"
+            )
+        if selection.encoding != UTF8:
+            self._arriving = Transcoded(cast(BinaryIO, self._arriving), selection.encoding)
+        form = self._format.for_options(UTF8, selection.delimiter).for_columns(selection.header or ())
+        head, final = b"", False
+        while not final and len(head) < _BLOCK and not form.split(head.removeprefix(BOM), False).consumed:
+            block = self._arriving.read(_BLOCK)
+            head, final = head + block, not block
+        self._refuse_others(head)
+        start = len(BOM) if head.startswith(BOM) else 0
+        file = Piped(STDIN, form, None, len(head), "", STDIN, first=Head(head[start:], start, final))
+        schema = form.schema(file, selection)
+        refuse_twice(STDIN, schema)
+        selection = resolve(file, schema, selection)
+        self._format = form.for_columns(schema.names or ())
+        self._pending, self._start = head[schema.start :], schema.start
+        return selection
+
+    def arriving(self, selection: Selection, most: int) -> Iterator[Chunk]:
+        """What has arrived, in pieces of up to `most` rows: a record is yielded as soon as it is complete."""
+        return (chunk for chunk, _ in self._pieces(selection, most))
+
+    def chunks(self, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
+        """Chunks of `chunk_rows` rows, or fewer where the text is long, however it arrives."""
+        held: list[Chunk] = []
+        for chunk, new in self._pieces(selection, chunk_rows):
+            if new and held:
+                yield concat(held)
+                held = []
+            held.append(chunk)
+            if sum(piece.rows_read for piece in held) == chunk_rows:
+                yield concat(held)
+                held = []
+        if held:
+            yield concat(held)
+
+    def _pieces(self, selection: Selection, chunk_rows: int) -> Iterator[tuple[Chunk, bool]]:
+        """What has arrived, and whether it begins a new chunk."""
+        row, limits = 0, self._format.limits
+        blocks = read_records(cast(BinaryIO, self), self._format.quick_split, self._start, limits=limits)
+        for records, new in cut(blocks, chunk_rows, limits.chunk_bytes, selection):
+            yield self._format.parse(records, STDIN, row, selection), new
+            row += len(records)
+
+    def read(self, size: int) -> bytes:
+        """What has arrived, up to `size` bytes; none at the end."""
+        if self._pending:
+            found, self._pending = self._pending[:size], self._pending[size:]
+            return found
+        return self._arriving.read(size)
+
+    def _refuse_others(self, head: bytes) -> None:
+        names = [name for magic, name in _OTHERS.items() if head.startswith(magic)]
+        if compression := compression_of(head[:HEAD_BYTES]):
+            names.append(compression.name)
+        if names:
+            raise UsageError(f"stdin holds {names[0]}, not lines of text: unpack it before the pipe, or give the file")
+        if not self._is_said and _is_header(head.removeprefix(BOM).partition(b"\n")[0]):
+            raise UsageError(
+                "stdin looks like CSV: say --stdin-format csv or tsv (or --stdin-format text, to label each line)"
+            )
+        if not self._is_said and _is_object(head.removeprefix(BOM).partition(b"\n")[0]):
+            raise UsageError(
+                "stdin looks like JSONL: say --stdin-format jsonl (or --stdin-format text, to label lines as they are)"
+            )
+
+
+class _Arriving:
+    """A stream of which a read returns what is there, and waits only where there is nothing."""
+
+    def __init__(self, stream: RawIOBase) -> None:
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        while (block := self._stream.read(size)) is None:  # another program has made it non-blocking
+            select.select([self._stream], [], [])
+        return block
+
+
+def _is_header(line: bytes) -> bool:
+    """Whether a line names columns, one of which is called "text"."""
+    names = [re.split(rb"[%s]" % mark, line.strip().lower()) for mark in (b",", b";", rb"\t", b"|")]
+    return any(len(found) > 1 and b"text" in found for found in names)
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False

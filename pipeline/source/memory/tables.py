@@ -1,0 +1,302 @@
+"""Articles in Arrow tables, and in whatever gives them through Arrow's PyCapsule interface; also pandas, Hugging Face
+datasets, and the partitions of Dask DataFrames, which stay where they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pa_dataset
+from numpy.typing import NDArray
+
+from ...errors import BroadsheetError, UsageError
+from ..chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, concat, is_textual
+from ..limits import LIMITS, Limits
+from ..read.cutting import Cutting
+from ..read.held import held_bytes
+from ..read.kept import plain_type
+
+MEMORY = "memory"
+"""The value of the column `file` for rows that do not come from a file."""
+
+_HELD_BY = ("pandas", "polars")
+"""Libraries whose objects hold their rows: they can be read again. Others with the same interface may run a query."""
+
+_DATASET_ROWS = 1_000
+"""Rows that are taken from a Hugging Face dataset at once, as its own methods do."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Rows as Arrow tables. schema: of all columns. rows: None where they can be read once only. read: their tables,
+    with these columns, or all for None. kind: of the object that holds them.
+    """
+
+    schema: pa.Schema
+    rows: int | None
+    read: Callable[[list[str] | None], Iterator[pa.Table]]
+    kind: str = "Table"
+
+    @property
+    def digest(self) -> str:
+        """sha256 of columns and rows, however they are laid out in batches, views and dictionaries."""
+        digest = hashlib.sha256(str(self.schema.names).encode())
+        for table in self.read(None):
+            for batch in _plain(table).combine_chunks().to_batches(max_chunksize=1 << 16):
+                digest.update(batch.serialize())
+        return digest.hexdigest()
+
+    def resolve(self, selection: Selection) -> Selection:
+        """The selection with its default text column and the types of its kept columns. Raises UsageError."""
+        return resolve(self.schema, selection)
+
+    def chunks(self, selection: Selection, chunk_rows: int, limits: Limits = LIMITS) -> Iterator[Chunk]:
+        """The rows in chunks of up to `chunk_rows` rows, of which up to `limits.chunk_bytes` bytes of text are held,
+        wherever batches begin; one empty chunk where there are none.
+        """
+        held: list[pa.Table] = []
+        rows = size = row = 0
+        for piece, ends in self._pieces(selection, chunk_rows):
+            at = 0
+            while at < len(piece):
+                begin = int(ends[at - 1]) if at else 0
+                fit = int(np.searchsorted(ends, begin + limits.chunk_bytes - size, "right"))
+                stop = min(len(piece), at + chunk_rows - rows, max(fit, at if rows else at + 1))
+                if stop > at:
+                    held.append(piece.slice(at, stop - at))
+                    rows, size = rows + stop - at, size + int(ends[stop - 1]) - begin
+                if stop < len(piece) or rows == chunk_rows:
+                    yield _chunk_of(held, row, selection, limits)
+                    held, rows, size, row = [], 0, 0, row + rows
+                at = stop
+        if held or not row:
+            none = pa.schema([self.schema.field(name) for name in selection.columns]).empty_table()
+            yield _chunk_of(held or [_plain(none)], row, selection, limits)
+
+    def _pieces(self, selection: Selection, most: int) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
+        """Pieces of up to `most` rows with the selection's columns, and the bytes that are held up to the end of each
+        row, of text.
+        """
+        for table in self.read(list(selection.columns)):
+            for at in range(0, len(table), most):
+                piece = _plain(table.slice(at, most))
+                yield piece, np.cumsum(held_bytes(_text_bytes(piece, selection), selection))
+
+
+def _text_bytes(table: pa.Table, selection: Selection) -> NDArray[np.int64]:
+    """Bytes of text in each row."""
+    sizes = np.zeros(len(table), np.int64)
+    for name in selection.text:
+        sizes += pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy()
+    return sizes
+
+
+def _chunk_of(tables: list[pa.Table], row: int, selection: Selection, limits: Limits) -> Chunk:
+    """A chunk of the rows of tables, the first of which is row `row`: part by part, where long texts are cut, so that
+    the whole texts are not held twice.
+    """
+    table = pa.concat_tables(tables)
+    if not selection.reads or selection.kept:
+        return table_chunk(table, MEMORY, row, selection)
+    cutting = Cutting(len(table), limits.part_bytes)
+    parts = [table.slice(first, last - first) for first, last, _ in cutting.cut(_text_bytes(table, selection))]
+    chunks = []
+    for part in parts or [table]:
+        chunks.append(table_chunk(part, MEMORY, row, selection))
+        row += len(part)
+    return concat(chunks)
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """The table without dictionaries and views, whose layout says nothing about the rows; its strings as bytes."""
+    for i, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            kind = field.type.value_type
+            kind = pa.large_string() if is_textual(kind) else kind  # Arrow takes nothing from an array of views
+            chunks = [chunk.dictionary.cast(kind).take(chunk.indices) for chunk in table.column(i).chunks]
+            table = table.set_column(i, field.name, pa.chunked_array(chunks, kind))
+    return as_bytes(table)
+
+
+def table_chunk(table: pa.Table, file: str, row: int, selection: Selection) -> Chunk:
+    """A chunk of a table's rows, the first of which is row `row`."""
+    table = _plain(table)
+    texts = table.column(selection.text[0])
+
+    def raw(i: int) -> tuple[None, bytes]:
+        value = texts[i].as_py() or b""
+        return None, (value.encode() if isinstance(value, str) else value)[:HEAD_BYTES]
+
+    return assemble(file, row + np.arange(len(table)), table, selection, raw)
+
+
+def as_tables(source: Any) -> Tables | None:
+    """The rows of a pandas Series or DataFrame, an Arrow array, batch, table or dataset, a Hugging Face dataset, and of
+    all that has Arrow's PyCapsule interface; None for anything else, and for pandas with a column of several types.
+
+    What has no column names gets the column "text". Raises UsageError where the rows cannot be read.
+    """
+    kind = type(source).__name__
+    try:
+        if isinstance(source, pa_dataset.Dataset):
+            return _of_dataset(source)
+        if isinstance(source, pa.Table):
+            return of_table(source)
+        if isinstance(source, pa.RecordBatch):
+            return of_table(pa.Table.from_batches([source]), kind)
+        if isinstance(source, pa.Array | pa.ChunkedArray):
+            return of_table(pa.table({"text": source}), kind)
+        if is_pandas(source, "DataFrame", "Series"):
+            return _of_pandas(source)
+        library = type(source).__module__.partition(".")[0]
+        if library == "datasets" and hasattr(source, "features"):
+            return _of_hugging_face(source)
+        if hasattr(source, "__arrow_c_stream__"):
+            return _of_stream(source, held=library in _HELD_BY)
+        if hasattr(source, "__arrow_c_array__"):
+            return of_table(_of_capsule(source), kind)
+    except (ValueError, TypeError, pa.ArrowException) as error:
+        raise UsageError(f"the {kind} cannot be read as text: {error}") from error
+    return None
+
+
+def of_table(table: pa.Table, kind: str = "Table") -> Tables:
+    """The rows of a table."""
+
+    def read(columns: list[str] | None) -> Iterator[pa.Table]:
+        yield table if columns is None else table.select(columns)
+
+    return Tables(table.schema, len(table), read, kind)
+
+
+def _of_dataset(dataset: pa_dataset.Dataset) -> Tables:
+    def read(columns: list[str] | None) -> Iterator[pa.Table]:
+        return (pa.Table.from_batches([batch]) for batch in dataset.to_batches(columns=columns))
+
+    return Tables(dataset.schema, dataset.count_rows(), read, "Dataset")
+
+
+def is_pandas(source: Any, *kinds: str) -> bool:
+    return type(source).__module__.partition(".")[0] == "pandas" and type(source).__name__ in kinds
+
+
+def _of_pandas(source: Any) -> Tables | None:
+    """None where a column holds values of several types."""
+    kind = type(source).__name__
+    try:
+        if kind == "Series":
+            return of_table(pa.table({"text": pa.Array.from_pandas(source)}), kind)
+        if not len(source):  # an empty column of pandas has the type double
+            return of_table(pa.table({str(name): pa.array([], pa.string()) for name in source.columns}), kind)
+        return of_table(pa.Table.from_pandas(source, preserve_index=False), kind)
+    except (ValueError, TypeError, pa.ArrowException):
+        return None
+
+
+def _of_capsule(source: Any) -> pa.Table:
+    """A batch, or an array, which has no column names."""
+    try:
+        return pa.Table.from_batches([pa.record_batch(source)])
+    except (TypeError, pa.ArrowException):
+        return pa.table({"text": pa.array(source)})
+
+
+def _of_stream(source: Any, held: bool) -> Tables:
+    """What Arrow's stream interface gives, batch after batch. held: it gives the same again, if asked again."""
+    kind = type(source).__name__
+    try:
+        reader = pa.RecordBatchReader.from_stream(source)
+    except pa.ArrowInvalid:  # it has no columns, as a Series of Polars
+        return of_table(pa.table({"text": pa.chunked_array(source)}), kind)
+    except Exception as error:  # a database raises errors of its own
+        raise UsageError(f"the {kind} cannot be read: {error}") from error
+    if held:
+        return of_table(reader.read_all(), kind)
+
+    def read(columns: list[str] | None) -> Iterator[pa.Table]:
+        row = 0
+        while True:
+            try:
+                batch = reader.read_next_batch()
+            except StopIteration:
+                return
+            except (OSError, pa.ArrowException) as error:
+                raise BroadsheetError(f"the {kind} failed after {row:,} rows: {error}") from error
+            table = pa.Table.from_batches([batch])
+            yield table if columns is None else table.select(columns)
+            row += len(batch)
+
+    return Tables(reader.schema, None, read, kind)
+
+
+def _of_hugging_face(source: Any) -> Tables:
+    """A Hugging Face dataset, with its selection and order of rows. A streamed one can be read once."""
+    names = {name: f.names for name, f in (source.features or {}).items() if type(f).__name__ == "ClassLabel"}
+
+    def read(columns: list[str] | None) -> Iterator[pa.Table]:
+        chosen = source if columns is None else source.select_columns(columns)
+        for table in chosen.with_format("arrow").iter(_DATASET_ROWS):
+            yield _with_class_names(table, names)
+
+    if source.features:
+        schema = _with_class_names(source.features.arrow_schema.empty_table(), names).schema
+    else:
+        schema = next((table.schema for table in read(None)), pa.schema([("text", pa.string())]))
+    rows = len(source) if hasattr(source, "__len__") else None
+    return Tables(schema, rows, read, type(source).__name__)
+
+
+def _with_class_names(table: pa.Table, names: dict[str, list[str]]) -> pa.Table:
+    """The table with names of classes where it has their numbers, which count from 0; -1 stands for none."""
+    for i, name in enumerate(table.column_names):
+        if name in names:
+            codes = table.column(i).combine_chunks()
+            codes = pc.if_else(pc.less(codes, 0), pa.scalar(None, codes.type), codes)
+            table = table.set_column(i, name, pc.take(pa.array(names[name], pa.string()), codes))
+    return table
+
+
+def resolve(schema: pa.Schema, selection: Selection) -> Selection:
+    """The selection with its default text column, and the kept columns with their types.
+
+    Raises UsageError for a missing column.
+    """
+    unnamed = not selection.text
+    selection = selection if selection.text else replace(selection, text=("text",))
+    if selection.keep_all:
+        selection = replace(selection, kept=tuple(dict.fromkeys((*selection.kept, *schema.names))))
+    for name in selection.columns:
+        if name not in schema.names:
+            remedy = " (--text-column names another)" if unnamed and name == "text" else ""
+            raise UsageError(f"no column {name!r}{remedy}; there are: {', '.join(schema.names) or 'none'}")
+        if schema.names.count(name) > 1:
+            raise UsageError(f"two columns are called {name!r}: rename one")
+    for name in selection.text:
+        kind = schema.field(name).type
+        if not is_textual(kind):
+            raise UsageError(f"the text column {name!r} holds {kind}, not strings")
+    types = tuple(_written(schema.field(name).type) for name in selection.kept)
+    return replace(selection, kept_types=types)
+
+
+def _written(kind: pa.DataType) -> pa.DataType:
+    """The type of a kept column: of one layout, without a dictionary, and strings for nulls only."""
+    kind = plain_type(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    return pa.string() if pa.types.is_null(kind) else kind
+
+
+def partition_chunk(partition: Any, number: int, selection: Selection) -> Chunk:
+    """A chunk of one partition, a pandas DataFrame, of a Dask DataFrame; `file` says which."""
+    table = pa.Table.from_pandas(partition, preserve_index=False)
+    return table_chunk(table, f"partition {number}", 0, selection)
+
+
+def dask_selection(frame: Any, selection: Selection) -> Selection:
+    """The selection resolved against a Dask DataFrame's columns. Raises UsageError."""
+    return resolve(pa.Schema.from_pandas(frame._meta, preserve_index=False), selection)

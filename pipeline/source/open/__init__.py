@@ -1,0 +1,1 @@
+"""From a name to a stream of bytes: decompression, encodings, reading ahead."""

@@ -1,0 +1,232 @@
+"""Compressions: how each is recognised by the first bytes of a file, and what decompresses it.
+
+A decompressor is an object like those of `bz2` and `lzma`: it takes the bytes of one gzip member, zstd or lz4 frame, or
+bz2 or xz stream, returns no more than it is asked for, and knows where that ends. So memory is bounded whatever a file
+holds, and all compressions are read in one way.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Protocol, cast
+
+import lz4.frame
+
+from .encoding import looks_like
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+_HAS_ISAL = find_spec("isal") is not None  # it has no wheel for some machines
+_MOST_WINDOW = 27
+"""Of a zstd frame, as a power of two: 128 MiB, what zstd itself allows."""
+_MOST_XZ = 256 << 20
+"""Bytes of memory for xz; `xz -9` takes 65 MiB."""
+HEAD_BYTES = 1000
+"""So many first bytes of a file tell its compression."""
+_SURE_BYTES = 8
+"""Fewer are no whole file of any compression, so they could be anything."""
+_NOT_TEXT = frozenset(range(32)) - frozenset(b"\t\n\v\f\r\x1a\x1b")
+"""Bytes that are in no text of an encoding that is compatible with ASCII."""
+
+
+class Decoder(Protocol):
+    """Decompresses one member, frame or stream."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def needs_input(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes | None: ...
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Compression:
+    """One of them. unit: what a file is a sequence of. decoder: the fastest. exact: the one that decides which bytes of
+    damaged data can be read, the same on every machine. padding: zeros between units and at the end are allowed in
+    multiples of so many; 0 for none.
+    """
+
+    name: str
+    suffix: str
+    unit: str
+    begins: Callable[[bytes], bool]
+    decoder: Callable[[], Decoder]
+    exact: Callable[[], Decoder]
+    padding: int = 0
+
+
+class _Zlib:
+    """The interpreter's own, as a `Decoder`: it is fed in small pieces, since it copies what it does not use."""
+
+    _PIECE = 16 << 10
+
+    def __init__(self) -> None:
+        self._decoder = zlib.decompressobj(wbits=31)
+        self._pending = b""
+        self._at = 0
+        self._full = False  # the last call returned as much as it might: there may be more
+
+    @property
+    def eof(self) -> bool:
+        return self._decoder.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not (self.eof or self._full) and self._at == len(self._pending)
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._decoder.unused_data + self._pending[self._at :] if self.eof else b""
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        if data:
+            self._pending, self._at = self._pending[self._at :] + data, 0
+        found: list[bytes] = []
+        room = max_length
+        while room and not self.eof:
+            piece = self._pending[self._at : self._at + self._PIECE]
+            block = self._decoder.decompress(piece, room)
+            self._at += len(piece) - len(self._decoder.unconsumed_tail)
+            found.append(block)
+            room -= len(block)
+            if not piece:
+                break
+        self._full = not room
+        return b"".join(found)
+
+
+def _igzip() -> Decoder:
+    from isal import igzip_lib
+
+    return cast(Decoder, igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP))
+
+
+def _zstd() -> Decoder:
+    limit = {int(zstd.DecompressionParameter.window_log_max): _MOST_WINDOW}
+    return cast(Decoder, zstd.ZstdDecompressor(options=limit))
+
+
+def _xz() -> Decoder:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_XZ)
+
+
+def _lz4() -> Decoder:
+    return cast(Decoder, lz4.frame.LZ4FrameDecompressor())
+
+
+def _magic(magic: bytes) -> Callable[[bytes], bool]:
+    """Whether a unit with these first bytes has this beginning, also if it is cut off within it."""
+    return lambda head: bool(head) and head[: len(magic)] == magic[: len(head)]
+
+
+_is_gzip = _magic(b"\x1f\x8b\x08")
+_is_zstd_frame = _magic(b"\x28\xb5\x2f\xfd")
+_is_xz = _magic(b"\xfd7zXZ\x00")
+_is_lz4_frame = _magic(b"\x04\x22\x4d\x18")
+
+
+def _is_zstd(head: bytes) -> bool:
+    return _is_zstd_frame(head) or is_skippable(head)
+
+
+def _is_lz4(head: bytes) -> bool:
+    return _is_lz4_frame(head) or is_skippable(head)
+
+
+def _is_bz2(head: bytes) -> bool:
+    """Three letters and a digit alone could be text: a block or the end of the stream follows."""
+    digits = (b"", *(b"%d" % digit for digit in range(1, 10)))
+    follow = head[4:10]
+    magics = (b"\x31\x41\x59\x26\x53\x59", b"\x17\x72\x45\x38\x50\x90")
+    return _magic(b"BZh")(head) and head[3:4] in digits and any(magic.startswith(follow) for magic in magics)
+
+
+def is_skippable(head: bytes) -> bool:
+    """Whether it begins with a frame of zstd's (or lz4's) that holds no data, such as a table of the others."""
+    return len(head) >= 4 and 0x50 <= head[0] <= 0x5F and head[1:4] == b"\x2a\x4d\x18"
+
+
+COMPRESSIONS = {
+    found.name: found
+    for found in (
+        Compression("gzip", ".gz", "member", _is_gzip, _igzip if _HAS_ISAL else _Zlib, _Zlib, padding=1),
+        Compression("zstd", ".zst", "frame", _is_zstd, _zstd, _zstd),
+        Compression("bz2", ".bz2", "stream", _is_bz2, bz2.BZ2Decompressor, bz2.BZ2Decompressor),
+        Compression("xz", ".xz", "stream", _is_xz, _xz, _xz, padding=4),
+        Compression("lz4", ".lz4", "frame", _is_lz4, _lz4, _lz4),
+    )
+}
+"""By Arrow's names."""
+SUFFIXES = {found.suffix: found.name for found in COMPRESSIONS.values()}
+"""The compression that a name promises."""
+
+
+def compression_of(head: bytes, named: str | None = None) -> Compression | None:
+    """The compression of a file by its first bytes, whatever its name says; None where it has none.
+
+    What begins like nothing that is known, and not like text either, is damaged: it has the compression that is named.
+    """
+    expected = COMPRESSIONS.get(named or "")
+    if expected and expected.begins(head):
+        return expected
+    found = next((each for each in COMPRESSIONS.values() if len(head) >= _SURE_BYTES and each.begins(head)), None)
+    return found or (None if _is_text(head) else expected)
+
+
+def _is_text(head: bytes) -> bool:
+    return not any(byte in _NOT_TEXT for byte in head) or looks_like(head) is not None
+
+
+def refusal(compression: Compression, head: bytes) -> str:
+    """Why a unit that begins so cannot be decompressed, in words of a user; empty where nothing is known."""
+    if compression.name == "zstd" and (window := _window(head)) > 1 << _MOST_WINDOW:
+        most = (1 << _MOST_WINDOW) >> 20
+        return f"its zstd frame asks for a window of {window >> 20:,} MiB, more than {most}: compress it without --long"
+    return ""
+
+
+def beginning(head: bytes, most: int = 64 << 20) -> bytes:
+    """What the first bytes of a file hold, decompressed, as far as they go, and no more than `most`."""
+    compression = compression_of(head)
+    if compression is None:
+        return head
+    found: list[bytes] = []
+    while head and most > 0:
+        decoder = compression.decoder()
+        try:
+            while most > 0 and not decoder.eof and (head or not decoder.needs_input):
+                found.append(decoder.decompress(head, min(most, 1 << 20)))
+                most -= len(found[-1])
+                head = b""
+        except Exception:  # each library has errors of its own
+            break
+        head = (decoder.unused_data or b"") if decoder.eof else b""
+    return b"".join(found)
+
+
+def _window(head: bytes) -> int:
+    """Bytes of the window that a zstd frame asks for (RFC 8878, 3.1.1.1.2); 0 where it has no such field."""
+    if not head.startswith(b"\x28\xb5\x2f\xfd") or len(head) < 18:
+        return 0
+    descriptor: Any = head[4]
+    if descriptor & 0x20:  # one segment: the window is the content
+        skipped = (0, 1, 2, 4)[descriptor & 3]
+        width = (1, 2, 4, 8)[descriptor >> 6]
+        return int.from_bytes(head[5 + skipped : 5 + skipped + width], "little") + (256 if width == 2 else 0)
+    exponent, mantissa = head[5] >> 3, head[5] & 7
+    base = 1 << (10 + exponent)
+    return base + (base >> 3) * mantissa

@@ -1,0 +1,231 @@
+"""A compressed file as a stream: every byte before the position at which it is cut off or damaged, then an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import BinaryIO
+
+from ...errors import InputUnavailable, SourceError
+from .compression import Compression, Decoder, refusal
+
+_INPUT_BYTES = 256 << 10
+_LEAST_INPUT = 1 << 10
+_HEAD_BYTES = 18  # of a unit: as many as the longest header that is looked at
+_CAREFUL_BYTES = 2 * _INPUT_BYTES
+"""So many are fed one by one where decompression has failed: what a failing call has decompressed is lost."""
+_MOST_OUTPUT = 8 << 20
+"""More than one such byte can stand for."""
+
+
+class Damaged(Exception):
+    """It is cut off or damaged; everything before has been read."""
+
+
+class Raw:
+    """The bytes of a file as they are stored, from `start` on, fed to a decoder in pieces.
+
+    A piece becomes smaller where units are, since a decoder copies what it does not use.
+    """
+
+    def __init__(self, stream: BinaryIO, start: int) -> None:
+        self._stream = stream
+        _go_to(stream, start)
+        self._buffer = b""
+        self._at = 0
+        self._begin = start
+        self._piece = _INPUT_BYTES
+        self._careful: int | None = None
+
+    @property
+    def place(self) -> int:
+        """The byte of the file that comes next."""
+        return self._begin + self._at
+
+    @property
+    def is_careful(self) -> bool:
+        """Whether the next bytes are fed one by one."""
+        return self._careful is not None and self._careful <= self.place < self._careful + _CAREFUL_BYTES
+
+    def be_careful(self, place: int) -> None:
+        """Feed the bytes after this one of the file one by one."""
+        self._careful = place
+
+    def take(self) -> bytes:
+        """The next piece; empty at the end."""
+        most = self._piece
+        if self.is_careful:
+            most = 1
+        elif self._careful is not None and self.place < self._careful:
+            most = min(most, self._careful - self.place)
+        self._fill(1)
+        found = self._buffer[self._at : self._at + most]
+        self._at += len(found)
+        self._piece = min(2 * self._piece, _INPUT_BYTES)
+        return found
+
+    def give_back(self, count: int, unit_bytes: int) -> None:
+        """A unit of so many bytes ended before the last `count` of those taken."""
+        self._at -= count
+        self._piece = min(max(2 * unit_bytes, _LEAST_INPUT), _INPUT_BYTES)
+
+    def head(self) -> bytes:
+        """The next bytes, which are not taken."""
+        self._fill(_HEAD_BYTES)
+        return self._buffer[self._at : self._at + _HEAD_BYTES]
+
+    def skip_zeros(self) -> int:
+        """Pass over zeros, and say how many there were."""
+        count = 0
+        while True:
+            self._fill(1)
+            rest = self._buffer[self._at :]
+            zeros = len(rest) - len(rest.lstrip(b"\0"))
+            self._at += zeros
+            count += zeros
+            if not zeros or self._at < len(self._buffer):
+                return count
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _fill(self, least: int) -> None:
+        while len(self._buffer) - self._at < least:
+            block = self._stream.read(_LEAST_INPUT if self.is_careful else _INPUT_BYTES)
+            self._begin += self._at
+            self._buffer, self._at = self._buffer[self._at :] + block, 0
+            if not block:
+                return
+
+
+class Decompressed:
+    """A compressed file, decompressed by one core, unit after unit.
+
+    Where the fastest decoder fails, the unit is read again by the one that is the same on every machine, in smaller
+    steps. So what is read of a file that is cut off, and the message, do not depend on libraries.
+
+    open_raw: opens the file anew. start: the byte at which a unit begins.
+    """
+
+    def __init__(self, open_raw: Callable[[], BinaryIO], compression: Compression, start: int = 0) -> None:
+        self._open_raw = open_raw
+        self._compression = compression
+        self._raw = Raw(open_raw(), start)
+        self._unit_start = start
+        self._unit_given = 0
+        self._fed = start  # the byte of the file at which the last piece began
+        self._decoder: Decoder | None = None
+        self._exact = False
+        self._ready = memoryview(b"")
+        self._failure: Exception | None = None
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; none at the end. Raises Damaged, or what the file raises, after all that is before."""
+        while not self._ready and self._failure is None:
+            try:
+                block = self._next(_MOST_OUTPUT if self._exact else size)
+            except Damaged as error:
+                self._failure = error
+            except InputUnavailable:
+                raise
+            except Exception as error:  # of the decoder, each of which has errors of its own, or of the file
+                self._back(error)
+            else:
+                if len(block) <= size:
+                    return block
+                self._ready = memoryview(block)
+        if not self._ready and self._failure is not None:
+            raise self._failure
+        found, self._ready = bytes(self._ready[:size]), self._ready[size:]
+        return found
+
+    def close(self) -> None:
+        self._raw.close()
+
+    def _next(self, size: int) -> bytes:
+        """Some bytes; none at the end of the file."""
+        while True:
+            decoder = self._decoder or self._begin()
+            if decoder is None:
+                return b""
+            if decoder.eof:
+                self._end(decoder)
+                continue
+            data = b""
+            if decoder.needs_input:
+                self._fed = self._raw.place
+                data = self._raw.take()
+                if not data:
+                    raise EOFError(f"it ends within a {self._compression.name} {self._compression.unit}")
+            if block := decoder.decompress(data, size):
+                self._unit_given += len(block)
+                return block
+
+    def _begin(self) -> Decoder | None:
+        """A decoder for the next unit; None at the end of the file."""
+        self._unit_start = self._fed = self._raw.place
+        self._unit_given = 0
+        head = self._raw.head()
+        if not head:
+            return None
+        if not self._compression.begins(head):
+            what = f"{self._compression.name} {self._compression.unit}"
+            raise Damaged(f"what follows is no {what}" if self._raw.place else f"it does not begin with a {what}")
+        if why := refusal(self._compression, head):
+            raise Damaged(why)
+        self._decoder = (self._compression.exact if self._exact else self._compression.decoder)()
+        return self._decoder
+
+    def _end(self, decoder: Decoder) -> None:
+        self._raw.give_back(len(decoder.unused_data or b""), self._raw.place - self._unit_start)
+        self._decoder, self._exact = None, False
+        if padding := self._compression.padding:
+            zeros = self._raw.skip_zeros()
+            if zeros % padding:
+                raise Damaged(f"{zeros} zeros follow, not a multiple of {padding}")
+
+    def _back(self, error: Exception) -> None:
+        """Read the unit again to where the failing call began, and on from there with care, unless that was done."""
+        if self._raw.is_careful or (self._exact and self._fed < self._raw.place <= self._fed + 1):
+            self._failure = _told(error)
+            return
+        given = self._unit_given
+        try:
+            self._raw.close()
+            self._raw = Raw(self._open_raw(), self._unit_start)
+            self._raw.be_careful(self._fed)
+            self._exact = True
+            self._decoder, self._unit_given = None, 0
+            while self._unit_given < given and self._next(min(given - self._unit_given, _INPUT_BYTES)):
+                pass
+        except Exception as again:
+            self._failure = _told(again)
+
+
+def decompressed(data: bytes, compression: Compression, most: int) -> bytes | None:
+    """The content of a small file at once; None where it is not one whole unit of up to `most` bytes of content, which
+    `Decompressed` reads.
+    """
+    head = data[:_HEAD_BYTES]
+    if not compression.begins(head) or refusal(compression, head):
+        return None
+    decoder = compression.decoder()
+    try:
+        found = decoder.decompress(data, most + 1)
+    except Exception:  # each library has errors of its own
+        return None
+    return found if decoder.eof and not decoder.unused_data and len(found) <= most else None
+
+
+def _told(error: Exception) -> Exception:
+    """An error of the file as it is, one of a decoder as damage."""
+    if isinstance(error, OSError | SourceError | Damaged):
+        return error
+    return Damaged(str(error).partition("\n")[0] or type(error).__name__)
+
+
+def _go_to(stream: BinaryIO, place: int) -> None:
+    if stream.seekable():
+        stream.seek(place)
+        return
+    while place and (block := stream.read(min(place, 1 << 22))):
+        place -= len(block)

@@ -1,0 +1,275 @@
+"""Input files as streams of bytes: decompressed, from regular files only, and each still the file that was planned.
+
+Every format opens its files here, so none can read from a file that was replaced while the job ran. A file is not
+mapped into memory: a process that reads beyond the end of a mapped file, because it was cut off, is killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, BinaryIO, cast
+
+from ...errors import InputChanged, InputUnavailable, SourceError
+from ..find.names import is_url, without_secrets
+from ..formats.base import InputFile
+from ..read.front_to_back import FrontToBack
+from ..remote.file import RemoteFile
+from ..remote.open import open_remote, state_now
+from ..remote.origin import State
+from .encoding import UTF8, Transcoded
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+@dataclass(frozen=True)
+class Held(InputFile):
+    """A file whose content is in memory already: as it is stored, or decoded: decompressed, and as UTF-8 where its
+    format is one of text.
+    """
+
+    content: bytes = field(kw_only=True, compare=False, repr=False)
+    is_decoded: bool = field(kw_only=True)
+
+
+class LocalFile(io.FileIO):
+    """A regular file. Raises OSError for anything else, without waiting for the other end of a FIFO."""
+
+    ranges = True
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, opener=_open_regular)
+
+    def state(self) -> State:
+        return _state_of(os.fstat(self.fileno()))
+
+
+def open_location(
+    location: str,
+    ranges: bool | None = None,
+    expected: State | None = None,
+    endpoint: str | None = None,
+    stop: int | None = None,
+) -> LocalFile | RemoteFile:
+    """Open a path or URL, whatever it holds. Raises OSError.
+
+    The other parameters are for URLs: as of `open_remote`.
+    """
+    return open_remote(location, ranges, expected, endpoint, stop) if is_url(location) else LocalFile(location)
+
+
+def open_at(file: InputFile, start: int = 0, stop: int | None = None, peek: bool = False) -> BinaryIO:
+    """Open a file at byte `start`, decompressed, as UTF-8 where its format is one of text.
+
+    stop: the byte up to which it will be read, if not to its end, so that no more is requested of a server. peek: only
+    its first bytes will be read, so that none are decompressed ahead, nor by other cores.
+
+    Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where it is gone, or its
+    size or modification time is not that of the plan. InputUnavailable is for what `--resume` may be able to read.
+    """
+    if isinstance(file, Held) and file.is_decoded:
+        content = io.BytesIO(file.content)
+        content.seek(start)
+        return content
+    planned = partial(_opened, file, stop)
+    stream = cast(BinaryIO, io.BufferedReader(planned()) if file.seekable else FrontToBack(file, planned, peek))
+    if file.format.encoding != UTF8:
+        stream = cast(BinaryIO, Transcoded(stream, file.format.encoding))
+    if file.front_to_back:
+        _skip(stream, start)
+    else:
+        stream.seek(start)
+    return stream
+
+
+def open_stored(file: InputFile) -> BinaryIO:
+    """Open a file at its beginning, as it is stored. Raises as `open_at` does."""
+    return cast(BinaryIO, io.BufferedReader(_opened(file)))
+
+
+def expect(stream: BinaryIO, ranges: Iterable[tuple[int, int]]) -> None:
+    """Say which bytes of an open file will be read next, so that a server is asked for them side by side."""
+    raw = getattr(stream, "raw", None)
+    if isinstance(raw, _Planned):
+        raw.expect(ranges)
+
+
+def read_local(path: str) -> bytes:
+    """All of a regular file. Raises OSError."""
+    with LocalFile(path) as file:
+        return file.readall()
+
+
+def check_unchanged(file: InputFile) -> None:
+    """Raise InputChanged where the file at that path is no longer the one that was planned; InputUnavailable where that
+    cannot be told now.
+    """
+    try:
+        now = state_now(file.location, file.endpoint) if is_url(file.location) else _state_of(os.stat(file.location))
+    except OSError as error:
+        if error.errno == errno.ETIMEDOUT:
+            raise _failed(file, error) from error
+        raise InputChanged(f"{file.path}: it can no longer be read: {reason(error)}") from error
+    _compare(file, now)
+
+
+def reason(error: OSError) -> str:
+    """The message of an error without the path, which the caller names."""
+    return without_secrets(error.strerror or str(error) or type(error).__name__)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    refuse_irregular(os.stat(path).st_mode)  # before it is opened, which moves the tape of some devices
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        refuse_irregular(os.fstat(descriptor).st_mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def refuse_irregular(mode: int) -> None:
+    """Raise OSError for what is not a regular file, by its mode."""
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a regular file")
+
+
+def _failed(file: InputFile, error: OSError) -> SourceError | InputUnavailable:
+    """The same error, naming the file. What has been tried in vain for minutes may be gone when the job is resumed."""
+    message = f"{file.path}: {reason(error)}"
+    if error.errno == errno.ETIMEDOUT:
+        return InputUnavailable(f"{message}. What is committed stays: continue with --resume")
+    return SourceError(message)
+
+
+def _state_of(about: os.stat_result) -> State:
+    return State(about.st_size, str(about.st_mtime_ns))
+
+
+def _compare(file: InputFile, now: State) -> None:
+    if not now.differs(State(file.size, file.modified)):
+        return
+    what = f"modified {_moment(file.modified)} then, {_moment(now.modified)} now"
+    if now.size is not None and now.size != file.size:
+        what = f"size was {file.size:,}, is {now.size:,}"
+    raise InputChanged(
+        f"{file.path}: it has changed since the job was planned ({what}). Start again, overwriting the output"
+    )
+
+
+def _moment(modified: str) -> str:
+    """A time in ns as people write it; anything else as it is."""
+    if not modified.lstrip("-").isdecimal() or len(modified) > len("-9223372036854775808"):
+        return modified
+    seconds, rest = divmod(int(modified), 10**9)
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"
+    except (OverflowError, ValueError):  # a file system may give any time
+        return modified
+
+
+def _opened(file: InputFile, stop: int | None = None) -> io.RawIOBase:
+    return _InMemory(file.content) if isinstance(file, Held) else _Planned(file, stop)
+
+
+class _InMemory(io.RawIOBase):
+    """The bytes of a file that is held: they cannot change any more."""
+
+    descriptor = None
+
+    def __init__(self, content: bytes) -> None:
+        self._content = io.BytesIO(content)
+
+    def check(self) -> None:
+        pass
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._content.readinto(buffer)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._content.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._content.tell()
+
+
+class _Planned(io.RawIOBase):
+    """The bytes of a file as it was planned: compared on opening, and after each read, before its bytes are used."""
+
+    def __init__(self, file: InputFile, stop: int | None = None) -> None:
+        self._file = file
+        expected = State(file.size, file.modified)
+        try:
+            self._raw = open_location(file.location, file.ranges, expected, file.endpoint, stop)
+        except FileNotFoundError as error:
+            raise InputChanged(f"{file.path}: it can no longer be read: {reason(error)}") from error
+        except OSError as error:
+            raise _failed(file, error) from error
+        try:
+            _compare(file, self._raw.state())
+        except InputChanged:
+            self._raw.close()
+            raise
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        if isinstance(self._raw, RemoteFile):
+            self._raw.expect(ranges)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._raw.ranges
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            count = self._raw.readinto(buffer)
+        except OSError as error:
+            _compare(self._file, self._raw.state())
+            raise _failed(self._file, error) from error
+        self.check()
+        return count or 0
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of a file of this machine."""
+        return self._raw.fileno() if isinstance(self._raw, LocalFile) else None
+
+    def check(self) -> None:
+        """Raise InputChanged where it is no longer as it was planned."""
+        _compare(self._file, self._raw.state())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._raw.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._raw.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+def _skip(stream: Any, count: int, most: int = 1 << 22) -> None:
+    while count and (block := stream.read(min(count, most))):
+        count -= len(block)

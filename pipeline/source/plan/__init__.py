@@ -1,0 +1,1 @@
+"""What is in the files, and where chunks begin."""

@@ -1,0 +1,1 @@
+"""Reading: records, chunks, reader processes."""

@@ -1,0 +1,98 @@
+"""The threads of this process that parse: many blocks of one file at once, or of many files, in order.
+
+What parses releases the GIL nearly all the time, so threads use all cores.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ...processes.threads import available_cores
+
+_MOST_THREADS = 16
+"""More threads than this would wait for each other at the GIL."""
+
+_Result = TypeVar("_Result")
+
+
+def in_order(
+    pool: Executor, calls: Iterable[Callable[[], _Result]], ahead: Callable[[], int]
+) -> Generator[_Result, None, None]:
+    """The results of the calls, in order. They are drawn by the caller's thread, and made by the pool, so many ahead.
+
+    An error of `calls` itself is raised after the results of those before it.
+    """
+    waiting: deque[Future[_Result]] = deque()
+    failure: Exception | None = None
+    drawn = iter(calls)
+    try:
+        while True:
+            try:
+                call = next(drawn)
+            except StopIteration:
+                break
+            except Exception as error:
+                failure = error
+                break
+            waiting.append(pool.submit(call))
+            while len(waiting) > ahead():
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+    if failure is not None:
+        raise failure
+
+
+class Parsing:
+    """A pool of threads, which start when they are needed. threads: how many; by default one for each core. share: how
+    many cores reading may use now, in a process that shares them with others.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or min(available_cores(), _MOST_THREADS)
+        self.share: Callable[[], int] = lambda: self._threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._readers = 0
+        self._lock = threading.Lock()
+        self._here = threading.local()
+
+    def in_order(self, calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
+        """The results of the calls, in order. They are drawn by the caller's thread, and made ahead by the pool's.
+
+        How far ahead is limited: so many as there are threads, divided among those who read at the same time. In a
+        thread of the pool, which must not wait for others, the calls are made one after another.
+        """
+        if getattr(self._here, "is_of_pool", False):
+            yield from (call() for call in calls)
+            return
+        with self._reader() as pool:
+            yield from in_order(pool, calls, self._ahead)
+
+    def _ahead(self) -> int:
+        return 1 + min(self.share(), self._threads) // max(self._readers, 1)
+
+    def _begin(self) -> None:
+        self._here.is_of_pool = True
+
+    @contextmanager
+    def _reader(self) -> Iterator[ThreadPoolExecutor]:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, "parsing", self._begin)
+            self._readers += 1
+        try:
+            yield self._pool
+        finally:
+            with self._lock:
+                self._readers -= 1
+
+
+PARSING = Parsing()

@@ -1,0 +1,109 @@
+"""A process that reads input for a worker, so that the two do not share a GIL. Started by `readers.py`.
+
+It ends with its worker, however that ends: the connection is closed then, and a thread always waits for that.
+
+Usage: python -m broadsheet.pipeline.source.read.reader_process CONNECTION SHARE (two file descriptors)
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from ...errors import BroadsheetError
+from ...telemetry.spans import Span
+from ..chunk import Chunk
+from ..plan.group import GroupChunk, GroupEnd
+from ..plan.plan import Run, Unit
+from .messages import Closed, Frame, packed, receive, send, unpacked
+from .parsing import PARSING
+from .read import read_group, read_run, read_unit
+from .readers import Answer, End, Failure, Item, Question, Request, Share, Size
+from .room import bytes_of
+from .run_ahead import ahead
+
+
+class _Reading:
+    """What answers the requests of one connection, in a thread of its own."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._received: SimpleQueue[list[Frame]] = SimpleQueue()
+        self._sending = threading.Lock()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def receive(self) -> None:
+        """Take all that the worker sends, until it is gone."""
+        while True:
+            self._received.put(receive(self._connection))
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._answer(self._received.get())
+        except BaseException:  # the worker is gone, or what it is sent cannot be
+            os._exit(1)
+
+    def _answer(self, frames: list[Frame]) -> None:
+        spans: list[Span] = []
+        try:
+            for item in ahead([partial(self._items, unpacked(frames), spans)], 1, 1):  # one is sent, the next one read
+                own = spans[:]
+                del spans[: len(own)]  # others may be added meanwhile
+                if (chunk := _chunk_of(item)) is not None:
+                    self._send(Size(bytes_of(chunk)))
+                self._send(Item(item, own))
+        except Closed:
+            raise
+        except BroadsheetError as error:
+            self._send(Failure(error, spans))
+        except BaseException as error:
+            told = "".join(traceback.format_exception(error, limit=-8))
+            self._send(Failure(RuntimeError(f"{type(error).__name__}: {error}\n{told}"), spans))
+        else:
+            self._send(End())
+
+    def _items(self, request: Request, spans: list[Span]) -> Iterator[Any]:
+        what, selection = request.what, request.selection
+        if isinstance(what, Unit):
+            yield read_unit(what, selection, spans)
+        elif isinstance(what, Run):
+            for _, chunk in read_run(what, selection, self._is_skipped, spans):
+                yield chunk
+        else:
+            yield from read_group(what, selection, request.chunk_rows, self._is_skipped, spans)
+
+    def _is_skipped(self, name: str) -> bool:
+        self._send(Question(name))
+        answer: Answer = unpacked(self._received.get())
+        return answer.is_skipped
+
+    def _send(self, message: Size | Item | Question | Failure | End) -> None:
+        frames = packed(message)
+        with self._sending:
+            send(self._connection, frames)
+
+
+def _chunk_of(item: Chunk | GroupChunk | GroupEnd | None) -> Chunk | None:
+    if isinstance(item, GroupChunk):
+        return item.chunk
+    return item if isinstance(item, Chunk) else None
+
+
+def main(connection: int, share: int) -> None:
+    PARSING.share = Share(share).get
+    try:
+        _Reading(socket.socket(fileno=connection)).receive()
+    except Closed:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,323 @@
+"""Reader processes: reading for a worker whose engine takes text faster than the threads of one process read it.
+
+A process takes one request at a time: a group, a run or a unit. Its answer is a stream of chunks. While nobody takes
+them, the process reads two ahead, and waits.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from queue import Empty, LifoQueue
+from typing import Any
+
+import cloudpickle
+
+from ...errors import BroadsheetError
+from ...telemetry.spans import WHERE, Span
+from ..chunk import Chunk, Selection
+from ..plan.group import Group, GroupChunk, GroupEnd
+from ..plan.plan import Run, Unit
+from .messages import Closed, packed, receive, send, unpacked
+
+_MODULE = "broadsheet.pipeline.source.read.reader_process"
+_SOCKET_BYTES = 1 << 20
+_END_SECONDS = 5
+
+
+class ReaderLost(BroadsheetError):
+    """A reader process has ended in the middle of what it read."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """To read a group, a run or a unit. chunk_rows: of a group."""
+
+    what: Group | Run | Unit
+    selection: Selection
+    chunk_rows: int = 0
+
+    @property
+    def files(self) -> str:
+        """What is read, for messages."""
+        what = self.what
+        paths = [f.path for f in what.files] if isinstance(what, Group) else [path for path, *_ in what.sources]
+        more = len(set(paths)) - 1
+        return (paths[0] if paths else what.name) + (f" and {more:,} more" if more > 0 else "")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A reader's, in the middle of an answer: whether the chunk of that name is to be skipped."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    is_skipped: bool
+
+
+@dataclass(frozen=True)
+class Size:
+    """The next item holds a chunk of so many bytes."""
+
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Item:
+    """One of an answer's, and the spans of its reading."""
+
+    value: Any
+    spans: list[Span]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The error that ends an answer."""
+
+    error: Exception
+    spans: list[Span]
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of an answer."""
+
+
+def _never(_: str) -> bool:
+    """Skip no chunk."""
+    return False
+
+
+def _always(_: int) -> bool:
+    """There is room for every chunk."""
+    return True
+
+
+class Share:
+    """How many cores a request may use now: all of the readers', divided by the requests under way. A file of a few
+    bytes, which all processes see.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._bytes = mmap.mmap(descriptor, mmap.PAGESIZE)
+
+    def get(self) -> int:
+        return max(1, self._bytes[0])
+
+    def set(self, cores: int) -> None:
+        self._bytes[0] = min(max(1, cores), 255)
+
+
+class Readers:
+    """Reader processes of this worker, which end with it at the latest. count: how many, one for a core."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._under_way = 0
+        self._lock = threading.Lock()
+        self._closed = False
+        self._running: set[_Reader] = set()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this
+        self._file.truncate(mmap.PAGESIZE)
+        self._share = Share(self._file.fileno())
+        self._free: LifoQueue[_Reader | None] = LifoQueue()
+        """None in place of one that is to be started when it is needed."""
+        for _ in range(count):
+            self._free.put(self._started())
+
+    def read_unit(self, unit: Unit, selection: Selection, spans: list[Span] | None = None) -> Chunk:
+        """As of `broadsheet.pipeline.source.read.read`; also raises ReaderLost, as the others do."""
+        answers = self._answers(Request(unit, selection), lambda found: (found, True), _never, _always, spans)
+        with closing(_with_process(answers)) as found:
+            chunk: Chunk = next(found)
+            return chunk
+
+    def read_run(
+        self,
+        run: Run,
+        selection: Selection,
+        skip: Callable[[str], bool],
+        spans: list[Span] | None = None,
+        take: Callable[[int], bool] = _always,
+    ) -> Generator[tuple[Unit, Chunk | None], None, None]:
+        """As of `broadsheet.pipeline.source.read.read`. take: as of `read_group`."""
+        left = list(run.units)
+        request = Request(run, selection)
+        answers = self._answers(request, lambda found: ((left.pop(0), found), not left), skip, take, spans)
+        return _with_process(answers)
+
+    def read_group(
+        self,
+        group: Group,
+        selection: Selection,
+        chunk_rows: int,
+        skip: Callable[[str], bool],
+        spans: list[Span] | None = None,
+        take: Callable[[int], bool] = _always,
+    ) -> Generator[GroupChunk | GroupEnd, None, None]:
+        """As of `broadsheet.pipeline.source.read.read`. take: called before a chunk of so many bytes is received; it
+        returns once there
+        is room for it, and False where the rest is not wanted.
+        """
+        request = Request(group, selection, chunk_rows)
+        answers = self._answers(request, lambda found: (found, isinstance(found, GroupEnd)), skip, take, spans)
+        return _with_process(answers)
+
+    def close(self) -> None:
+        """End the processes, those too that are reading: whoever waits for one gets ReaderLost."""
+        with self._lock:
+            self._closed = True
+            for reader in self._running:
+                reader.kill()
+        with suppress(Empty):
+            while True:
+                self._discard(self._free.get_nowait())
+        for _ in range(self._count):  # for those that wait
+            self._free.put(None)
+
+    def _answers(
+        self,
+        request: Request,
+        told: Callable[[Any], tuple[Any, bool]],
+        skip: Callable[[str], bool],
+        take: Callable[[int], bool],
+        spans: list[Span] | None,
+    ) -> Generator[Any, None, None]:
+        """None once there is a process, then the items of its answer. told: what the caller gets of an item, and
+        whether that is the last one. A process whose answer is not taken to its end is replaced by another.
+        """
+        reader = self._free.get()
+        whole = True
+        self._note(+1)
+        try:
+            yield None
+            if reader is None or not reader.is_alive:
+                self._discard(reader)
+                reader = self._started()
+            if reader is None:
+                raise BroadsheetError("no process can be started that reads: the worker is closing, or out of memory")
+            whole = False
+            reader.ask(request)
+            while not whole:
+                message = reader.next(request)
+                if isinstance(message, Size):
+                    if not take(message.bytes):
+                        return
+                    continue
+                if isinstance(message, Question):
+                    reader.tell(Answer(skip(message.name)))
+                    continue
+                if isinstance(message, Item | Failure) and spans is not None:
+                    spans += [replace(one, where=WHERE) for one in message.spans]
+                if isinstance(message, Failure):
+                    whole = True
+                    raise message.error
+                if isinstance(message, End):
+                    whole = True
+                    return
+                item, is_last = told(message.value)
+                if is_last:
+                    whole = isinstance(reader.next(request), End)
+                yield item
+        finally:
+            self._note(-1)
+            if not whole:
+                self._discard(reader)
+                reader = self._started()
+            self._free.put(reader)
+
+    def _note(self, change: int) -> None:
+        with self._lock:
+            self._under_way += change
+            self._share.set(self._count // max(1, self._under_way))
+
+    def _started(self) -> _Reader | None:
+        """A new process; None where none can be started."""
+        with self._lock:
+            if self._closed:
+                return None
+            try:
+                reader = _Reader(self._file.fileno())
+            except OSError:
+                return None
+            self._running.add(reader)
+            return reader
+
+    def _discard(self, reader: _Reader | None) -> None:
+        if reader is not None:
+            reader.end()
+            with self._lock:
+                self._running.discard(reader)
+
+
+def _with_process(answers: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """Wait for a process now, not with the first item."""
+    next(answers)
+    return answers
+
+
+class _Reader:
+    """One process. Raises OSError where it cannot be started."""
+
+    def __init__(self, share: int) -> None:
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            for end in (self._connection, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), str(share)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(), share),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                process_group=0,
+            )  # fmt: skip
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: Request) -> None:
+        with suppress(Closed):  # `next` says so
+            send(self._connection, [cloudpickle.dumps(request)])
+
+    def tell(self, answer: Answer) -> None:
+        with suppress(Closed):
+            send(self._connection, packed(answer))
+
+    def next(self, request: Request) -> Size | Item | Question | Failure | End:
+        """The next message. Raises ReaderLost."""
+        try:
+            message: Size | Item | Question | Failure | End = unpacked(receive(self._connection))
+        except Closed as error:
+            raise ReaderLost(f"{request.files}: the process that read it {self._end()}") from error
+        return message
+
+    def _end(self) -> str:
+        """How the process has ended."""
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "has closed its connection"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        why = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-code).name}{why}"
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()

@@ -1,0 +1,1 @@
+"""Object stores: their clients, and what their errors mean."""
