@@ -9,7 +9,7 @@ INSTALL := $(PIP) install --no-compile
 # What the kernels are compiled with in tests. PyTorch's wheels insist on an older one, without which they work as well.
 NVRTC := $(INSTALL) --no-deps nvidia-cuda-nvrtc==13.5.37
 
-.PHONY: demo test test-all-but-slurm test-slurm lint docs lab clean
+.PHONY: demo test test-all-but-slurm test-slurm lint size docs lab clean
 
 demo: $(VENV)/installed
 	$(BIN)/broadsheet classify examples/articles.csv -o labels --overwrite \
@@ -31,6 +31,10 @@ lint: $(VENV)/linted
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Code lines by room. Fails above .ci/budget.
+size:
+	@$(PYTHON) .ci/size
 
 # The documentation site, into site/. Fails on a broken link.
 docs: $(VENV)/documented
