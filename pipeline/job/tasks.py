@@ -18,6 +18,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from ..engine.base import Backend, Predictions
+from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
 from ..labelling.labeller import checked, classify
 from ..measures.accuracy import Example, closest, count_lengths
@@ -36,7 +37,7 @@ from ..source.plan.plan import Unit
 from ..telemetry.activity import ACTIVITY
 from ..telemetry.clocks import clock
 from ..telemetry.counters import COUNTS
-from ..telemetry.profiling.measure import Profile, measure
+from ..telemetry.profile import Profile
 from ..telemetry.spans import WHERE, Place, Span, span
 from .worker import STATE
 

@@ -16,7 +16,7 @@ from ..job.tasks import Done, Noted, SetAside, Stopped
 from ..measures.accuracy import LENGTHS, Confusion, Example, confusion_of
 from ..output.account import Committed
 from ..source.plan.group import GroupEnd, group_name
-from ..telemetry.profiling.measure import Profile
+from ..telemetry.profile import Profile
 from .breakdown import Breakdown, break_down
 from .growth import Growth
 from .join import Frame
