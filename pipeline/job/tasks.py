@@ -32,7 +32,7 @@ from ..output.store import Location, Store
 from ..source.chunk import Chunk, Selection
 from ..source.inputs import Loaded
 from ..source.memory.tables import partition_chunk
-from ..source.plan.group import part_name
+from ..source.plan.group import GroupEnd, part_name
 from ..source.plan.plan import Unit
 from ..telemetry.activity import ACTIVITY
 from ..telemetry.clocks import clock
@@ -133,6 +133,10 @@ class Noted:
 @dataclass(frozen=True)
 class Stopped:
     """Chunks of a group or a run are left, since the job was stopped."""
+
+
+Event = Done | GroupEnd | Noted | SetAside | Stopped
+"""What a job hears of its chunks."""
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
