@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.open import why_gpu_unused
 from ..errors import UsageError
-from ..graph import Event, classify_chunks
 from ..output.account import Committed
 from ..output.folder import OutputFolder
 from ..output.record import WRITER, Fingerprint
@@ -28,7 +27,8 @@ from ..source.inputs import JobInput, Source
 from ..source.open.one_core import slow_to_read
 from ..source.plan.group import GroupEnd, group_name, part_name
 from .phases import Engines, Executed, Planned
-from .tasks import Done, Job, Noted, SetAside, Stopped, profile_engine
+from .progress import DashboardProgress
+from .tasks import Done, Event, Job, Noted, SetAside, Stopped, profile_engine
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -149,8 +149,6 @@ def _compute(
 ) -> None:
     """Run the chunks. counted: the digests of the entries in the report, by chunk; those of this run are added."""
     began = time.perf_counter()
-    from ...cluster.progress import DashboardProgress
-
     request, timeline = planned.prepared.request, report.run.timeline
     progress = DashboardProgress(request.progress, client, report)
     progress.start(planned.input.rows, client.dashboard_link)
@@ -159,7 +157,7 @@ def _compute(
         checked = began
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
             sources = _until(request.stop, timeline.watch(chunks), report.run)
-            for event in classify_chunks(client, sources, job, watchdog, request.stop):
+            for event in request.executor(client, sources, job, watchdog, request.stop):
                 for one in _found(event, request.folder, job):
                     if isinstance(one, Done):
                         if one.name in counted:

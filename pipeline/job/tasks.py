@@ -18,6 +18,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from ..engine.base import Backend, Predictions
+from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
 from ..labelling.labeller import checked, classify
 from ..measures.accuracy import Example, closest, count_lengths
@@ -31,12 +32,12 @@ from ..output.store import Location, Store
 from ..source.chunk import Chunk, Selection
 from ..source.inputs import Loaded
 from ..source.memory.tables import partition_chunk
-from ..source.plan.group import part_name
+from ..source.plan.group import GroupEnd, part_name
 from ..source.plan.plan import Unit
 from ..telemetry.activity import ACTIVITY
 from ..telemetry.clocks import clock
 from ..telemetry.counters import COUNTS
-from ..telemetry.profiling.measure import Profile, measure
+from ..telemetry.profile import Profile
 from ..telemetry.spans import WHERE, Place, Span, span
 from .worker import STATE
 
@@ -132,6 +133,10 @@ class Noted:
 @dataclass(frozen=True)
 class Stopped:
     """Chunks of a group or a run are left, since the job was stopped."""
+
+
+Event = Done | GroupEnd | Noted | SetAside | Stopped
+"""What a job hears of its chunks."""
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:

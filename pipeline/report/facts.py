@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..measures.accuracy import Confusion, Example, confusion_of
-from ..telemetry.profiling.measure import Profile
+from ..telemetry.profile import Profile
 from .tally import Reach, Tally
 from .timeline import Timeline
 
