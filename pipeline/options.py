@@ -19,9 +19,9 @@ from .output.labelling import Labelling, Names
 from .output.layout import FORMATS
 from .output.record import Settings
 from .source.chunk import Selection
-from .source.delimiter import delimiter_named
+from .source.columns import SEPARATOR
 from .source.find.search import printable
-from .source.label_sets import SEPARATOR
+from .source.formats.record_format import delimiter_named
 from .source.open.encoding import encoding_named
 from .source.open.opening import read_local, reason
 from .storage.buckets import check_endpoint

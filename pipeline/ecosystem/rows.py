@@ -20,8 +20,7 @@ from ..options import Options
 from ..output.columns import Columns, columns_of
 from ..output.memory import every_row
 from ..output.parts import REASON
-from ..source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
-from ..source.limits import CHUNK_ROWS, LIMITS
+from ..source.chunk import CHUNK_ROWS, LIMITS, QUARANTINE_SCHEMA, Chunk, Selection
 from ..source.memory.tables import MEMORY, of_table, resolve
 from .resident import Resident, in_use, resident
 

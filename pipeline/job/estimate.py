@@ -28,13 +28,11 @@ from ..output.part_files import check_writable, part_files
 from ..output.place import place_of
 from ..output.store import Location
 from ..processes.threads import available_cores
-from ..source.chunk import Chunk, concat
+from ..source.chunk import CHUNK_ROWS, Chunk, concat
 from ..source.find.files import Files
 from ..source.inputs import identify
-from ..source.limits import CHUNK_ROWS
-from ..source.open.one_core import slow_to_read
-from ..source.plan.group import part_name
-from ..source.plan.sample import Sample, sample_input
+from ..source.plan.plan import part_name
+from ..source.plan.sample import Sample, sample_input, slow_to_read
 
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES = 1500

@@ -33,14 +33,12 @@ from ..output.memory import every_row
 from ..output.part_files import FORMATS, check_writable
 from ..output.parts import REASON
 from ..processes.threads import available_cores
-from ..source.chunk import Chunk, Selection, concat
+from ..source.chunk import Chunk, Selection, concat, first_chunks
 from ..source.find.files import Files
-from ..source.inputs import Paths, Unread, identify, open_input
+from ..source.inputs import Paths, Unread, identify, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
 from ..source.open.encoding import not_decoded
-from ..source.plan.group import GroupEnd
-from ..source.read.first_rows import first_chunks
-from ..source.read.read import read_here
+from ..source.plan.plan import GroupEnd
 
 KINDS = ("jsonl", "csv")
 """The formats of parts whose rows can go to a pipe one by one."""

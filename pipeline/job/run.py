@@ -36,11 +36,11 @@ from ..report.perfetto import save_trace
 from ..report.results import Results, origin_of
 from ..report.tally import Tally
 from ..report.timeline import Timeline
+from ..source.chunk import CHUNK_ROWS
 from ..source.find.files import Files
 from ..source.inputs import Given, Rows, Scanners, identify, open_input, planned_files
-from ..source.limits import CHUNK_ROWS
 from ..source.memory.stdin import Stdin
-from ..source.open.changes import changed_chunks
+from ..source.plan.plan import changed_chunks
 from ..source.plan.scan import Scanner
 from ..telemetry.clocks import Clock
 from .execute import execute, refuse_difference

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..model.reference import NO_LABEL
-from ..source.chunk import NO_TRUTH, Chunk
+from ..source.chunk import Chunk
+from ..source.columns import NO_TRUTH
 
 _SHOWN_BYTES = 400
 

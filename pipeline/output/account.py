@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..source.plan.group import group_name, part_name
+from ..source.plan.plan import group_name, part_name
 from .record import ClosingEntry, Entry, ListedFile, SavedPlan
 from .saved_plan import files_of
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import OutputError
-from ..source.plan.group import GroupEnd
+from ..source.plan.plan import GroupEnd
 from .claim import check_claim
 from .layout import QUARANTINE, PartNames, entry_file, quarantine_file
 from .part_files import part_files, read_part

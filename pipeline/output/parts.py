@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from ..engine.base import Predictions
 from ..errors import UsageError
-from ..source.chunk import NO_TRUTH, Chunk, Selection
+from ..source.chunk import Chunk, Selection
+from ..source.columns import NO_TRUTH
 from .labelling import N_CHARS, TRUTH, Labelling
 
 REASON = pa.field("reason", pa.string())

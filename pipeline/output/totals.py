@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import UNSET
 
 from ..measures.accuracy import LENGTHS
-from ..source.chunk import NO_TRUTH
+from ..source.columns import NO_TRUTH
 from .account import Committed, groups_of
 from .layout import group_of
 from .record import SUMS, Judged, SavedPlan, Totals

@@ -12,7 +12,7 @@ from ..errors import BroadsheetError
 from ..measures.accuracy import LENGTHS, Confusion, confusion_of
 from ..output.record import SUMS, Entry, Judged, Totals
 from ..output.totals import summed
-from ..source.plan.group import GroupEnd
+from ..source.plan.plan import GroupEnd
 
 
 def balance(totals: Totals | Tally) -> str:

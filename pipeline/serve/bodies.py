@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..model.charcnn import CLASSES
-from ..source.limits import LIMITS
+from ..source.chunk import LIMITS
 from .requests import Packed
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"

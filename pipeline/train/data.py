@@ -16,10 +16,9 @@ from ..errors import UsageError
 from ..model.alphabet import Alphabet, encode
 from ..model.charcnn import CLASSES
 from ..model.ngrams import MOST_READ
-from ..source.chunk import NO_TRUTH, Selection, truth_indices
-from ..source.inputs import identify, open_input
-from ..source.label_sets import label_lists, label_sets
-from ..source.read.read import chunks_here
+from ..source.chunk import Selection
+from ..source.columns import NO_TRUTH, label_lists, label_sets, truth_indices
+from ..source.inputs import chunks_here, identify, open_input
 
 _CHUNK_ROWS = 16_384
 

@@ -19,9 +19,9 @@ from ..measures.held_out import hold_out
 from ..model.alphabet import Alphabet, encode
 from ..model.charcnn import Model, load_model
 from ..model.ngrams import MOST_READ
-from ..source.chunk import NO_TRUTH, Selection, truth_indices
-from ..source.inputs import identify, open_input
-from ..source.read.read import chunks_here
+from ..source.chunk import Selection
+from ..source.columns import NO_TRUTH, truth_indices
+from ..source.inputs import chunks_here, identify, open_input
 from .data import Labelled, Texts, joined
 
 _CHUNK_ROWS = 16_384

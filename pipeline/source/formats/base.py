@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from ...storage.names import is_url
 from ...telemetry.spans import Span
-from ..chunk import Chunk, Selection
-from ..limits import LIMITS, Limits
+from ..chunk import LIMITS, Chunk, Limits, Selection
 from ..open.encoding import UTF8
-from ..read.records import Records, Splitter
+from .records import Records, Splitter
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...errors import SourceError
-from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat
-from ..limits import LIMITS, Limits
-from ..read.kept import plain_type
-from ..read.parsing import PARSING
+from ..ahead import PARSING
+from ..chunk import HEAD_BYTES, LIMITS, Chunk, Limits, Selection, assemble, concat
+from ..columns import plain_type
 from .base import Fragment
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from ..read.parsing import PARSING
+from ..ahead import PARSING
 from .compression import Compression
 from .decompress import Decompressed
 

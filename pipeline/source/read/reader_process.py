@@ -19,15 +19,12 @@ from typing import Any
 
 from ...errors import BroadsheetError
 from ...telemetry.spans import Span
+from ..ahead import PARSING, ahead
 from ..chunk import Chunk
-from ..plan.group import GroupChunk, GroupEnd
-from ..plan.plan import Run, Unit
+from ..plan.plan import GroupChunk, GroupEnd, Run, Unit
 from .messages import Closed, Frame, packed, receive, send, unpacked
-from .parsing import PARSING
 from .read import read_group, read_run, read_unit
-from .readers import Answer, End, Failure, Item, Question, Request, Share, Size
-from .room import bytes_of
-from .run_ahead import ahead
+from .readers import Answer, End, Failure, Item, Question, Request, Share, Size, bytes_of
 
 
 class _Reading:
