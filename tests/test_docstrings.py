@@ -23,7 +23,7 @@ from pipeline.model.charcnn import Model
 
 IN_JOBS = {
     *("JobReport.add", "JobReport.close", "JobReport.committed_before"),
-    *("Options.labellings", "Options.selection", "Options.settings"),
+    *("Options.model_columns", "Options.selection", "Options.settings"),
 }
 """Methods that a job calls, and no user."""
 

@@ -244,10 +244,10 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
         job_input = open_input(prepared.found, selection, chunk_rows, saved, scanner, options.limit, workers)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
-    columns = columns_of(job_input.selection, options.labellings(models), options.where)
+    columns = columns_of(job_input.selection, options.model_columns(models), options.where)
     if request.folder is not None:
         names = options.settings(chunk_rows, models).names
-        check_writable(columns.written, names, columns.labellings[0].labels)
+        check_writable(columns.written, names, columns.models[0].labels)
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
     return Planned(prepared, job_input, columns, chunk_rows, seconds)
 

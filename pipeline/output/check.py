@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from ..errors import OutputError
 from .commit import read_committed
-from .labelling import N_CHARS, Names
 from .layout import QUARANTINE
+from .model_columns import N_CHARS, Names
 from .part_files import read_part
 from .quarantine import quarantine_table
 from .record import Entry

@@ -10,26 +10,32 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..engine.base import Predictions
+from ..labelling.scored import Scoring
 from ..source.chunk import Chunk, Selection
-from .labelling import TRUTH, Labelling
+from .model_columns import TRUTH, ModelColumns
 from .parts import label_table, output_schema
 from .where import Where
 
 
 @dataclass(frozen=True)
 class Columns:
-    """written: of the parts. labelled: the same, or also the score of every class, where `where` names one of them.
-    labellings: what each model is to say of a row, for `labelled`. where: which rows are written; None for all.
+    """written: of the parts. computed: the same, or also the score of every class, where `where` names one of them.
+    models: those that each model fills, for `computed`. where: which rows are written; None for all.
     """
 
     written: pa.Schema
-    labelled: pa.Schema
-    labellings: tuple[Labelling, ...]
+    computed: pa.Schema
+    models: tuple[ModelColumns, ...]
     where: Where | None
+
+    @property
+    def scoring(self) -> tuple[Scoring, ...]:
+        """What is asked of each model."""
+        return tuple(columns.scoring for columns in self.models)
 
     def table(self, chunk: Chunk, predictions: Sequence[Predictions]) -> pa.Table:
         """The labelled rows of a chunk. predictions: by each model."""
-        return label_table(chunk, predictions, self.labelled, self.labellings)
+        return label_table(chunk, predictions, self.computed, self.models)
 
     def chosen(self, table: pa.Table) -> NDArray[np.bool_]:
         """Which of the labelled rows are written, [N]."""
@@ -41,20 +47,20 @@ class Columns:
         return table if chosen.all() else table.filter(pa.array(chosen))
 
 
-def columns_of(selection: Selection, labellings: Sequence[Labelling], expression: str | None) -> Columns:
-    """The columns of a job with these options. expression: of `where`.
+def columns_of(selection: Selection, models: Sequence[ModelColumns], expression: str | None) -> Columns:
+    """The columns of a job with these options. models: what each fills. expression: of `where`.
 
     Raises UsageError for a kept column with the name of another, and an expression that does not fit the columns.
     """
-    asked = tuple(labellings)
-    written = output_schema(selection, asked)
+    every = tuple(models)
+    written = output_schema(selection, every)
     if expression is None:
-        return Columns(written, written, asked, None)
-    every_score = tuple(labelling.with_every_score for labelling in asked)
+        return Columns(written, written, every, None)
+    every_score = tuple(columns.with_every_score for columns in every)
     where, all_of_them = Where(expression), output_schema(selection, every_score)
     where.check(all_of_them)
-    labels = {labelling.names.label: labelling.labels for labelling in asked}
-    where.check_labels({TRUTH.name: asked[0].truths or asked[0].classes, **labels})
+    labels = {columns.names.label: columns.labels for columns in every}
+    where.check_labels({TRUTH.name: every[0].truths or every[0].classes, **labels})
     if where.columns <= {*written.names}:
-        return Columns(written, written, asked, where)
+        return Columns(written, written, every, where)
     return Columns(written, all_of_them, every_score, where)

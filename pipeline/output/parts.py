@@ -9,16 +9,16 @@ import pyarrow as pa
 from ..engine.base import Predictions
 from ..errors import UsageError
 from ..source.chunk import NO_TRUTH, Chunk, Selection
-from .labelling import N_CHARS, TRUTH, Labelling
+from .model_columns import N_CHARS, TRUTH, ModelColumns
 
 REASON = pa.field("reason", pa.string())
 """The last column of results in memory: why a row has no label."""
 
 
-def output_schema(selection: Selection, labellings: Sequence[Labelling]) -> pa.Schema:
+def output_schema(selection: Selection, models: Sequence[ModelColumns]) -> pa.Schema:
     """The columns of a part. Raises UsageError where a kept column has the name of another."""
     rows, truth = selection.row_schema, bool(selection.truth or selection.answers)
-    computed = computed_columns(labellings, truth)
+    computed = computed_columns(models, truth)
     for name in rows.names[2:]:
         if name in ("file", "row", *computed.names, REASON.name):
             raise UsageError(
@@ -28,15 +28,15 @@ def output_schema(selection: Selection, labellings: Sequence[Labelling]) -> pa.S
     return pa.schema([*rows, *computed])
 
 
-def computed_columns(labellings: Sequence[Labelling], truth: bool) -> pa.Schema:
+def computed_columns(models: Sequence[ModelColumns], truth: bool) -> pa.Schema:
     """Those that a job adds to `file`, `row` and the kept columns. Raises UsageError where two have one name."""
     fields: list[pa.Field] = []
-    for labelling in labellings:
-        fields += labelling.first
-        if truth and labelling is labellings[0]:
+    for model in models:
+        fields += model.first
+        if truth and model is models[0]:
             fields.append(TRUTH)
-        fields += labelling.more
-    fields += [N_CHARS, *(field for labelling in labellings for field in labelling.of_text)]
+        fields += model.more
+    fields += [N_CHARS, *(field for model in models for field in model.of_text)]
     names = [field.name for field in fields]
     for name in names:
         if names.count(name) > 1:
@@ -45,14 +45,14 @@ def computed_columns(labellings: Sequence[Labelling], truth: bool) -> pa.Schema:
 
 
 def label_table(
-    chunk: Chunk, predictions: Sequence[Predictions], schema: pa.Schema, labellings: Sequence[Labelling]
+    chunk: Chunk, predictions: Sequence[Predictions], schema: pa.Schema, models: Sequence[ModelColumns]
 ) -> pa.Table:
     """The labelled rows: the columns of `chunk.rows` and of its predictions by each model, in the order of `schema`."""
     found = {N_CHARS.name: pa.array(predictions[0].n_chars)}
-    for labelling, predicted in zip(labellings, predictions, strict=True):
-        found |= labelling.columns(predicted)
+    for model, predicted in zip(models, predictions, strict=True):
+        found |= model.columns(predicted)
     if chunk.truth is not None:
-        names = pa.array(labellings[0].truths or labellings[0].classes, pa.string())
+        names = pa.array(models[0].truths or models[0].classes, pa.string())
         found[TRUTH.name] = names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
     computed = schema.names[chunk.rows.num_columns :]
     return pa.table([*chunk.rows.columns, *(found[name] for name in computed)], schema)

@@ -8,7 +8,7 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..labelling import N_CHARS, TRUTH, Names, names_in
+from ..model_columns import N_CHARS, TRUTH, Names, names_in
 
 
 def write(table: pa.Table) -> bytes:
