@@ -20,12 +20,12 @@ from .output.layout import FORMATS
 from .output.record import Settings
 from .source.chunk import Selection
 from .source.delimiter import delimiter_named
-from .source.find.names import root_of
 from .source.find.search import printable
 from .source.label_sets import SEPARATOR
 from .source.open.encoding import encoding_named
 from .source.open.opening import read_local, reason
 from .storage.buckets import check_endpoint
+from .storage.names import root_of
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from ..errors import OutputError, OutputUnavailable, UsageError
 from ..processes.threads import threads
-from ..source.find.names import as_url, without_secrets
 from ..storage.bucket_errors import FIRST_PATIENCE, PATIENCE, patiently
 from ..storage.buckets import BucketPath, bucket_client, is_bucket, split_bucket
+from ..storage.names import as_url, without_secrets
 from .layout import MANIFEST, PLAN
 from .local_store import LocalStore
 from .store import Location, Store, no_check
