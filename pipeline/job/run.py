@@ -42,7 +42,7 @@ from ..source.limits import CHUNK_ROWS
 from ..source.memory.stdin import Stdin
 from ..source.open.changes import changed_chunks
 from ..source.plan.scan import Scanner
-from ..telemetry.clocks import Clock
+from ..telemetry.spans import Clock
 from .execute import execute, refuse_difference
 from .phases import Engines, Executed, OnDemand, Planned, Prepared, Request, Running
 from .update import Update, begin, only_known, unfinished

@@ -33,11 +33,9 @@ from ..source.inputs import Loaded
 from ..source.memory.tables import partition_chunk
 from ..source.plan.group import GroupEnd, part_name
 from ..source.plan.plan import Unit
-from ..telemetry.activity import ACTIVITY
-from ..telemetry.clocks import clock
-from ..telemetry.counters import COUNTS
+from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
-from ..telemetry.spans import WHERE, Place, Span, span
+from ..telemetry.spans import WHERE, Place, Span, clock, span
 from .worker import STATE
 
 if TYPE_CHECKING:
