@@ -23,8 +23,8 @@ from ..model.several import Models, load_models
 from ..options import OPTIONS, Options
 from ..output.columns import columns_of
 from ..output.folder import OutputFolder
-from ..output.part_files import check_writable, part_files
-from ..output.place import place_of
+from ..output.formats import check_writable, part_files
+from ..output.object_store import place_of
 from ..output.store import Location
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, concat

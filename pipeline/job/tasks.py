@@ -18,27 +18,25 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from ..engine.base import Backend, Engine, Predictions, Texts
+from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
 from ..labelling.engines import ENGINES
 from ..labelling.scored import score, score_chunk
 from ..measures.accuracy import Example, closest, count_lengths
-from ..output.columns import Columns
+from ..output.columns import Columns, every_row
 from ..output.layout import PartNames
-from ..output.memory import every_row
 from ..output.model_columns import ModelColumns
-from ..output.place import open_store
+from ..output.object_store import open_store
 from ..output.record import Entry, Judged
 from ..output.store import Location, Store
 from ..source.chunk import Chunk, Selection
 from ..source.inputs import Loaded
 from ..source.memory.tables import partition_chunk
-from ..source.plan.group import part_name
+from ..source.plan.group import GroupEnd, part_name
 from ..source.plan.plan import Unit
-from ..telemetry.activity import ACTIVITY
-from ..telemetry.clocks import clock
-from ..telemetry.counters import COUNTS
-from ..telemetry.profiling.measure import Profile, measure
-from ..telemetry.spans import WHERE, Place, Span, span
+from ..telemetry.activity import ACTIVITY, COUNTS
+from ..telemetry.profile import Profile
+from ..telemetry.spans import WHERE, Place, Span, clock, span
 from .worker import STATE
 
 if TYPE_CHECKING:
@@ -133,6 +131,10 @@ class Noted:
 @dataclass(frozen=True)
 class Stopped:
     """Chunks of a group or a run are left, since the job was stopped."""
+
+
+Event = Done | GroupEnd | Noted | SetAside | Stopped
+"""What a job hears of its chunks."""
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -16,7 +16,7 @@ from threading import Lock
 from ..engine.base import Engine
 from ..engine.open import open_engine
 from ..errors import BroadsheetError, NoRoom
-from ..telemetry.counters import COUNTS
+from ..telemetry.activity import COUNTS
 from ..telemetry.spans import WHERE, Place
 
 MOST_ENGINES = 8
