@@ -30,7 +30,8 @@ from ..kernels.network import Network, NotPageLocked, Result, Slot
 from ..kernels.small_batches import SmallBatches
 from ..model import quantised, reference
 from ..model.alphabet import Encoded, encode, of_ids
-from ..model.charcnn import CLASSES, Model
+from ..model.charcnn import Model
+from ..model.layers import CLASSES
 from ..model.ngrams import scores, scores_of_ids
 from ..telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from ..telemetry.spans import Span, device_spans

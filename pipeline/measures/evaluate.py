@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..labelling.labeller import texts_of
 from ..labelling.overflow import set_aside_overflow
 from ..model.charcnn import Model, load_model
-from ..model.temperature import log_scores, probabilities
+from ..model.scores import log_scores, probabilities
 from ..source.chunk import NO_TRUTH, Chunk, Selection
 from ..source.inputs import identify, open_input
 from ..source.read.read import chunks_here

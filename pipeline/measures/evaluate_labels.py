@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..labelling.labeller import texts_of
 from ..labelling.overflow import set_aside_overflow
 from ..model.charcnn import Model, load_model
-from ..model.label_sets import assigned
+from ..model.scores import assigned
 from ..source.chunk import Selection
 from ..source.inputs import identify, open_input
 from ..source.label_sets import label_lists, label_sets
