@@ -25,8 +25,8 @@ from ..options import Options
 from ..output.columns import columns_of
 from ..output.finish import finish as finish_folder
 from ..output.folder import OutputFolder
+from ..output.formats import check_writable
 from ..output.layout import MANIFEST, PLAN
-from ..output.part_files import check_writable
 from ..output.record import WRITER, Fingerprint, ListedFile, Manifest, listing_digest, to_json
 from ..output.saved_plan import changes, plan_again, plan_from
 from ..processes.beside import beside

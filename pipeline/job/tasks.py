@@ -22,11 +22,10 @@ from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
 from ..labelling.labeller import checked, classify, texts_of
 from ..measures.accuracy import Example, closest, count_lengths
-from ..output.columns import Columns
+from ..output.columns import Columns, every_row
 from ..output.labelling import Labelling
 from ..output.layout import PartNames
-from ..output.memory import every_row
-from ..output.place import open_store
+from ..output.object_store import open_store
 from ..output.record import Entry, Judged
 from ..output.store import Location, Store
 from ..source.chunk import Chunk, Selection
