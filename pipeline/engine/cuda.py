@@ -60,7 +60,7 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of the driver, cudaErrorMemoryAll
 
 
 class Batch(NamedTuple):
-    """Articles first to last of a chunk. units: that they take at most, as in `kernels.packing`. given: their ids and
+    """Articles first to last of a chunk. units: that they take at most, as in `memory_plan`. given: their ids and
     counts, where they are encoded on the host, or, for another model, on the GPU already.
     """
 
