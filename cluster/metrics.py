@@ -14,8 +14,7 @@ from distributed import Scheduler
 
 from ..pipeline.job.worker import STATE
 from ..pipeline.telemetry.counters import COUNTS, HELP
-from .heartbeat import METRIC
-from .progress import TOPIC
+from .heartbeat import METRIC, TOPIC
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

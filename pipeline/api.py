@@ -12,6 +12,7 @@ from distributed import Client
 
 from .ecosystem.resident import release
 from .errors import UsageError
+from .graph import classify_chunks
 from .job.phases import OnDemand, Request, Running
 from .job.run import run_job
 from .model.charcnn import Model
@@ -215,9 +216,9 @@ def classify(
     if settings.precision == "int8":
         for each in loaded.every:
             scales_of(each)  # each worker needs them: without them none is started
-    request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop)
+    request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop, classify_chunks)
     result = run_job(request)
-    remark = doubt(result)
+    remark = doubt(result.job, result.tally)
     if progress is None and remark:  # a progress of its own shows the report at the end
         request.progress.warn(remark)
     return result

@@ -21,7 +21,7 @@ from pipeline.kernels.tables import eight_bit_order, fixed_point, statistics_tab
 from pipeline.kernels.tiles import SimtTile
 from pipeline.model import reference
 from pipeline.model.charcnn import layer_table
-from pipeline.telemetry.profiling.ncu import read_report
+from pipeline.telemetry.profile import read_report
 
 LENGTH = 123
 

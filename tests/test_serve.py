@@ -91,8 +91,8 @@ def test_served_labels_are_those_of_a_job_to_the_bit(server: Server, folder: Pat
     texts, jobs, lines = mixed_texts(150, seed=1), {}, {}
     for name in NAMES:
         options = {"model": folder / f"{name}.safetensors", "scores": True, "top_k": 2, "device": "cpu"}
-        jobs[name] = pipeline.classify(texts, **options).to_arrow().drop_columns(["file", "row", "reason"])
-        pipeline.classify(texts, tmp_path / name, format="jsonl", **options)
+        jobs[name] = broadsheet.classify(texts, **options).to_arrow().drop_columns(["file", "row", "reason"])
+        broadsheet.classify(texts, tmp_path / name, format="jsonl", **options)
         parts = sorted((tmp_path / name / "parts").rglob("*.jsonl"))
         lines[name] = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
     chosen = random.Random(2)
@@ -141,7 +141,7 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
 
     assert asyncio.run(ask()) == [result]
     with pytest.raises(ServerError, match="does not answer"):
-        pipeline.Client("http://127.0.0.1:1").models()
+        broadsheet.Client("http://127.0.0.1:1").models()
 
 
 @pytest.mark.parametrize(
