@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distributed import Scheduler
 
 from ..pipeline.job.worker import STATE
-from ..pipeline.telemetry.counters import COUNTS, HELP
+from ..pipeline.telemetry.activity import COUNTS, HELP
 from .heartbeat import METRIC, TOPIC
 
 if TYPE_CHECKING:

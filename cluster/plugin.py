@@ -13,8 +13,7 @@ from functools import partial
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from ..pipeline.engine.base import Backend, Engine, Texts
-from ..pipeline.engine.memory import is_short_of_memory
-from ..pipeline.engine.open import expected_device
+from ..pipeline.engine.open import expected_device, is_short_of_memory
 from ..pipeline.errors import BroadsheetError, UsageError
 from ..pipeline.job.worker import STATE
 from ..pipeline.model.charcnn import Model

@@ -17,9 +17,7 @@ from ..labelling.labeller import checked, classify, texts_of
 from ..model.charcnn import Model
 from ..model.several import load_models
 from ..options import Options
-from ..output.columns import Columns, columns_of
-from ..output.memory import every_row
-from ..output.parts import REASON
+from ..output.columns import REASON, Columns, columns_of, every_row
 from ..source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
 from ..source.limits import CHUNK_ROWS, LIMITS
 from ..source.memory.tables import MEMORY, of_table, resolve

@@ -23,9 +23,9 @@ from ..model.several import Models, load_models
 from ..options import OPTIONS, Options
 from ..output.columns import columns_of
 from ..output.folder import OutputFolder
+from ..output.formats import check_writable, part_files
 from ..output.labelling import Labelling
-from ..output.part_files import check_writable, part_files
-from ..output.place import place_of
+from ..output.object_store import place_of
 from ..output.store import Location
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, concat

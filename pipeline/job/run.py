@@ -25,8 +25,8 @@ from ..options import Options
 from ..output.columns import columns_of
 from ..output.finish import finish as finish_folder
 from ..output.folder import OutputFolder
+from ..output.formats import check_writable
 from ..output.layout import MANIFEST, PLAN
-from ..output.part_files import check_writable
 from ..output.record import WRITER, Fingerprint, ListedFile, Manifest, listing_digest, to_json
 from ..output.saved_plan import changes, plan_again, plan_from
 from ..processes.threads import in_background
@@ -42,7 +42,7 @@ from ..source.limits import CHUNK_ROWS
 from ..source.memory.stdin import Stdin
 from ..source.open.changes import changed_chunks
 from ..source.plan.scan import Scanner
-from ..telemetry.clocks import Clock
+from ..telemetry.spans import Clock
 from .execute import execute, refuse_difference
 from .phases import Engines, Executed, OnDemand, Planned, Prepared, Request, Running
 from .update import Update, begin, only_known, unfinished

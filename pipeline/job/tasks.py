@@ -22,11 +22,10 @@ from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
 from ..labelling.labeller import checked, classify, texts_of
 from ..measures.accuracy import Example, closest, count_lengths
-from ..output.columns import Columns
+from ..output.columns import Columns, every_row
 from ..output.labelling import Labelling
 from ..output.layout import PartNames
-from ..output.memory import every_row
-from ..output.place import open_store
+from ..output.object_store import open_store
 from ..output.record import Entry, Judged
 from ..output.store import Location, Store
 from ..source.chunk import Chunk, Selection
@@ -34,11 +33,9 @@ from ..source.inputs import Loaded
 from ..source.memory.tables import partition_chunk
 from ..source.plan.group import GroupEnd, part_name
 from ..source.plan.plan import Unit
-from ..telemetry.activity import ACTIVITY
-from ..telemetry.clocks import clock
-from ..telemetry.counters import COUNTS
+from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
-from ..telemetry.spans import WHERE, Place, Span, span
+from ..telemetry.spans import WHERE, Place, Span, clock, span
 from .worker import STATE
 
 if TYPE_CHECKING:
