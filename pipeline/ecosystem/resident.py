@@ -19,7 +19,7 @@ from ..engine.base import Engine
 from ..errors import BroadsheetError, ModelError
 from ..labelling.engines import ENGINES
 from ..model.charcnn import SHIPPED, Model, load_model
-from ..model.hub import SCHEME
+from ..model.model_file import HUB
 from ..processes.threads import WORKERS_PER_HOST, available_cores, share_of_cores
 
 
@@ -87,7 +87,7 @@ def resident(
     loaded = load_model(model)
     if isinstance(model, Model):
         hold(model)
-    is_file = not isinstance(model, Model) and str(model) not in SHIPPED and not str(model).startswith(SCHEME)
+    is_file = not isinstance(model, Model) and str(model) not in SHIPPED and not str(model).startswith(HUB)
     name = os.path.abspath(str(model)) if is_file else loaded.name
     return Resident(name, loaded.digest, device, precision, kernels), loaded
 

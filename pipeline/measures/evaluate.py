@@ -16,7 +16,7 @@ from ..engine.open import open_engine
 from ..errors import UsageError
 from ..labelling.scored import Scoring, scored
 from ..model.charcnn import Model, load_model
-from ..model.temperature import log_scores, probabilities
+from ..model.scores import log_scores, probabilities
 from ..source.chunk import NO_TRUTH, Chunk, Selection
 from ..source.inputs import identify, open_input
 from ..source.read.read import chunks_here

@@ -13,7 +13,7 @@ from ..engine.open import open_engine
 from ..errors import UsageError
 from ..labelling.scored import Scoring, scored
 from ..model.charcnn import Model, load_model
-from ..model.label_sets import assigned
+from ..model.scores import assigned
 from ..source.chunk import Selection
 from ..source.inputs import identify, open_input
 from ..source.label_sets import label_lists, label_sets

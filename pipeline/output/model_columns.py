@@ -17,8 +17,8 @@ from ..engine.base import Predictions
 from ..labelling.scored import Scoring
 from ..labelling.windows import Windows
 from ..measures.accuracy import count_pairs
-from ..model.label_sets import assigned
 from ..model.reference import NO_LABEL
+from ..model.scores import assigned
 from ..source.chunk import NO_TRUTH
 from ..source.label_sets import SEPARATOR
 
