@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..model.alphabet import Alphabet, encode
-from ..model.charcnn import CLASSES
+from ..model.layers import CLASSES
 from ..model.ngrams import MOST_READ
 from ..source.chunk import Selection
 from ..source.columns import NO_TRUTH, label_lists, label_sets, truth_indices
