@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
-from pathlib import Path
 
-from ..errors import OutputError, UsageError
+from ..errors import OutputError
 from .job import JobReport
 from .perfetto import save_trace
 
 File = str | os.PathLike[str] | None
-
-
-def refuse_unwritable(trace: File, report: File) -> None:
-    """Raise UsageError, before the job runs, where a file could not be written or drawn."""
-    for name, path in (("trace", trace), ("report", report)):
-        if path is not None and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
-            raise UsageError(f"--{name} {os.fspath(path)}: give a file in a folder that exists")
-    if report is not None and find_spec("matplotlib") is None:
-        raise UsageError("--report needs Matplotlib: pip install 'broadsheet[report]'")
 
 
 def explain(report: JobReport, trace: File, page: File) -> None:
