@@ -108,7 +108,7 @@ def classify(
             scales_of(each)  # each worker needs them: without them none is started
     request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop, classify_chunks)
     result = run_job(request)
-    remark = doubt(result)
+    remark = doubt(result.job, result.tally)
     if progress is None and remark:  # a progress of its own shows the report at the end
         request.progress.warn(remark)
     return result

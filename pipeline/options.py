@@ -326,9 +326,9 @@ class Options(_Values):
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
         from .output.expression import parse
         from .source.delimiter import delimiter_named
-        from .source.find.names import root_of
         from .source.open.encoding import encoding_named
         from .storage.buckets import check_endpoint
+        from .storage.names import root_of
 
         for name, option in TABLE.items():
             value = getattr(self, name)

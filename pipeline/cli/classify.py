@@ -13,8 +13,8 @@ import typer
 
 from ..errors import UsageError
 from ..report.console import PlainConsole, print_json, say
-from ..source.find.names import as_url
 from ..source.limits import CHUNK_ROWS
+from ..storage.names import as_url
 from . import dry_run as estimating
 from . import pipe
 

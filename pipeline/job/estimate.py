@@ -17,7 +17,7 @@ import numpy as np
 from ..engine.base import Engine, Predictions, Texts
 from ..engine.open import opened, why_no_gpu
 from ..errors import UsageError
-from ..labelling.labeller import checked, classify
+from ..labelling.labeller import checked, classify, texts_of
 from ..model.charcnn import Model
 from ..model.several import Models, load_models
 from ..options import OptionKeywords, Options, takes
@@ -221,7 +221,7 @@ def dry_run(
         free_bytes=shutil.disk_usage(_existing(path)).free if isinstance(path, Path) else None,
         warnings=(),
     )
-    reads = settings.labellings(models)[0].reads(first.length)
+    reads = settings.labellings(models)[0].reads(models.first.length)
     warnings = [*_warnings(estimate, sample, labelled, settings, path, reads)]
     if slow := slow_to_read(files.found):
         warnings.append(slow)
@@ -271,10 +271,10 @@ def _classified(
     classify(_WARM_UP, engines, labellings)
     typical = chunk
     if engines[0].batch is not None:
-        predictions = classify(chunk.texts, engines, labellings)
+        predictions = classify(texts_of(chunk), engines, labellings)
         typical = concat([chunk] * -(-_BATCHES * engines[0].batch // max(len(chunk), 1)))
     began = time.perf_counter()
-    found = classify(typical.texts, engines, labellings)
+    found = classify(texts_of(typical), engines, labellings)
     seconds = time.perf_counter() - began
     return (found if typical is chunk else predictions), len(typical), seconds
 

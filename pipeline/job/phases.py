@@ -13,7 +13,7 @@ from ..options import Options
 from ..output.columns import Columns
 from ..output.folder import OutputFolder
 from ..output.record import Fingerprint, Manifest, SavedPlan
-from ..report.growth import Growth
+from ..report.facts import Growth
 from ..report.job import JobReport, Progress
 from ..source.inputs import Given, JobInput, Source
 from .tasks import Event, Job

@@ -21,7 +21,7 @@ import pyarrow as pa
 from ..engine.base import Engine
 from ..engine.open import opened
 from ..errors import SourceError
-from ..labelling.labeller import checked, classify
+from ..labelling.labeller import checked, classify, texts_of
 from ..measures.accuracy import Confusion, confusion_of
 from ..model.charcnn import Model
 from ..model.several import Models, load_models
@@ -204,7 +204,7 @@ class _Labelling:
     def of(self, batch: _Piece) -> pa.Table:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
         columns, found = self._columns, self._found
-        predictions = classify(batch.chunk.texts, self._engines, columns.labellings)
+        predictions = classify(texts_of(batch.chunk), self._engines, columns.labellings)
         labelled = checked(batch.chunk, predictions, self._engines, columns.labellings, first=False)
         chunk, first = labelled.chunk, columns.labellings[0]
         if chunk.truth is not None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..engine.base import Backend, Predictions
 from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
-from ..labelling.labeller import checked, classify
+from ..labelling.labeller import checked, classify, texts_of
 from ..measures.accuracy import Example, closest, count_lengths
 from ..output.columns import Columns
 from ..output.labelling import Labelling
@@ -221,7 +221,7 @@ def infer(work: Work, job: Job) -> Work:
         doing = ACTIVITY.during("computing") if place.device == "cpu" else nullcontext()
         with span("infer", spans, "infer", place.device, number_of(work.name)), doing:
             least_k = 2 if job.examples else 1
-            texts = work.chunk.texts
+            texts = texts_of(work.chunk)
             predictions = classify(texts, engines, labellings, least_k, spans, job.each_kernel, turn.close)
     ACTIVITY.count(len(work.chunk))
     COUNTS.add(text_bytes=work.chunk.text_bytes)

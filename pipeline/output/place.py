@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from ..errors import UsageError
-from ..source.find.names import as_url, without_secrets
 from ..storage.buckets import BucketPath, is_bucket, split_bucket
+from ..storage.names import as_url, without_secrets
 from .local_store import LocalStore
 from .object_store import ObjectStore
 from .store import Location, Store
