@@ -12,6 +12,7 @@ import inspect
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, make_dataclass
 from functools import cache
@@ -61,19 +62,19 @@ class EngineKeywords(TypedDict, total=False):
     """Options of whatever computes labels."""
 
     device: Annotated[str, Option("Computing", "auto", "auto|cpu|cuda")]
-    """auto: the GPU, if there is one.
+    """auto: the GPU, if there is one that works.
 
-    "auto" (a GPU where one works, else the CPU), "cpu" or "cuda".
+    Otherwise, and with "cpu", it is the CPU; with "cuda" it must be a GPU.
     """
     precision: Annotated[str, Option("Computing", "auto", "auto|fp32|fp16|bf16|int8")]
     """Of the products; a CPU has fp32, and slower int8.
 
-    "auto", "fp32", "fp16", "bf16" or "int8", for which a model needs activation scales (`quantise`).
+    "auto", "fp32", "fp16", "bf16" or "int8"; for the last a model needs activation scales (`quantise`).
     """
     kernels: Annotated[str, Option("Computing", "auto", "auto|simt|sm75|sm80|sm90")]
     """CUDA kernels, by generation.
 
-    "auto", "simt", "sm75", "sm80" or "sm90".
+    They are "simt", "sm75", "sm80" and "sm90"; "auto" chooses.
     """
 
 
@@ -93,17 +94,17 @@ class LabelKeywords(EngineKeywords, total=False):
     scores: Annotated[bool, Option("Labels", False, recorded=True)]
     """Write the probability of every class.
 
-    In columns ``score_<class>``.
+    The columns are ``score_<class>``.
     """
     top_k: Annotated[int, Option("Labels", 1, "K", least=1, recorded=True)]
     """Write the K best labels and scores.
 
-    In columns ``top_labels`` and ``top_scores``, where it is above 1.
+    The columns are ``top_labels`` and ``top_scores``; where it is 1, there are none.
     """
     abstain: Annotated[float | None, Option("Labels", None, "BELOW", recorded=True)]
     """Give rows with a lower score no label.
 
-    ``label`` is null, other columns are as without this option. The report counts such rows.
+    Their ``label`` is null, other columns are as without this option. The report counts them.
     """
     windows: Annotated[int | None, Option("Labels", None, "N", least=1, recorded=True)]
     """Label a long text in up to N windows, each as long as the model reads.
@@ -115,25 +116,25 @@ class LabelKeywords(EngineKeywords, total=False):
     window_score: Annotated[str, Option("Labels", "mean", choices=("mean", "best"), recorded=True)]
     """How windows' scores become a text's.
 
-    "mean": they are the mean of its windows'. "best": they are those of the window with the highest.
+    "mean": a text has the mean of them. "best": it has those of the window with the highest.
     """
     chunk_size: Annotated[int | None, Option("Computing", None, "ROWS", _CHUNK_ROWS, least=1, recorded=True)]
     """Rows in a chunk at most."""
     workers: Annotated[int | None, Option("Cluster", None, "N", least=1)]
     """Processes on this machine; with slurm, at most N nodes.
 
-    Of the cluster that is started where no client is given. A script that sets this needs the
+    They are the cluster that is started where no client is given. A script that sets this needs the
     ``if __name__ == "__main__":`` guard of multiprocessing. Default: one worker within this process.
     """
     strict: Annotated[bool, Option("Job", False)]
     """Stop at the first bad row.
 
-    A row that cannot be read, or a file with a problem.
+    That is one that cannot be read; a file with a problem stops it, too.
     """
     allow_mixed: Annotated[bool, Option("Cluster", False)]
     """Workers may differ in processor.
 
-    Accept workers that differ in what decides the bits of a score, for example in GPU architecture.
+    They may differ in anything that decides the bits of a score, for example in GPU architecture.
     """
 
 
@@ -145,7 +146,7 @@ class OptionKeywords(LabelKeywords, total=False):
     encoding: Annotated[str, Option("Input", "utf-8", "NAME", recorded=True)]
     """Of CSV, TSV, JSONL and text files: latin-1, cp1252, utf-16, …
 
-    By any name that Python knows.
+    It may be any name that Python knows.
     """
     delimiter: Annotated[str | None, Option("Input", None, "C", ",", recorded=True)]
     """Between the fields of a CSV.
@@ -155,14 +156,14 @@ class OptionKeywords(LabelKeywords, total=False):
     root: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FOLDER", "absolute paths")]
     """Write paths relative to it.
 
-    A folder, or the beginning of a URL, above all input files: the column ``file`` has their paths relative to it.
+    It is a folder, or the beginning of a URL, above all input files; the paths are in the column ``file``.
     """
     limit: Annotated[int | None, Option("Input", None, "N", least=1, recorded=True)]
     """Label the first N rows only."""
     truth: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FILE", recorded=True)]
     """True classes of a one-hot .bin input.
 
-    A file of float32 class indices from 0, one for each article.
+    The file holds float32 class indices from 0, one for each article.
     """
     hash: Annotated[str, Option("Input", "listing", choices=("listing", "full"), recorded=True)]
     """Know input files by size and time, or also by a hash.
@@ -173,26 +174,30 @@ class OptionKeywords(LabelKeywords, total=False):
     endpoint: Annotated[str | None, Option("Input", None, "URL", "the provider's")]
     """Server of s3:// URLs and the like.
 
-    Also of ``gs://`` and ``az://``. Default: that of the environment, for example ``AWS_ENDPOINT_URL``.
+    It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example ``AWS_ENDPOINT_URL``.
     """
     id_column: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
     """Column to copy to the output.
 
-    One or several; they come first.
+    There may be several; they come first.
     """
     keep: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
     """Another column to copy.
 
-    One or several.
+    There may be several.
     """
     keep_all: Annotated[bool, Option("Output", False, recorded=True)]
     """Copy every column to the output."""
     format: Annotated[str, Option("Output", "parquet", "", _FORMAT, choices=("parquet", "jsonl", "csv"), recorded=True)]
-    """Of the output."""
+    """Of the output.
+
+    "parquet", "jsonl" or "csv". Default: "parquet".
+    """
     partition_by: Annotated[str | None, Option("Output", None, choices=("label",), recorded=True)]
     """A folder for each label.
 
-    Named as Hive names them, ``label=Sports``; of several models, for each label of the first.
+    The one value is "label". Folders are named as Hive names them, ``label=Sports``; of several models, for each label
+    of the first.
     """
     where: Annotated[str | None, Option("Output", None, "EXPRESSION", recorded=True)]
     """Write only these rows: 'score >= 0.9'.
@@ -213,17 +218,17 @@ class OptionKeywords(LabelKeywords, total=False):
     profile: Annotated[bool, Option("Report", False)]
     """Record every kernel, and measure each alone.
 
-    A span for every kernel; each is measured by itself at the end.
+    Each has a span, and is measured by itself at the end.
     """
     trace: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.json")]
     """Write the timeline, for ui.perfetto.dev.
 
-    As JSON.
+    It is JSON.
     """
     report: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.html")]
     """Write a report as one HTML page.
 
-    Needs Matplotlib.
+    That needs Matplotlib.
     """
 
 
@@ -264,10 +269,12 @@ def help_of(name: str) -> str:
 
 
 def _numpydoc(name: str) -> str:
+    """An option as a docstring has it."""
     kind, said = _texts()[name]
-    default = f" Default: {TABLE[name].shown}." if TABLE[name].shown and "Default: " not in said else ""
-    lines = f"{said.replace(chr(10) * 2, ' ')}{default}".splitlines()
-    return "\n    ".join([f"{name} : {kind.replace(' | None', ', optional').replace(' | ', ' or ')}", *lines])
+    shown = "" if "Default: " in said or not TABLE[name].shown else f" Default: {TABLE[name].shown}."
+    kind = kind.replace(" | None", ", optional").replace(" | ", " or ")
+    lines = textwrap.wrap(" ".join(said.split()) + shown, 116)
+    return "\n    ".join([f"{name} : {kind}", *lines])
 
 
 def takes(keywords: type) -> Callable[[_Function], _Function]:
