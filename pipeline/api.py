@@ -22,9 +22,9 @@ from .model.charcnn import Model
 from .model.quantised import scales_of
 from .model.several import load_models
 from .options import LabelKeywords, OptionKeywords, Options, takes
+from .output.columns import REASON, computed_columns
 from .output.folder import OutputFolder
-from .output.parts import REASON, computed_columns
-from .output.place import place_of
+from .output.object_store import place_of
 from .report.job import JobReport, Progress
 from .report.join import Frame, refuse_taken
 from .report.summary import doubt
@@ -189,7 +189,7 @@ def label(
         made: Frame = labelled_as(frame, model, settings, suffix)
         return made
     models = load_models(model)
-    added = computed_columns(settings.labellings(models), settings.truth_column is not None)
+    added = computed_columns(settings.model_columns(models), settings.truth_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     return classify(frame, model=models.every, client=client, progress=progress, **options).join(frame, suffix)
 

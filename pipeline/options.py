@@ -27,7 +27,7 @@ from .source.limits import CHUNK_ROWS
 if TYPE_CHECKING:
     from .labelling.windows import Windows
     from .model.several import Models
-    from .output.labelling import Labelling
+    from .output.model_columns import ModelColumns
     from .output.record import Settings
     from .source.chunk import Selection
 
@@ -416,13 +416,13 @@ class Options(_Values):
                 )
         return max(windows.reads(model.length) for model in models.every)
 
-    def labellings(self, models: Models) -> tuple[Labelling, ...]:
+    def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """What each model is to say of each row."""
-        from .output.labelling import Labelling, Names
+        from .output.model_columns import ModelColumns, Names
 
         self._refuse_unfit(models)
         return tuple(
-            Labelling(
+            ModelColumns(
                 classes=model.classes,
                 top_k=self.top_k,
                 scores=self.scores,
