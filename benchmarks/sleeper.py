@@ -17,8 +17,8 @@ import pyarrow as pa
 from distributed import Worker
 
 from benchmarks.stand_in import StandIn
+from cluster.settings import GPU_EXECUTOR
 from pipeline.engine.base import Predictions
-from pipeline.graph import GPU_EXECUTOR
 from pipeline.job.worker import STATE
 from pipeline.output.layout import PartNames
 from pipeline.output.local_store import LocalStore

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from distributed import Scheduler
 
 from ..pipeline.job.worker import STATE
-from ..pipeline.telemetry.counters import COUNTS, HELP
-from .heartbeat import METRIC
-from .progress import TOPIC
+from ..pipeline.telemetry.activity import COUNTS, HELP
+from .heartbeat import METRIC, TOPIC
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

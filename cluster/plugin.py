@@ -13,17 +13,15 @@ from functools import partial
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from ..pipeline.engine.base import Backend, Engine, Texts
-from ..pipeline.engine.memory import is_short_of_memory
-from ..pipeline.engine.open import expected_device
+from ..pipeline.engine.open import expected_device, is_short_of_memory
 from ..pipeline.errors import BroadsheetError, UsageError
-from ..pipeline.graph import GPU_EXECUTOR
 from ..pipeline.job.worker import STATE
 from ..pipeline.model.charcnn import Model
 from ..pipeline.processes.threads import available_cores, share_of_cores
 from .clock import ClockPlugin
 from .heartbeat import METRIC, worker_metrics
 from .metrics import tell_scheduler, tell_worker
-from .settings import THREADS_PER_WORKER, no_workers_seconds
+from .settings import GPU_EXECUTOR, THREADS_PER_WORKER, no_workers_seconds
 from .steady_clock import use_steady_clock
 
 NAME = "broadsheet-engine"

@@ -12,6 +12,7 @@ from distributed import Client
 
 from .ecosystem.resident import release
 from .errors import UsageError
+from .graph import classify_chunks
 from .job.phases import OnDemand, Request, Running
 from .job.run import run_job
 from .model.charcnn import Model
@@ -19,7 +20,7 @@ from .model.quantised import scales_of
 from .model.several import load_models
 from .options import OPTIONS, Options
 from .output.folder import OutputFolder
-from .output.place import place_of
+from .output.object_store import place_of
 from .report.job import JobReport, Progress
 from .report.summary import doubt
 from .source.find.search import printable
@@ -215,9 +216,9 @@ def classify(
     if settings.precision == "int8":
         for each in loaded.every:
             scales_of(each)  # each worker needs them: without them none is started
-    request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop)
+    request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop, classify_chunks)
     result = run_job(request)
-    remark = doubt(result)
+    remark = doubt(result.job, result.tally)
     if progress is None and remark:  # a progress of its own shows the report at the end
         request.progress.warn(remark)
     return result

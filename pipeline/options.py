@@ -6,6 +6,8 @@ import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
 
 from msgspec import UNSET
 
@@ -16,15 +18,14 @@ from .output.expression import parse
 from .output.labelling import Labelling, Names
 from .output.layout import FORMATS
 from .output.record import Settings
-from .report.explain import refuse_unwritable
 from .source.chunk import Selection
 from .source.delimiter import delimiter_named
-from .source.find.names import root_of
 from .source.find.search import printable
 from .source.label_sets import SEPARATOR
 from .source.open.encoding import encoding_named
 from .source.open.opening import read_local, reason
 from .storage.buckets import check_endpoint
+from .storage.names import root_of
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Options:
         root_of(self.root)
         if self.endpoint is not None:
             check_endpoint(self.endpoint)
-        refuse_unwritable(self.trace, self.report)
+        _refuse_unwritable(self.trace, self.report)
         if self.hash not in ("listing", "full"):
             raise UsageError(f"hash {self.hash!r}: choose listing or full")
         if self.format not in FORMATS:
@@ -229,6 +230,15 @@ def _refuse_not_utf8(option: str, *values: str) -> None:
     for value in values:
         if printable(value) != value:
             raise UsageError(f"{option} is {value!r}, which is not UTF-8")
+
+
+def _refuse_unwritable(trace: str | os.PathLike[str] | None, report: str | os.PathLike[str] | None) -> None:
+    """Raise UsageError, before the job runs, where a file could not be written or drawn."""
+    for name, path in (("trace", trace), ("report", report)):
+        if path is not None and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
+            raise UsageError(f"--{name} {os.fspath(path)}: give a file in a folder that exists")
+    if report is not None and find_spec("matplotlib") is None:
+        raise UsageError("--report needs Matplotlib: pip install 'broadsheet[report]'")
 
 
 def _names(value: str | Iterable[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from test_text_frame_gpu import blocks_of, texts_of_every_kind
 from pipeline import load_model
 from pipeline.engine.base import Engine, Texts
 from pipeline.engine.open import open_engine, why_no_gpu
-from pipeline.kernels.packing import CLOSING
+from pipeline.kernels.memory_plan import CLOSING
 from pipeline.model import quantised, reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model

@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..model.charcnn import Model
 from ..model.several import load_models
 from ..options import Options
-from ..output.parts import REASON, computed_columns
+from ..output.columns import REASON, computed_columns
 from ..report.job import Progress
 from ..report.join import Frame, refuse_taken
 from .gpu_frames import is_gpu_frame, label_gpu_frame

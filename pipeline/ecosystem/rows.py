@@ -13,13 +13,11 @@ import pyarrow.compute as pc
 from ..engine.base import Texts
 from ..engine.on_gpu import OnGpu
 from ..errors import SourceError, UsageError
-from ..labelling.labeller import checked, classify
+from ..labelling.labeller import checked, classify, texts_of
 from ..model.charcnn import Model
 from ..model.several import load_models
 from ..options import Options
-from ..output.columns import Columns, columns_of
-from ..output.memory import every_row
-from ..output.parts import REASON
+from ..output.columns import REASON, Columns, columns_of, every_row
 from ..source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
 from ..source.limits import CHUNK_ROWS, LIMITS
 from ..source.memory.tables import MEMORY, of_table, resolve
@@ -88,7 +86,7 @@ class Labels:
     def _of_chunk(self, chunk: Chunk, row: int, texts: Texts | None = None) -> pa.Table:
         """texts: of the chunk, where it has none of its own."""
         with in_use(self.models) as engines:
-            predictions = classify(texts or chunk.texts, engines, self.columns.labellings)
+            predictions = classify(texts or texts_of(chunk), engines, self.columns.labellings)
         sources = ((MEMORY, row, chunk.rows_read),)
         found = checked(chunk, predictions, engines, self.columns.labellings, first=False)
         return every_row(self.columns.table(found.chunk, found.predictions), found.chunk, sources)

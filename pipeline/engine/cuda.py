@@ -25,8 +25,8 @@ from ..errors import BroadsheetError, NoRoom, UsageError
 from ..kernels import memory_plan
 from ..kernels.catalog import choose_generation, largest_batch
 from ..kernels.compile import compiler_name
+from ..kernels.memory_plan import articles_for_a_full_one, units_by_length
 from ..kernels.network import Network, NotPageLocked, Result, Slot
-from ..kernels.packing import articles_for_a_full_one, units_by_length
 from ..kernels.small_batches import SmallBatches
 from ..model import quantised, reference
 from ..model.alphabet import Encoded, encode, of_ids

@@ -17,15 +17,15 @@ import numpy as np
 from ..engine.base import Engine, Predictions, Texts
 from ..engine.open import opened, why_no_gpu
 from ..errors import UsageError
-from ..labelling.labeller import checked, classify
+from ..labelling.labeller import checked, classify, texts_of
 from ..model.charcnn import Model
 from ..model.several import Models, load_models
 from ..options import OPTIONS, Options
 from ..output.columns import columns_of
 from ..output.folder import OutputFolder
+from ..output.formats import check_writable, part_files
 from ..output.labelling import Labelling
-from ..output.part_files import check_writable, part_files
-from ..output.place import place_of
+from ..output.object_store import place_of
 from ..output.store import Location
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, concat
@@ -307,10 +307,10 @@ def _classified(
     classify(_WARM_UP, engines, labellings)
     typical = chunk
     if engines[0].batch is not None:
-        predictions = classify(chunk.texts, engines, labellings)
+        predictions = classify(texts_of(chunk), engines, labellings)
         typical = concat([chunk] * -(-_BATCHES * engines[0].batch // max(len(chunk), 1)))
     began = time.perf_counter()
-    found = classify(typical.texts, engines, labellings)
+    found = classify(texts_of(typical), engines, labellings)
     seconds = time.perf_counter() - began
     return (found if typical is chunk else predictions), len(typical), seconds
 

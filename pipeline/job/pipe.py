@@ -21,17 +21,14 @@ import pyarrow as pa
 from ..engine.base import Engine
 from ..engine.open import opened
 from ..errors import SourceError
-from ..labelling.labeller import checked, classify
+from ..labelling.labeller import checked, classify, texts_of
 from ..measures.accuracy import Confusion, confusion_of
 from ..model.charcnn import Model
 from ..model.several import Models, load_models
 from ..options import Options
-from ..output.columns import columns_of
-from ..output.formats.base import PartFormat
+from ..output.columns import REASON, columns_of, every_row
+from ..output.formats import PART_FORMATS, PartFormat, check_writable
 from ..output.layout import PartNames
-from ..output.memory import every_row
-from ..output.part_files import FORMATS, check_writable
-from ..output.parts import REASON
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, Selection, concat
 from ..source.find.files import Files
@@ -107,7 +104,7 @@ def pipe(
         began = time.perf_counter()
         selection, pieces = _opened(source, models, options, most, found)
         labelling = _Labelling(engines, selection, options, kind, found)
-        rows = _Rows(FORMATS[kind], labelling.schema)
+        rows = _Rows(PART_FORMATS[kind], labelling.schema)
         for batch in _batches(pieces, most):
             table = labelling.of(batch)
             bad = _first_bad(table) if options.strict else None
@@ -204,7 +201,7 @@ class _Labelling:
     def of(self, batch: _Piece) -> pa.Table:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
         columns, found = self._columns, self._found
-        predictions = classify(batch.chunk.texts, self._engines, columns.labellings)
+        predictions = classify(texts_of(batch.chunk), self._engines, columns.labellings)
         labelled = checked(batch.chunk, predictions, self._engines, columns.labellings, first=False)
         chunk, first = labelled.chunk, columns.labellings[0]
         if chunk.truth is not None:

@@ -18,26 +18,24 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from ..engine.base import Backend, Predictions
+from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
-from ..labelling.labeller import checked, classify
+from ..labelling.labeller import checked, classify, texts_of
 from ..measures.accuracy import Example, closest, count_lengths
-from ..output.columns import Columns
+from ..output.columns import Columns, every_row
 from ..output.labelling import Labelling
 from ..output.layout import PartNames
-from ..output.memory import every_row
-from ..output.place import open_store
+from ..output.object_store import open_store
 from ..output.record import Entry, Judged
 from ..output.store import Location, Store
 from ..source.chunk import Chunk, Selection
 from ..source.inputs import Loaded
 from ..source.memory.tables import partition_chunk
-from ..source.plan.group import part_name
+from ..source.plan.group import GroupEnd, part_name
 from ..source.plan.plan import Unit
-from ..telemetry.activity import ACTIVITY
-from ..telemetry.clocks import clock
-from ..telemetry.counters import COUNTS
-from ..telemetry.profiling.measure import Profile, measure
-from ..telemetry.spans import WHERE, Place, Span, span
+from ..telemetry.activity import ACTIVITY, COUNTS
+from ..telemetry.profile import Profile
+from ..telemetry.spans import WHERE, Place, Span, clock, span
 from .worker import STATE
 
 if TYPE_CHECKING:
@@ -134,6 +132,10 @@ class Stopped:
     """Chunks of a group or a run are left, since the job was stopped."""
 
 
+Event = Done | GroupEnd | Noted | SetAside | Stopped
+"""What a job hears of its chunks."""
+
+
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a task so that its error reaches the client.
 
@@ -216,7 +218,7 @@ def infer(work: Work, job: Job) -> Work:
         doing = ACTIVITY.during("computing") if place.device == "cpu" else nullcontext()
         with span("infer", spans, "infer", place.device, number_of(work.name)), doing:
             least_k = 2 if job.examples else 1
-            texts = work.chunk.texts
+            texts = texts_of(work.chunk)
             predictions = classify(texts, engines, labellings, least_k, spans, job.each_kernel, turn.close)
     ACTIVITY.count(len(work.chunk))
     COUNTS.add(text_bytes=work.chunk.text_bytes)

@@ -30,6 +30,11 @@ class Labelled:
     doubtful: tuple[dict[str, int], ...]
 
 
+def texts_of(chunk: Chunk) -> Texts:
+    """The articles of a chunk as an engine takes them."""
+    return Texts(chunk.data, chunk.offsets, chunk.ids, chunk.n_chars)
+
+
 def classify(
     texts: Texts,
     engines: Sequence[Engine],

@@ -15,7 +15,7 @@ from threading import Lock
 
 from ..engine.base import Engine
 from ..errors import BroadsheetError, NoRoom
-from ..telemetry.counters import COUNTS
+from ..telemetry.activity import COUNTS
 from ..telemetry.spans import WHERE, Place
 
 MOST_ENGINES = 8

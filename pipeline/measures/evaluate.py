@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..engine.base import Predictions
 from ..engine.open import open_engine
 from ..errors import UsageError
+from ..labelling.labeller import texts_of
 from ..labelling.overflow import set_aside_overflow
 from ..model.charcnn import Model, load_model
 from ..model.temperature import log_scores, probabilities
@@ -218,7 +219,7 @@ def evaluate(
     quarantined = overflowed = abstained = 0
     try:
         for number, readable in enumerate(chunks_here(job_input)):
-            found_labels = engine.classify(readable.texts, all_scores=True)
+            found_labels = engine.classify(texts_of(readable), all_scores=True)
             chunk, (predictions,) = set_aside_overflow(readable, (found_labels,), [engine], first=number == 0)
             labels, scores = predictions.labels[:, 0], predictions.scores[:, 0]
             quarantined += len(readable.quarantine)

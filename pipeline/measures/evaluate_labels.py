@@ -11,6 +11,7 @@ import numpy as np
 
 from ..engine.open import open_engine
 from ..errors import UsageError
+from ..labelling.labeller import texts_of
 from ..labelling.overflow import set_aside_overflow
 from ..model.charcnn import Model, load_model
 from ..model.label_sets import assigned
@@ -152,7 +153,7 @@ def evaluate_labels(
     unknown = quarantined = overflowed = 0
     try:
         for number, readable in enumerate(chunks_here(job_input)):
-            found_scores = engine.classify(readable.texts, all_scores=True)
+            found_scores = engine.classify(texts_of(readable), all_scores=True)
             chunk, (predictions,) = set_aside_overflow(readable, (found_scores,), [engine], first=number == 0)
             quarantined += len(readable.quarantine)
             overflowed += len(readable) - len(chunk)

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import OutputError
-from .commit import read_committed
+from .commit import quarantine_table, read_committed
+from .formats import read_part
 from .labelling import N_CHARS, Names
 from .layout import QUARANTINE
-from .part_files import read_part
-from .quarantine import quarantine_table
 from .record import Entry
 from .store import Store
 from .where import Where

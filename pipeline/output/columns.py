@@ -1,4 +1,4 @@
-"""The columns of a job's rows: those that are computed, those that are written, and the choice of rows by them."""
+"""A job's rows as a table: the columns that are copied, what each model says, and which rows are written."""
 
 from __future__ import annotations
 
@@ -7,13 +7,60 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..engine.base import Predictions
-from ..source.chunk import Chunk, Selection
-from .labelling import TRUTH, Labelling
-from .parts import label_table, output_schema
+from ..errors import UsageError
+from ..source.chunk import NO_TRUTH, Chunk, Selection
+from .labelling import N_CHARS, TRUTH, Labelling
 from .where import Where
+
+REASON = pa.field("reason", pa.string())
+"""The last column of results in memory: why a row has no label."""
+
+
+def output_schema(selection: Selection, labellings: Sequence[Labelling]) -> pa.Schema:
+    """The columns of a part. Raises UsageError where a kept column has the name of another."""
+    rows, truth = selection.row_schema, bool(selection.truth or selection.answers)
+    computed = computed_columns(labellings, truth)
+    for name in rows.names[2:]:
+        if name in ("file", "row", *computed.names, REASON.name):
+            raise UsageError(
+                f"the column {name!r} cannot be copied: the output has a column of that name. Rename it, or leave it "
+                "out of those to copy"
+            )
+    return pa.schema([*rows, *computed])
+
+
+def computed_columns(labellings: Sequence[Labelling], truth: bool) -> pa.Schema:
+    """Those that a job adds to `file`, `row` and the kept columns. Raises UsageError where two have one name."""
+    fields: list[pa.Field] = []
+    for labelling in labellings:
+        fields += labelling.first
+        if truth and labelling is labellings[0]:
+            fields.append(TRUTH)
+        fields += labelling.more
+    fields += [N_CHARS, *(field for labelling in labellings for field in labelling.of_text)]
+    names = [field.name for field in fields]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two models have a column {name!r}: give one of them another file name")
+    return pa.schema(fields)
+
+
+def label_table(
+    chunk: Chunk, predictions: Sequence[Predictions], schema: pa.Schema, labellings: Sequence[Labelling]
+) -> pa.Table:
+    """The labelled rows: the columns of `chunk.rows` and of its predictions by each model, in the order of `schema`."""
+    found = {N_CHARS.name: pa.array(predictions[0].n_chars)}
+    for labelling, predicted in zip(labellings, predictions, strict=True):
+        found |= labelling.columns(predicted)
+    if chunk.truth is not None:
+        names = pa.array(labellings[0].truths or labellings[0].classes, pa.string())
+        found[TRUTH.name] = names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
+    computed = schema.names[chunk.rows.num_columns :]
+    return pa.table([*chunk.rows.columns, *(found[name] for name in computed)], schema)
 
 
 @dataclass(frozen=True)
@@ -58,3 +105,28 @@ def columns_of(selection: Selection, labellings: Sequence[Labelling], expression
     if where.columns <= {*written.names}:
         return Columns(written, written, asked, where)
     return Columns(written, all_of_them, every_score, where)
+
+
+def every_row(labelled: pa.Table, chunk: Chunk, sources: Sequence[tuple[str, int, int]]) -> pa.Table:
+    """The labelled and the quarantined rows of a chunk in input order, with the column `reason`.
+
+    sources: (file, first row, rows) of each piece that it was read from, in input order.
+    """
+    labelled = labelled.append_column(REASON, pa.nulls(len(labelled), REASON.type))
+    if not len(chunk.quarantine):
+        return labelled
+    bad = chunk.quarantine.select(["file", "row", "reason"])
+    if chunk.bad is not None:
+        bad = pa.table([*bad.columns, *chunk.bad.columns], [*bad.column_names, *chunk.bad.column_names])
+    rows = pa.concat_tables([labelled, bad], promote_options="default")
+    files = pa.array(list(dict.fromkeys(file for file, *_ in sources)), pa.string())
+    return rows.take(np.lexsort((rows["row"], pc.index_in(rows["file"], files))))
+
+
+def rows_set_aside(schema: pa.Schema, sources: Sequence[tuple[str, int, int]], reason: str) -> pa.Table:
+    """The rows of a chunk that was set aside, none of them labelled. schema: of results in memory."""
+    table = schema.empty_table()
+    for file, first, count in sources:
+        known = pa.table({"file": [file] * count, "row": range(first, first + count), "reason": [reason] * count})
+        table = pa.concat_tables([table, known], promote_options="default")
+    return table

@@ -18,7 +18,6 @@ from ..source.plan.group import GroupEnd, part_name
 from . import layout
 from .account import Committed, gaps, groups_of, open_to_change
 from .check import check_chunk
-from .claim import check_claim, claim, claimed_by, is_claimed, take_over
 from .commit import commit_end, committed_entry
 from .labelling import Labelling
 from .layout import (
@@ -34,7 +33,7 @@ from .layout import (
     SUCCESS,
     PartNames,
 )
-from .place import open_store
+from .object_store import open_store
 from .record import (
     ClosingEntry,
     Entry,
@@ -47,7 +46,7 @@ from .record import (
     to_json,
 )
 from .saved_plan import check_plan, together
-from .store import Location, Store
+from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
 
 _FORMAT, _OLD_FORMAT = b'"broadsheet-output"', b'"broadsheet-output/1"'

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..engine.base import Predictions
-from ..output.formats.plain import to_plain
+from ..output.columns import REASON, computed_columns
+from ..output.formats import to_plain
 from ..output.labelling import N_CHARS, Labelling
-from ..output.parts import REASON, computed_columns
 
 _FEW = 64
 """Numbers that Python converts sooner than Arrow does."""

@@ -11,11 +11,10 @@ from weakref import WeakKeyDictionary
 
 from distributed import Client, Scheduler
 
-from ..pipeline.errors import visible
-from ..pipeline.report.job import JobReport, Progress
+from ...cluster.heartbeat import PAGE, TOPIC
+from ..errors import visible
+from ..report.job import JobReport, Progress
 
-PAGE = "/broadsheet"
-TOPIC = "broadsheet"
 _SECONDS_BETWEEN = 0.5
 
 _has_page: WeakKeyDictionary[Client, bool] = WeakKeyDictionary()

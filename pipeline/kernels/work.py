@@ -1,23 +1,34 @@
-"""The work of each kernel, and the time it took: the figures from which a roofline is drawn.
+"""The work of each kernel over a batch: operations, and the bytes that must move.
 
-Work and traffic as in Williams, Waterman and Patterson, "Roofline" (2009): operations over the bytes that must move.
+As in Williams, Waterman and Patterson, "Roofline" (2009).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...engine.base import Texts
-from ...kernels.storage import Storage
-from ...model.charcnn import Model
-from ...model.ngrams import count_rows
+from ..model.charcnn import Model
+from ..model.ngrams import count_rows
+from .storage import Storage
 
 ELEMENT_WISE, REDUCTION, PRODUCT = "element-wise", "reduction", "product"
 
 _NORM_FLOP = 7
 """Operations of layer normalisation an element: mean, subtract, square, sum, scale, γ, β."""
+
+
+class Texts(Protocol):
+    """N texts, as `engine.base.Texts`."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]: ...
+    @property
+    def offsets(self) -> NDArray[np.int64]: ...
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -30,44 +41,6 @@ class KernelWork:
     category: str
     flop: int
     least_bytes: int
-
-
-@dataclass(frozen=True)
-class KernelProfile:
-    """A kernel's measurements for a batch.
-
-    seconds: median, run alone, its input in memory. stream_seconds: median, within the whole network. modelled_bytes:
-    moved by the design of the kernel, without regard to caches. counted_bytes: the same by hardware counters, where
-    they could be read. occupancy: resident warps over the maximum of an SM. registers: a thread. shared_bytes: a block.
-    waves: blocks over the blocks that fit the device at once. tail_waste: share of the capacity of all waves that the
-    last one leaves idle. tile_waste: share of computed rows and columns that is discarded.
-    """
-
-    name: str
-    category: str
-    seconds: float
-    stream_seconds: float
-    flop: int
-    least_bytes: int
-    modelled_bytes: int
-    counted_bytes: int | None = None
-    occupancy: float | None = None
-    registers: int | None = None
-    shared_bytes: int | None = None
-    waves: float | None = None
-    tail_waste: float | None = None
-    tile_waste: float | None = None
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """What the device reached in this run. flop_per_second: of a large product, in the engine's precision.
-    bytes_per_second: of a large copy, reads and writes. how: a description of the two measurements.
-    """
-
-    flop_per_second: float
-    bytes_per_second: float
-    how: str
 
 
 def computed_rows(model: Model, texts: Texts) -> dict[str, int]:

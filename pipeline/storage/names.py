@@ -11,7 +11,13 @@ import os
 import re
 from typing import NamedTuple
 
-from ...errors import UsageError
+from ..errors import UsageError
+
+PARTS, ENTRIES, MANIFEST = "parts", "_entries", "_manifest.json"
+"""Of a folder that holds the output of a job: two folders in it, and the file that says which job."""
+
+OLD_MANIFEST = "manifest.json"
+"""The manifest of version 1, by which such a folder is recognised and refused."""
 
 _MEMBER, _IN = "zip://", "::"
 _ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):/+")

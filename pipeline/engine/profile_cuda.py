@@ -11,27 +11,19 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from ...engine.base import Texts
-from ...engine.cuda import CudaEngine
-from ...errors import UsageError
-from ...kernels import catalog
-from ...kernels.catalog import Kernel
-from ...kernels.compile import compile_kernel, resources
-from ...kernels.ops import Operations, load, tile_shape
-from ...kernels.packing import units_by_length
-from ...kernels.storage import FLOAT, Storage
-from ...model.charcnn import Layer, Model
-from ..spans import Span
-from .kernel_work import (
-    ELEMENT_WISE,
-    PRODUCT,
-    REDUCTION,
-    Ceilings,
-    KernelProfile,
-    KernelWork,
-    computed_rows,
-    kernels_of,
-)
+from ..errors import UsageError
+from ..kernels import catalog
+from ..kernels.catalog import Kernel
+from ..kernels.compile import compile_kernel, resources
+from ..kernels.memory_plan import units_by_length
+from ..kernels.ops import Operations, load, tile_shape
+from ..kernels.storage import FLOAT, Storage
+from ..kernels.work import ELEMENT_WISE, PRODUCT, REDUCTION, KernelWork, computed_rows, kernels_of
+from ..model.charcnn import Layer, Model
+from ..telemetry.profile import Ceilings, KernelProfile
+from ..telemetry.spans import Span
+from .base import Texts
+from .cuda import CudaEngine
 
 _REPEATS = 9
 _COPIED_BYTES = 1 << 30
@@ -47,7 +39,7 @@ class Launch:
     arguments: tuple[Any, ...]
 
 
-def profile(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
+def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
     """Every kernel of one batch: alone, each repeated on the output of the one before; and within the network, by
     events between them. Raises UsageError for more texts than fit one batch.
     """
