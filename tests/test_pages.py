@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 
@@ -60,3 +61,21 @@ def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     ours = tuple(f"{entry.name}/" for entry in chain(ROOT.iterdir(), (ROOT / "pipeline").iterdir()) if entry.is_dir())
     absent = [path for path in named if path.startswith(ours) and not any((ROOT / at / path).exists() for at in PLACES)]
     assert not absent
+
+
+def test_the_names_that_pages_examples_and_notebooks_import_are_there() -> None:
+    texts = [page.read_text() for page in (*PAGES, *(ROOT / "examples").glob("*.py"))]
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        texts += ["".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"]]
+    imported = re.findall(r"from (broadsheet[.\w]*) import ([\w, ]+)", "\n".join(texts))
+    absent = [
+        (module, name) for module, names in imported for name in names.split(",") if not named(module, name.strip())
+    ]
+    assert not absent
+
+
+def named(module: str, name: str) -> bool:
+    try:
+        return hasattr(import_module(module), name) or import_module(f"{module}.{name}") is not None
+    except ModuleNotFoundError as error:
+        return not str(error.name).startswith("broadsheet")  # of a package that is not installed
