@@ -14,7 +14,7 @@ from benchmarks.ladder.switches import NOTHING, PRODUCT, SWITCHES, steps
 from benchmarks.pages.__main__ import Record, read_results, refreshed
 from benchmarks.record import RESULTS
 from pipeline.kernels.compile import compile_kernel, resources
-from pipeline.model.charcnn import layer_table
+from pipeline.model.layers import layer_table
 
 
 def result(broken: str) -> dict[str, Any]:
