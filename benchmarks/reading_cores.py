@@ -22,9 +22,10 @@ from benchmarks.corpora_files import Corpus, write_corpus
 from benchmarks.record import about, parser, write
 from cluster.settings import environment
 from pipeline.processes.threads import available_cores
-from pipeline.source.ahead import PARSING
-from pipeline.source.chunk import CHUNK_ROWS, LIMITS, Selection
+from pipeline.source.chunk import Selection
 from pipeline.source.inputs import chunks_here, identify, open_input
+from pipeline.source.limits import CHUNK_ROWS, LIMITS
+from pipeline.source.open.front_to_back import PARSING
 
 _ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 _ROWS, _SECONDS = 12_500, 3.0

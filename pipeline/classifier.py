@@ -21,7 +21,7 @@ from .engine.open import open_engine
 from .errors import SourceError, UsageError
 from .model.charcnn import Model, load_model
 from .model.scores import assigned
-from .source.chunk import CHUNK_ROWS, LIMITS
+from .source.limits import CHUNK_ROWS, LIMITS
 
 _ONE_TEXT = Texts.of([b"x"])
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from os import fspath
 from pathlib import Path
 
-from pipeline.source.chunk import LIMITS, Chunk, Limits, Selection
+from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.find.files import find_files
 from pipeline.source.formats.base import InputFile
+from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, Run, Unit, plan_files, split
 from pipeline.source.plan.scan import SEGMENT_BYTES, Scanner, threads_scanner
 from pipeline.source.read.read import read_group, read_run, read_unit

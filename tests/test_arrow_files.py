@@ -21,9 +21,10 @@ from reading import found, read_files, read_split
 import pipeline
 from pipeline.errors import BroadsheetError
 from pipeline.model.charcnn import Model
-from pipeline.source.chunk import LIMITS, Chunk, Limits, Selection, concat
+from pipeline.source.chunk import Chunk, Selection, concat
 from pipeline.source.find.files import find_files
 from pipeline.source.inputs import chunks_here, identify, open_input
+from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.plan.plan import Plan
 
 TEXTS = [f"article {i} é" if i % 7 else None for i in range(1000)]

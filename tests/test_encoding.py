@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from pipeline import UsageError, classify, verify
 from pipeline.model.charcnn import Model
-from pipeline.source.chunk import LIMITS, Chunk, Limits, Selection, concat, empty_chunk
+from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
 from pipeline.source.find.files import find_files
 from pipeline.source.inputs import chunks_here, open_input
+from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.open.encoding import encoding_named
 
 ENCODINGS = ["latin-1", "cp1252", "utf-16", "utf-16-be", "utf-32", "gb18030", "shift_jis", "iso2022_jp", "utf-8-sig"]

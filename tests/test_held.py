@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from reading import found, read_files, read_split
 
-from pipeline.source.chunk import Chunk, Limits, Selection, concat
+from pipeline.source.chunk import Chunk, Selection, concat
+from pipeline.source.limits import Limits
 from pipeline.source.memory.items import as_items
 from pipeline.source.memory.tables import as_tables
 

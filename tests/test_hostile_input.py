@@ -22,8 +22,9 @@ from pipeline import UsageError, classify
 from pipeline.errors import SourceError
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
-from pipeline.source.chunk import Limits, Selection
+from pipeline.source.chunk import Selection
 from pipeline.source.find.files import find_files
+from pipeline.source.limits import Limits
 from pipeline.source.plan.plan import Run, plan_files
 from pipeline.source.plan.scan import threads_scanner
 from pipeline.source.read.read import read_unit

@@ -24,8 +24,9 @@ import pipeline
 from pipeline import BroadsheetError, JobReport, UsageError, classify
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
-from pipeline.source.chunk import Limits, Selection
+from pipeline.source.chunk import Selection
 from pipeline.source.inputs import identify, open_input
+from pipeline.source.limits import Limits
 from pipeline.source.memory.items import as_items
 from pipeline.source.memory.tables import as_tables
 

@@ -13,7 +13,7 @@ import typer
 
 from ..errors import UsageError
 from ..report.console import PlainConsole, print_json, say
-from ..source.chunk import CHUNK_ROWS
+from ..source.limits import CHUNK_ROWS
 from ..storage.names import as_url
 from . import dry_run as estimating
 from . import pipe

@@ -18,7 +18,8 @@ from ..model.charcnn import Model
 from ..model.several import load_models
 from ..options import Options
 from ..output.columns import REASON, Columns, columns_of, every_row
-from ..source.chunk import CHUNK_ROWS, LIMITS, QUARANTINE_SCHEMA, Chunk, Selection
+from ..source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
+from ..source.limits import CHUNK_ROWS, LIMITS
 from ..source.memory.tables import MEMORY, of_table, resolve
 from .resident import Resident, in_use, resident
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..model.layers import CLASSES
-from ..source.chunk import LIMITS
+from ..source.limits import LIMITS
 from .requests import Packed
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import InputChanged, SourceError, UsageError
-from .ahead import ahead
 from .chunk import Chunk, Selection, first_chunks
 from .find.files import Files, Identity, find_files
 from .find.search import Problem
@@ -20,6 +19,7 @@ from .formats.base import Scan, Seek
 from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
 from .memory.tables import MEMORY, Tables, as_tables, dask_selection, partition_chunk
+from .open.ahead import ahead
 from .open.encoding import UTF8
 from .plan.plan import (
     Group,

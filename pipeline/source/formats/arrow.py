@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from ...errors import SourceError
 from ...telemetry.spans import Span, span
-from ..chunk import Chunk, Limits, Selection, held_together
+from ..chunk import Chunk, Selection, held_together
 from ..columns import is_textual
+from ..limits import Limits
 from ..open.opening import open_at
 from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 from .decoded import bounded_chunk, most_decoded, types_of

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from ...storage.names import is_url
 from ...telemetry.spans import Span
-from ..chunk import LIMITS, Chunk, Limits, Selection
+from ..chunk import Chunk, Selection
+from ..limits import LIMITS, Limits
 from ..open.encoding import UTF8
 from .records import Records, Splitter
 

@@ -23,8 +23,9 @@ from pyarrow import csv as pa_csv
 
 from ...errors import SourceError, UsageError
 from ...telemetry.spans import Span, span
-from ..ahead import PARSING
-from ..chunk import LIMITS, Chunk, Limits, Selection, assemble, concat
+from ..chunk import Chunk, Selection, assemble, concat
+from ..limits import LIMITS, Limits
+from ..open.ahead import PARSING
 from ..open.encoding import UTF8, why_not_decoded
 from ..open.opening import open_at
 from .base import Fragment, InputFile, Schema

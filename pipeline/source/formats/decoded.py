@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...errors import SourceError
-from ..ahead import PARSING
-from ..chunk import HEAD_BYTES, LIMITS, Chunk, Limits, Selection, assemble, concat
+from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat
 from ..columns import plain_type
+from ..limits import LIMITS, Limits
+from ..open.ahead import PARSING
 from .base import Fragment
 
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from ...errors import InputChanged, SourceError, UsageError
 from ...telemetry.spans import Span, span
-from ..ahead import PARSING
 from ..chunk import Chunk, Selection, assemble
+from ..open.ahead import PARSING
 from ..open.encoding import UTF8, looks_like, unescaped
 from ..open.opening import open_at
 from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek

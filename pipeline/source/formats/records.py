@@ -13,7 +13,8 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chunk import HEAD_BYTES, LIMITS, BadRow, Limits, Selection, held_bytes
+from ..chunk import HEAD_BYTES, BadRow, Selection, held_bytes
+from ..limits import LIMITS, Limits
 
 
 class Cutting:

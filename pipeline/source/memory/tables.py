@@ -16,9 +16,10 @@ import pyarrow.dataset as pa_dataset
 from numpy.typing import NDArray
 
 from ...errors import BroadsheetError, UsageError
-from ..chunk import HEAD_BYTES, LIMITS, Chunk, Limits, Selection, assemble, concat, held_bytes
+from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat, held_bytes
 from ..columns import as_bytes, is_textual, plain_type
 from ..formats.records import Cutting
+from ..limits import LIMITS, Limits
 
 MEMORY = "memory"
 """The value of the column `file` for rows that do not come from a file."""

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from ...errors import InputUnavailable, SourceError
 from ...processes.threads import available_cores
-from ..ahead import PARSING
+from .ahead import PARSING
 from .compression import COMPRESSIONS, Compression, Decoder, is_skippable, refusal
 
 _INPUT_BYTES = 256 << 10

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
-from ..ahead import PARSING, in_order
 from ..chunk import Chunk, Selection, concat, empty_chunk, held_bytes, rows_between
 from ..find.search import Problem
 from ..formats.base import Fragment, InputFile, Schema, Stream
 from ..formats.record_format import RecordFormat
 from ..formats.records import Cutting, Records, read_records
+from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
 from ..open.opening import Held, open_at
 from ..plan.examine import Examined, examine_like, held

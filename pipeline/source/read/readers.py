@@ -22,7 +22,8 @@ from ...errors import BroadsheetError
 from ...processes.child import Child
 from ...processes.messages import Closed, packed, receive, send, unpacked
 from ...telemetry.spans import WHERE, Span
-from ..chunk import LIMITS, Chunk, Selection
+from ..chunk import Chunk, Selection
+from ..limits import LIMITS
 from ..plan.plan import Group, GroupChunk, GroupEnd, Run, Unit
 
 MOST_OF_ONE = LIMITS.chunk_bytes

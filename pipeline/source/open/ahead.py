@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from queue import Empty, Full, Queue
 from typing import Generic, TypeVar
 
-from ..processes.threads import available_cores
+from ...processes.threads import available_cores
 
 _MOST_THREADS = 16
 """More threads than this would wait for each other at the GIL."""

@@ -1,0 +1,37 @@
+"""The sizes that reading and planning keep to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHUNK_ROWS = {"cpu": 512, "cuda": 131_072}
+"""Rows in a chunk by default: one or two seconds of work on a CPU, 0.1 s on a GPU; scheduling takes milliseconds."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All in bytes.
+
+    field_bytes: of the longest field or line that is read; an unclosed quote would make a longer one. block_bytes: read
+    at once from a stream, and parsed by one thread: of a block that large, what holds the GIL is a small part.
+    chunk_bytes: of what is held of a chunk's records (`held_bytes`), so that long articles do not make it large.
+    guess_bytes: searched for the first record of a segment. part_bytes: of a table that one thread parses, while others
+    parse those after it.
+    """
+
+    field_bytes: int = 16 << 20
+    block_bytes: int = 8 << 20
+    chunk_bytes: int = 64 << 20
+    guess_bytes: int = 1 << 20
+    part_bytes: int = 16 << 20
+
+    @property
+    def long_line(self) -> str:
+        return f"a line is longer than {self.field_bytes >> 20} MiB"
+
+    @property
+    def long_text(self) -> str:
+        return f"the text is longer than {self.field_bytes >> 20} MiB"
+
+
+LIMITS = Limits()
