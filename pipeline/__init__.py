@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .output.verify import verify
     from .report.job import JobReport
     from .source.inputs import Paths
-    from .train.module import torch_module
+    from .train.network import torch_module
 
     __version__: str
 
@@ -84,7 +84,7 @@ _MODULES = {
     "onnx_inputs": "ecosystem.onnx",
     "push": "ecosystem.push",
     "quantise": "measures.int8_scales",
-    "torch_module": "train.module",
+    "torch_module": "train.network",
     "verify": "output.verify",
 }
 
