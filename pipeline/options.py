@@ -14,10 +14,10 @@ from msgspec import UNSET
 from .errors import UsageError
 from .labelling.windows import SCORES, Windows
 from .model.several import Models
-from .output.expression import parse
 from .output.labelling import Labelling, Names
 from .output.layout import FORMATS
 from .output.record import Settings
+from .output.where import parse
 from .source.chunk import Selection
 from .source.delimiter import delimiter_named
 from .source.find.search import printable
