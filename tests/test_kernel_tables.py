@@ -33,7 +33,7 @@ from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tables import eight_bit_order, fixed_point, statistics_tables
 from pipeline.kernels.tiles import SimtTile
 from pipeline.model import reference
-from pipeline.model.charcnn import layer_table
+from pipeline.model.layers import layer_table
 from pipeline.telemetry.profile import read_report
 
 LENGTH = 123

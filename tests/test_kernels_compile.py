@@ -26,7 +26,7 @@ from pipeline.kernels.catalog import (
 from pipeline.kernels.compile import Cubin, compile_kernel, compiler_name, resources
 from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tiles import SHARED_LIMIT
-from pipeline.model.charcnn import layer_table
+from pipeline.model.layers import layer_table
 from pipeline.model.ngrams import Kinds
 
 pytest.importorskip("cuda.core")

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.ladder.switches import NOTHING, PRODUCT, SWITCHES, steps
 from benchmarks.pages.ladder import page
 from pipeline.kernels.compile import compile_kernel, resources
-from pipeline.model.charcnn import layer_table
+from pipeline.model.layers import layer_table
 
 
 def result(broken: str) -> dict[str, Any]:

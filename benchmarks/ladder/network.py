@@ -18,8 +18,7 @@ from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tiles import product_tile
 from pipeline.kernels.weights import DeviceNorm
 from pipeline.model.alphabet import Alphabet
-from pipeline.model.charcnn import Layer
-from pipeline.model.frame import Frame
+from pipeline.model.layers import Frame, Layer
 from pipeline.model.quantised import Integers
 from pipeline.model.reference import Weights
 

@@ -128,7 +128,7 @@ kernels, workers, strict, allow_mixed
         made: Frame = labelled_as(frame, model, options, suffix)
         return made
     models = load_models(model)
-    added = computed_columns(options.labellings(models), truth_column is not None)
+    added = computed_columns(options.model_columns(models), truth_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     report = classify(
         frame,

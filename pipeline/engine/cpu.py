@@ -31,7 +31,8 @@ from threadpoolctl import ThreadpoolController
 
 from ..model import quantised, reference
 from ..model.alphabet import text_ends
-from ..model.charcnn import NORM_EPSILON, Layer, Model
+from ..model.charcnn import Model
+from ..model.layers import NORM_EPSILON, Layer
 from ..model.ngrams import scores, scores_of_ids
 from ..model.reference import Floats, Norm, Offsets, Rows, Weights
 from ..telemetry.spans import Span, span

@@ -19,7 +19,8 @@ from ..kernels.memory_plan import units_by_length
 from ..kernels.ops import Operations, load, tile_shape
 from ..kernels.storage import FLOAT, Storage
 from ..kernels.work import ELEMENT_WISE, PRODUCT, REDUCTION, KernelWork, computed_rows, kernels_of
-from ..model.charcnn import Layer, Model
+from ..model.charcnn import Model
+from ..model.layers import Layer
 from ..telemetry.profile import Ceilings, KernelProfile
 from ..telemetry.spans import Span
 from .base import Texts

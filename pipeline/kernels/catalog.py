@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..errors import UsageError
-from ..model.charcnn import Layer
-from ..model.frame import Frame
+from ..model.layers import Frame, Layer
 from ..model.ngrams import Kinds
 from .memory_plan import CLOSING, articles_for_a_full_one, most_units
 from .storage import STORAGE, Element, Storage

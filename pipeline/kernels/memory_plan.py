@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.alphabet import head_bytes
-from ..model.charcnn import Layer
-from ..model.frame import Frame
+from ..model.layers import Frame, Layer
 from ..model.ngrams import NGrams
 from .storage import Element, Storage
 from .tables import ngram_bytes

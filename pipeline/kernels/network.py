@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
 from ..model.alphabet import Alphabet, head_bytes
-from ..model.charcnn import Layer
+from ..model.layers import Layer
 from ..model.ngrams import NGrams
 from ..model.quantised import Integers
 from ..model.reference import Weights

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
 from ..model.alphabet import head_bytes
-from ..model.charcnn import NORM_EPSILON, Layer
-from ..model.frame import Frame
+from ..model.layers import NORM_EPSILON, Frame, Layer
 from . import catalog
 from .catalog import Kernel
 from .compile import compile_kernel

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.charcnn import NORM_EPSILON
+from ..model.layers import NORM_EPSILON
 from ..model.ngrams import NGrams, Script, script
 from ..model.reference import Floats, Weights
 

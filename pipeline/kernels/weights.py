@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..model.alphabet import Alphabet
-from ..model.charcnn import Layer
+from ..model.layers import Layer
 from ..model.ngrams import Kinds, NGrams
 from ..model.quantised import Integers
 from ..model.reference import Floats, Weights

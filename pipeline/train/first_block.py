@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from ..kernels.catalog import FIRST_CAPABILITY, NUMBERS, Kernel, first_block
-from ..model.charcnn import NORM_EPSILON, Layer
+from ..model.layers import NORM_EPSILON, Layer
 from .layout import GROUP, Layout
 
 _NUMBERS = {torch.float32: "float", torch.bfloat16: "BFloat"}
