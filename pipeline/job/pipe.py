@@ -21,7 +21,7 @@ import pyarrow as pa
 from ..engine.base import Engine
 from ..engine.open import opened
 from ..errors import SourceError
-from ..labelling.labeller import checked, classify, texts_of
+from ..labelling.scored import score_chunk
 from ..measures.accuracy import Confusion, confusion_of
 from ..model.charcnn import Model
 from ..model.several import Models, load_models
@@ -194,24 +194,23 @@ class _Labelling:
 
     def __init__(self, engines: list[Engine], selection: Selection, options: Options, kind: str, found: Piped) -> None:
         self._engines, self._found = engines, found
-        self._columns = columns_of(selection, options.labellings(found.models), options.where)
+        self._columns = columns_of(selection, options.model_columns(found.models), options.where)
         self.schema = self._columns.written.append(REASON)
         check_writable(self.schema, PartNames(kind), ())
 
     def of(self, batch: _Piece) -> pa.Table:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
         columns, found = self._columns, self._found
-        predictions = classify(texts_of(batch.chunk), self._engines, columns.labellings)
-        labelled = checked(batch.chunk, predictions, self._engines, columns.labellings, first=False)
-        chunk, first = labelled.chunk, columns.labellings[0]
+        scored = score_chunk(batch.chunk, self._engines, columns.scoring)
+        chunk, first = scored.chunk, columns.models[0]
         if chunk.truth is not None:
-            pairs = first.pairs(labelled.predictions[0], chunk.truth)
+            pairs = first.pairs(scored.predictions[0], chunk.truth)
             found.confusion = confusion_of(pairs, first.classes, found.confusion)
-        found.doubtful.update(labelled.doubtful[0])
-        table = columns.table(chunk, labelled.predictions)
+        found.doubtful.update(scored.doubtful[0])
+        table = columns.table(chunk, scored.predictions)
         chosen = columns.chosen(table)
         table = columns.of_written(table, chosen)
-        found.unlabelled += first.unlabelled(labelled.predictions[0].take(chosen))
+        found.unlabelled += first.unlabelled(scored.predictions[0].take(chosen))
         found.problems += chunk.problems
         found.rows_written += len(table)
         found.rows_filtered += len(chunk) - len(table)

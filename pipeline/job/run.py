@@ -62,7 +62,7 @@ def run_job(request: Request) -> JobReport:
     """Run all phases; of an update twice, where a job or an update was interrupted and files have come since."""
     options = request.options
     if options.update and request.folder is not None and _is_interrupted(request.folder):
-        report = run_job(replace(request, options=replace(options, update=False, resume=True)))
+        report = run_job(replace(request, options=options.changed(update=False, resume=True)))
         if report.run.set_aside or report.run.stopped or not (report.job.growth and report.job.growth.later):
             return report
     prepared = prepare(request)
@@ -245,10 +245,10 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
         job_input = open_input(prepared.found, selection, chunk_rows, saved, scanner, options.limit, workers)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
-    columns = columns_of(job_input.selection, options.labellings(models), options.where)
+    columns = columns_of(job_input.selection, options.model_columns(models), options.where)
     if request.folder is not None:
         names = options.settings(chunk_rows, models).names
-        check_writable(columns.written, names, columns.labellings[0].labels)
+        check_writable(columns.written, names, columns.models[0].labels)
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
     return Planned(prepared, job_input, columns, chunk_rows, seconds)
 

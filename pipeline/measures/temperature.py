@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..engine.base import Engine
 from ..engine.open import open_engine
 from ..errors import UsageError
-from ..labelling.labeller import texts_of
+from ..labelling.scored import texts_of
 from ..model.charcnn import Model, load_model
 from ..model.scores import CARD, LEAST_ROWS, fitted, log_scores
 from ..source.chunk import NO_TRUTH, Chunk, Selection

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from ..errors import OutputError
 from .commit import quarantine_table, read_committed
 from .formats import read_part
-from .labelling import N_CHARS, Names
 from .layout import QUARANTINE
+from .model_columns import N_CHARS, Names
 from .record import Entry
 from .store import Store
 from .where import Where

@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 
 from ..engine.base import Predictions
 from ..errors import UsageError
+from ..labelling.scored import Scoring
 from ..source.chunk import NO_TRUTH, Chunk, Selection
-from .labelling import N_CHARS, TRUTH, Labelling
+from .model_columns import N_CHARS, TRUTH, ModelColumns
 from .where import Where
 
 REASON = pa.field("reason", pa.string())
 """The last column of results in memory: why a row has no label."""
 
 
-def output_schema(selection: Selection, labellings: Sequence[Labelling]) -> pa.Schema:
+def output_schema(selection: Selection, models: Sequence[ModelColumns]) -> pa.Schema:
     """The columns of a part. Raises UsageError where a kept column has the name of another."""
     rows, truth = selection.row_schema, bool(selection.truth or selection.answers)
-    computed = computed_columns(labellings, truth)
+    computed = computed_columns(models, truth)
     for name in rows.names[2:]:
         if name in ("file", "row", *computed.names, REASON.name):
             raise UsageError(
@@ -33,15 +34,15 @@ def output_schema(selection: Selection, labellings: Sequence[Labelling]) -> pa.S
     return pa.schema([*rows, *computed])
 
 
-def computed_columns(labellings: Sequence[Labelling], truth: bool) -> pa.Schema:
+def computed_columns(models: Sequence[ModelColumns], truth: bool) -> pa.Schema:
     """Those that a job adds to `file`, `row` and the kept columns. Raises UsageError where two have one name."""
     fields: list[pa.Field] = []
-    for labelling in labellings:
-        fields += labelling.first
-        if truth and labelling is labellings[0]:
+    for model in models:
+        fields += model.first
+        if truth and model is models[0]:
             fields.append(TRUTH)
-        fields += labelling.more
-    fields += [N_CHARS, *(field for labelling in labellings for field in labelling.of_text)]
+        fields += model.more
+    fields += [N_CHARS, *(field for model in models for field in model.of_text)]
     names = [field.name for field in fields]
     for name in names:
         if names.count(name) > 1:
@@ -50,14 +51,14 @@ def computed_columns(labellings: Sequence[Labelling], truth: bool) -> pa.Schema:
 
 
 def label_table(
-    chunk: Chunk, predictions: Sequence[Predictions], schema: pa.Schema, labellings: Sequence[Labelling]
+    chunk: Chunk, predictions: Sequence[Predictions], schema: pa.Schema, models: Sequence[ModelColumns]
 ) -> pa.Table:
     """The labelled rows: the columns of `chunk.rows` and of its predictions by each model, in the order of `schema`."""
     found = {N_CHARS.name: pa.array(predictions[0].n_chars)}
-    for labelling, predicted in zip(labellings, predictions, strict=True):
-        found |= labelling.columns(predicted)
+    for model, predicted in zip(models, predictions, strict=True):
+        found |= model.columns(predicted)
     if chunk.truth is not None:
-        names = pa.array(labellings[0].truths or labellings[0].classes, pa.string())
+        names = pa.array(models[0].truths or models[0].classes, pa.string())
         found[TRUTH.name] = names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
     computed = schema.names[chunk.rows.num_columns :]
     return pa.table([*chunk.rows.columns, *(found[name] for name in computed)], schema)
@@ -65,18 +66,23 @@ def label_table(
 
 @dataclass(frozen=True)
 class Columns:
-    """written: of the parts. labelled: the same, or also the score of every class, where `where` names one of them.
-    labellings: what each model is to say of a row, for `labelled`. where: which rows are written; None for all.
+    """written: of the parts. computed: the same, or also the score of every class, where `where` names one of them.
+    models: those that each model fills, for `computed`. where: which rows are written; None for all.
     """
 
     written: pa.Schema
-    labelled: pa.Schema
-    labellings: tuple[Labelling, ...]
+    computed: pa.Schema
+    models: tuple[ModelColumns, ...]
     where: Where | None
+
+    @property
+    def scoring(self) -> tuple[Scoring, ...]:
+        """What is asked of each model."""
+        return tuple(columns.scoring for columns in self.models)
 
     def table(self, chunk: Chunk, predictions: Sequence[Predictions]) -> pa.Table:
         """The labelled rows of a chunk. predictions: by each model."""
-        return label_table(chunk, predictions, self.labelled, self.labellings)
+        return label_table(chunk, predictions, self.computed, self.models)
 
     def chosen(self, table: pa.Table) -> NDArray[np.bool_]:
         """Which of the labelled rows are written, [N]."""
@@ -88,22 +94,22 @@ class Columns:
         return table if chosen.all() else table.filter(pa.array(chosen))
 
 
-def columns_of(selection: Selection, labellings: Sequence[Labelling], expression: str | None) -> Columns:
-    """The columns of a job with these options. expression: of `where`.
+def columns_of(selection: Selection, models: Sequence[ModelColumns], expression: str | None) -> Columns:
+    """The columns of a job with these options. models: what each fills. expression: of `where`.
 
     Raises UsageError for a kept column with the name of another, and an expression that does not fit the columns.
     """
-    asked = tuple(labellings)
-    written = output_schema(selection, asked)
+    every = tuple(models)
+    written = output_schema(selection, every)
     if expression is None:
-        return Columns(written, written, asked, None)
-    every_score = tuple(labelling.with_every_score for labelling in asked)
+        return Columns(written, written, every, None)
+    every_score = tuple(columns.with_every_score for columns in every)
     where, all_of_them = Where(expression), output_schema(selection, every_score)
     where.check(all_of_them)
-    labels = {labelling.names.label: labelling.labels for labelling in asked}
-    where.check_labels({TRUTH.name: asked[0].truths or asked[0].classes, **labels})
+    labels = {columns.names.label: columns.labels for columns in every}
+    where.check_labels({TRUTH.name: every[0].truths or every[0].classes, **labels})
     if where.columns <= {*written.names}:
-        return Columns(written, written, asked, where)
+        return Columns(written, written, every, where)
     return Columns(written, all_of_them, every_score, where)
 
 

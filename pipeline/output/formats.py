@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from ..errors import OutputError, UsageError
-from .labelling import N_CHARS, TRUTH, Names, names_in
 from .layout import NULL_FOLDER, PartNames, folder_label, label_folder
+from .model_columns import N_CHARS, TRUTH, Names, names_in
 
 _TAKEN_FROM_FOLDER = ("parquet",)
 """Formats whose readers take the label from the folder's name; some of them refuse to have it in the file as well. Of
