@@ -8,95 +8,12 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-<<<<<<< HEAD
-if TYPE_CHECKING:
-    from .api import classify, close
-    from .classifier import Classifier, Prediction, load
-    from .client import AsyncClient, Client, ServerError
-    from .ecosystem.labelled import label
-    from .ecosystem.onnx import export_onnx, onnx_inputs
-    from .ecosystem.push import push
-    from .errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
-    from .job.estimate import Estimate, dry_run
-    from .measures.int8_scales import quantise
-    from .measures.temperature import calibrate
-    from .model.charcnn import Model, load_model
-    from .options import Options
-    from .output.verify import verify
-    from .report.job import JobReport
-    from .source.inputs import Paths
-    from .train.network import torch_module
-
-    __version__: str
-
-__all__ = [
-    "AsyncClient",
-    "BroadsheetError",
-    "Classifier",
-    "Client",
-    "Estimate",
-    "JobReport",
-    "Model",
-    "ModelError",
-    "Options",
-    "OutputError",
-    "Paths",
-    "Prediction",
-    "ServerError",
-    "SourceError",
-    "UsageError",
-    "__version__",
-    "calibrate",
-    "classify",
-    "close",
-    "dry_run",
-    "export_onnx",
-    "label",
-    "load",
-    "load_model",
-    "onnx_inputs",
-    "push",
-    "quantise",
-    "torch_module",
-    "verify",
-]
-
-=======
->>>>>>> main
 if __name__ == "pipeline":
     from broadsheet.checkout import alias
 
     alias(__name__)
 
-<<<<<<< HEAD
-_MODULES = {
-    "AsyncClient": "client",
-    "Classifier": "classifier",
-    "Client": "client",
-    "Estimate": "job.estimate",
-    "JobReport": "report.job",
-    "Model": "model.charcnn",
-    "Options": "options",
-    "Paths": "source.inputs",
-    "Prediction": "classifier",
-    "ServerError": "client",
-    "calibrate": "measures.temperature",
-    "classify": "api",
-    "close": "api",
-    "dry_run": "job.estimate",
-    "export_onnx": "ecosystem.onnx",
-    "label": "ecosystem.labelled",
-    "load": "classifier",
-    "load_model": "model.charcnn",
-    "onnx_inputs": "ecosystem.onnx",
-    "push": "ecosystem.push",
-    "quantise": "measures.int8_scales",
-    "torch_module": "train.network",
-    "verify": "output.verify",
-}
-=======
 from . import options as _options  # noqa: F401 - with it errors.py knows which flags are keywords
->>>>>>> main
 
 if TYPE_CHECKING:  # the one list: type checkers and editors read it as it stands, and Python by `_MODULES`
     from .api import classify as classify, close as close, label as label  # noqa: I001 - a module, a line
@@ -119,7 +36,7 @@ if TYPE_CHECKING:  # the one list: type checkers and editors read it as it stand
     from .output.verify import verify as verify
     from .report.job import JobReport as JobReport
     from .source.inputs import Paths as Paths
-    from .train.module import torch_module as torch_module
+    from .train.network import torch_module as torch_module
 
     __version__: str
 
