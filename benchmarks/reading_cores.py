@@ -25,7 +25,7 @@ from pipeline.processes.threads import available_cores
 from pipeline.source.chunk import Selection
 from pipeline.source.inputs import chunks_here, identify, open_input
 from pipeline.source.limits import CHUNK_ROWS, LIMITS
-from pipeline.source.open.front_to_back import PARSING
+from pipeline.source.open.ahead import PARSING
 
 _ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 _ROWS, _SECONDS = 12_500, 3.0

@@ -19,8 +19,8 @@ from .formats.base import Scan, Seek
 from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
 from .memory.tables import MEMORY, Tables, as_tables, dask_selection, partition_chunk
+from .open.ahead import ahead
 from .open.encoding import UTF8
-from .open.front_to_back import ahead
 from .plan.plan import (
     Group,
     GroupChunk,

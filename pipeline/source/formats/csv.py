@@ -25,8 +25,8 @@ from ...errors import SourceError, UsageError
 from ...telemetry.spans import Span, span
 from ..chunk import Chunk, Selection, assemble, concat
 from ..limits import LIMITS, Limits
+from ..open.ahead import PARSING
 from ..open.encoding import UTF8, why_not_decoded
-from ..open.front_to_back import PARSING
 from ..open.opening import open_at
 from .base import Fragment, InputFile, Schema
 from .record_format import DELIMITERS, RecordFormat, separated_by

@@ -19,7 +19,7 @@ from ...errors import SourceError
 from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat
 from ..columns import plain_type
 from ..limits import LIMITS, Limits
-from ..open.front_to_back import PARSING
+from ..open.ahead import PARSING
 from .base import Fragment
 
 

@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 from ...errors import InputUnavailable, SourceError
 from ...processes.threads import available_cores
+from .ahead import PARSING
 from .compression import COMPRESSIONS, Compression, Decoder, is_skippable, refusal
-from .front_to_back import PARSING
 
 _INPUT_BYTES = 256 << 10
 _LEAST_INPUT = 1 << 10

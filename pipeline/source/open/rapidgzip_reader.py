@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from ...processes.child import Child
+from .ahead import PARSING
 from .compression import Compression
 from .decompress import Decompressed
-from .front_to_back import PARSING
 
 LEAST_BYTES = {"gzip": 64 << 20, "bz2": 8 << 20}
 """Compressed, of a file for which a process is started: about half a second of one core."""

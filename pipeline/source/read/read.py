@@ -23,7 +23,8 @@ from ..find.search import Problem
 from ..formats.base import Fragment, InputFile, Schema, Stream
 from ..formats.record_format import RecordFormat
 from ..formats.records import Cutting, Records, read_records
-from ..open.front_to_back import PARSING, FrontToBack, in_order
+from ..open.ahead import PARSING, in_order
+from ..open.front_to_back import FrontToBack
 from ..open.opening import Held, open_at
 from ..plan.examine import Examined, examine_like, held
 from ..plan.plan import Group, GroupChunk, GroupEnd, Run, Unit, Unread, part_name, rows_of

@@ -19,7 +19,7 @@ from ...processes.child import parent_of
 from ...processes.messages import Closed, packed, receive, send, unpacked
 from ...telemetry.spans import Span
 from ..chunk import Chunk
-from ..open.front_to_back import PARSING, ahead
+from ..open.ahead import PARSING, ahead
 from ..plan.plan import GroupChunk, GroupEnd, Run, Unit
 from .read import read_group, read_run, read_unit
 from .readers import Answer, End, Failure, Item, Question, Request, Share, Size, bytes_of
