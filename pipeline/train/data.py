@@ -25,10 +25,9 @@ from ..model.alphabet import Alphabet, encode
 from ..model.charcnn import Model, load_model
 from ..model.layers import CLASSES
 from ..model.ngrams import MOST_READ
-from ..source.chunk import NO_TRUTH, Chunk, Selection, truth_indices
-from ..source.inputs import identify, open_input
-from ..source.label_sets import label_lists, label_sets
-from ..source.read.read import chunks_here
+from ..source.chunk import Chunk, Selection
+from ..source.columns import NO_TRUTH, label_lists, label_sets, truth_indices
+from ..source.inputs import chunks_here, identify, open_input
 
 _CHUNK_ROWS = 16_384
 
