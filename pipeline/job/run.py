@@ -39,7 +39,7 @@ from ..source.find.files import Files
 from ..source.inputs import Given, Rows, Scanners, identify, open_input, planned_files
 from ..source.limits import CHUNK_ROWS
 from ..source.memory.stdin import Stdin
-from ..source.open.changes import changed_chunks
+from ..source.plan.plan import changed_chunks
 from ..source.plan.scan import Scanner
 from ..telemetry.spans import Clock
 from .execute import execute, refuse_difference
