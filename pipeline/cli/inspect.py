@@ -173,7 +173,7 @@ def verify(
     import msgspec
 
     from ..output import verify as reread
-    from ..report.remarks import unread_line
+    from ..report.summary import unread_line
     from ..report.tally import balance
 
     totals = reread.verify(output, input=against_input, root=root, endpoint=endpoint)

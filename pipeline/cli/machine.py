@@ -129,7 +129,7 @@ def profile(
     if plot and not plot.absolute().parent.is_dir():
         raise UsageError(f"--plot {plot}: there is no such folder")
     from ..engine import profile as measured
-    from ..report.roofline_table import print_profile
+    from ..report.tables import print_profile
 
     if sweep:
         points = (
@@ -151,7 +151,7 @@ def profile(
 
 
 def _show_sweep(points: list[Point], over: str, plot: Path | None, as_json: bool) -> None:
-    from ..report.roofline_table import print_sweep
+    from ..report.tables import print_sweep
 
     if as_json:
         print_json([p.to_dict() for p in points])
