@@ -28,9 +28,9 @@ from torch import Tensor
 
 from benchmarks.record import about, parser, write
 from pipeline.model.alphabet import Alphabet, encode
-from pipeline.train.group import Group
-from pipeline.train.job import Examples, Job, run
-from pipeline.train.loop import Rows, Run
+from pipeline.train.group import ProcessGroup
+from pipeline.train.job import Examples, TrainingJob, run
+from pipeline.train.loop import DeviceExamples, TrainingRun
 from pipeline.train.network import CharCNN
 from pipeline.train.objective import OneLabel
 from pipeline.train.packed import PackedCNN
@@ -70,13 +70,13 @@ def examples_in(articles: Path) -> Examples:
     return Examples(ids, labels, np.sort(order[held:]), np.sort(order[:held]))
 
 
-def job_of(device: str, recipe: Recipe) -> Job:
+def job_of(device: str, recipe: Recipe) -> TrainingJob:
     """The recipe's job."""
     objective = OneLabel(recipe.label_smoothing)
-    return Job(CLASSES, Alphabet(WITH_SPACE), LENGTH, "text", recipe, objective, seed=0, device=device)
+    return TrainingJob(CLASSES, Alphabet(WITH_SPACE), LENGTH, "text", recipe, objective, seed=0, device=device)
 
 
-def loop_of(job: Job, examples: Examples, kind: str, steps: int, group: Group) -> Run:
+def loop_of(job: TrainingJob, examples: Examples, kind: str, steps: int, group: ProcessGroup) -> TrainingRun:
     """A run whose epochs have so many steps, on this process's device."""
     device = torch.device("cuda" if job.device == "cuda" else "cpu")
     compute = torch.bfloat16 if job.device == "cuda" else torch.float32
@@ -85,19 +85,23 @@ def loop_of(job: Job, examples: Examples, kind: str, steps: int, group: Group) -
     made = Plain if kind == "plain" else PackedCNN
     network = made(job.layers, job.frame, compute, recipe.dropout, recipe.input_dropout).to(device)
     fit = examples.fit[: steps * recipe.batch_size]
-    rows = Rows(torch.from_numpy(examples.ids[fit]).to(device), torch.from_numpy(examples.targets[fit]).to(device))
-    loop = Run(network, rows, Rows(rows.ids[:0], rows.targets[:0]), job.symbols, recipe, job.objective, 0, group)
+    rows = DeviceExamples(
+        torch.from_numpy(examples.ids[fit]).to(device), torch.from_numpy(examples.targets[fit]).to(device)
+    )
+    loop = TrainingRun(
+        network, rows, DeviceExamples(rows.ids[:0], rows.targets[:0]), job.symbols, recipe, job.objective, 0, group
+    )
     if kind != "graphs":
         loop._replayed = None
     return loop
 
 
-def milliseconds_a_step(job: Job, examples: Examples, kind: str, steps: int) -> float:
+def milliseconds_a_step(job: TrainingJob, examples: Examples, kind: str, steps: int) -> float:
     """In the faster of two epochs after one that warms up. On a CPU: of one core's time, which other programs take none
     of.
     """
     clock = time.perf_counter if job.device == "cuda" else time.process_time
-    loop = loop_of(job, examples, kind, steps, Group())
+    loop = loop_of(job, examples, kind, steps, ProcessGroup())
     loop.network.train()
     found = []
     with torch.backends.cudnn.flags(enabled=True, benchmark=job.device == "cuda"):
@@ -109,7 +113,7 @@ def milliseconds_a_step(job: Job, examples: Examples, kind: str, steps: int) -> 
     return 1000 * min(found[1:]) / steps
 
 
-def epochs_on(job: Job, examples: Examples, gpus: int) -> dict[str, Any]:
+def epochs_on(job: TrainingJob, examples: Examples, gpus: int) -> dict[str, Any]:
     """Seconds of the fastest epoch but the first, and the accuracy that the run ends with."""
     ends: list[tuple[float, Epoch]] = []
 
@@ -132,11 +136,11 @@ def epochs_on(job: Job, examples: Examples, gpus: int) -> dict[str, Any]:
     }
 
 
-def traced(rank: int, size: int, folder: str, job: Job, examples: Examples, steps: int) -> None:
+def traced(rank: int, size: int, folder: str, job: TrainingJob, examples: Examples, steps: int) -> None:
     """In a process of its own: trace an epoch after two that warm up."""
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", f"file://{folder}/meeting", rank=rank, world_size=size)
-    loop = loop_of(job, examples, "graphs", steps, Group(rank, size))
+    loop = loop_of(job, examples, "graphs", steps, ProcessGroup(rank, size))
     loop.network.train()
     for epoch in (1, 2):
         loop._epoch(epoch, lambda what: None, lambda: False)

@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..report.console import PlainConsole, print_json
 
 if TYPE_CHECKING:
-    from ..telemetry.profile import Point
+    from ..telemetry.profile import SweepPoint
 
 SWEEPS = ("batch", "precision")
 
@@ -67,7 +67,7 @@ def command(
         save_png(roofline(found), plot)
 
 
-def _show_sweep(points: list[Point], over: str, plot: Path | None, as_json: bool) -> None:
+def _show_sweep(points: list[SweepPoint], over: str, plot: Path | None, as_json: bool) -> None:
     from ..report.tables import print_sweep
 
     if as_json:
