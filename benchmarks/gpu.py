@@ -33,7 +33,7 @@ from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.work import computed_rows, kernels_of
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model, load_model
-from pipeline.model.frame import FRAMES
+from pipeline.model.layers import FRAMES
 from pipeline.telemetry.spans import Span
 
 OURS = (

@@ -7,8 +7,7 @@ from typing import Any
 
 from distributed import Worker
 
-from ..pipeline.telemetry.activity import ACTIVITY
-from ..pipeline.telemetry.counters import COUNTS
+from ..pipeline.telemetry.activity import ACTIVITY, COUNTS
 
 METRIC = "broadsheet"
 """Under which the figures of a worker are found."""

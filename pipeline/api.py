@@ -20,7 +20,7 @@ from .model.quantised import scales_of
 from .model.several import load_models
 from .options import OPTIONS, Options
 from .output.folder import OutputFolder
-from .output.place import place_of
+from .output.object_store import place_of
 from .report.job import JobReport, Progress
 from .report.summary import doubt
 from .source.find.search import printable

@@ -65,7 +65,7 @@ def register(
 
     options = Options(text_column=_TEXT, device=device, precision=precision, kernels=kernels)
     labels = labels_of([model], options, pa.schema([(_TEXT, pa.string())]))
-    if any(labelling.thresholds is not None for labelling in labels.columns.labellings):
+    if any(model.thresholds is not None for model in labels.columns.models):
         raise UsageError("the model gives a text several labels, and the functions return one: use broadsheet.label")
     types = {pa.string(): sqltypes.VARCHAR, pa.float32(): sqltypes.FLOAT}
     types |= {pa.int64(): sqltypes.BIGINT, pa.bool_(): sqltypes.BOOLEAN}

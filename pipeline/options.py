@@ -15,8 +15,8 @@ from .errors import UsageError
 from .labelling.windows import SCORES, Windows
 from .model.several import Models
 from .output.expression import parse
-from .output.labelling import Labelling, Names
 from .output.layout import FORMATS
+from .output.model_columns import ModelColumns, Names
 from .output.record import Settings
 from .source.chunk import Selection
 from .source.delimiter import delimiter_named
@@ -157,11 +157,11 @@ class Options:
                 )
         return max(windows.reads(model.length) for model in models.every)
 
-    def labellings(self, models: Models) -> tuple[Labelling, ...]:
+    def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """What each model is to say of each row."""
         self._refuse_unfit(models)
         return tuple(
-            Labelling(
+            ModelColumns(
                 classes=model.classes,
                 top_k=self.top_k,
                 scores=self.scores,

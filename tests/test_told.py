@@ -17,7 +17,7 @@ from conftest import ROOT
 from distributed import Client
 
 import pipeline
-from pipeline.measures.accuracy import OUTSIDE_SHARE
+from pipeline.labelling.scored import OUTSIDE_SHARE
 from pipeline.model.alphabet import PUBLISHED, Alphabet, encode
 from pipeline.model.charcnn import Model
 from pipeline.report.console import PlainConsole

@@ -162,7 +162,7 @@ def command(
     could not be read, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with --resume.
     1: any other error.
     """
-    from ..output.place import place_of
+    from ..output.object_store import place_of
 
     if output is not None and output != _STDOUT:
         place_of(output, endpoint)

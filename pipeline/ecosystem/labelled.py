@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..model.charcnn import Model
 from ..model.several import load_models
 from ..options import Options
-from ..output.parts import REASON, computed_columns
+from ..output.columns import REASON, computed_columns
 from ..report.job import Progress
 from ..report.join import Frame, refuse_taken
 from .gpu_frames import is_gpu_frame, label_gpu_frame
@@ -128,7 +128,7 @@ kernels, workers, strict, allow_mixed
         made: Frame = labelled_as(frame, model, options, suffix)
         return made
     models = load_models(model)
-    added = computed_columns(options.labellings(models), truth_column is not None)
+    added = computed_columns(options.model_columns(models), truth_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     report = classify(
         frame,

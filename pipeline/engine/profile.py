@@ -25,7 +25,8 @@ from ..kernels.storage import STORAGE
 from ..kernels.work import kernels_of
 from ..model import reference
 from ..model.alphabet import encode, text_ends
-from ..model.charcnn import Layer, Model, load_model
+from ..model.charcnn import Model, load_model
+from ..model.layers import Layer
 from ..telemetry.profile import Ceilings, KernelProfile, Point, Profile, counted_bytes
 from ..telemetry.spans import Span
 from .base import PRECISIONS, Engine, Texts

@@ -15,11 +15,12 @@ from ..errors import UsageError
 from ..kernels import catalog
 from ..kernels.catalog import Kernel
 from ..kernels.compile import compile_kernel, resources
+from ..kernels.memory_plan import units_by_length
 from ..kernels.ops import Operations, load, tile_shape
-from ..kernels.packing import units_by_length
 from ..kernels.storage import FLOAT, Storage
 from ..kernels.work import ELEMENT_WISE, PRODUCT, REDUCTION, KernelWork, computed_rows, kernels_of
-from ..model.charcnn import Layer, Model
+from ..model.charcnn import Model
+from ..model.layers import Layer
 from ..telemetry.profile import Ceilings, KernelProfile
 from ..telemetry.spans import Span
 from .base import Texts

@@ -17,15 +17,14 @@ import numpy as np
 from ..engine.base import Engine, Predictions, Texts
 from ..engine.open import opened, why_no_gpu
 from ..errors import UsageError
-from ..labelling.labeller import checked, classify, texts_of
+from ..labelling.scored import ScoredChunk, Scoring, score, score_chunk, texts_of
 from ..model.charcnn import Model
 from ..model.several import Models, load_models
 from ..options import OPTIONS, Options
 from ..output.columns import columns_of
 from ..output.folder import OutputFolder
-from ..output.labelling import Labelling
-from ..output.part_files import check_writable, part_files
-from ..output.place import place_of
+from ..output.formats import check_writable, part_files
+from ..output.object_store import place_of
 from ..output.store import Location
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, concat
@@ -257,7 +256,14 @@ endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, 
         warnings=(),
     )
     warnings = [
-        *_warnings(estimate, sample, labelled, options, path, options.labellings(models)[0].reads(models.first.length))
+        *_warnings(
+            estimate,
+            sample,
+            labelled,
+            options,
+            path,
+            options.model_columns(models)[0].scoring.reads(models.first.length),
+        )
     ]
     if slow := slow_to_read(files.found):
         warnings.append(slow)
@@ -267,23 +273,22 @@ endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, 
 def _label(sample: Sample, models: Models, engines: list[Engine], options: Options) -> _Labelled:
     """Label the sample, and measure how long that takes and how large its parts are."""
     found = _Labelled(Counter(), Counter())
-    columns = columns_of(sample.selection, options.labellings(models), options.where)
+    columns = columns_of(sample.selection, options.model_columns(models), options.where)
     chunk_rows = options.chunk_size or CHUNK_ROWS[engines[0].backend.device]
     names = options.settings(chunk_rows, models).names
-    check_writable(columns.written, names, columns.labellings[0].labels)
+    check_writable(columns.written, names, columns.models[0].labels)
     seconds, timed, size = 0.0, 0, 0
     for readable in _joined(sample.chunks):
-        predicted, typical, taken = _classified(readable, engines, columns.labellings)
+        judged, typical, taken = _timed(readable, engines, columns.scoring)
         seconds, timed = seconds + taken, timed + typical
-        judged = checked(readable, predicted, engines, columns.labellings, first=False)
         chunk, predictions = judged.chunk, judged.predictions[0]
         table = columns.table(chunk, judged.predictions)
         found.rows += chunk.rows_read
-        found.labels.update(columns.labellings[0].counts(predictions))
+        found.labels.update(columns.models[0].counts(predictions))
         found.reasons.update(chunk.quarantine.column("reason").to_pylist())
         found.empty += int((predictions.n_chars == 0).sum())
         found.cut += int(predictions.truncated.sum())
-        found.chars += int(np.minimum(predictions.n_chars, columns.labellings[0].reads(models.first.length)).sum())
+        found.chars += int(np.minimum(predictions.n_chars, columns.scoring[0].reads(models.first.length)).sum())
         found.unknown += int(predictions.unknown_chars.sum())
         for at in range(0, len(table), chunk_rows):
             part = table.slice(at, chunk_rows)
@@ -300,19 +305,24 @@ def _joined(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
         yield concat(list(same))
 
 
-def _classified(
-    chunk: Chunk, engines: list[Engine], labellings: Sequence[Labelling]
-) -> tuple[tuple[Predictions, ...], int, float]:
-    """The predictions of a chunk; and rows and seconds of a call that is large enough to be typical of the engines."""
-    classify(_WARM_UP, engines, labellings)
-    typical = chunk
-    if engines[0].batch is not None:
-        predictions = classify(texts_of(chunk), engines, labellings)
-        typical = concat([chunk] * -(-_BATCHES * engines[0].batch // max(len(chunk), 1)))
-    began = time.perf_counter()
-    found = classify(texts_of(typical), engines, labellings)
-    seconds = time.perf_counter() - began
-    return (found if typical is chunk else predictions), len(typical), seconds
+def _timed(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> tuple[ScoredChunk, int, float]:
+    """A scored chunk; and rows and seconds of a call that is large enough to be typical of the engines."""
+    seconds = 0.0
+
+    def timed(texts: Texts) -> tuple[Predictions, ...]:
+        nonlocal seconds
+        began = time.perf_counter()
+        found = score(texts, engines, scoring)
+        seconds = time.perf_counter() - began
+        return found
+
+    score(_WARM_UP, engines, scoring)
+    scored = score_chunk(chunk, engines, scoring, compute=timed)
+    if engines[0].batch is None:
+        return scored, len(chunk), seconds
+    typical = concat([chunk] * -(-_BATCHES * engines[0].batch // max(len(chunk), 1)))
+    timed(texts_of(typical))
+    return scored, len(typical), seconds
 
 
 def _warnings(

@@ -92,7 +92,7 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         folder.create(fingerprint, planned.columns.written, saved, again, options.overwrite)
     if folder and (options.resume or (update and update.saved)):
         number = update.number if update else 0
-        before = folder.committed(fingerprint.id, planned.columns.labellings, planned.columns.written, number)
+        before = folder.committed(fingerprint.id, planned.columns.models, planned.columns.written, number)
     _count_earlier(report, before)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
     chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))

@@ -25,11 +25,11 @@ from ..options import Options
 from ..output.columns import columns_of
 from ..output.finish import finish as finish_folder
 from ..output.folder import OutputFolder
+from ..output.formats import check_writable
 from ..output.layout import MANIFEST, PLAN
-from ..output.part_files import check_writable
 from ..output.record import WRITER, Fingerprint, ListedFile, Manifest, listing_digest, to_json
 from ..output.saved_plan import changes, plan_again, plan_from
-from ..processes.beside import beside
+from ..processes.threads import in_background
 from ..report.facts import Growth, JobFacts, RunFacts
 from ..report.job import JobReport
 from ..report.perfetto import save_trace
@@ -42,7 +42,7 @@ from ..source.limits import CHUNK_ROWS
 from ..source.memory.stdin import Stdin
 from ..source.open.changes import changed_chunks
 from ..source.plan.scan import Scanner
-from ..telemetry.clocks import Clock
+from ..telemetry.spans import Clock
 from .execute import execute, refuse_difference
 from .phases import Engines, Executed, OnDemand, Planned, Prepared, Request, Running
 from .update import Update, begin, only_known, unfinished
@@ -98,7 +98,7 @@ def _phases(prepared: Prepared) -> JobReport:
         engines = _start_engines(client, request)
         planned = plan(prepared, engines, partial(_scanner, prepared, lambda: client), lambda: len(client.nthreads()))
         return finish(planned, execute(planned, client, engines))
-    with beside(_with_engines(request.cluster, request), _HEAD_START_SECONDS) as started:
+    with in_background(_with_engines(request.cluster, request), _HEAD_START_SECONDS) as started:
         scanner = partial(_scanner, prepared, lambda: started()[0])
         planned = plan(prepared, None, scanner, lambda: len(started()[0].nthreads()))
         began = time.perf_counter()
@@ -245,10 +245,10 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
         job_input = open_input(prepared.found, selection, chunk_rows, saved, scanner, options.limit, workers)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
-    columns = columns_of(job_input.selection, options.labellings(models), options.where)
+    columns = columns_of(job_input.selection, options.model_columns(models), options.where)
     if request.folder is not None:
         names = options.settings(chunk_rows, models).names
-        check_writable(columns.written, names, columns.labellings[0].labels)
+        check_writable(columns.written, names, columns.models[0].labels)
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
     return Planned(prepared, job_input, columns, chunk_rows, seconds)
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ..engine.base import Engine
 from ..engine.open import open_engine
 from ..errors import UsageError
-from ..labelling.labeller import texts_of
+from ..labelling.scored import texts_of
 from ..model.charcnn import Model, load_model
-from ..model.temperature import CARD, LEAST_ROWS, fitted, log_scores
+from ..model.scores import CARD, LEAST_ROWS, fitted, log_scores
 from ..source.chunk import NO_TRUTH, Chunk, Selection
 from ..source.find.files import Files
 from ..source.inputs import identify, open_input

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ..errors import UsageError
-from ..output.commit import committed_rows
+from ..output.columns import REASON, rows_set_aside
+from ..output.commit import committed_rows, quarantine_table
 from ..output.folder import OutputFolder
 from ..output.layout import QUARANTINE, of_job
-from ..output.memory import rows_set_aside
-from ..output.parts import REASON
-from ..output.quarantine import quarantine_table
 from ..output.store import Location
 from ..source.chunk import QUARANTINE_SCHEMA, Selection
 from .join import Frame, as_pandas, is_frame, refuse_other_frame, refuse_taken, with_columns

@@ -10,8 +10,8 @@ from msgspec import UNSET
 
 from ..errors import BroadsheetError
 from ..measures.accuracy import LENGTHS, Confusion, confusion_of
+from ..output.account import summed
 from ..output.record import SUMS, Entry, Judged, Totals
-from ..output.totals import summed
 from ..source.plan.group import GroupEnd
 
 

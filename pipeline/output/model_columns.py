@@ -14,10 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..engine.base import Predictions
+from ..labelling.scored import Scoring
 from ..labelling.windows import Windows
 from ..measures.accuracy import count_pairs
-from ..model.label_sets import assigned
 from ..model.reference import NO_LABEL
+from ..model.scores import assigned
 from ..source.chunk import NO_TRUTH
 from ..source.label_sets import SEPARATOR
 
@@ -81,8 +82,8 @@ def names_in(columns: Collection[str]) -> list[Names]:
 
 
 @dataclass(frozen=True)
-class Labelling:
-    """What one model says of each row, and which of that is asked for.
+class ModelColumns:
+    """The columns that one model fills.
 
     classes: of the model. top_k: the best labels and their scores, where above 1. scores: of every class. names: of its
     columns. truths: the classes that a truth may name, where these are not the model's: of several, those of all.
@@ -99,22 +100,18 @@ class Labelling:
     thresholds: tuple[float, ...] | None = None
     windows: Windows | None = None
 
-    def reads(self, length: int) -> int:
-        """Characters of a text on which its label depends, of a model of this length."""
-        return length if self.windows is None else self.windows.reads(length)
-
     @property
     def labels(self) -> tuple[str, ...]:
         """What the column of labels may hold."""
         return self.classes
 
     @property
-    def every_score(self) -> bool:
-        """Whether the engine has to return the score of every class."""
-        return self.scores or self.thresholds is not None
+    def scoring(self) -> Scoring:
+        """What these columns need of the model."""
+        return Scoring(self.top_k, self.scores or self.thresholds is not None, self.windows)
 
     @property
-    def with_every_score(self) -> Labelling:
+    def with_every_score(self) -> ModelColumns:
         """The same with the score of every class."""
         return replace(self, scores=True)
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from threading import Lock
 
 from ..engine.base import Engine
+from ..engine.open import open_engine
 from ..errors import BroadsheetError, NoRoom
-from ..telemetry.counters import COUNTS
+from ..telemetry.activity import COUNTS
 from ..telemetry.spans import WHERE, Place
 
 MOST_ENGINES = 8
@@ -23,7 +24,7 @@ MOST_ENGINES = 8
 
 
 @dataclass
-class _Loaded:
+class _Held:
     """holds: how many uses there are now. used: the number of the last one. kept: whether it stays after its uses."""
 
     engine: Engine
@@ -33,20 +34,25 @@ class _Loaded:
     kept: bool = True
 
 
-class LoadedEngines:
+class EngineCache:
     """The engines of a process, by key.
 
-    computing: gives the lock under which engines are loaded, closed and computed with: each limits the threads of a
-    library that all share. is_short: whether there is little memory left; the workers of the process set it.
+    open_engine: what those who offer an engine call; assign another to replace it on a worker. computing: a lock, held
+    while engines are loaded or closed, and while a chunk is computed (on a GPU until all of it has been handed over),
+    since an engine has one ring of slots, and on a CPU each limits the threads of a library that all share. is_short:
+    whether there is little memory left; the workers of the process set it. when_empty: called once the last offer is
+    withdrawn.
     """
 
-    def __init__(self, computing: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(self) -> None:
+        self.open_engine: Callable[..., Engine] = open_engine
+        self.computing: AbstractContextManager[object] = Lock()
         self.is_short: Callable[[], bool] = lambda: False
-        self._computing = computing
+        self.when_empty: Callable[[], object] = lambda: None
         self._lock, self._loading = Lock(), Lock()
         self._loads: dict[str, Callable[[], Engine]] = {}
         self._offers: Counter[str] = Counter()
-        self._engines: dict[str, _Loaded] = {}
+        self._engines: dict[str, _Held] = {}
         self._uses = 0
 
     @property
@@ -61,8 +67,8 @@ class LoadedEngines:
             self._loads[key] = load
             self._offers[key] += 1
 
-    def withdraw(self, key: str) -> bool:
-        """Give up one offer; the last one of a key closes its engine, once nobody uses it. Whether none is left."""
+    def withdraw(self, key: str) -> None:
+        """Give up one offer; the last one of a key closes its engine, once nobody uses it."""
         with self._lock:
             self._offers[key] -= 1
             found = None
@@ -75,7 +81,8 @@ class LoadedEngines:
             is_idle, is_last = found is not None and not found.holds, not self._offers
         if found is not None and is_idle:
             self._close(found)
-        return is_last
+        if is_last:
+            self.when_empty()
 
     @contextmanager
     def use(self, keys: Sequence[str]) -> Iterator[list[tuple[Engine, Place]]]:
@@ -98,7 +105,7 @@ class LoadedEngines:
             if is_over:
                 self._close(loaded)
 
-    def _held(self, key: str) -> _Loaded | None:
+    def _held(self, key: str) -> _Held | None:
         """One that is loaded, from now on in use."""
         with self._lock:
             loaded = self._engines.get(key)
@@ -107,7 +114,7 @@ class LoadedEngines:
                 loaded.holds, loaded.used = loaded.holds + 1, self._uses
             return loaded
 
-    def _load(self, key: str) -> _Loaded:
+    def _load(self, key: str) -> _Held:
         with self._loading:
             if (loaded := self._held(key)) is not None:  # by another thread meanwhile
                 return loaded
@@ -121,7 +128,7 @@ class LoadedEngines:
             while True:
                 started = time.time()
                 try:
-                    with self._computing():
+                    with self.computing:
                         engine = load()
                     break
                 except NoRoom:
@@ -131,7 +138,7 @@ class LoadedEngines:
             place = Place(WHERE, engine.device_name, started, engine.memory_ready, time.time())
             with self._lock:
                 self._uses += 1
-                self._engines[key] = loaded = _Loaded(engine, place, 1, self._uses)
+                self._engines[key] = loaded = _Held(engine, place, 1, self._uses)
                 loaded.kept = key in self._offers
             return loaded
 
@@ -146,6 +153,10 @@ class LoadedEngines:
         COUNTS.add(engines_evicted=1)
         return True
 
-    def _close(self, loaded: _Loaded) -> None:
-        with self._computing():
+    def _close(self, loaded: _Held) -> None:
+        with self.computing:
             loaded.engine.close()
+
+
+ENGINES = EngineCache()
+"""Those of this process."""

@@ -1,10 +1,12 @@
-"""Messages between a worker and its reader processes, over a socket: pickles, with the bytes of Arrow data beside them.
+"""Messages between a process and its children, over a socket: pickles, with the bytes of arrays beside them.
 
-Sending and receiving release the GIL, and what is received is not copied once it has arrived.
+Sending and receiving release the GIL, and what is received is not copied once it has arrived. Pickle is safe here: each
+end is a process of the same user that the other end started or was started by, and nobody else can open the sockets.
 """
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import socket
 import struct
@@ -41,13 +43,18 @@ def unpacked(frames: Sequence[Frame]) -> Any:
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
-def send(connection: socket.socket, frames: Sequence[Frame]) -> None:
-    """Raises Closed."""
+def pieces(frames: Sequence[Frame]) -> list[memoryview]:
+    """What is sent of a message, one after the other."""
     views = [memoryview(frame) for frame in frames]
     small = [view.cast("B") if view.nbytes else b"" for view in views if view.nbytes < _LARGE]
     sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
     first = b"".join(bytes(piece) + bytes(-len(piece) % _ALIGNED) for piece in (sizes, *small))
-    left = [memoryview(_HEAD.pack(len(views), len(first)) + first), *(v for v in views if v.nbytes >= _LARGE)]
+    return [memoryview(_HEAD.pack(len(views), len(first)) + first), *(v for v in views if v.nbytes >= _LARGE)]
+
+
+def send(connection: socket.socket, frames: Sequence[Frame]) -> None:
+    """Raises Closed."""
+    left = pieces(frames)
     try:
         while left:
             sent = connection.sendmsg(left)
@@ -63,15 +70,29 @@ def receive(connection: socket.socket) -> list[pa.Buffer]:
     """The frames of the next message. Raises Closed."""
     count, length = _HEAD.unpack(_exactly(connection, _HEAD.size))
     first = _exactly(connection, length)
+    return [first[place] if place else _exactly(connection, size) for size, place in _places(count, first)]
+
+
+async def read(reader: asyncio.StreamReader) -> list[Frame]:
+    """The frames of the next message. Raises Closed."""
+    try:
+        count, length = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+        first = memoryview(await reader.readexactly(length))
+        places = _places(count, first)
+        return [first[place] if place else await reader.readexactly(size) for size, place in places]
+    except (EOFError, OSError) as error:
+        raise Closed from error
+
+
+def _places(count: int, first: Frame) -> list[tuple[int, slice | None]]:
+    """The size of each frame of a message, and where it is in `first`, if it is small."""
+    found: list[tuple[int, slice | None]] = []
     at = _padded(count * _SIZE)
-    frames = []
     for size in struct.unpack_from(f"<{count}Q", first):
-        if size < _LARGE:
-            frames.append(first[at : at + size])
-            at += _padded(size)
-        else:
-            frames.append(_exactly(connection, size))
-    return frames
+        is_small = size < _LARGE
+        found.append((size, slice(at, at + size) if is_small else None))
+        at += _padded(size) if is_small else 0
+    return found
 
 
 def _padded(size: int) -> int:
