@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # the one list: type checkers and editors read it as it stand
     from .output.verify import verify as verify
     from .report.job import JobReport as JobReport
     from .source.inputs import Paths as Paths
-    from .train.module import torch_module as torch_module
+    from .train.network import torch_module as torch_module
 
     __version__: str
 

@@ -331,7 +331,7 @@ class Options(_Values):
 
     def _check(self) -> None:
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
-        from .output.expression import parse
+        from .output.where import parse
         from .source.delimiter import delimiter_named
         from .source.open.encoding import encoding_named
         from .storage.buckets import check_endpoint
