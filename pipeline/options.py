@@ -332,7 +332,7 @@ class Options(_Values):
     def _check(self) -> None:
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
         from .output.where import parse
-        from .source.delimiter import delimiter_named
+        from .source.formats.record_format import delimiter_named
         from .source.open.encoding import encoding_named
         from .storage.buckets import check_endpoint
         from .storage.names import root_of
@@ -437,7 +437,7 @@ class Options(_Values):
 
     def _refuse_unfit(self, models: Models) -> None:
         """Raise UsageError for what a model that gives several labels cannot do."""
-        from .source.label_sets import SEPARATOR
+        from .source.columns import SEPARATOR
 
         several = next((model for model in models.every if model.is_multi_label), None)
         if several is None:

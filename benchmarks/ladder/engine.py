@@ -68,11 +68,11 @@ class LadderEngine(CudaEngine):
         """No graphs, here: what is turned off is launched one by one."""
         return False
 
-    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
+    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int, keep: cp.ndarray | None) -> None:
         if isinstance(texts, Columns):
             self.network.start_columns(slot, texts.columns[batch.first : batch.last], top_k)
         else:
-            super()._start(slot, texts, batch, top_k)
+            super()._start(slot, texts, batch, top_k, keep)
 
 
 def labels_of(engine: CudaEngine, articles: Articles, chunk: int) -> NDArray[np.int32]:

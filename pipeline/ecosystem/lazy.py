@@ -14,7 +14,7 @@ import pyarrow as pa
 from ..errors import UsageError
 from ..model.charcnn import Model
 from ..output.columns import REASON
-from ..report.join import refuse_taken, with_columns
+from ..report.results import refuse_taken, with_columns
 from .gpu_frames import gpu_labels, is_gpu_frame, with_gpu_labels
 from .resident import share
 from .rows import Labels, labels_of

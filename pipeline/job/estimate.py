@@ -31,9 +31,8 @@ from ..source.chunk import Chunk, concat
 from ..source.find.files import Files
 from ..source.inputs import identify
 from ..source.limits import CHUNK_ROWS
-from ..source.open.one_core import slow_to_read
-from ..source.plan.group import part_name
-from ..source.plan.sample import Sample, sample_input
+from ..source.plan.plan import part_name
+from ..source.plan.sample import Sample, sample_input, slow_to_read
 
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES = 1500

@@ -17,9 +17,9 @@ from ..errors import UsageError
 from ..labelling.scored import Scoring, scored
 from ..model.charcnn import Model, load_model
 from ..model.scores import log_scores, probabilities
-from ..source.chunk import NO_TRUTH, Chunk, Selection
-from ..source.inputs import identify, open_input
-from ..source.read.read import chunks_here
+from ..source.chunk import Chunk, Selection
+from ..source.columns import NO_TRUTH
+from ..source.inputs import chunks_here, identify, open_input
 from .accuracy import ClassFigures, Confusion, confusion_of, count_pairs
 from .reliability import Bin, Reliability, Threshold, reliability, threshold
 

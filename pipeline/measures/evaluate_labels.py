@@ -15,9 +15,8 @@ from ..labelling.scored import Scoring, scored
 from ..model.charcnn import Model, load_model
 from ..model.scores import assigned
 from ..source.chunk import Selection
-from ..source.inputs import identify, open_input
-from ..source.label_sets import label_lists, label_sets
-from ..source.read.read import chunks_here
+from ..source.columns import label_lists, label_sets
+from ..source.inputs import chunks_here, identify, open_input
 from .f1 import LabelCounts
 
 _CHUNK_ROWS = 2048

@@ -15,8 +15,8 @@ from ..model.alphabet import encode, of_ids
 from ..model.charcnn import Model, load_model
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..source.chunk import Selection
-from ..source.delimiter import delimiter_named
 from ..source.find.files import Files
+from ..source.formats.record_format import delimiter_named
 from ..source.inputs import identify
 from ..source.open.encoding import encoding_named
 from ..source.plan.sample import sample_input

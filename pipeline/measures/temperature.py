@@ -17,10 +17,10 @@ from ..errors import UsageError
 from ..labelling.scored import texts_of
 from ..model.charcnn import Model, load_model
 from ..model.scores import CARD, LEAST_ROWS, fitted, log_scores
-from ..source.chunk import NO_TRUTH, Chunk, Selection
+from ..source.chunk import Chunk, Selection
+from ..source.columns import NO_TRUTH
 from ..source.find.files import Files
-from ..source.inputs import identify, open_input
-from ..source.read.read import chunks_here
+from ..source.inputs import chunks_here, identify, open_input
 from .held_out import hold_out
 from .reliability import improvement
 
