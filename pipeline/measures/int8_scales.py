@@ -18,7 +18,7 @@ from ..source.chunk import Selection
 from ..source.find.files import Files
 from ..source.formats.record_format import delimiter_named
 from ..source.inputs import identify
-from ..source.open.encoding import encoding_named
+from ..source.open.compression import encoding_named
 from ..source.plan.sample import sample_input
 
 
