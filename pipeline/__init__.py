@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from .ecosystem.push import push
     from .errors import BroadsheetError, ModelError, OutputError, SourceError, UsageError
     from .job.estimate import Estimate, dry_run
-    from .measures.int8_scales import quantise
-    from .measures.temperature import calibrate
+    from .measures.fitting import calibrate, quantise
     from .model.charcnn import Model, load_model
     from .options import Options
     from .output.verify import verify
@@ -73,7 +72,7 @@ _MODULES = {
     "Paths": "source.inputs",
     "Prediction": "classifier",
     "ServerError": "client",
-    "calibrate": "measures.temperature",
+    "calibrate": "measures.fitting",
     "classify": "api",
     "close": "api",
     "dry_run": "job.estimate",
@@ -83,7 +82,7 @@ _MODULES = {
     "load_model": "model.charcnn",
     "onnx_inputs": "ecosystem.onnx",
     "push": "ecosystem.push",
-    "quantise": "measures.int8_scales",
+    "quantise": "measures.fitting",
     "torch_module": "train.module",
     "verify": "output.verify",
 }

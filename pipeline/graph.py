@@ -27,7 +27,7 @@ from distributed.scheduler import NoValidWorkerError, NoWorkerError
 from ..cluster.settings import GPU_EXECUTOR, NO_SCHEDULER, NO_WORKERS
 from .errors import BroadsheetError, SourceError
 from .job import tasks
-from .job.group_tasks import TOPIC, Labelled, begin_no_more, label_group, label_run
+from .job.group_tasks import TOPIC, ChunksDone, begin_no_more, label_group, label_run
 from .job.suspects import Suspects
 from .job.task_keys import run_of, task_key
 from .job.tasks import Done, Event, Job, Noted, SetAside, Stopped
@@ -109,10 +109,10 @@ def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
     return found, True
 
 
-def _events(result: Done | Labelled | list[SetAside]) -> Iterator[Event]:
+def _events(result: Done | ChunksDone | list[SetAside]) -> Iterator[Event]:
     if isinstance(result, Done):
         yield result
-    elif isinstance(result, Labelled):
+    elif isinstance(result, ChunksDone):
         yield from result.chunks
         if result.end is not None:
             yield result.end
@@ -179,7 +179,7 @@ class _Ended:
     """What became of a source. losses: workers, or reader processes, lost with it since it last committed a chunk."""
 
     source: Source
-    result: Done | Labelled | list[SetAside] | KilledWorker | ReaderLost
+    result: Done | ChunksDone | list[SetAside] | KilledWorker | ReaderLost
     losses: int
 
 
@@ -198,7 +198,7 @@ class _Run:
         self._job = job
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
-        self._heard: SimpleQueue[tuple[Any, Done | Labelled | Noted | BaseException]] = SimpleQueue()
+        self._heard: SimpleQueue[tuple[Any, Done | ChunksDone | Noted | BaseException]] = SimpleQueue()
         self._workers, self._threads, self._asked = 0, 0, float("-inf")
 
     @property
@@ -334,7 +334,7 @@ class _Run:
             if ended is not None:
                 return ended
 
-    def _ended(self, key: Any, result: Done | Labelled | BaseException) -> _Ended | None:
+    def _ended(self, key: Any, result: Done | ChunksDone | BaseException) -> _Ended | None:
         """What became of a source; None where it runs again. Raises what stops the job."""
         flight = self.live.pop(key)
         self._spent.append(flight)

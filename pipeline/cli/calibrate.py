@@ -34,7 +34,7 @@ def command(
     No label changes. `train` does this itself, on the rows that it holds out. (The scales for `--precision int8` are
     another thing: `broadsheet quantise`.)
     """
-    from ..measures.temperature import calibrate
+    from ..measures.fitting import calibrate
     from ..model.scores import CARD
     from ..source.inputs import Paths
 

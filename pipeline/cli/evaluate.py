@@ -15,8 +15,7 @@ from ..report.console import PlainConsole, facts_table, print_fact, print_json
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..measures.evaluate import Evaluation
-    from ..measures.evaluate_labels import LabelEvaluation
+    from ..measures.evaluate import Evaluation, LabelEvaluation
     from ..model.charcnn import Model
 
 _INDENT = 6
@@ -115,7 +114,7 @@ def _evaluate_labels(
     as_json: bool,
     options: dict[str, Any],
 ) -> None:
-    from ..measures.evaluate_labels import evaluate_labels
+    from ..measures.evaluate import evaluate_labels
     from ..report.label_figures import print_label_figures
     from ..source.inputs import Paths
 

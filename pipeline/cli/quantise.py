@@ -35,7 +35,7 @@ def command(
     About 2,048 rows are read, and labels are not needed. The weights stay as they are, so that the model computes in
     every other precision as before.
     """
-    from ..measures.int8_scales import quantise
+    from ..measures.fitting import quantise
     from ..source.inputs import Paths
 
     if output.exists() and not overwrite:

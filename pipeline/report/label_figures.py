@@ -7,7 +7,7 @@ import math
 from rich import box
 from rich.table import Table
 
-from ..measures.f1 import LabelCounts
+from ..measures.accuracy import LabelCounts
 from .console import PlainConsole
 
 _MOST_CLASSES = 20

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from ..measures.f1 import LabelCounts
+from ..measures.accuracy import LabelCounts
 from ..measures.reliability import improvement
 from ..model.charcnn import Model
 from ..model.ngrams import scores

@@ -19,7 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ..measures.held_out import rarest
+from ..measures.rows import rarest
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find
 from .data import Texts
 from .linear import Fitted, Fitter

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..measures.held_out import hold_out, rarest
+from ..measures.rows import hold_out, rarest
 from ..model.alphabet import Alphabet
 from .data import Labelled, read_labelled
 from .soft import SoftLabels, hold_out_labelled
