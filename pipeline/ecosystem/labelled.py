@@ -15,9 +15,7 @@ from ..options import Options
 from ..output.columns import REASON, computed_columns
 from ..report.job import Progress
 from ..report.join import Frame, refuse_taken
-from .gpu_frames import is_gpu_frame, label_gpu_frame
-from .hugging_face import is_dataset, label_dataset
-from .lazy import is_lazy, label_lazily
+from .frames import function_for
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -117,15 +115,15 @@ kernels, workers, strict, allow_mixed
         kernels=kernels,
         strict=strict,
     )
-    if is_lazy(frame) or is_dataset(frame) or is_gpu_frame(frame):
+    label_here = function_for(frame)
+    if label_here is not None:
         later = f"a {type(frame).__name__} is labelled as it is computed"
         for name, given in (("client", client), ("progress", progress), ("workers", workers)):
             if given is not None:
                 raise UsageError(f"{name} is for frames in memory: {later}")
         if allow_mixed:
             raise UsageError(f"allow_mixed is for a job: {later}")
-        labelled_as = {is_lazy(frame): label_lazily, is_gpu_frame(frame): label_gpu_frame}.get(True, label_dataset)
-        made: Frame = labelled_as(frame, model, options, suffix)
+        made: Frame = label_here(frame, model, options, suffix)
         return made
     models = load_models(model)
     added = computed_columns(options.model_columns(models), truth_column is not None)
