@@ -33,8 +33,7 @@ import obstore
 
 from benchmarks.record import about, parser, seconds_of, write
 from pipeline.source.chunk import Selection
-from pipeline.source.inputs import Paths, identify, open_input
-from pipeline.source.read.read import chunks_here
+from pipeline.source.inputs import Paths, chunks_here, identify, open_input
 from pipeline.storage.buckets import bucket_client
 
 BUCKET = "s3://corpora"

@@ -34,9 +34,8 @@ from benchmarks.record import about, parser, seconds_of, write
 from cluster.settings import environment
 from pipeline.processes.threads import available_cores
 from pipeline.source.chunk import Selection
-from pipeline.source.inputs import identify, open_input
+from pipeline.source.inputs import chunks_here, identify, open_input
 from pipeline.source.limits import CHUNK_ROWS
-from pipeline.source.read.read import chunks_here
 
 _SYMBOLS, _READS = 70, 1014
 _JOINED, _FILES = 20, 4

@@ -23,10 +23,9 @@ from benchmarks.record import about, parser, write
 from cluster.settings import environment
 from pipeline.processes.threads import available_cores
 from pipeline.source.chunk import Selection
-from pipeline.source.inputs import identify, open_input
+from pipeline.source.inputs import chunks_here, identify, open_input
 from pipeline.source.limits import CHUNK_ROWS, LIMITS
-from pipeline.source.read.parsing import PARSING
-from pipeline.source.read.read import chunks_here
+from pipeline.source.open.ahead import PARSING
 
 _ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 _ROWS, _SECONDS = 12_500, 3.0

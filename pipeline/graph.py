@@ -33,8 +33,7 @@ from .job.task_keys import run_of, task_key
 from .job.tasks import Done, Event, Job, Noted, SetAside, Stopped
 from .job.watchdog import Watchdog
 from .source.inputs import Loaded, Partition, Source, Unread
-from .source.plan.group import Group, part_name
-from .source.plan.plan import Run, Unit
+from .source.plan.plan import Group, Run, Unit, part_name
 from .source.read.readers import ReaderLost
 
 _SUSPECT_LOSSES = 2

@@ -11,10 +11,8 @@ from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.find.files import find_files
 from pipeline.source.formats.base import InputFile
 from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.plan.group import Group, GroupChunk, GroupEnd
-from pipeline.source.plan.plan import Plan, Run, Unit, plan_files
+from pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, Run, Unit, plan_files, split
 from pipeline.source.plan.scan import SEGMENT_BYTES, Scanner, threads_scanner
-from pipeline.source.plan.split import split
 from pipeline.source.read.read import read_group, read_run, read_unit
 
 

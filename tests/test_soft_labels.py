@@ -14,8 +14,8 @@ from pipeline.errors import UsageError
 from pipeline.model import reference
 from pipeline.model.alphabet import Alphabet
 from pipeline.train import SoftLabels
+from pipeline.train.data import read_taught
 from pipeline.train.recipe import WITH_SPACE
-from pipeline.train.soft import read_taught
 
 __all__ = ["one_thread"]  # a fixture of every test here too
 

@@ -18,13 +18,13 @@ from reading import Read, found, read_files, read_split, units_of
 
 from pipeline.errors import OutputError, SourceError, UsageError
 from pipeline.output.saved_plan import plan_bytes, plan_from
-from pipeline.source.chunk import Chunk, Selection, concat, truth_indices
+from pipeline.source.chunk import Chunk, Selection, concat
+from pipeline.source.columns import truth_indices
 from pipeline.source.find.files import find_files
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.memory.tables import of_table
-from pipeline.source.plan.group import Group, GroupEnd
-from pipeline.source.plan.plan import Run, Unit, plan_files
+from pipeline.source.plan.plan import Group, GroupEnd, Run, Unit, plan_files
 from pipeline.source.plan.scan import threads_scanner
 from pipeline.source.read.read import read_unit
 

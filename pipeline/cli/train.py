@@ -131,7 +131,7 @@ def command(
     """
     try:
         from ..train import CHECKPOINT, Recipe, SoftLabels, train
-        from ..train.curve import plot_curve
+        from ..train.progress import plot_curve
         from ..train.recipe import ALPHABETS
         from .training import TrainingProgress
     except ModuleNotFoundError as error:

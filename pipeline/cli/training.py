@@ -17,7 +17,7 @@ from ..train import Cost, Epoch, Note, Step, Trained
 from ..train.data import Labelled
 
 if TYPE_CHECKING:
-    from ..train.sweep import Trial
+    from ..train.on_cluster import Trial
 
 _SECONDS_BETWEEN_LINES = 60.0
 _LONG = 600.0  # seconds for which a GPU is worth a line

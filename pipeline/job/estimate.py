@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..labelling.scored import ScoredChunk, Scoring, score, score_chunk, texts_of
 from ..model.charcnn import Model
 from ..model.several import Models, load_models
-from ..options import OPTIONS, Options
+from ..options import OptionKeywords, Options, takes
 from ..output.columns import columns_of
 from ..output.folder import OutputFolder
 from ..output.formats import check_writable, part_files
@@ -31,9 +31,8 @@ from ..source.chunk import Chunk, concat
 from ..source.find.files import Files
 from ..source.inputs import identify
 from ..source.limits import CHUNK_ROWS
-from ..source.open.one_core import slow_to_read
-from ..source.plan.group import part_name
-from ..source.plan.sample import Sample, sample_input
+from ..source.plan.plan import part_name
+from ..source.plan.sample import Sample, sample_input, slow_to_read
 
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES = 1500
@@ -139,47 +138,14 @@ class _SampleFigures:
     rate: float = 0.0
 
 
+@takes(OptionKeywords)
 def dry_run(
     source: Any,
     output: str | os.PathLike[str] | None = None,
     *,
     model: str | Path | Model | Iterable[str | Path | Model] = "ag-news",
     machines: int = 1,
-    text_column: str | Iterable[str] = (),
-    id_column: str | Iterable[str] = (),
-    keep: str | Iterable[str] = (),
-    keep_all: bool = False,
-    columns: Iterable[str] | None = None,
-    truth_column: str | None = None,
-    encoding: str = "utf-8",
-    delimiter: str | None = None,
-    root: str | os.PathLike[str] | None = None,
-    limit: int | None = None,
-    truth: str | os.PathLike[str] | None = None,
-    scores: bool = False,
-    top_k: int = 1,
-    abstain: float | None = None,
-    format: str = "parquet",  # noqa: A002 - as `classify` calls it
-    partition_by: str | None = None,
-    where: str | None = None,
-    windows: int | None = None,
-    overlap: int = 0,
-    window_score: str = "mean",
-    chunk_size: int | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    kernels: str = "auto",
-    workers: int | None = None,
-    endpoint: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    update: bool = False,
-    strict: bool = False,
-    hash: str = "listing",  # noqa: A002
-    allow_mixed: bool = False,
-    profile: bool = False,
-    trace: str | os.PathLike[str] | None = None,
-    report: str | os.PathLike[str] | None = None,
+    **options: Unpack[OptionKeywords],
 ) -> Estimate:
     """Find out what a job would take, without running it: nothing is written.
 
@@ -191,13 +157,10 @@ def dry_run(
     source, output, model
         As for `classify`; an iterator or a Dask DataFrame is refused, since it would have to be computed.
     machines : int
-        Machines like this one that are to share the work.
-    workers : int, optional
-        On GPUs, how many of each machine are to be used; on CPUs a worker more or less makes no difference.
-    text_column, id_column, keep, keep_all, columns, truth_column, encoding, delimiter, root, limit, truth, scores, \
-top_k, abstain, format, partition_by, where, windows, overlap, window_score, chunk_size, device, precision, kernels, \
-endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, report
-        As for `classify`.
+        Machines like this one that are to share the work. Of each, `workers` GPUs are used; on CPUs a worker more or
+        less makes no difference.
+    **options
+        Each as `classify` takes it.
 
     Returns
     -------
@@ -218,18 +181,19 @@ endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, 
     ((), 50)
 
     """
-    given = locals()
-    options = Options(**{name: given[name] for name in OPTIONS})
-    path = None if output is None else place_of(output, endpoint)
+    settings = Options(**options)
+    path = None if output is None else place_of(output, settings.endpoint)
     models = load_models(model)
-    found = identify(source, len(models.first.alphabet), models.first.length, root=options.root, endpoint=endpoint)
-    sample = sample_input(found, options.selection(models), SAMPLE_ROWS, limit)
+    found = identify(
+        source, len(models.first.alphabet), models.first.length, root=settings.root, endpoint=settings.endpoint
+    )
+    sample = sample_input(found, settings.selection(models), SAMPLE_ROWS, settings.limit)
     files = found if isinstance(found, Files) else Files((), (), ())
-    with opened(models.every, device, precision, kernels) as engines:
-        labelled = _label(sample, models, engines, options)
+    with opened(models.every, settings.device, settings.precision, settings.kernels) as engines:
+        labelled = _label(sample, models, engines, settings)
         engine = engines[0]
     on_gpu = engine.backend.device == "cuda"
-    units = machines * (workers or 1 if on_gpu else 1)
+    units = machines * (settings.workers or 1 if on_gpu else 1)
     rows, rate = sample.rows, labelled.rate
     computing = None if rows is None or not (rate or not rows) else rows / max(rate, 1e-9)
     estimate = Estimate(
@@ -245,7 +209,7 @@ endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, 
         model=models.name,
         backend=str(engine.backend),
         device=engine.backend.device,
-        no_gpu=why_no_gpu() if device == "auto" and not on_gpu else None,
+        no_gpu=why_no_gpu() if settings.device == "auto" and not on_gpu else None,
         rate=rate,
         workers=units,
         seconds=None if computing is None else max(computing / units, sample.reading_seconds),
@@ -255,16 +219,8 @@ endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, 
         free_bytes=shutil.disk_usage(_existing(path)).free if isinstance(path, Path) else None,
         warnings=(),
     )
-    warnings = [
-        *_warnings(
-            estimate,
-            sample,
-            labelled,
-            options,
-            path,
-            options.model_columns(models)[0].scoring.reads(models.first.length),
-        )
-    ]
+    reads = settings.model_columns(models)[0].scoring.reads(models.first.length)
+    warnings = [*_warnings(estimate, sample, labelled, settings, path, reads)]
     if slow := slow_to_read(files.found):
         warnings.append(slow)
     return replace(estimate, warnings=tuple(warnings))

@@ -24,8 +24,8 @@ from ..report.tally import Reach, Tally
 from ..report.timeline import Timeline
 from ..source.find.files import Files
 from ..source.inputs import JobInput, Source
-from ..source.open.one_core import slow_to_read
-from ..source.plan.group import GroupEnd, group_name, part_name
+from ..source.plan.plan import GroupEnd, group_name, part_name
+from ..source.plan.sample import slow_to_read
 from .phases import Engines, Executed, Planned
 from .progress import DashboardProgress
 from .tasks import Done, Event, Job, Noted, SetAside, Stopped, profile_engine

@@ -19,9 +19,8 @@ from ..errors import SourceError
 from ..labelling.engines import ENGINES
 from ..output.commit import commit_end, committed_entry
 from ..output.record import Entry
-from ..source.plan.group import Group, GroupChunk, GroupEnd
-from ..source.plan.plan import Run
-from ..source.read.room import bytes_of
+from ..source.plan.plan import Group, GroupChunk, GroupEnd, Run
+from ..source.read.readers import bytes_of
 from ..telemetry.spans import Span, span
 from .task_keys import Key, run_of
 from .tasks import Done, Job, Noted, Work, infer, number_of, output_of, refuse_bad_rows, write

@@ -30,14 +30,12 @@ from ..output.columns import REASON, columns_of, every_row
 from ..output.formats import PART_FORMATS, PartFormat, check_writable
 from ..output.layout import PartNames
 from ..processes.threads import available_cores
-from ..source.chunk import Chunk, Selection, concat
+from ..source.chunk import Chunk, Selection, concat, first_chunks
 from ..source.find.files import Files
-from ..source.inputs import Paths, Unread, identify, open_input
+from ..source.inputs import Paths, Unread, identify, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
 from ..source.open.encoding import not_decoded
-from ..source.plan.group import GroupEnd
-from ..source.read.first_rows import first_chunks
-from ..source.read.read import read_here
+from ..source.plan.plan import GroupEnd
 
 KINDS = ("jsonl", "csv")
 """The formats of parts whose rows can go to a pipe one by one."""

@@ -40,7 +40,7 @@ from ..source.find.files import Files
 from ..source.inputs import Given, Rows, Scanners, identify, open_input, planned_files
 from ..source.limits import CHUNK_ROWS
 from ..source.memory.stdin import Stdin
-from ..source.open.changes import changed_chunks
+from ..source.plan.plan import changed_chunks
 from ..source.plan.scan import Scanner
 from ..telemetry.spans import Clock
 from .execute import execute, refuse_difference
@@ -62,7 +62,7 @@ def run_job(request: Request) -> JobReport:
     """Run all phases; of an update twice, where a job or an update was interrupted and files have come since."""
     options = request.options
     if options.update and request.folder is not None and _is_interrupted(request.folder):
-        report = run_job(replace(request, options=replace(options, update=False, resume=True)))
+        report = run_job(replace(request, options=options.changed(update=False, resume=True)))
         if report.run.set_aside or report.run.stopped or not (report.job.growth and report.job.growth.later):
             return report
     prepared = prepare(request)

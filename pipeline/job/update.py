@@ -17,8 +17,7 @@ from ..source.chunk import Selection
 from ..source.find.files import Files
 from ..source.formats.base import InputFile, Schema
 from ..source.inputs import Given
-from ..source.plan.group import group_sizes
-from ..source.plan.plan import Plan, bound
+from ..source.plan.plan import Plan, bound, group_sizes
 
 
 @dataclass(frozen=True)

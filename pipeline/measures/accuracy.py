@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.reference import NO_LABEL
-from ..source.chunk import NO_TRUTH, Chunk
+from ..source.chunk import Chunk
+from ..source.columns import NO_TRUTH
 
 _SHOWN_BYTES = 400
 

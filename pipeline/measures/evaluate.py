@@ -13,9 +13,9 @@ import numpy as np
 from ..errors import UsageError
 from ..model.charcnn import Model, load_model
 from ..model.scores import assigned, log_scores, probabilities
-from ..source.chunk import NO_TRUTH, Chunk
+from ..source.chunk import Chunk
+from ..source.columns import NO_TRUTH, label_lists, label_sets
 from ..source.inputs import identify
-from ..source.label_sets import label_lists, label_sets
 from .accuracy import Confusion, LabelCounts, confusion_of, count_pairs
 from .reliability import Reliability, Threshold, reliability, threshold
 from .rows import scored_rows, selection_of

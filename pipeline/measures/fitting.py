@@ -16,8 +16,9 @@ from ..labelling.scored import rows_of, texts_of
 from ..model.charcnn import Model, load_model
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, LEAST_ROWS, fitted, log_scores
-from ..source.chunk import NO_TRUTH, Chunk
-from ..source.delimiter import delimiter_named
+from ..source.chunk import Chunk
+from ..source.columns import NO_TRUTH
+from ..source.formats.record_format import delimiter_named
 from ..source.inputs import identify
 from ..source.open.encoding import encoding_named
 from ..source.plan.sample import sample_input

@@ -16,8 +16,7 @@ from ..labelling.scored import ScoredChunk, Scoring, scored
 from ..model.charcnn import Model
 from ..source.chunk import Chunk, Selection
 from ..source.find.files import Files
-from ..source.inputs import Given, open_input
-from ..source.read.read import chunks_here
+from ..source.inputs import Given, chunks_here, open_input
 
 _CHUNK_ROWS = 2048
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 from ..errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
 from ..model.reference import NO_LABEL
 from ..processes.threads import threads
-from ..source.chunk import NO_TRUTH
-from ..source.plan.group import GroupEnd, part_name
+from ..source.columns import NO_TRUTH
+from ..source.plan.plan import GroupEnd, part_name
 from . import layout
 from .account import Committed, gaps, groups_of, open_to_change
 from .check import check_chunk

@@ -12,23 +12,37 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import InputChanged, SourceError, UsageError
-from .chunk import Chunk, Selection
+from .chunk import Chunk, Selection, first_chunks
 from .find.files import Files, Identity, find_files
 from .find.search import Problem
 from .formats.base import Scan, Seek
 from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
-from .memory.tables import MEMORY, Tables, as_tables, dask_selection
+from .memory.tables import MEMORY, Tables, as_tables, dask_selection, partition_chunk
+from .open.ahead import ahead
 from .open.encoding import UTF8
-from .plan.group import Group, GroupEnd, group_name, part_name
-from .plan.plan import Plan, Run, Unit, plan_files, refuse_useless, to_split
+from .plan.plan import (
+    Group,
+    GroupChunk,
+    GroupEnd,
+    Plan,
+    Run,
+    Unit,
+    group_name,
+    part_name,
+    plan_files,
+    refuse_useless,
+    split,
+    to_split,
+)
 from .plan.scan import Scanner, no_scan, threads_scanner
-from .plan.split import split
-from .read.first_rows import first_chunks
-from .read.run_ahead import ahead
+from .read.read import read_group
 
 _SPLIT_AT_ONCE, _FOUND_AHEAD = 4, 64
 """Large files whose chunks are looked for at the same time, and how many chunks of each are found before their turn."""
+
+_GROUPS_AT_ONCE = 2
+"""That are read here: while the last blocks of one are parsed, the first of the next are read."""
 
 _SHOWN = 60
 """Characters of a text that is taken for a path, in a message."""
@@ -376,3 +390,40 @@ def _partitions(
         if limit is not None and limit <= 0:
             break
     ended(GroupEnd(0, ((MEMORY, None),), count))
+
+
+def read_here(job_input: JobInput) -> Iterator[GroupChunk | GroupEnd | Unread]:
+    """All of an input in its order, read in this process."""
+    if job_input.plan is not None:
+        plan, selection = job_input.plan, job_input.selection
+        reads = (partial(read_group, group, selection, plan.chunk_rows, lambda _: False) for group in plan.groups)
+        with closing(ahead(reads, _GROUPS_AT_ONCE, 1)) as found:
+            yield from found
+        return
+    for source in job_input.chunks(()):
+        if isinstance(source, Loaded):
+            yield GroupChunk(source.name, source.sources, source.chunk)
+        elif isinstance(source, Partition):
+            chunk = partition_chunk(source.frame.compute(), source.number, job_input.selection)
+            yield GroupChunk(source.name, ((f"partition {source.number}", 0, chunk.rows_read),), chunk)
+        elif isinstance(source, Unread):
+            yield source
+
+
+def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
+    """Every chunk in input order, read in this process.
+
+    Raises SourceError for a file that is not wholly readable; single bad rows are in the quarantine of their chunk.
+    """
+    if job_input.problems:
+        raise SourceError(job_input.problems[0][1])
+    for found in read_here(job_input):
+        if isinstance(found, Unread):
+            raise SourceError(found.reason)
+        if isinstance(found, GroupEnd):
+            if found.problems:
+                raise SourceError(found.problems[0][1])
+        elif found.chunk is not None:
+            if found.chunk.problems:
+                raise SourceError(found.chunk.problems[0])
+            yield found.chunk

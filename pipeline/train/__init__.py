@@ -14,26 +14,19 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..model.charcnn import Model
 from ..model.layers import Frame
-from .after import model_of, multi_label_model_of
-from .baseline import Compared
-from .beginning import beginning
+from .after import Compared, model_of, multi_label_model_of
 from .branch import fit_branch
-from .by_size import is_alone, kinds_for, ngram_bits, recipe_for
-from .data import Labelled
-from .interrupts import interrupts_noted
+from .data import Labelled, SoftLabels, prepare
 from .job import Examples, Job, run, without_network
 from .objective import Objective, OneLabel, SeveralLabels, class_weights
-from .prepare import prepare
 from .processes import run_here
-from .progress import Cost, Epoch, Note, Step, Tell
-from .recipe import Recipe
-from .soft import SoftLabels
-from .stuck import Stuck
+from .progress import Cost, Epoch, Note, Step, Stuck, Tell, interrupts_noted
+from .recipe import Recipe, beginning, is_alone, kinds_for, ngram_bits, recipe_for
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from .sweep import Trial
+    from .on_cluster import Trial
 
 __all__ = ["Cost", "Epoch", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
 
@@ -271,7 +264,7 @@ def train(
     )
     with interrupts_noted() as stop:
         if sweep:
-            from .sweep import jobs_of, run_sweep
+            from .on_cluster import jobs_of, run_sweep
 
             if client is None:
                 raise UsageError("a sweep runs on a cluster: give client=")

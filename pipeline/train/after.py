@@ -1,32 +1,34 @@
-"""The last stage of `train`: from weights to a model with its card, accuracies, scales, temperature or thresholds."""
+"""The last stage of `train`: from weights to a model with its card, accuracies, scales, temperature or thresholds.
+
+How much the network counts, and how much the branch of n-grams, in the sum of their logits; what the accuracy of the
+model is compared with on the same rows, and whether it is clearly better.
+"""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.optimize import minimize
+from scipy.special import expit, logsumexp, softmax
 
 from ..measures.accuracy import LabelCounts
 from ..measures.reliability import improvement
 from ..model.charcnn import Model
-from ..model.ngrams import scores
+from ..model.ngrams import Kinds, scores
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, assigned, best_thresholds, fitted
-from .baseline import Compared, compared, plain
-from .branch import Branch
-from .data import Labelled
-from .fusion import factors
+from .branch import Branch, bags, plain_logits
+from .data import Labelled, Prepared
 from .job import Job, Outcome, without_network
 from .network import predict
 from .packed import PackedCNN
-from .prepare import Prepared
 
 
 def model_of(
@@ -168,3 +170,133 @@ def _right(job: Job, logits: NDArray[np.float64], truth: NDArray[np.int64]) -> N
 def _logits(network: PackedCNN, data: Labelled, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     device = next(network.parameters()).device
     return np.asarray(predict(network, torch.from_numpy(data.ids[rows]).to(device)).double().cpu().numpy())
+
+
+Doubles = NDArray[np.float64]
+
+_BEFORE = 0.5  # the average of two models
+_HOLD = 4.0  # rows' worth
+_MOST = 20.0
+_BY_CHANCE = 2.0  # so much likelier the rows become with a network that knows nothing in one case of 40
+
+
+def factors(network: Doubles, branch: Doubles, truth: NDArray[Any]) -> tuple[float, float]:
+    """Of the network's logits and the branch's, [N, classes], those with which their sum fits the true classes best.
+
+    truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids. The mean cross-entropy of N rows that
+    neither was fitted to is least; no factor is below 0. Few rows say little: they move the factors less from one half.
+
+    The network's is 0 where the rows are not clearly likelier with it, or fewer of them would be right, than with the
+    branch alone.
+    """
+    if not len(truth):
+        return _BEFORE, _BEFORE
+    rows = _Rows(network, branch, truth)
+    both, alone = rows.fitted(_MOST), rows.fitted(0.0)
+    gain = len(truth) * (rows.loss(alone) - rows.loss(both))
+    kept = gain > _BY_CHANCE and rows.right(both) >= rows.right(alone)
+    return (float(both[0]), float(both[1])) if kept else (0.0, float(alone[1]))
+
+
+class _Rows:
+    def __init__(self, network: Doubles, branch: Doubles, truth: NDArray[Any]) -> None:
+        self._parts = network, branch
+        self._several = truth.ndim > 1
+        self._target = (truth if self._several else np.eye(network.shape[1])[truth]).astype(np.float64)
+
+    def _logits(self, both: Doubles) -> Doubles:
+        logits: Doubles = both[0] * self._parts[0] + both[1] * self._parts[1]
+        return logits
+
+    def loss(self, both: Doubles) -> float:
+        """The mean cross-entropy; of sigmoids, added up over the classes."""
+        logits = self._logits(both)
+        normaliser = np.logaddexp(0, logits).sum(axis=1) if self._several else logsumexp(logits, axis=1)
+        return float((normaliser - (self._target * logits).sum(axis=1)).mean())
+
+    def right(self, both: Doubles) -> int:
+        """Rows whose label is right, or labels that are."""
+        logits = self._logits(both)
+        if self._several:
+            return int(((logits >= 0) == (self._target > 0)).sum())
+        return int((logits.argmax(axis=1) == self._target.argmax(axis=1)).sum())
+
+    def fitted(self, most: float) -> Doubles:
+        """Both factors; that of the network is at most so large."""
+
+        def held(both: Any) -> tuple[float, Doubles]:
+            logits, away = self._logits(both), np.asarray(both) - _BEFORE
+            off = (expit(logits) if self._several else softmax(logits, axis=1)) - self._target
+            slopes = np.array([(off * part).sum(axis=1).mean() for part in self._parts])
+            weight = _HOLD / len(off)
+            return self.loss(both) + weight * float(away @ away), slopes + 2 * weight * away
+
+        found: Doubles = minimize(held, [min(_BEFORE, most), _BEFORE], jac=True, bounds=[(0, most), (0, _MOST)]).x
+        return found
+
+
+Labels = NDArray[np.int64]
+_BITS = 18
+_CLEARLY = 1.0  # standard errors
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Accuracies on the same held-out rows.
+
+    rows: how many. model, most_frequent, linear: shares of rows labelled right by the model, by always giving the most
+    frequent class, and by a plain linear model on words. unclear: what the model is not clearly better than.
+    """
+
+    rows: int
+    model: float
+    most_frequent: float
+    linear: float
+    unclear: tuple[str, ...]
+
+    def about(self) -> dict[str, Any]:
+        """The figures as a model's card has them."""
+        return {
+            "rows": self.rows,
+            "most frequent class": round(self.most_frequent, 6),
+            "linear model on words": round(self.linear, 6),
+        }
+
+    def lines(self) -> list[str]:
+        """For the user: the figures, and a warning where the model is not clearly better."""
+        told = f"on the same {self.rows:,} rows: the most frequent class {self.most_frequent:.2%}"
+        lines = [f"{told}, a linear model on words {self.linear:.2%}"]
+        if self.unclear:
+            lines.append(
+                f"warning: the model ({self.model:.2%}) is not clearly better than {' or '.join(self.unclear)}"
+            )
+        return lines
+
+
+def plain(data: Labelled, fit: Labels, held: Labels) -> NDArray[np.float64]:
+    """The logits of a plain linear model on words, fitted to the rows `fit`, for the rows `held`."""
+    rows = np.concatenate([fit, held])
+    found = bags(*data.text.rows(rows), Kinds(2, (0, 0), 1014), _BITS)
+    ours = np.arange(len(fit), len(rows))
+    return plain_logits(found, data.labels[rows], len(data.classes), [ours])[ours]
+
+
+def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Labels, labels: Labels) -> Compared:
+    """Compare a model that is `right` about some rows whose labels are `truth`.
+
+    linear: the logits of a linear model for them. labels: those of the training rows.
+    """
+    most = np.bincount(labels).argmax() == truth
+    words = linear.argmax(axis=1) == truth
+    unclear = [
+        f"{name} ({other.mean():.2%})"
+        for name, other in (("always giving the most frequent class", most), ("a linear model on words", words))
+        if not _is_clear(right, other)
+    ]
+    return Compared(len(truth), float(right.mean()), float(most.mean()), float(words.mean()), tuple(unclear))
+
+
+def _is_clear(right: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:
+    """By McNemar's test: of the rows about which one of the two is right, how many more are ours."""
+    ours, its = int((right & ~other).sum()), int((other & ~right).sum())
+    return bool(ours - its > _CLEARLY * np.sqrt(ours + its))

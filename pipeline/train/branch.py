@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
 
 from ..measures.rows import rarest
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find
+from ..model.scores import TEMPERATURES, fitted, log_loss
 from .data import Texts
 from .linear import Fitted, Fitter
 from .objective import class_weights
-from .sharpness import sharpened
 
 Rows = NDArray[np.int64]
 Labels = NDArray[Any]  # int64 [N], class indices; or bool [N, classes], where a text may have several
@@ -252,3 +253,27 @@ def features_of(found: Bags, importance: Floats, settings: Settings) -> sp.csr_a
         scaled = sp.diags_array(np.sqrt(share) / np.maximum(length, 1e-12)) @ weighed
         total = scaled if total is None else total + scaled
     return sp.csr_array(total)
+
+
+Doubles = NDArray[np.float64]
+
+_BOUNDS = -np.log(TEMPERATURES[1]), -np.log(TEMPERATURES[0])
+
+
+def sharpened(logits: Doubles, truth: NDArray[Any], weights: Doubles | None = None) -> tuple[float, float]:
+    """The least log loss of logits [N, classes], and the factor at which it is reached; 1 where there is none.
+
+    truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids, whose losses are added up. weights: [N],
+    how much each row of a softmax counts; None: all the same.
+    """
+    if truth.ndim == 1:
+        temperature = fitted(logits, truth, weights) or 1.0
+        return log_loss(logits, truth, temperature, weights), 1 / temperature
+    away = np.where(truth, -logits, logits)
+
+    def loss(power: float) -> float:
+        return float(np.logaddexp(0, np.exp(power) * away).sum(axis=1).mean())
+
+    found = minimize_scalar(loss, bounds=_BOUNDS, method="bounded").x
+    power = float(found) if _BOUNDS[0] + 0.1 < found < _BOUNDS[1] - 0.1 else 0.0
+    return loss(power), float(np.exp(power))

@@ -41,9 +41,7 @@ from ...storage.names import (
 )
 from ...storage.objects import State, objects_below, objects_in, state_of_object
 from ..open.opening import reason, refuse_irregular
-from ..remote.driver import driver, listed_state, why
-from ..remote.file import REQUESTS
-from ..remote.open import open_remote
+from ..open.remote import REQUESTS, driver, listed_state, open_remote, why
 
 Problem = tuple[str, str]
 """A path, and a message about the problem of that file or folder."""

@@ -15,7 +15,7 @@ from ...telemetry.spans import Span
 from ..chunk import Chunk, Selection
 from ..limits import LIMITS, Limits
 from ..open.encoding import UTF8
-from ..read.records import Records, Splitter
+from .records import Records, Splitter
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ...errors import SourceError
 from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat
+from ..columns import plain_type
 from ..limits import LIMITS, Limits
-from ..read.kept import plain_type
-from ..read.parsing import PARSING
+from ..open.ahead import PARSING
 from .base import Fragment
 
 

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from ...errors import SourceError
 from ...telemetry.spans import Span
-from ..chunk import Chunk, Selection, as_bytes, is_textual
+from ..chunk import Chunk, Selection, held_together
+from ..columns import as_bytes, is_textual
 from ..open.opening import expect, open_at
-from ..read.held import held_together
 from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 from .decoded import bounded_chunk, most_decoded, types_of
 from .parquet_pages import longest_value

@@ -16,11 +16,10 @@ import pyarrow.dataset as pa_dataset
 from numpy.typing import NDArray
 
 from ...errors import BroadsheetError, UsageError
-from ..chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, concat, is_textual
+from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat, held_bytes
+from ..columns import as_bytes, is_textual, plain_type
+from ..formats.records import Cutting
 from ..limits import LIMITS, Limits
-from ..read.cutting import Cutting
-from ..read.held import held_bytes
-from ..read.kept import plain_type
 
 MEMORY = "memory"
 """The value of the column `file` for rows that do not come from a file."""
