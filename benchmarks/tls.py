@@ -13,15 +13,13 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import environment
+from benchmarks.processes import PRELOAD, STAND_IN, environment
 from benchmarks.record import about, parser, write
 
 WORKERS, ROUNDS, JOBS = 2, 5, 5
 ARTICLES, BYTES = 50_000, 1_000
-STAND_IN = str(Path(__file__).with_name("stand_in.py"))
 
 
 def round_of(tls: bool, model: str) -> dict[str, float]:
@@ -49,7 +47,7 @@ def measure(model: str) -> dict[str, Any]:
         for name, rounds in found.items():
             run = subprocess.run(
                 [sys.executable, "-m", "benchmarks.tls", "--round", name, "--model", model],
-                stdout=subprocess.PIPE, check=True, env=environment(DASK_DISTRIBUTED__WORKER__PRELOAD=STAND_IN),
+                stdout=subprocess.PIPE, check=True, env=environment(**{PRELOAD: STAND_IN}),
             )  # fmt: skip
             rounds.append(json.loads(run.stdout))
     return {

@@ -24,7 +24,7 @@ from .output.columns import REASON, computed_columns
 from .output.folder import OutputFolder
 from .output.object_store import place_of
 from .report.job import JobReport, Progress
-from .report.join import Frame, refuse_taken
+from .report.results import Frame, refuse_taken
 from .report.summary import doubt
 from .source.find.search import printable
 

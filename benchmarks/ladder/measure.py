@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 
 from benchmarks.articles import ag_news
 from benchmarks.ladder.engine import Columns, LadderEngine, labels_of, one_hot
-from benchmarks.ladder.gpus import Shared, seconds_on
 from benchmarks.ladder.network import needed
 from benchmarks.ladder.reading import FromFile
 from benchmarks.ladder.switches import Setting, Step
 from benchmarks.record import seconds_of
 from pipeline.engine.cuda import CudaEngine
 from pipeline.kernels.compile import compile_kernel
-from pipeline.model.charcnn import load_model
+from pipeline.model.charcnn import Model, load_model
 
 LARGE_CHUNK, SMALL_CHUNK = 131_072, 512
 FILE_COPIES = 4
@@ -41,8 +40,8 @@ class Bench:
     """The articles, the product's labels of them, and every step. most: articles of a fast variant."""
 
     def __init__(self, model: str, csv: Path, most: int, repeats: int, best: str) -> None:
-        self._name, self._csv, self._repeats = model, csv, repeats
-        self.model = load_model(model)
+        self._repeats = repeats
+        self.model = network_alone(model)
         self.articles = ag_news(csv, most)
         self._columns: dict[bool, Columns] = {}
         engine = CudaEngine(self.model, kernels=best)
@@ -66,8 +65,6 @@ class Bench:
         return record
 
     def _measured(self, step: Step) -> dict[str, Any]:
-        if step.way == "gpus":
-            return self._on_all_gpus()
         if step.way.startswith("file"):
             return self._from_file(step)
         return self._from_memory(step)
@@ -91,20 +88,9 @@ class Bench:
             found = self._passes(work, np.tile(self.expected, copies))
             return {"batch": engine.batch, "chunk": rows, "write_and_plan_seconds": planned, **found}
 
-    def _on_all_gpus(self) -> dict[str, Any]:
-        gpus = cp.cuda.runtime.getDeviceCount()
-        if gpus < 2:
-            return {"skipped": "there is one GPU here"}
-        shared = Shared(self._name, self._csv, len(self.articles), LARGE_CHUNK, self._repeats)
-        seconds, labels = seconds_on(gpus, shared)
-        return {"gpus": gpus, **self._figures(seconds, labels, np.tile(self.expected, gpus))}
-
     def _passes(self, work: Callable[[], NDArray[np.int32]], expected: NDArray[np.int32]) -> dict[str, Any]:
         labels = work()
-        return self._figures(seconds_of(work, self._repeats), labels, expected)
-
-    @staticmethod
-    def _figures(seconds: list[float], labels: NDArray[np.int32], expected: NDArray[np.int32]) -> dict[str, Any]:
+        seconds = seconds_of(work, self._repeats)
         return {
             "articles": len(labels),
             "seconds": seconds,
@@ -149,9 +135,14 @@ class Bench:
         return self._columns[page_locked]
 
 
+def network_alone(name: str) -> Model:
+    """A model without a branch of n-grams: one-hot columns hold no text for it."""
+    return replace(load_model(name), ngrams=None)
+
+
 def compile_all(steps: list[Step], name: str, architecture: str) -> float:
     """Compile what all steps launch, on every core, so that no pass waits for it; the seconds it took."""
-    model = load_model(name)
+    model = network_alone(name)
     wanted = set()
     for setting in {step.setting for step in steps}:
         wanted |= needed(setting, model.layers, model.frame, architecture)
@@ -165,16 +156,5 @@ def compile_all(steps: list[Step], name: str, architecture: str) -> float:
 def release() -> None:
     """Give back the memory of closed engines."""
     gc.collect()
-    try:
-        cp.get_default_memory_pool().free_all_blocks()
-        cp.get_default_pinned_memory_pool().free_all_blocks()
-    except Exception as error:  # the GPU is lost: `answers` will say so
-        print(error, flush=True)
-
-
-def answers() -> bool:
-    """Whether the GPU still works in this process; after an illegal address it does not."""
-    try:
-        return int(cp.arange(3).sum()) == 3
-    except Exception:
-        return False
+    cp.get_default_memory_pool().free_all_blocks()
+    cp.get_default_pinned_memory_pool().free_all_blocks()

@@ -13,6 +13,7 @@ from pyarrow import csv as pa_csv
 
 from benchmarks.articles import Articles
 from pipeline.engine.base import Engine
+from pipeline.labelling.scored import texts_of
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.plan.plan import Unit
@@ -45,7 +46,7 @@ class FromFile:
 
     def first(self) -> NDArray[np.int32]:
         """Labels; one thread that reads a chunk, then classifies it."""
-        return np.concatenate([self._engine.classify(self._read(unit)).labels[:, 0] for unit in self._units])
+        return np.concatenate([self._engine.classify(texts_of(self._read(unit))).labels[:, 0] for unit in self._units])
 
     def ahead(self) -> NDArray[np.int32]:
         """Labels; threads read the next chunks while this one classifies."""
@@ -58,4 +59,4 @@ class FromFile:
                     running.append(pool.submit(self._read, unit))
                 if not running:
                     return np.concatenate(labels)
-                labels.append(self._engine.classify(running.popleft().result()).labels[:, 0])
+                labels.append(self._engine.classify(texts_of(running.popleft().result())).labels[:, 0])

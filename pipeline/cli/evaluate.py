@@ -115,7 +115,7 @@ def _evaluate_labels(
     options: dict[str, Any],
 ) -> None:
     from ..measures.evaluate import evaluate_labels
-    from ..report.label_figures import print_label_figures
+    from ..report.tables import print_label_figures
     from ..source.inputs import Paths
 
     options |= {"text_column": text_column, "label_column": label_column, "label_separator": label_separator}
@@ -152,8 +152,7 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
     """diagram: whether the reliability diagram is part of it."""
     from rich.padding import Padding
 
-    from ..report.reliability_table import print_reliability, print_thresholds
-    from ..report.terminal import print_confusion
+    from ..report.tables import print_confusion, print_reliability, print_thresholds
 
     print_fact("model", result.model, console)
     console.print(facts_table([("on", result.backend)]))

@@ -55,8 +55,7 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], kind: 
     """
     from ..job.pipe import KINDS, pipe
     from ..options import Options
-    from ..report.remarks import encoding_hint, left_out_line
-    from ..report.summary import doubt_line
+    from ..report.summary import doubt_line, encoding_hint, left_out_line
 
     if kind not in (None, *KINDS):
         raise UsageError(f"--format {kind}: to stdout it is {' or '.join(KINDS)}")

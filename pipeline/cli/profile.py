@@ -50,7 +50,7 @@ def command(
     if plot and not plot.absolute().parent.is_dir():
         raise UsageError(f"--plot {plot}: there is no such folder")
     from ..engine.profile import profile, sweep_batch, sweep_precision
-    from ..report.roofline_table import print_profile
+    from ..report.tables import print_profile
 
     if sweep:
         points = sweep_batch(model, device, precision) if sweep == "batch" else sweep_precision(model, batch, device)
@@ -68,7 +68,7 @@ def command(
 
 
 def _show_sweep(points: list[Point], over: str, plot: Path | None, as_json: bool) -> None:
-    from ..report.roofline_table import print_sweep
+    from ..report.tables import print_sweep
 
     if as_json:
         print_json([p.to_dict() for p in points])

@@ -33,7 +33,7 @@ def command(
     import msgspec
 
     from ..output.verify import verify
-    from ..report.remarks import unread_line
+    from ..report.summary import unread_line
     from ..report.tally import balance
 
     totals = verify(output, input=against_input, root=root, endpoint=endpoint)

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..model.charcnn import Model
 from ..options import Options
 from ..output.columns import REASON
-from ..report.join import refuse_taken, with_columns
+from ..report.results import refuse_taken, with_columns
 from .resident import share
 from .rows import Labels, ModelOrModels, labels_of
 

@@ -32,10 +32,9 @@ from ..output.saved_plan import changes, plan_again, plan_from
 from ..processes.threads import in_background
 from ..report.facts import Growth, JobFacts, RunFacts
 from ..report.job import JobReport
-from ..report.perfetto import save_trace
 from ..report.results import Results, origin_of
 from ..report.tally import Tally
-from ..report.timeline import Timeline
+from ..report.timeline import Timeline, save_trace
 from ..source.find.files import Files
 from ..source.inputs import Given, Rows, Scanners, identify, open_input, planned_files
 from ..source.limits import CHUNK_ROWS

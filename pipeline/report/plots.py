@@ -16,10 +16,9 @@ from ..measures.accuracy import Confusion
 from ..measures.reliability import Reliability
 from ..telemetry.profile import Point, Profile
 from ..telemetry.spans import Span
-from .breakdown import Breakdown
-from .breakdown_table import device_name
-from .roofline import Judged, judge
-from .roofline_table import figure as in_words
+from .breakdown import Breakdown, Judged, judge
+from .tables import device_name
+from .tables import figure as in_words
 from .timeline import Timeline, overlap, union
 
 WIDE, NARROW = 9.6, 4.0

@@ -19,12 +19,11 @@ from ..model.charcnn import load_model
 from ..processes.threads import available_cores
 from .dispatcher import Dispatcher
 from .engines import Choice, LoadedModel
-from .fleet import LocalFleet
 from .http_process import certificates_of
 from .http_processes import HttpProcesses
-from .log import log, start_log
+from .local_engines import LocalFleet
 from .metrics import Metrics
-from .settings import Settings
+from .settings import Settings, log, start_log
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -88,7 +87,7 @@ class _Server:
         self._take_signals()
         starting: asyncio.Task[None] | None = None
         try:
-            starting = asyncio.create_task(self._fleet.start())  # beside the HTTP processes
+            starting = asyncio.create_task(self._fleet.start())  # while the HTTP processes start
             await self._http.start()
             fields = {"url": self._url(), "target_ms": 1000 * settings.target_s, "processes": len(self._listening)}
             log.info("listening", extra={"fields": fields})

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..engine import base
 from ..engine.open import opened
 from ..errors import UsageError
-from ..measures.rows import hold_out, rarest
+from ..measures.rows import hold_out
 from ..model.alphabet import Alphabet, encode
 from ..model.charcnn import Model, load_model
 from ..model.layers import CLASSES
@@ -84,55 +84,6 @@ class Labelled:
         return about | ({"unreadable_rows": self.skipped} if self.skipped else {})
 
 
-def read_labelled(
-    source: Any,
-    text_columns: Iterable[str],
-    label_column: str,
-    alphabet: Alphabet,
-    length: int,
-    header: Iterable[str] | None = None,
-    classes: Iterable[str] | None = None,
-    multi_label: bool = False,
-    separator: str | None = None,
-) -> Labelled:
-    """Read every article of `source` (as `classify` takes it) with its label.
-
-    header: column names of a CSV without a header line. classes: the class names in the order of the model; labels are
-    then names or numbers from 1. By default the classes are the labels that occur, sorted (as numbers if all are).
-    multi_label: an article may have several labels, or none; they are lists, or texts with a separator between them.
-
-    Raises UsageError for a column that is missing, a null or unknown label, or fewer than two classes; SourceError for
-    a file that cannot be read.
-    """
-    names = None if classes is None else tuple(classes)
-    if label_column in (texts := tuple(text_columns)):
-        raise UsageError(f"column {label_column!r} is the label, it cannot be the text too")
-
-    def labels_of(chunk: Chunk) -> pa.Array:
-        if multi_label:
-            return label_lists(chunk.rows, label_column, separator)
-        labels = _labels(chunk.rows, label_column)
-        first = pc.index(labels.is_null(), True).as_py()
-        if first >= 0:
-            where = chunk.rows.slice(first, 1).to_pylist()[0]
-            problem = f"has no label: column {label_column!r} is null there"
-            raise UsageError(f"{where['file']}: row {where['row']} {problem}")
-        return labels
-
-    articles, labels = _read(source, texts, (label_column,), alphabet, length, header, "labels", labels_of)
-    column = pa.chunked_array(labels, pa.list_(pa.string()) if multi_label else pa.large_string()).combine_chunks()
-    values = column.flatten() if multi_label else column
-    if names is None:
-        names = _sorted_names(pc.unique(values).to_pylist())
-    if len(names) < CLASSES[0]:
-        raise UsageError(f"column {label_column!r} has {_count(names)}: a model needs at least two")
-    if len(names) > CLASSES[1]:
-        raise UsageError(f"column {label_column!r} has {len(names):,} classes: a model has at most {CLASSES[1]:,}")
-    indices = _indices(values, names, label_column)
-    given = label_sets(column, names)[0] if multi_label else indices.astype(np.int64)
-    return articles.labelled(given, names)
-
-
 class _Articles(NamedTuple):
     """What was read. ids, texts: of each chunk. files, skipped: as of `Labelled`."""
 
@@ -146,29 +97,80 @@ class _Articles(NamedTuple):
         return Labelled(np.concatenate(self.ids), joined(self.texts), labels, classes, self.files, self.skipped)
 
 
-def _read(
+@dataclass(frozen=True)
+class Reading:
+    """How articles are read, and encoded. header: column names of a CSV without a header line."""
+
+    text_columns: tuple[str, ...]
+    alphabet: Alphabet
+    length: int
+    header: tuple[str, ...] | None = None
+
+    def articles(
+        self, source: Any, kept: tuple[str, ...], wanted: str, of_chunk: Callable[[Chunk], T]
+    ) -> tuple[_Articles, list[T]]:
+        """Every article of `source` (as `classify` takes it), and what `of_chunk` makes of each chunk.
+
+        kept: columns beside the text. wanted: what a one-hot file lacks.
+        """
+        selection = Selection(self.text_columns, kept, header=self.header, reads=MOST_READ)
+        found = identify(source, len(self.alphabet), self.length, whole_hash=True, by_content=True)
+        ids, texts, others, skipped = [], [], [], 0
+        for chunk in chunks_here(open_input(found, selection, _CHUNK_ROWS)):
+            if chunk.ids is not None:
+                raise UsageError(f"a one-hot file holds no {wanted} to train on")
+            others.append(of_chunk(chunk))
+            ids.append(encode(chunk.data, chunk.offsets, self.alphabet, self.length).ids)
+            texts.append(Texts(chunk.data[chunk.offsets[0] : chunk.offsets[-1]], chunk.offsets - chunk.offsets[0]))
+            skipped += len(chunk.quarantine)
+        files = tuple({"path": f["path"], "digest": f["digest"]} for f in found.identity)
+        return _Articles(ids, texts, files, skipped), others
+
+
+def read_labelled(
     source: Any,
-    text_columns: tuple[str, ...],
-    kept: tuple[str, ...],
-    alphabet: Alphabet,
-    length: int,
-    header: Iterable[str] | None,
-    wanted: str,
-    of_chunk: Callable[[Chunk], T],
-) -> tuple[_Articles, list[T]]:
-    """Every article of `source`, and what `of_chunk` makes of each chunk. wanted: what a one-hot file lacks."""
-    selection = Selection(text_columns, kept, header=None if header is None else tuple(header), reads=MOST_READ)
-    found = identify(source, len(alphabet), length, whole_hash=True, by_content=True)
-    ids, texts, others, skipped = [], [], [], 0
-    for chunk in chunks_here(open_input(found, selection, _CHUNK_ROWS)):
-        if chunk.ids is not None:
-            raise UsageError(f"a one-hot file holds no {wanted} to train on")
-        others.append(of_chunk(chunk))
-        ids.append(encode(chunk.data, chunk.offsets, alphabet, length).ids)
-        texts.append(Texts(chunk.data[chunk.offsets[0] : chunk.offsets[-1]], chunk.offsets - chunk.offsets[0]))
-        skipped += len(chunk.quarantine)
-    files = tuple({"path": f["path"], "digest": f["digest"]} for f in found.identity)
-    return _Articles(ids, texts, files, skipped), others
+    reading: Reading,
+    label_column: str,
+    classes: Iterable[str] | None = None,
+    multi_label: bool = False,
+    separator: str | None = None,
+) -> Labelled:
+    """Read every article of `source` with its label.
+
+    classes: the class names in the order of the model; labels are then names or numbers from 1. By default the classes
+    are the labels that occur, sorted (as numbers if all are).
+    multi_label: an article may have several labels, or none; they are lists, or texts with a separator between them.
+
+    Raises UsageError for a column that is missing, a null or unknown label, or fewer than two classes; SourceError for
+    a file that cannot be read.
+    """
+    names = None if classes is None else tuple(classes)
+    if label_column in reading.text_columns:
+        raise UsageError(f"column {label_column!r} is the label, it cannot be the text too")
+
+    def labels_of(chunk: Chunk) -> pa.Array:
+        if multi_label:
+            return label_lists(chunk.rows, label_column, separator)
+        labels = _labels(chunk.rows, label_column)
+        first = pc.index(labels.is_null(), True).as_py()
+        if first >= 0:
+            where = chunk.rows.slice(first, 1).to_pylist()[0]
+            problem = f"has no label: column {label_column!r} is null there"
+            raise UsageError(f"{where['file']}: row {where['row']} {problem}")
+        return labels
+
+    articles, labels = reading.articles(source, (label_column,), "labels", labels_of)
+    column = pa.chunked_array(labels, pa.list_(pa.string()) if multi_label else pa.large_string()).combine_chunks()
+    values = column.flatten() if multi_label else column
+    if names is None:
+        names = _sorted_names(pc.unique(values).to_pylist())
+    if len(names) < CLASSES[0]:
+        raise UsageError(f"column {label_column!r} has {_count(names)}: a model needs at least two")
+    if len(names) > CLASSES[1]:
+        raise UsageError(f"column {label_column!r} has {len(names):,} classes: a model has at most {CLASSES[1]:,}")
+    indices = _indices(values, names, label_column)
+    given = label_sets(column, names)[0] if multi_label else indices.astype(np.int64)
+    return articles.labelled(given, names)
 
 
 def _labels(rows: pa.Table, column: str) -> pa.Array:
@@ -269,25 +271,21 @@ class SoftLabels:
     def read(
         self,
         source: Any,
-        text_columns: tuple[str, ...],
+        reading: Reading,
         label_column: str | None,
-        alphabet: Alphabet,
-        length: int,
-        header: Iterable[str] | None,
         classes: tuple[str, ...] | None,
     ) -> Taught:
         """Read `source`, with labels where it has them, and `unlabelled`. Arguments and errors as of `read_taught`."""
         if not self.models:
-            columns = self.columns
-            return read_taught(source, text_columns, label_column, columns, None, alphabet, length, header, classes)
+            return read_taught(source, reading, label_column, self.columns, None, classes)
         with opened([load_model(model) for model in self.models], self.device) as engines:
             by = Teachers(tuple(engines))
             names = classes or by.classes
             if set(names) != set(by.classes):
                 raise UsageError(f"the teacher's classes are {', '.join(by.classes)}, not {', '.join(names)}")
-            found = read_taught(source, text_columns, label_column, (), by, alphabet, length, header, names)
+            found = read_taught(source, reading, label_column, (), by, names)
             if self.unlabelled is not None:
-                more = read_taught(self.unlabelled, text_columns, None, (), by, alphabet, length, header, names)
+                more = read_taught(self.unlabelled, reading, None, (), by, names)
                 found = found.and_(more)
         return found
 
@@ -330,24 +328,21 @@ class Taught:
 
 def read_taught(
     source: Any,
-    text_columns: tuple[str, ...],
+    reading: Reading,
     label_column: str | None,
     soft_columns: tuple[str, ...],
     by: Teachers | None,
-    alphabet: Alphabet,
-    length: int,
-    header: Iterable[str] | None = None,
     classes: tuple[str, ...] | None = None,
 ) -> Taught:
     """Read every article of `source`, with its label if it has one, and with the probabilities in `soft_columns` (one
     column of lists, or one for each class) or by teachers.
 
-    The classes are those of the teachers, or else as `data.read_labelled` finds them, or named by the columns.
+    The classes are those of the teachers, or else as `read_labelled` finds them, or named by the columns.
 
     Raises UsageError as that does, and for a row with neither label nor probabilities, or with negative ones.
     """
     kept = tuple(dict.fromkeys((*([label_column] if label_column else []), *soft_columns)))
-    if both := set(kept) & set(text_columns):
+    if both := set(kept) & set(reading.text_columns):
         raise UsageError(f"column {min(both)!r} is a label, it cannot be the text too")
     names = classes or (by.classes if by else None)
 
@@ -358,7 +353,7 @@ def read_taught(
             return labels, by.probabilities(base.Texts(chunk.data, chunk.offsets), names)
         return labels, chunk.rows.select(list(soft_columns))
 
-    articles, found = _read(source, text_columns, kept, alphabet, length, header, "text", labels_of)
+    articles, found = reading.articles(source, kept, "text", labels_of)
     labels, soft = zip(*found, strict=True)
     label = pa.chunked_array(labels, pa.large_string()).combine_chunks()
     if names is None:
@@ -432,44 +427,3 @@ class Prepared:
     held: NDArray[np.int64]
     symbols: Alphabet
     targets: NDArray[Any] | None = None
-
-
-def prepare(
-    source: Any,
-    test: Any,
-    text_columns: tuple[str, ...],
-    label_column: str | None,
-    alphabet: str,
-    length: int,
-    hold_out_share: float,
-    columns: Iterable[str] | None,
-    classes: Iterable[str] | None,
-    soft: SoftLabels | None = None,
-    multi_label: bool = False,
-    separator: str | None = None,
-) -> Prepared:
-    """Read `source`, and `test` where it is not None, and hold rows out. Arguments and errors are those of `train`."""
-    if not 0 <= hold_out_share <= 0.5:
-        raise UsageError(f"{hold_out_share} of the rows cannot be held out: at most half of them")
-    try:
-        symbols = Alphabet(alphabet)
-    except ValueError as error:
-        raise UsageError(f"the alphabet: {error}") from error
-    names = None if classes is None else tuple(classes)
-    targets, several = None, (multi_label, separator)
-    if soft is not None:
-        taught = soft.read(source, text_columns, label_column, symbols, length, columns, names)
-        data = taught.data
-        fit, held = hold_out_labelled(data.labels, taught.labelled, hold_out_share)
-        targets = taught.targets(soft.share, held)
-    elif label_column is not None:
-        data = read_labelled(source, text_columns, label_column, symbols, length, columns, names, *several)
-        fit, held = hold_out(rarest(data.labels) if multi_label else data.labels, hold_out_share)
-    else:
-        raise UsageError("there is nothing to learn: name a column with labels, or where soft labels come from")
-    tested = None
-    if test is not None:
-        if label_column is None:
-            raise UsageError("the rows to test on need labels: name their column")
-        tested = read_labelled(test, text_columns, label_column, symbols, length, columns, data.classes, *several)
-    return Prepared(data, tested, fit, held, symbols, targets)

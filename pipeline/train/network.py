@@ -56,25 +56,27 @@ class CharCNN(nn.Module):
         """Logits float32 [N, classes] of encoded articles, uint8 [N, length]."""
         x = self._one_hot(ids)
         for layer in self._layers:
-            module = self.get_submodule(layer.name)
-            weight, bias = module.weight, module.bias
-            assert isinstance(weight, Tensor)
-            assert isinstance(bias, Tensor)
             if layer.kind == "conv1d":
-                x = self._convolve(x, weight) + bias
+                x = self._convolve(x, self.get_parameter(f"{layer.name}.weight"))
+                x = x + self.get_parameter(f"{layer.name}.bias")
                 if layer.norm:
                     x = self._normalise(x, layer.norm)
                 x = F.relu(x)
                 if layer.is_lookup and self._frame == "text":
-                    x = torch.where(self._of_text(ids, layer.rows_out), x, 0.0)
+                    x = torch.where(self._of_text(ids, layer), x, 0.0)
                 if layer.pool > 1:
-                    x = _pool(x, layer.pool)
+                    x = pooled(x, layer.pool)
+        return self.head(x.transpose(1, 2).flatten(1))
+
+    def head(self, x: Tensor) -> Tensor:
+        """The linear layers, of channel-major rows: logits [N, classes]."""
+        for layer in self._layers:
+            if layer.kind == "conv1d":
                 continue
-            if x.ndim == 3:  # fc1 reads channel-major rows
-                x = x.transpose(1, 2).flatten(1)
+            weight, bias = self.get_parameter(f"{layer.name}.weight"), self.get_parameter(f"{layer.name}.bias")
             x = F.dropout(x, self._dropout[layer.name], self.training)
             compute = self._compute if layer.relu else weight.dtype
-            x = F.linear(x.to(compute), weight.to(compute)).to(bias.dtype) + bias
+            x = F.linear(x.to(compute), weight.to(compute)).to(weight.dtype) + bias
             if layer.relu:
                 x = F.relu(x)
         return x
@@ -85,12 +87,10 @@ class CharCNN(nn.Module):
         columns = torch.arange(symbols + -symbols % _CHANNELS_MULTIPLE, device=ids.device)
         return (ids[:, :, None].int() == columns.int()).to(self._compute)
 
-    def _of_text(self, ids: Tensor, rows: int) -> Tensor:
+    def _of_text(self, ids: Tensor, first: Layer) -> Tensor:
         """Whether each of block 1's rows comes before the end of its article's text, [N, rows, 1]."""
-        position = torch.arange(ids.shape[1], device=ids.device)
-        padding = self._layers[0].inputs + 1
-        end = ((ids != padding) * (position + 1)).amax(1)
-        return (position[:rows] < end[:, None])[:, :, None]
+        row = torch.arange(first.rows_out, device=ids.device)
+        return (row < reached_rows(ids, first, "text")[:, None])[:, :, None]
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         """[N, rows, inputs] to [N, rows - kernel + 1, outputs], in the weights' dtype."""
@@ -111,7 +111,17 @@ class CharCNN(nn.Module):
         self.load_state_dict({name: torch.from_numpy(np.array(t, np.float32)) for name, t in tensors.items()})
 
 
-def _pool(x: Tensor, width: int) -> Tensor:
+def reached_rows(ids: Tensor, first: Layer, frame: Frame) -> Tensor:
+    """Rows of block 1 that come before the end of each text, int64 [N], of ids uint8 [N, length]."""
+    if frame == "dense":
+        return torch.full((len(ids),), first.rows_out, device=ids.device)
+    position = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    padding = first.inputs + 1
+    return ((ids != padding) * position).amax(1).clamp(max=first.rows_out)
+
+
+def pooled(x: Tensor, width: int) -> Tensor:
+    """The greatest of each `width` rows of [N, rows, channels]."""
     count = x.shape[1] // width
     windows = x[:, : count * width].reshape(x.shape[0], count, width, x.shape[2])
     return windows.amax(2)

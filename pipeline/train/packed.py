@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from ..kernels.catalog import FIRST_CAPABILITY, NUMBERS, Kernel, first_block
-from ..model.layers import NORM_EPSILON, Frame, Layer
-from .network import CharCNN
+from ..model.layers import NORM_EPSILON, Layer
+from .network import CharCNN, pooled, reached_rows
 
 GROUP = 9
 """Rows of block 1 in a group: the pools of blocks 1 and 2 are 3 wide each."""
@@ -54,15 +54,6 @@ class Layout:
         each = GROUP // rows_of_group
         row = self.number[:, None] * rows_of_group + torch.arange(rows_of_group, device=self.number.device)
         return row * each < self.reached[self.article][:, None]
-
-
-def reached_rows(ids: Tensor, first: Layer, frame: Frame) -> Tensor:
-    """Rows of block 1 that come before the end of each text, int64 [N], of ids uint8 [N, length]."""
-    if frame == "dense":
-        return torch.full((len(ids),), first.rows_out, device=ids.device)
-    position = torch.arange(1, ids.shape[1] + 1, device=ids.device)
-    padding = first.inputs + 1
-    return ((ids != padding) * position).amax(1).clamp(max=first.rows_out)
 
 
 def groups_of(reached: Tensor) -> Tensor:
@@ -250,17 +241,6 @@ class PackedCNN(CharCNN):
             x = torch.where(text, F.relu(products), constant)
         return self._last_block(x, constant, layout)
 
-    def head(self, x: Tensor) -> Tensor:
-        """The linear layers: logits [N, classes]."""
-        for layer in map(self._layer, ("fc1", "fc2", "fc3")):
-            weight, bias = self.get_parameter(f"{layer.name}.weight"), self.get_parameter(f"{layer.name}.bias")
-            x = F.dropout(x, self._dropout[layer.name], self.training)
-            compute = self._compute if layer.relu else weight.dtype
-            x = F.linear(x.to(compute), weight.to(compute)).to(weight.dtype) + bias
-            if layer.relu:
-                x = F.relu(x)
-        return x
-
     def _layer(self, name: str) -> Layer:
         return next(layer for layer in self._layers if layer.name == name)
 
@@ -335,8 +315,7 @@ class PackedCNN(CharCNN):
 
     def _last_block(self, x: Tensor, constant: Tensor, layout: Layout) -> Tensor:
         """Block 6, of all rows: what its norm makes of the constant ones differs from article to article."""
-        layer, norm = self._layer("conv6"), self.get_submodule("norm6")
-        assert isinstance(norm, nn.LayerNorm)
+        layer = self._layer("conv6")
         constant = self._constant("conv6", constant)
         products = self._products(x, "conv6").to(constant.dtype) + self.get_parameter("conv6.bias")
         articles, rows = len(layout.groups) - 1, layer.rows_out
@@ -345,11 +324,7 @@ class PackedCNN(CharCNN):
         to = torch.where(is_row, layout.article * rows + layout.number, articles * rows)
         every = x.new_zeros(articles * rows + 1, layer.outputs).index_copy(0, to, products - constant)
         every = every[:-1].view(articles, rows, -1) + constant
-        gamma, beta = norm.weight.t().contiguous(), norm.bias.t().contiguous()
-        every = F.relu(F.layer_norm(every, gamma.shape, gamma, beta, norm.eps))
-        windows = every[:, : layer.rows_pooled * layer.pool].reshape(articles, layer.rows_pooled, layer.pool, -1)
-        features: Tensor = windows.amax(2).transpose(1, 2).flatten(1)
-        return features
+        return pooled(F.relu(self._normalise(every, "norm6")), layer.pool).transpose(1, 2).flatten(1)
 
 
 class _TableSum(torch.autograd.Function):

@@ -26,7 +26,7 @@ from fsspec.implementations.local import LocalFileSystem
 from ...errors import UsageError
 from ...processes.threads import threads
 from ...storage.bucket_errors import FIRST_PATIENCE
-from ...storage.buckets import is_bucket, split_bucket
+from ...storage.buckets import State, is_bucket, objects_below, objects_in, split_bucket, state_of_object
 from ...storage.names import (
     ENTRIES,
     MANIFEST,
@@ -39,7 +39,6 @@ from ...storage.names import (
     member_name,
     without_secrets,
 )
-from ...storage.objects import State, objects_below, objects_in, state_of_object
 from ..open.opening import reason, refuse_irregular
 from ..open.remote import REQUESTS, driver, listed_state, open_remote, why
 

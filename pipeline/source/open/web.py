@@ -1,4 +1,9 @@
-"""Files on servers of the web, of which some send a file from any byte on, and some do not even tell its size."""
+"""Files on servers of the web, of which some send a file from any byte on, and some do not even tell its size.
+
+Of the seven kinds of servers in tests/test_web.py, obstore's HTTPStore reads three (with ranges, by a redirection, and
+without HEAD where the size is known). It opens no file whose address has a query, such as a signature, and none of a
+server that sends no ranges or does not tell the length. fsspec's driver needs aiohttp.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,8 @@ from urllib3.exceptions import HTTPError, LocationParseError, NameResolutionErro
 from urllib3.util import make_headers, parse_url
 
 from ...storage.bucket_errors import FIRST_PATIENCE, PATIENCE
+from ...storage.buckets import Origin, State
 from ...storage.names import without_secrets
-from ...storage.objects import Origin, State
 
 _TIMEOUT = Timeout(connect=10, read=60)
 _REDIRECTS = Retry(total=None, connect=0, read=0, other=0, status=0, redirect=10, raise_on_status=False)
