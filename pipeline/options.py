@@ -242,8 +242,8 @@ def _entries() -> dict[str, tuple[Any, Option]]:
 TYPES = {name: kind for name, (kind, _) in _entries().items()}
 TABLE: dict[str, Option] = {name: option for name, (_, option) in _entries().items()}
 
-NAMES, HEADER = str | Iterable[str], Iterable[str] | None
-"""The types of options that name columns."""
+NAMES, HEADER, FILE = str | Iterable[str], Iterable[str] | None, str | os.PathLike[str] | None
+"""The types of options that name columns, the columns of a file without a header, and a file."""
 
 FLAGS.update({name.replace("_", "-"): option.default is False for name, option in TABLE.items()})
 

@@ -1,4 +1,4 @@
-"""The command `broadsheet`: a file a command."""
+"""The command `broadsheet`."""
 
 from __future__ import annotations
 
@@ -6,30 +6,17 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Callable, Iterable
 from io import TextIOWrapper
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from ..errors import BroadsheetError, visible
 from ..report.console import say
-from . import (
-    calibrate,
-    classify,
-    convert,
-    doctor,
-    evaluate,
-    export,
-    inspect,
-    profile,
-    push,
-    quantise,
-    serve,
-    submit,
-    train,
-    verify,
-)
+from . import classify, evaluate, inspect, machine, models, serve, train
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 """Click's error for a wrong command line; some versions of Typer have a copy of it."""
@@ -37,27 +24,56 @@ _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 _INTERRUPTED = 130
 """Typer's exit code where it has caught an interrupt, without a word."""
 
+
+class _Command(TyperCommand):
+    """A command in whose help a switch has no word for a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_words(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """The same of the command without a subcommand."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_words(super().get_params(ctx))
+
+
+def _without_words(parameters: Iterable[Any]) -> list[Any]:
+    found = list(parameters)
+    for one in found:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""  # it would be <bool>
+    return found
+
+
 app = typer.Typer(
     name="broadsheet",
+    cls=_Group,
     help="Label very large collections of short texts with a character-level CNN.",
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # brackets in a help text are text
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("classify")(classify.command)
-app.command("submit", context_settings=submit.CONTEXT)(submit.command)
-app.command("doctor")(doctor.command)
-app.command("verify")(verify.command)
-app.command("train")(train.command)
-app.command("calibrate")(calibrate.command)
-app.command("quantise")(quantise.command)
-app.command("evaluate")(evaluate.command)
-app.command("inspect")(inspect.command)
-app.command("profile")(profile.command)
-app.command("convert")(convert.command)
-app.command("export")(export.command)
-app.command("push")(push.command)
-app.command("serve")(serve.command)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "classify": classify.command,
+    "submit": classify.submit,
+    "doctor": machine.doctor,
+    "verify": inspect.verify,
+    "train": train.command,
+    "calibrate": models.calibrate,
+    "quantise": models.quantise,
+    "evaluate": evaluate.command,
+    "inspect": inspect.inspect,
+    "profile": machine.profile,
+    "convert": models.convert,
+    "export": models.export,
+    "push": models.push,
+    "serve": serve.command,
+}
+for _name, _function in _COMMANDS.items():
+    _passes_on = {"allow_extra_args": True, "ignore_unknown_options": True} if _name == "submit" else None
+    app.command(_name, cls=_Command, context_settings=_passes_on)(_function)
 
 
 @app.callback(invoke_without_command=True)
@@ -67,7 +83,7 @@ def _options(
 ) -> None:
     if version:
         from .. import __version__
-        from .version import facts
+        from .machine import facts
 
         say(f"broadsheet {__version__}")
         for name, value in facts():

@@ -11,6 +11,7 @@ import typer
 
 from ..errors import OutputError, UsageError
 from ..report.console import PlainConsole, facts_table, print_fact, print_json
+from .flags import Columns, Device, Json, Kernels, Label, OneModel, Precision, Texts, in_panel, names_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,34 +24,33 @@ _SHOWN = 145  # characters of a mistake's text: two lines
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.")],
+    model: OneModel,
     data: Annotated[list[str], typer.Argument(metavar="DATA", help="Files, folders, globs or URLs.")],
-    label_column: Annotated[str, typer.Option(metavar="NAME", help="True class, by name or number from 1.")],
-    text_column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
-    ] = None,
+    label_column: Label,
+    text_column: Texts = None,
     label_separator: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Between two true labels, of a model that gives several.")
+        str | None, in_panel("Input", metavar="TEXT", help="Between two true labels, of a model that gives several.")
     ] = None,
-    columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="Column names of a headerless CSV.")] = None,
-    mistakes: Annotated[int, typer.Option(metavar="N", min=0, help="Most confident mistakes to show.")] = 10,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16|int8")] = "auto",
-    kernels: Annotated[
-        str, typer.Option(metavar="auto|simt|sm75|sm80|sm90", help="CUDA kernels, by generation.")
-    ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the confusion matrix.")] = None,
+    columns: Columns = None,
+    mistakes: Annotated[int, in_panel("Report", metavar="N", min=0, help="Most confident mistakes to show.")] = 10,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    kernels: Kernels = "auto",
+    as_json: Json = False,
+    plot: Annotated[Path | None, in_panel("Report", metavar="FILE.png", help="Draw the confusion matrix.")] = None,
     reliability: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw the reliability diagram there, not in the terminal.")
+        Path | None,
+        in_panel("Report", metavar="FILE.png", help="Draw the reliability diagram there, not in the terminal."),
     ] = None,
     precision_target: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="From which score on labels have this precision, and how many they are."),
+        in_panel(
+            "Report", metavar="SHARE", help="From which score on labels have this precision, and how many they are."
+        ),
     ] = None,
     abstain: Annotated[
-        float | None, typer.Option(metavar="BELOW", help="Give rows with a lower score no label, as `classify` does.")
+        float | None,
+        in_panel("Report", metavar="BELOW", help="Give rows with a lower score no label, as `classify` does."),
     ] = None,
 ) -> None:
     """Print accuracy, figures by class, the confusion matrix, calibration error and the most confident mistakes."""
@@ -63,7 +63,7 @@ def command(
     from ..model.charcnn import load_model
     from ..source.inputs import Paths
 
-    names = None if columns is None else columns.split(",")
+    names = names_of(columns)
     loaded = load_model(model)
     if loaded.is_multi_label:
         if plot or reliability or abstain is not None or precision_target is not None:

@@ -10,6 +10,7 @@ import typer
 
 from ..errors import UsageError
 from ..report.console import say
+from .flags import Device, Kernels, Precision, in_panel
 
 _NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "prometheus_client")
 _LEAST_TOKEN = 16
@@ -25,46 +26,50 @@ def command(
         ),
     ] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free, which the log names.")] = 8000,
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="0: any that is free, which the log names.")
+    ] = 8000,
     target_ms: Annotated[
         float | None,
-        typer.Option(
+        in_panel(
+            "Limits",
             metavar="MS",
             min=1,
             help="A request that could not be answered in this time is refused.  [default: 20, on a CPU 100]",
             show_default=False,
         ),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPUs, if there are any.")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16|int8")] = "auto",
-    kernels: Annotated[
-        str, typer.Option(metavar="auto|simt|sm75|sm80|sm90", help="CUDA kernels, by generation.")
-    ] = "auto",
+    device: Device = "auto",
+    precision: Precision = "auto",
+    kernels: Kernels = "auto",
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Clients must show the token in it.", show_default=False)
+        Path | None, in_panel("Security", metavar="FILE", help="Clients must show the token in it.", show_default=False)
     ] = None,
     admin_token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Who shows this one may reload models.", show_default=False)
+        Path | None,
+        in_panel("Security", metavar="FILE", help="Who shows this one may reload models.", show_default=False),
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(
+        in_panel(
+            "Cluster",
             metavar="WHERE",
             help="An engine on each worker of a Dask cluster: local, cuda, slurm, or a scheduler's address.",
             show_default=False,
         ),
     ] = None,
     scheduler_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same, of a running scheduler.", show_default=False)
+        Path | None, in_panel("Cluster", metavar="FILE", help="The same, of a running scheduler.", show_default=False)
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond this machine without a token: everyone may ask.")
+        bool, in_panel("Security", "--insecure", help="Listen beyond this machine without a token: everyone may ask.")
     ] = False,
     tls_certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PEM, with its chain: serve HTTPS.", show_default=False)
+        Path | None, in_panel("Security", metavar="FILE", help="PEM, with its chain: serve HTTPS.", show_default=False)
     ] = None,
     tls_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PEM, if it is not in the same file.", show_default=False)
+        Path | None,
+        in_panel("Security", metavar="FILE", help="PEM, if it is not in the same file.", show_default=False),
     ] = None,
     http_processes: Annotated[
         int | None,
@@ -77,20 +82,24 @@ def command(
         ),
     ] = None,
     drain_s: Annotated[
-        float, typer.Option(metavar="S", min=1, help="At SIGTERM: for answering the requests that there are.")
+        float, in_panel("Limits", metavar="S", min=1, help="At SIGTERM: for answering the requests that there are.")
     ] = 30.0,
-    max_queue: Annotated[int, typer.Option(metavar="TEXTS", min=1, help="That may wait.")] = 100_000,
-    max_texts: Annotated[int, typer.Option(metavar="N", min=1, help="In one request.")] = 10_000,
-    max_body_mb: Annotated[int, typer.Option(metavar="MB", min=1, max=1024, help="Of one request.")] = 32,
-    max_connections: Annotated[int, typer.Option(metavar="N", min=1, help="At a time.")] = 1024,
-    head_s: Annotated[float, typer.Option(metavar="S", min=0.1, help="In which a request's head must come.")] = 10.0,
-    body_s: Annotated[float, typer.Option(metavar="S", min=0.1, help="In which its body must come.")] = 60.0,
-    idle_s: Annotated[int, typer.Option(metavar="S", min=1, help="After which an idle connection is closed.")] = 60,
-    log_format: Annotated[str, typer.Option(metavar="text|json", help="Of the log, on stderr.")] = "text",
+    max_queue: Annotated[int, in_panel("Limits", metavar="TEXTS", min=1, help="That may wait.")] = 100_000,
+    max_texts: Annotated[int, in_panel("Limits", metavar="N", min=1, help="In one request.")] = 10_000,
+    max_body_mb: Annotated[int, in_panel("Limits", metavar="MB", min=1, max=1024, help="Of one request.")] = 32,
+    max_connections: Annotated[int, in_panel("Limits", metavar="N", min=1, help="At a time.")] = 1024,
+    head_s: Annotated[
+        float, in_panel("Limits", metavar="S", min=0.1, help="In which a request's head must come.")
+    ] = 10.0,
+    body_s: Annotated[float, in_panel("Limits", metavar="S", min=0.1, help="In which its body must come.")] = 60.0,
+    idle_s: Annotated[
+        int, in_panel("Limits", metavar="S", min=1, help="After which an idle connection is closed.")
+    ] = 60,
+    log_format: Annotated[str, in_panel("Log", metavar="text|json", help="Of the log, on stderr.")] = "text",
     log_requests: Annotated[
-        bool, typer.Option("--log-requests/--no-log-requests", help="A line for each request.")
+        bool, in_panel("Log", "--log-requests/--no-log-requests", help="A line for each request.")
     ] = True,
-    log_texts: Annotated[bool, typer.Option("--log-texts", help="With the texts themselves.")] = False,
+    log_texts: Annotated[bool, in_panel("Log", "--log-texts", help="With the texts themselves.")] = False,
 ) -> None:
     """Answer requests for labels over HTTP, until SIGTERM or Ctrl-C.
 
