@@ -14,7 +14,7 @@ from .ecosystem.frames import function_for
 from .ecosystem.resident import release
 from .errors import UsageError
 from .graph import classify_chunks
-from .job.phases import OnDemand, Request, Running
+from .job.beginning import OnDemand, Request, Running
 from .job.run import run_job
 from .model.charcnn import Model
 from .model.quantised import scales_of

@@ -28,10 +28,8 @@ from ..cluster.settings import GPU_EXECUTOR, NO_SCHEDULER, NO_WORKERS
 from .errors import BroadsheetError, SourceError
 from .job import tasks
 from .job.group_tasks import TOPIC, ChunksDone, begin_no_more, label_group, label_run
-from .job.suspects import Suspects
-from .job.task_keys import run_of, task_key
 from .job.tasks import Done, Event, Job, Noted, SetAside, Stopped
-from .job.watchdog import Watchdog
+from .job.watchdog import RunAlone, Watchdog, run_of, task_key
 from .source.inputs import Loaded, Partition, Source, Unread
 from .source.plan.plan import Group, Run, Unit, part_name
 from .source.read.readers import ReaderLost
@@ -60,7 +58,7 @@ def classify_chunks(
     no further chunk.
     """
     run = _Run(client, job, watchdog, stop)
-    suspects = Suspects()
+    suspects = RunAlone()
     try:
         yield from _run_together(run, iter(sources), suspects, job.strict)
         yield from _run_alone(run, suspects)
@@ -68,7 +66,7 @@ def classify_chunks(
         run.cancel()
 
 
-def _run_together(run: _Run, waiting: Iterator[Source], suspects: Suspects, strict: bool) -> Iterator[Event]:
+def _run_together(run: _Run, waiting: Iterator[Source], suspects: RunAlone, strict: bool) -> Iterator[Event]:
     """Run all sources, except those that become suspects."""
     more = True
     while True:
@@ -136,7 +134,7 @@ def _set_aside(source: Source, reason: str) -> list[SetAside]:
     return [SetAside(unit.name, reason, unit.sources) for unit in units]
 
 
-def _run_alone(run: _Run, suspects: Suspects) -> Iterator[Event]:
+def _run_alone(run: _Run, suspects: RunAlone) -> Iterator[Event]:
     """Run suspects one at a time; set aside those that kill their worker again, and what cannot be told from them."""
     for source in suspects.sources:
         cause = suspects.cause(source)

@@ -22,8 +22,8 @@ from ..output.record import Entry
 from ..source.plan.plan import Group, GroupChunk, GroupEnd, Run
 from ..source.read.readers import bytes_of
 from ..telemetry.spans import Span, span
-from .task_keys import Key, run_of
 from .tasks import Done, Job, Noted, Work, infer, number_of, output_of, refuse_bad_rows, write
+from .watchdog import Key, run_of
 from .worker import STATE
 
 TOPIC = "broadsheet-chunks"

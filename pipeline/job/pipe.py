@@ -34,7 +34,7 @@ from ..source.chunk import Chunk, Selection, concat, first_chunks
 from ..source.find.files import Files
 from ..source.inputs import Paths, Unread, identify, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
-from ..source.open.encoding import not_decoded
+from ..source.open.compression import not_decoded
 from ..source.plan.plan import GroupEnd
 
 KINDS = ("jsonl", "csv")

@@ -20,7 +20,7 @@ from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH
 from ..source.formats.record_format import delimiter_named
 from ..source.inputs import identify
-from ..source.open.encoding import encoding_named
+from ..source.open.compression import encoding_named
 from ..source.plan.sample import sample_input
 from .reliability import improvement
 from .rows import files_of, hold_out, scored_rows, selection_of

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..measures.accuracy import Confusion, LabelCounts
 from ..measures.reliability import Reliability, Threshold
-from ..telemetry.profile import Point, Profile
+from ..telemetry.profile import Profile, SweepPoint
 from .breakdown import MOMENTS, Breakdown, DeviceTimes, judge
 from .console import PlainConsole
 
@@ -120,7 +120,7 @@ def print_profile(profile: Profile, console: PlainConsole) -> None:
         console.print(_fill(profile))
 
 
-def print_sweep(points: list[Point], console: PlainConsole) -> None:
+def print_sweep(points: list[SweepPoint], console: PlainConsole) -> None:
     """Latency and throughput by batch and precision."""
     table = new_table("precision", "batch", "latency", "articles a second")
     for point in points:
