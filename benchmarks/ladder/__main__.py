@@ -3,8 +3,8 @@
     python -m benchmarks.ladder --articles-csv ag_news/test.csv
     python -m benchmarks.ladder --articles-csv ag_news/test.csv --quick --output /tmp/ladder.json
 
-Everything is measured from text in host memory to labels there, but for the steps that begin with a CSV file. The
-result is written after each step. A step that fails is recorded with its error.
+Everything is measured from text in host memory to labels there; what reading ahead is worth, benchmarks.corpora tells.
+The result is written after each step. A step that fails is recorded with its error.
 """
 
 from __future__ import annotations
@@ -18,23 +18,6 @@ from benchmarks.record import RESULTS, about, parser, write
 
 ARTICLES, REPEATS = 262_144, 5
 QUICK_ARTICLES, QUICK_REPEATS = 2_048, 1
-FROM_FILE = ("from a CSV file, read first", "+ reading ahead")
-
-
-def reading_alone(found: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The reading switch, from the two steps that begin with a file: its product reads ahead from that file."""
-    from benchmarks.ladder.switches import READING
-
-    first, ahead = (next((r for r in found if r["name"] == n), {}) for n in FROM_FILE)
-    if "articles_per_second" not in first or "articles_per_second" not in ahead:
-        return None
-    return first | {
-        "kind": "alone",
-        "name": "no overlap of reading and computing",
-        "of_articles_per_second": ahead["articles_per_second"],
-        "predicted_factor": READING.value,
-        "reason": READING.reason,
-    }
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -65,8 +48,6 @@ def measure(options: argparse.Namespace) -> None:
             f"{record['labels_unlike_product']} labels unlike the product's)"
         )  # fmt: skip
         print(f"{step.kind}: {step.name}: {said}", flush=True)
-    reading = reading_alone(result["steps"])
-    result["steps"] += [reading] if reading else []
     result["wall_seconds"] = time.perf_counter() - began
     write(result, options.output)
     print(f"{result['wall_seconds']:.0f} s in all; {options.output}", flush=True)

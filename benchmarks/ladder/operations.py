@@ -79,7 +79,7 @@ class SlowOperations(Operations):
         steps_in_one: float = 1.0, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
         first, second, *_ = layers
-        rows = _rows(out, len(ids), most_units(layers) * second.product_pool, first.outputs)
+        shape = (len(ids), most_units(layers) * second.product_pool, first.outputs)
         if self.block1 is None:
             super().lookup_norm_pool(
                 ids, layers, frame, table, norm, statistics, text_end, packing, out, steps_in_one, saturated
@@ -93,8 +93,8 @@ class SlowOperations(Operations):
             self._each("ReLU", raw)
             if frame == "text":
                 self._clear_after_text(raw, text_end)
-            self._max_pool(raw, rows.shape[1], rows)
-        self._turn_around(rows)
+            self._max_pool(raw, shape[1], _rows(out, shape))
+        self._turn_around(out, shape)
 
     def conv1d(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing,
@@ -102,11 +102,11 @@ class SlowOperations(Operations):
     ) -> None:  # fmt: skip
         count = len(packing.first) - 1
         pitch = packing.most // count
-        written = _rows(out, count, pitch, layer.outputs)
+        shape = (count, pitch, layer.outputs)
         if self.setting.fused:
             super().conv1d(rows, layer, weight, bias, packing, constant, out, saturated)
         else:
-            read = _rows(rows, count, pitch * layer.product_pool, layer.inputs)
+            read, written = _rows(rows, (count, pitch * layer.product_pool, layer.inputs)), _rows(out, shape)
             raw = written if layer.product_pool == 1 else cp.empty((*read.shape[:2], layer.outputs), out.dtype)
             self._plain_product(read, layer, weight, self.no_bias, packing, raw)
             self._each("bias", raw, bias, np.int32(layer.outputs))
@@ -115,21 +115,21 @@ class SlowOperations(Operations):
             if layer.product_pool > 1:
                 self._max_pool(raw, layer.rows_pooled, written)
         if not layer.norm:
-            self._turn_around(written)
+            self._turn_around(out, shape)
 
     def norm_relu_pool(
         self, rows: cp.ndarray, layer: Layer, norm: DeviceNorm, packing: Packing, constant: cp.ndarray, out: cp.ndarray
     ) -> None:
         count = len(packing.first) - 1
-        written = _rows(out, count, layer.rows_pooled, layer.outputs)
+        shape = (count, layer.rows_pooled, layer.outputs)
         if self.setting.fused:
             super().norm_relu_pool(rows, layer, norm, packing, constant, out)
         else:
-            raw = _rows(rows, count, packing.most // count, layer.outputs)
+            raw = _rows(rows, (count, packing.most // count, layer.outputs))
             self._layer_norm(raw, norm)
             self._each("ReLU", raw)
-            self._max_pool(raw, layer.rows_pooled, written)
-        self._turn_around(written)
+            self._max_pool(raw, layer.rows_pooled, _rows(out, shape))
+        self._turn_around(out, shape)
 
     def linear(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
@@ -138,7 +138,7 @@ class SlowOperations(Operations):
             super().linear(x, layer, weight, bias, packing, out)
             return
         super().linear(x, plain(layer), weight, self.no_bias, packing, out)
-        written = _rows(out, len(packing.first) - 1, 1, layer.outputs)
+        written = _rows(out, (len(packing.first) - 1, layer.outputs))
         self._each("bias", written, bias, np.int32(layer.outputs))
         self._each("ReLU", written)
 
@@ -187,13 +187,13 @@ class SlowOperations(Operations):
         sizes = (np.int32(size) for size in (ids.shape[1], block1.length, block1.symbols))
         self._run("one-hot", (-(-vectors // _THREADS),), ids, *sizes, np.int64(vectors), out)
 
-    def _turn_around(self, rows: cp.ndarray) -> None:
+    def _turn_around(self, buffer: cp.ndarray, shape: tuple[int, int, int]) -> None:
         """Store rows channels-first between two layers, as a framework of that layout does: there, and back for our
         kernels, which read channels-last.
         """
         if not self.setting.channels_last:
-            count, pitch, channels = rows.shape
-            stored = cp.empty((count, channels, pitch), rows.dtype)
+            count, pitch, channels = shape
+            rows, stored = _rows(buffer, shape), cp.empty((count, channels, pitch), buffer.dtype)
             for values, out in ((rows, stored), (stored, rows)):
                 grid = (-(-values.shape[2] // WARP), -(-values.shape[1] // WARP), count)
                 self._run("transpose", grid, values, out, *map(np.int32, values.shape[1:]))
@@ -202,6 +202,6 @@ class SlowOperations(Operations):
         self._launch(kernels(self.stored)[name], grid, arguments)
 
 
-def _rows(buffer: cp.ndarray, *shape: int) -> cp.ndarray:
+def _rows(buffer: cp.ndarray, shape: tuple[int, ...]) -> cp.ndarray:
     """The beginning of a buffer that has room for more."""
     return buffer.reshape(-1)[: int(np.prod(shape))].reshape(shape)

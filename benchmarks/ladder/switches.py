@@ -126,23 +126,17 @@ SWITCHES = (
 )  # fmt: skip
 
 EIGHT_BITS = Predicted(0.75, "an earlier run had 4.92 M articles/s for int8 and 3.67 M for fp16: a quarter faster")
-READ_FIRST = Predicted(590_000, "one thread parses 0.7 M rows a second, then the GPU labels them")
-READ_AHEAD = Predicted(2_400_000, "four threads parse 0.7 M rows a second each, less than the GPU takes")
-READING = Predicted(4.2, "parsing 1.4 µs a row in front of 0.28 µs, against a quarter of the former")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement. kind: "product", "alone" or "cumulative". way: from "memory", from a file ("file first", "file
-    ahead"). setting: of what is measured from memory. predicted: of `kind`.
-    """
+    """One measurement. kind: "product", "alone" or "cumulative". predicted: of `kind`."""
 
     kind: str
     name: str
     setting: Setting
     predicted: Predicted | None
     parent: str | None = None
-    way: str = "memory"
 
 
 def steps(best: str) -> list[Step]:
@@ -159,6 +153,4 @@ def steps(best: str) -> list[Step]:
     found += [Step("alone", s.without, s.off(product), s.alone, s.parent) for s in switches]
     if best != "simt":
         found.append(Step("alone", "int8 instead of fp16", replace(product, eight_bits=True), EIGHT_BITS))
-    found.append(Step("cumulative", "from a CSV file, read first", product, READ_FIRST, way="file first"))
-    found.append(Step("cumulative", "+ reading ahead", product, READ_AHEAD, way="file ahead"))
     return found
