@@ -30,8 +30,8 @@ from .job import tasks
 from .job.group_tasks import TOPIC, ChunksDone, begin_no_more, label_group, label_run
 from .job.tasks import Done, Event, Job, Noted, SetAside, Stopped
 from .job.watchdog import RunAlone, Watchdog, run_of, task_key
-from .source.inputs import Loaded, Partition, Source, Unread
-from .source.plan.plan import Group, Run, Unit, part_name
+from .source.inputs import Loaded, Partition, Source, UnreadChunk
+from .source.plan.plan import Group, RowGroups, Unit, part_name
 from .source.read.readers import ReaderLost
 
 _SUSPECT_LOSSES = 2
@@ -121,7 +121,7 @@ def _events(result: Done | ChunksDone | list[SetAside]) -> Iterator[Event]:
 
 def _unread(sources: list[Source], strict: bool) -> Iterator[SetAside]:
     for source in sources:
-        if isinstance(source, Unread):
+        if isinstance(source, UnreadChunk):
             if strict:
                 raise SourceError(source.reason)
             yield from _set_aside(source, source.reason)
@@ -130,7 +130,7 @@ def _unread(sources: list[Source], strict: bool) -> Iterator[SetAside]:
 def _set_aside(source: Source, reason: str) -> list[SetAside]:
     if isinstance(source, Group):
         return [SetAside(part_name(source.number, 0), reason, (), source.number)]
-    units = source.units if isinstance(source, Run) else [source]
+    units = source.units if isinstance(source, RowGroups) else [source]
     return [SetAside(unit.name, reason, unit.sources) for unit in units]
 
 
@@ -231,7 +231,7 @@ class _Run:
         urgency = _LOST_FIRST if losses else 0
         units = [s for s in sources if isinstance(s, Unit)]
         groups = [s for s in sources if isinstance(s, Group)]
-        runs = [s for s in sources if isinstance(s, Run)]
+        runs = [s for s in sources if isinstance(s, RowGroups)]
         loaded = [s for s in sources if isinstance(s, Loaded)]
         partitions = [s for s in sources if isinstance(s, Partition)]
         if groups or runs:
