@@ -33,7 +33,7 @@ from ..report.results import Results, origin_of
 from ..report.tally import Tally
 from ..report.timeline import Timeline, save_trace
 from ..source.find.files import Files
-from ..source.inputs import Rows, Scanners, identify, open_input, planned_files
+from ..source.inputs import RowsInMemory, Scanners, identify, open_input, planned_files
 from ..source.limits import CHUNK_ROWS
 from ..source.memory.stdin import Stdin
 from ..source.plan.plan import changed_chunks
@@ -141,7 +141,7 @@ def prepare(request: Request) -> Prepared:
         root=options.root,
         endpoint=options.endpoint,
     )
-    if folder and options.resume and folder.is_begun and isinstance(found, Rows) and found.once:
+    if folder and options.resume and folder.is_begun and isinstance(found, RowsInMemory) and found.once:
         raise UsageError(
             f"cannot resume {folder.path}: a {found.held.kind} is read once, so which of its rows the job has labelled "
             "is not known. Start again with --overwrite. What a list, a table or files hold can be resumed"
