@@ -58,16 +58,16 @@ def classify_chunks(
     no further chunk.
     """
     run = _Run(client, job, watchdog, stop)
-    suspects = RunAlone()
+    alone = RunAlone()
     try:
-        yield from _run_together(run, iter(sources), suspects, job.strict)
-        yield from _run_alone(run, suspects)
+        yield from _run_together(run, iter(sources), alone, job.strict)
+        yield from _run_alone(run, alone)
     finally:
         run.cancel()
 
 
-def _run_together(run: _Run, waiting: Iterator[Source], suspects: RunAlone, strict: bool) -> Iterator[Event]:
-    """Run all sources, except those that become suspects."""
+def _run_together(run: _Run, waiting: Iterator[Source], alone: RunAlone, strict: bool) -> Iterator[Event]:
+    """Run all sources, except those that are to run alone."""
     more = True
     while True:
         if more and run.has_room:
@@ -91,7 +91,7 @@ def _run_together(run: _Run, waiting: Iterator[Source], suspects: RunAlone, stri
                 # Perhaps not the cause: a worker that dies takes its other tasks with it.
                 run.submit([ended.source], ended.losses)
             else:
-                suspects.sources.append(ended.source)
+                alone.sources.append(ended.source)
 
 
 def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
@@ -134,10 +134,10 @@ def _set_aside(source: Source, reason: str) -> list[SetAside]:
     return [SetAside(unit.name, reason, unit.sources) for unit in units]
 
 
-def _run_alone(run: _Run, suspects: RunAlone) -> Iterator[Event]:
-    """Run suspects one at a time; set aside those that kill their worker again, and what cannot be told from them."""
-    for source in suspects.sources:
-        cause = suspects.cause(source)
+def _run_alone(run: _Run, alone: RunAlone) -> Iterator[Event]:
+    """Run these one at a time; set aside those that kill their worker again, and what cannot be told from them."""
+    for source in alone.sources:
+        cause = alone.cause(source)
         if cause is not None:
             yield from _set_aside(source, f"not tried: {cause}")
             continue
@@ -148,7 +148,7 @@ def _run_alone(run: _Run, suspects: RunAlone) -> Iterator[Event]:
             ended = run.next_event(wait=True)
             if isinstance(ended, Noted):
                 yield ended
-        suspects.ran_alone(source, isinstance(ended.result, KilledWorker))
+        alone.ran_alone(source, isinstance(ended.result, KilledWorker))
         if isinstance(ended.result, KilledWorker):
             yield from _set_aside(source, "it kills every worker that takes it")
         elif isinstance(ended.result, ReaderLost):
