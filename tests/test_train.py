@@ -22,7 +22,7 @@ from conftest import Command, random_model
 
 from pipeline import calibrate
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.measures.held_out import hold_out
+from pipeline.measures.rows import hold_out
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import Frame, layer_table

@@ -10,8 +10,7 @@ from rich import box
 from rich.console import Group, OverflowMethod, RenderableType
 from rich.table import Table
 
-from ..measures.accuracy import Confusion
-from ..measures.f1 import LabelCounts
+from ..measures.accuracy import Confusion, LabelCounts
 from ..measures.reliability import Reliability, Threshold
 from ..telemetry.profile import Profile, SweepPoint
 from .breakdown import MOMENTS, Breakdown, DeviceTimes, judge

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..measures.held_out import hold_out, rarest
+from ..measures.rows import hold_out, rarest
 from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
 from ..model.layers import Frame

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, logsumexp, softmax
 
-from ..measures.f1 import LabelCounts
+from ..measures.accuracy import LabelCounts
 from ..measures.reliability import improvement
 from ..model.charcnn import Model
 from ..model.ngrams import Kinds, scores

@@ -20,7 +20,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from ..measures.held_out import rarest
+from ..measures.rows import rarest
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find
 from ..model.scores import TEMPERATURES, fitted, log_loss
 from .data import TextBuffers

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..engine import base
 from ..engine.open import opened
 from ..errors import UsageError
-from ..measures.held_out import hold_out
+from ..measures.rows import hold_out
 from ..model.alphabet import Alphabet, encode
 from ..model.charcnn import Model, load_model
 from ..model.layers import CLASSES
