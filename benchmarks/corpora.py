@@ -129,8 +129,7 @@ def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[s
 
 
 def main() -> None:
-    command = parser(__doc__, RESULTS / "corpora_1.json")
-    command.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
+    command = parser(__doc__, RESULTS / "corpora_1.json", articles=True)
     command.add_argument("--folder", type=Path, required=True, help="for input and output: 25 GB a GPU")
     command.add_argument(
         "--where", default="cuda", choices=("cuda", "local"), help="local: the reader alone, without a GPU"

@@ -67,12 +67,6 @@ def examples_in(articles: Path) -> Examples:
     return Examples(ids, labels, np.sort(order[held:]), np.sort(order[:held]))
 
 
-def job_of(device: str, recipe: Recipe) -> Job:
-    """The recipe's job."""
-    objective = OneLabel(recipe.label_smoothing)
-    return Job(CLASSES, Alphabet(WITH_SPACE), LENGTH, "text", recipe, objective, seed=0, device=device)
-
-
 def loop_of(job: Job, examples: Examples, kind: str, steps: int) -> Run:
     """A run whose epochs have so many steps, on this process's device."""
     device = torch.device("cuda" if job.device == "cuda" else "cpu")
@@ -130,8 +124,7 @@ def epochs_on(job: Job, examples: Examples, gpus: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    command = parser(__doc__)
-    command.add_argument("--articles-csv", type=Path, required=True, help="AG News as CSV: class, title, description")
+    command = parser(__doc__, articles=True)
     command.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     command.add_argument("--gpus", type=int, nargs="*", default=[1], help="numbers of GPUs to train on")
     command.add_argument("--steps", type=int, default=48, help="in an epoch of the comparison")
@@ -140,7 +133,9 @@ def main() -> None:
     if options.device == "cpu":
         torch.set_num_threads(1)
     examples = examples_in(options.articles_csv)
-    job = job_of(options.device, Recipe(epochs=EPOCHS, batch_size=options.batch))
+    recipe = Recipe(epochs=EPOCHS, batch_size=options.batch)
+    objective = OneLabel(recipe.label_smoothing)
+    job = Job(CLASSES, Alphabet(WITH_SPACE), LENGTH, "text", recipe, objective, seed=0, device=options.device)
     kinds = ("plain", "packed", "graphs") if options.device == "cuda" else ("plain", "packed")
     result: dict[str, Any] = {
         "about": about(options),
