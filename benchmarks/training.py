@@ -25,9 +25,9 @@ from torch import Tensor
 
 from benchmarks.record import about, parser, write
 from pipeline.model.alphabet import Alphabet, encode
-from pipeline.train.group import Group
-from pipeline.train.job import Examples, Job, run
-from pipeline.train.loop import Rows, Run
+from pipeline.train.group import ProcessGroup
+from pipeline.train.job import Examples, TrainingJob, run
+from pipeline.train.loop import DeviceExamples, TrainingRun
 from pipeline.train.network import CharCNN
 from pipeline.train.objective import OneLabel
 from pipeline.train.packed import PackedCNN
@@ -67,7 +67,7 @@ def examples_in(articles: Path) -> Examples:
     return Examples(ids, labels, np.sort(order[held:]), np.sort(order[:held]))
 
 
-def loop_of(job: Job, examples: Examples, kind: str, steps: int) -> Run:
+def loop_of(job: TrainingJob, examples: Examples, kind: str, steps: int) -> TrainingRun:
     """A run whose epochs have so many steps, on this process's device."""
     device = torch.device("cuda" if job.device == "cuda" else "cpu")
     compute = torch.bfloat16 if job.device == "cuda" else torch.float32
@@ -76,14 +76,25 @@ def loop_of(job: Job, examples: Examples, kind: str, steps: int) -> Run:
     made = Plain if kind == "plain" else PackedCNN
     network = made(job.layers, job.frame, compute, recipe.dropout, recipe.input_dropout).to(device)
     fit = examples.fit[: steps * recipe.batch_size]
-    rows = Rows(torch.from_numpy(examples.ids[fit]).to(device), torch.from_numpy(examples.targets[fit]).to(device))
-    loop = Run(network, rows, Rows(rows.ids[:0], rows.targets[:0]), job.symbols, recipe, job.objective, 0, Group())
+    rows = DeviceExamples(
+        torch.from_numpy(examples.ids[fit]).to(device), torch.from_numpy(examples.targets[fit]).to(device)
+    )
+    loop = TrainingRun(
+        network,
+        rows,
+        DeviceExamples(rows.ids[:0], rows.targets[:0]),
+        job.symbols,
+        recipe,
+        job.objective,
+        0,
+        ProcessGroup(),
+    )
     if kind != "graphs":
         loop._replayed = None
     return loop
 
 
-def milliseconds_a_step(job: Job, examples: Examples, kind: str, steps: int) -> float:
+def milliseconds_a_step(job: TrainingJob, examples: Examples, kind: str, steps: int) -> float:
     """In the faster of two epochs after one that warms up. On a CPU: of one core's time, which other programs take none
     of.
     """
@@ -100,7 +111,7 @@ def milliseconds_a_step(job: Job, examples: Examples, kind: str, steps: int) -> 
     return 1000 * min(found[1:]) / steps
 
 
-def epochs_on(job: Job, examples: Examples, gpus: int) -> dict[str, Any]:
+def epochs_on(job: TrainingJob, examples: Examples, gpus: int) -> dict[str, Any]:
     """Seconds of the fastest epoch but the first, and the accuracy that the run ends with."""
     ends: list[tuple[float, Epoch]] = []
 
@@ -108,7 +119,6 @@ def epochs_on(job: Job, examples: Examples, gpus: int) -> dict[str, Any]:
         if isinstance(what, Epoch):
             ends.append((time.perf_counter(), what))
 
-    began = time.perf_counter()
     if gpus > 1:
         run_here(job, examples, gpus, tell, lambda: False)
     else:
@@ -118,7 +128,6 @@ def epochs_on(job: Job, examples: Examples, gpus: int) -> dict[str, Any]:
         "gpus": gpus,
         "batch": job.recipe.batch_size,
         "seconds_an_epoch": min(b - a for a, b in pairwise(times)),
-        "seconds_until_the_first_ends": times[0] - began,
         "held_out_accuracy": ends[-1][1].accuracy,
     }
 
@@ -135,7 +144,7 @@ def main() -> None:
     examples = examples_in(options.articles_csv)
     recipe = Recipe(epochs=EPOCHS, batch_size=options.batch)
     objective = OneLabel(recipe.label_smoothing)
-    job = Job(CLASSES, Alphabet(WITH_SPACE), LENGTH, "text", recipe, objective, seed=0, device=options.device)
+    job = TrainingJob(CLASSES, Alphabet(WITH_SPACE), LENGTH, "text", recipe, objective, seed=0, device=options.device)
     kinds = ("plain", "packed", "graphs") if options.device == "cuda" else ("plain", "packed")
     result: dict[str, Any] = {
         "about": about(options),

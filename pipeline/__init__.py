@@ -29,8 +29,7 @@ if TYPE_CHECKING:  # the one list: type checkers and editors read it as it stand
         UsageError as UsageError,
     )
     from .job.estimate import Estimate as Estimate, dry_run as dry_run
-    from .measures.int8_scales import quantise as quantise
-    from .measures.temperature import calibrate as calibrate
+    from .measures.fitting import calibrate as calibrate, quantise as quantise
     from .model.charcnn import Model as Model, load_model as load_model
     from .options import Options as Options
     from .output.verify import verify as verify

@@ -27,11 +27,9 @@ from distributed.scheduler import NoValidWorkerError, NoWorkerError
 from ..cluster.settings import GPU_EXECUTOR, NO_SCHEDULER, NO_WORKERS
 from .errors import BroadsheetError, SourceError
 from .job import tasks
-from .job.group_tasks import TOPIC, Labelled, begin_no_more, label_group, label_run
-from .job.suspects import Suspects
-from .job.task_keys import run_of, task_key
+from .job.group_tasks import TOPIC, ChunksDone, begin_no_more, label_group, label_run
 from .job.tasks import Done, Event, Job, Noted, SetAside, Stopped
-from .job.watchdog import Watchdog
+from .job.watchdog import RunAlone, Watchdog, run_of, task_key
 from .source.inputs import Loaded, Partition, Source, Unread
 from .source.plan.plan import Group, Run, Unit, part_name
 from .source.read.readers import ReaderLost
@@ -60,7 +58,7 @@ def classify_chunks(
     no further chunk.
     """
     run = _Run(client, job, watchdog, stop)
-    suspects = Suspects()
+    suspects = RunAlone()
     try:
         yield from _run_together(run, iter(sources), suspects, job.strict)
         yield from _run_alone(run, suspects)
@@ -68,7 +66,7 @@ def classify_chunks(
         run.cancel()
 
 
-def _run_together(run: _Run, waiting: Iterator[Source], suspects: Suspects, strict: bool) -> Iterator[Event]:
+def _run_together(run: _Run, waiting: Iterator[Source], suspects: RunAlone, strict: bool) -> Iterator[Event]:
     """Run all sources, except those that become suspects."""
     more = True
     while True:
@@ -108,10 +106,10 @@ def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
     return found, True
 
 
-def _events(result: Done | Labelled | list[SetAside]) -> Iterator[Event]:
+def _events(result: Done | ChunksDone | list[SetAside]) -> Iterator[Event]:
     if isinstance(result, Done):
         yield result
-    elif isinstance(result, Labelled):
+    elif isinstance(result, ChunksDone):
         yield from result.chunks
         if result.end is not None:
             yield result.end
@@ -136,7 +134,7 @@ def _set_aside(source: Source, reason: str) -> list[SetAside]:
     return [SetAside(unit.name, reason, unit.sources) for unit in units]
 
 
-def _run_alone(run: _Run, suspects: Suspects) -> Iterator[Event]:
+def _run_alone(run: _Run, suspects: RunAlone) -> Iterator[Event]:
     """Run suspects one at a time; set aside those that kill their worker again, and what cannot be told from them."""
     for source in suspects.sources:
         cause = suspects.cause(source)
@@ -178,7 +176,7 @@ class _Ended:
     """What became of a source. losses: workers, or reader processes, lost with it since it last committed a chunk."""
 
     source: Source
-    result: Done | Labelled | list[SetAside] | KilledWorker | ReaderLost
+    result: Done | ChunksDone | list[SetAside] | KilledWorker | ReaderLost
     losses: int
 
 
@@ -197,7 +195,7 @@ class _Run:
         self._job = job
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
-        self._heard: SimpleQueue[tuple[Any, Done | Labelled | Noted | BaseException]] = SimpleQueue()
+        self._heard: SimpleQueue[tuple[Any, Done | ChunksDone | Noted | BaseException]] = SimpleQueue()
         self._workers, self._threads, self._asked = 0, 0, float("-inf")
 
     @property
@@ -333,7 +331,7 @@ class _Run:
             if ended is not None:
                 return ended
 
-    def _ended(self, key: Any, result: Done | Labelled | BaseException) -> _Ended | None:
+    def _ended(self, key: Any, result: Done | ChunksDone | BaseException) -> _Ended | None:
         """What became of a source; None where it runs again. Raises what stops the job."""
         flight = self.live.pop(key)
         self._spent.append(flight)

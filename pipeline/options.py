@@ -333,7 +333,7 @@ class Options(_Values):
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
         from .output.where import parse
         from .source.formats.record_format import delimiter_named
-        from .source.open.encoding import encoding_named
+        from .source.open.compression import encoding_named
         from .storage.buckets import check_endpoint
         from .storage.names import root_of
 

@@ -90,7 +90,7 @@ def broadsheet() -> Command:
 
     def run(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None, **options: object):
         return subprocess.run(
-            [sys.executable, "-m", "pipeline", *map(str, arguments)],
+            [sys.executable, "-m", "broadsheet", *map(str, arguments)],
             capture_output=True,
             text=True,
             timeout=240,

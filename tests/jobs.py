@@ -92,7 +92,7 @@ class Processes:
         return self.start(Path(sys.executable).with_name("dask"), *arguments, env=env)
 
     def broadsheet(self, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        return self.start(sys.executable, "-m", "pipeline", *arguments, env=env)
+        return self.start(sys.executable, "-m", "broadsheet", *arguments, env=env)
 
     def end(self) -> None:
         for process in self._all:

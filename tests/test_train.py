@@ -22,12 +22,12 @@ from conftest import Command, random_model
 
 from pipeline import calibrate
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.measures.held_out import hold_out
+from pipeline.measures.rows import hold_out
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import Frame, layer_table
 from pipeline.train import Epoch, Recipe, Step, train
-from pipeline.train.data import Reading, read_labelled
+from pipeline.train.data import ArticleReader, read_labelled
 from pipeline.train.loop import augment
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.objective import OneLabel
@@ -221,7 +221,7 @@ def test_bad_labels_are_told(table: pa.Table, message: str) -> None:
 
 
 def read(table: pa.Table, **options: object):
-    return read_labelled(table, Reading(("text",), Alphabet(WITH_SPACE), LENGTH), "kind", **options)
+    return read_labelled(table, ArticleReader(("text",), Alphabet(WITH_SPACE), LENGTH), "kind", **options)
 
 
 def test_labels_are_names_or_numbers() -> None:

@@ -62,9 +62,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="bin/ of the peer's environment")
     parser.add_argument("--stacks", nargs="+", default=STACKS, choices=STACKS)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument(
-        "--each", type=_each, nargs="+", default=[(1, 100.0, 10.0)], help="texts a request: TEXTS:TARGET_MS:SECONDS"
-    )
+    parser.add_argument("--each", type=_each, nargs="+", default=[(1, 100.0, 10.0)], help="TEXTS:TARGET_MS:SECONDS")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tune", type=float, default=0.5, help="share of the seconds for tuning; 0: GRID's first")
     parser.add_argument("--overload", type=float, default=60.0, help="seconds at ten times the highest rate; 0: none")

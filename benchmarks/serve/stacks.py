@@ -100,7 +100,7 @@ def _command(
         return [sys.executable, "-m", "benchmarks.serve.noop_app", str(port)], "/v1/classify"
     options = ["--port", str(port), "--model", model, "--device", device, "--target-ms", str(target_ms)]
     options += ["--no-log-requests", "--max-connections", "5000"]
-    return [sys.executable, "-m", "pipeline", "serve", *options], "/v1/classify"
+    return [sys.executable, "-m", "broadsheet", "serve", *options], "/v1/classify"
 
 
 def _comes_up(url: str, process: subprocess.Popen[bytes]) -> bool:

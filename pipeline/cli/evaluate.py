@@ -16,8 +16,7 @@ from .flags import Columns, Device, Json, Kernels, Label, OneModel, Precision, T
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..measures.evaluate import Evaluation
-    from ..measures.evaluate_labels import LabelEvaluation
+    from ..measures.evaluate import Evaluation, LabelEvaluation
     from ..model.charcnn import Model
 
 _INDENT = 6
@@ -115,7 +114,7 @@ def _evaluate_labels(
     as_json: bool,
     options: dict[str, Any],
 ) -> None:
-    from ..measures.evaluate_labels import evaluate_labels
+    from ..measures.evaluate import evaluate_labels
     from ..report.tables import print_label_figures
     from ..source.inputs import Paths
 

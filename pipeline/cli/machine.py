@@ -26,7 +26,7 @@ from .flags import Device, Kernels, Precision, SchedulerFile, Where, in_panel
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from ..telemetry.profile import Point
+    from ..telemetry.profile import SweepPoint
 
 _PROTOCOL = "For a cluster that is started; ucx is checked only if named."
 _STYLES = {"ok": "green", "warning": "yellow", "FAILURE": "bold red"}
@@ -150,7 +150,7 @@ def profile(
         save_png(roofline(found), plot)
 
 
-def _show_sweep(points: list[Point], over: str, plot: Path | None, as_json: bool) -> None:
+def _show_sweep(points: list[SweepPoint], over: str, plot: Path | None, as_json: bool) -> None:
     from ..report.tables import print_sweep
 
     if as_json:

@@ -49,12 +49,12 @@ def calibrate(
     No label changes. `train` does this itself, on the rows that it holds out. (The scales for `--precision int8` are
     another thing: `broadsheet quantise`.)
     """
-    from ..measures import temperature
+    from ..measures import fitting
     from ..model.scores import CARD
     from ..source.inputs import Paths
 
     _refuse_existing(output, overwrite)
-    found = temperature.calibrate(
+    found = fitting.calibrate(
         model,
         Paths(data),
         text_column=text_column or (),
@@ -86,11 +86,11 @@ def quantise(
     About 2,048 rows are read, and labels are not needed. The weights stay as they are, so that the model computes in
     every other precision as before.
     """
-    from ..measures import int8_scales
+    from ..measures import fitting
     from ..source.inputs import Paths
 
     _refuse_existing(output, overwrite)
-    found = int8_scales.quantise(
+    found = fitting.quantise(
         model,
         Paths(data),
         text_column=text_column or (),

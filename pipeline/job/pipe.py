@@ -34,7 +34,7 @@ from ..source.chunk import Chunk, Selection, concat, first_chunks
 from ..source.find.files import Files
 from ..source.inputs import Paths, Unread, identify, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
-from ..source.open.encoding import not_decoded
+from ..source.open.compression import not_decoded
 from ..source.plan.plan import GroupEnd
 
 KINDS = ("jsonl", "csv")
@@ -101,7 +101,7 @@ def pipe(
         found = Piped(models)
         began = time.perf_counter()
         selection, pieces = _opened(source, models, options, most, found)
-        labelling = _Labelling(engines, selection, options, kind, found)
+        labelling = _Columns(engines, selection, options, kind, found)
         rows = _Rows(PART_FORMATS[kind], labelling.schema)
         for batch in _batches(pieces, most):
             table = labelling.of(batch)
@@ -187,7 +187,7 @@ def _batches(pieces: Iterator[_Piece], most: int) -> Iterator[_Piece]:
             return
 
 
-class _Labelling:
+class _Columns:
     """What is done with each batch. schema: of the rows that are written. found: where they are counted."""
 
     def __init__(self, engines: list[Engine], selection: Selection, options: Options, kind: str, found: Piped) -> None:

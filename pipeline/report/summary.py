@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import in_python, visible
-from ..source.open.encoding import not_decoded
+from ..source.open.compression import not_decoded
 from .facts import JobFacts, RunFacts, models_of
 from .results import Results
 from .tally import Tally, balance

@@ -10,10 +10,9 @@ from rich import box
 from rich.console import Group, OverflowMethod, RenderableType
 from rich.table import Table
 
-from ..measures.accuracy import Confusion
-from ..measures.f1 import LabelCounts
+from ..measures.accuracy import Confusion, LabelCounts
 from ..measures.reliability import Reliability, Threshold
-from ..telemetry.profile import Point, Profile
+from ..telemetry.profile import Profile, SweepPoint
 from .breakdown import MOMENTS, Breakdown, DeviceTimes, judge
 from .console import PlainConsole
 
@@ -121,7 +120,7 @@ def print_profile(profile: Profile, console: PlainConsole) -> None:
         console.print(_fill(profile))
 
 
-def print_sweep(points: list[Point], console: PlainConsole) -> None:
+def print_sweep(points: list[SweepPoint], console: PlainConsole) -> None:
     """Latency and throughput by batch and precision."""
     table = new_table("precision", "batch", "latency", "articles a second")
     for point in points:

@@ -69,7 +69,7 @@ class App:
             Route("/v1/models", self._guarded(partial(self._call, "models"))),
             Route("/v1/models/{name:path}/reload", self._reload_model, methods=["POST"]),
             Route("/metrics", self._guarded(self._show_metrics)),
-            Route("/healthz", lambda request: _json({"status": "alive"})),
+            Route("/healthz", lambda request: _json(openapi.ServerState("alive"))),
             Route("/readyz", partial(self._call, "ready")),
             Route("/openapi.json", lambda request: Response(schema, media_type=JSON)),
             Route("/docs", lambda request: Response(docs, media_type="text/html", headers=_PAGE_HEADERS)),
@@ -280,7 +280,7 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 def _message(told: str) -> bytes:
-    return msgspec.json.encode({"error": told})
+    return msgspec.json.encode(openapi.ErrorMessage(told))
 
 
 def _error(error: BadRequest) -> Response:

@@ -47,20 +47,21 @@ class Asked(NamedTuple):
     scores: bool
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
+class ClassifyOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """With Arrow they are in the URL."""
+
+    model: str | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS, description="Labels of each text")] = 1
+    scores: Annotated[bool, msgspec.Meta(description="The probability of every class too")] = False
+
+
+class ClassifyRequest(ClassifyOptions, kw_only=True):
+    """Texts, and what is wanted of them."""
+
     texts: list[str]
-    model: str | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS)] = 1
-    scores: bool = False
 
 
-class _Query(msgspec.Struct, forbid_unknown_fields=True):
-    model: str | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS)] = 1
-    scores: bool = False
-
-
-_decode = msgspec.json.Decoder(_Body).decode
+_decode = msgspec.json.Decoder(ClassifyRequest).decode
 
 
 def from_json(body: bytes, most: int) -> Asked:
@@ -78,7 +79,7 @@ def from_json(body: bytes, most: int) -> Asked:
 def from_arrow(body: bytes, query: dict[str, str], most: int) -> Asked:
     """Raises BadRequest: 400 for what is no Arrow stream, 422 for other columns or a null, 413 for too many texts."""
     try:
-        options = msgspec.convert(query, _Query, strict=False)
+        options = msgspec.convert(query, ClassifyOptions, strict=False)
     except msgspec.ValidationError as error:
         raise BadRequest(422, str(error)) from error
     try:

@@ -24,7 +24,7 @@ from .columns import (
     truth_indices,
 )
 from .limits import LIMITS
-from .open.encoding import UTF8
+from .open.compression import UTF8
 
 HEAD_BYTES = 256
 _OURS = {"file", "row", "truth", "n_chars", "reason"}

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .open.encoding import why_not_decoded
+from .open.compression import why_not_decoded
 
 NO_TRUTH = -1
 

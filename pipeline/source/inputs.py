@@ -20,7 +20,7 @@ from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
 from .memory.tables import MEMORY, Tables, as_tables, dask_selection, partition_chunk
 from .open.ahead import ahead
-from .open.encoding import UTF8
+from .open.compression import UTF8
 from .plan.plan import (
     Group,
     GroupChunk,

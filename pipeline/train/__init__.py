@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..measures.held_out import hold_out, rarest
+from ..measures.rows import hold_out, rarest
 from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
 from ..model.layers import Frame
-from .after import Compared, model_of, multi_label_model_of
+from .after import Compared, model_of
 from .branch import fit_branch
-from .data import Labelled, Prepared, Reading, SoftLabels, hold_out_labelled, read_labelled
-from .job import Examples, Job, run, without_network
+from .data import ArticleReader, LabelledArticles, SoftLabels, TrainingData, hold_out_labelled, read_labelled
+from .job import Examples, TrainingJob, run, without_network
 from .objective import Objective, OneLabel, SeveralLabels, class_weights
 from .processes import run_here
 from .progress import Cost, Epoch, Note, Step, Stuck, Tell, interrupts_noted
@@ -90,7 +90,7 @@ def train(
     sweep: Sequence[str] = (),
     soft_labels: SoftLabels | None = None,
     about: dict[str, Any] | None = None,
-    on_start: Callable[[Labelled, int], None] = lambda data, held: None,
+    on_start: Callable[[LabelledArticles, int], None] = lambda data, held: None,
     tell: Tell = lambda what: None,
 ) -> Trained:
     """Train the network, and n-grams beside it, on every labelled article of `source`.
@@ -174,7 +174,7 @@ def train(
     about : dict, optional
         JSON values to add to the card of the model.
     on_start : callable
-        Called once with the training data, `Labelled`, and the number of held-out rows.
+        Called once with the training data, `LabelledArticles`, and the number of held-out rows.
     tell : callable
         Called with a `Cost` before the first step, a `Step` after each, an `Epoch` at the end of each, and a `Note`
         where there is something else to say.
@@ -231,7 +231,7 @@ def train(
     if not multi_label:
         weights = class_weights(data.labels[prepared.fit], len(data.classes)) if balanced else ()
         objective = OneLabel(recipe.label_smoothing, weights)
-    job = Job(
+    job = TrainingJob(
         classes=data.classes,
         symbols=prepared.symbols,
         length=begin.length,
@@ -280,11 +280,7 @@ def train(
         else:
             outcome = run(job, examples, tell, stop)
     card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {})}
-    compared = None
-    if multi_label:
-        model = multi_label_model_of(outcome, job, prepared, dtype, card, branch)
-    else:
-        model, compared = model_of(outcome, job, prepared, dtype, card, branch)
+    model, compared = model_of(outcome, job, prepared, dtype, card, branch)
     if outcome.is_trained and not model.has_network:
         tell(Note("the network is left out: with it, the held-out rows are not clearly more often right"))
     return Trained(model, outcome.history, compared, tuple(trials))
@@ -301,7 +297,7 @@ def _prepared(
     classes: Iterable[str] | None,
     soft: SoftLabels | None,
     several: tuple[bool, str | None],
-) -> Prepared:
+) -> TrainingData:
     """Read `source`, and `test` where it is not None, and hold rows out. Arguments and errors are those of `train`.
 
     several: whether an article may have several labels, and what is between two of them.
@@ -312,7 +308,7 @@ def _prepared(
         symbols = Alphabet(begin.alphabet)
     except ValueError as error:
         raise UsageError(f"the alphabet: {error}") from error
-    reading = Reading(text_columns, symbols, begin.length, None if columns is None else tuple(columns))
+    reading = ArticleReader(text_columns, symbols, begin.length, None if columns is None else tuple(columns))
     names = None if classes is None else tuple(classes)
     targets = None
     if soft is not None:
@@ -330,4 +326,4 @@ def _prepared(
         if label_column is None:
             raise UsageError("the rows to test on need labels: name their column")
         tested = read_labelled(test, reading, label_column, data.classes, *several)
-    return Prepared(data, tested, fit, held, symbols, targets)
+    return TrainingData(data, tested, fit, held, symbols, targets)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..engine import base
 from ..engine.open import opened
 from ..errors import UsageError
-from ..measures.held_out import hold_out
+from ..measures.rows import hold_out
 from ..model.alphabet import Alphabet, encode
 from ..model.charcnn import Model, load_model
 from ..model.layers import CLASSES
@@ -34,29 +34,29 @@ _CHUNK_ROWS = 16_384
 T = TypeVar("T")
 
 
-class Texts(NamedTuple):
+class TextBuffers(NamedTuple):
     """N texts, UTF-8. data: uint8 [bytes]. offsets: int64 [N + 1]; text i is data[offsets[i]:offsets[i + 1]]."""
 
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
 
-    def rows(self, rows: NDArray[np.int64]) -> Texts:
+    def rows(self, rows: NDArray[np.int64]) -> TextBuffers:
         """Those of some texts."""
         sizes = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         at = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], sizes)
-        return Texts(self.data[at], offsets)
+        return TextBuffers(self.data[at], offsets)
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledArticles:
     """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. text: their first MOST_READ characters.
     labels: int64 [N], indices into `classes`; or bool [N, classes], where an article may have several. files: path and
     sha256 of each input file (one entry "memory" for rows in memory). skipped: unreadable rows.
     """
 
     ids: NDArray[np.uint8]
-    text: Texts
+    text: TextBuffers
     labels: NDArray[Any]
     classes: tuple[str, ...]
     files: tuple[dict[str, str], ...]
@@ -85,20 +85,20 @@ class Labelled:
 
 
 class _Articles(NamedTuple):
-    """What was read. ids, texts: of each chunk. files, skipped: as of `Labelled`."""
+    """What was read. ids, texts: of each chunk. files, skipped: as of `LabelledArticles`."""
 
     ids: list[NDArray[np.uint8]]
-    texts: list[Texts]
+    texts: list[TextBuffers]
     files: tuple[dict[str, str], ...]
     skipped: int
 
-    def labelled(self, labels: NDArray[Any], classes: tuple[str, ...]) -> Labelled:
+    def labelled(self, labels: NDArray[Any], classes: tuple[str, ...]) -> LabelledArticles:
         """All of them, with their labels."""
-        return Labelled(np.concatenate(self.ids), joined(self.texts), labels, classes, self.files, self.skipped)
+        return LabelledArticles(np.concatenate(self.ids), joined(self.texts), labels, classes, self.files, self.skipped)
 
 
 @dataclass(frozen=True)
-class Reading:
+class ArticleReader:
     """How articles are read, and encoded. header: column names of a CSV without a header line."""
 
     text_columns: tuple[str, ...]
@@ -121,7 +121,9 @@ class Reading:
                 raise UsageError(f"a one-hot file holds no {wanted} to train on")
             others.append(of_chunk(chunk))
             ids.append(encode(chunk.data, chunk.offsets, self.alphabet, self.length).ids)
-            texts.append(Texts(chunk.data[chunk.offsets[0] : chunk.offsets[-1]], chunk.offsets - chunk.offsets[0]))
+            texts.append(
+                TextBuffers(chunk.data[chunk.offsets[0] : chunk.offsets[-1]], chunk.offsets - chunk.offsets[0])
+            )
             skipped += len(chunk.quarantine)
         files = tuple({"path": f["path"], "digest": f["digest"]} for f in found.identity)
         return _Articles(ids, texts, files, skipped), others
@@ -129,12 +131,12 @@ class Reading:
 
 def read_labelled(
     source: Any,
-    reading: Reading,
+    reading: ArticleReader,
     label_column: str,
     classes: Iterable[str] | None = None,
     multi_label: bool = False,
     separator: str | None = None,
-) -> Labelled:
+) -> LabelledArticles:
     """Read every article of `source` with its label.
 
     classes: the class names in the order of the model; labels are then names or numbers from 1. By default the classes
@@ -192,11 +194,11 @@ def _indices(labels: pa.Array, classes: tuple[str, ...], column: str | None) -> 
     return indices
 
 
-def joined(parts: list[Texts]) -> Texts:
+def joined(parts: list[TextBuffers]) -> TextBuffers:
     """The articles of the first, then those of the next, and so on."""
     sizes = np.concatenate([np.diff(part.offsets) for part in parts])
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Texts(np.concatenate([part.data for part in parts]), offsets)
+    return TextBuffers(np.concatenate([part.data for part in parts]), offsets)
 
 
 def _sorted_names(values: list[str]) -> tuple[str, ...]:
@@ -271,7 +273,7 @@ class SoftLabels:
     def read(
         self,
         source: Any,
-        reading: Reading,
+        reading: ArticleReader,
         label_column: str | None,
         classes: tuple[str, ...] | None,
     ) -> Taught:
@@ -296,13 +298,13 @@ class Taught:
     [N, classes], NaN where there are none. labelled: bool [N].
     """
 
-    data: Labelled
+    data: LabelledArticles
     probabilities: NDArray[np.float64]
     labelled: NDArray[np.bool_]
 
     def and_(self, more: Taught) -> Taught:
         """These articles, then those."""
-        data = Labelled(
+        data = LabelledArticles(
             np.concatenate([self.data.ids, more.data.ids]),
             joined([self.data.text, more.data.text]),
             np.concatenate([self.data.labels, more.data.labels]),
@@ -328,7 +330,7 @@ class Taught:
 
 def read_taught(
     source: Any,
-    reading: Reading,
+    reading: ArticleReader,
     label_column: str | None,
     soft_columns: tuple[str, ...],
     by: Teachers | None,
@@ -414,15 +416,15 @@ def _in_columns(table: pa.Table, columns: tuple[str, ...], classes: tuple[str, .
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TrainingData:
     """What is trained on.
 
     data: every labelled article. tested: those of `test`, if there are any. fit, held: row numbers of `data` to train
     on and to hold out, int64. targets: what is learned of each article, where that is not its label alone.
     """
 
-    data: Labelled
-    tested: Labelled | None
+    data: LabelledArticles
+    tested: LabelledArticles | None
     fit: NDArray[np.int64]
     held: NDArray[np.int64]
     symbols: Alphabet

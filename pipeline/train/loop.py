@@ -18,11 +18,11 @@ from ..errors import BroadsheetError
 from ..model.alphabet import Alphabet
 from .checkpoint import Checkpoint
 from .graphs import EAGER_CALLS, Replayed, rounded
-from .group import Group
+from .group import ProcessGroup
 from .network import ARTICLES_IN_CACHE, predict
 from .objective import Objective
 from .packed import PackedCNN
-from .progress import Cost, Epoch, Step, Stopped, Tell
+from .progress import Cost, Epoch, Step, Tell, TrainingStopped
 from .recipe import Recipe
 
 _WARMUP_FROM = 0.04  # share of the peak rate at the first step
@@ -33,7 +33,7 @@ _PERMUTATION, _AUGMENTATION, _DROPOUT = range(3)  # what is drawn
 
 
 @dataclass(frozen=True)
-class Rows:
+class DeviceExamples:
     """Encoded articles on the training device. ids: uint8 [N, length]. targets: as the objective takes them."""
 
     ids: Tensor
@@ -49,7 +49,7 @@ class Saving:
     job: dict[str, Any]
 
 
-class Run:
+class TrainingRun:
     """A run of `recipe` from `seed` over the rows `train`, evaluated on the rows `held_out` (maybe none).
 
     Every process of `group` has all rows, and computes its share of each batch. begun: all layers but the last come
@@ -59,13 +59,13 @@ class Run:
     def __init__(
         self,
         network: PackedCNN,
-        train: Rows,
-        held_out: Rows,
+        train: DeviceExamples,
+        held_out: DeviceExamples,
         alphabet: Alphabet,
         recipe: Recipe,
         objective: Objective,
         seed: int,
-        group: Group,
+        group: ProcessGroup,
         begun: bool = False,
     ) -> None:
         self.network, self.recipe, self._objective = network, recipe, objective
@@ -109,7 +109,7 @@ class Run:
             self.network.train()
             if not self._epoch(number, tell, stop):
                 self._save(saving, float(self._group.total(self._losses)))
-                raise Stopped
+                raise TrainingStopped
             loss = float(self._group.total(self._losses)) / self._steps_per_epoch
             self._losses.zero_()
             if not math.isfinite(loss):

@@ -25,10 +25,10 @@ from distributed.scheduler import KilledWorker
 
 from ..errors import BroadsheetError, UsageError
 from ..processes.threads import share_of_cores
-from .job import Examples, Job, Outcome
+from .job import Examples, Outcome, TrainingJob
 from .objective import OneLabel
 from .processes import Lost, Part, Process, outcome
-from .progress import Cost, Note, Stopped, Tell
+from .progress import Cost, Note, Tell, TrainingStopped
 
 _JOINING_SECONDS = 60
 
@@ -37,7 +37,7 @@ _RUNNING: dict[tuple[str, int], Process] = {}
 
 
 def run_on(
-    client: Client, job: Job, examples: Examples, count: int | None, tell: Tell, stop: Callable[[], bool]
+    client: Client, job: TrainingJob, examples: Examples, count: int | None, tell: Tell, stop: Callable[[], bool]
 ) -> Outcome:
     """Run a job on `count` workers of a cluster, by default all. Raises as `job.run` does, and Lost."""
     addresses = workers_of(client, count or 1)[:count]
@@ -68,7 +68,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PartAnswer:
     """What comes of a part."""
 
     address: str
@@ -120,13 +120,13 @@ def telling(client: Client) -> Iterator[tuple[str, SimpleQueue[Any]]]:
         client.unsubscribe_topic(topic)
 
 
-def start(client: Client, seat: Seat, examples: Any, part: Part, topic: str) -> Answer:
+def start(client: Client, seat: Seat, examples: Any, part: Part, topic: str) -> PartAnswer:
     """Start a part on a worker. examples: a future of them."""
     future = client.submit(
         _run_part, examples, part, seat.number, seat.neighbours, topic,
         workers=[seat.address], allow_other_workers=False, pure=False, retries=0,
     )  # fmt: skip
-    return Answer(seat.address, future)
+    return PartAnswer(seat.address, future)
 
 
 def _run_part(examples: Examples, part: Part, number: int, neighbours: int, topic: str) -> Outcome | None:
@@ -191,7 +191,7 @@ class Trial:
     error: str = ""
 
 
-def jobs_of(job: Job, sweep: Sequence[str]) -> list[tuple[dict[str, str], Job]]:
+def jobs_of(job: TrainingJob, sweep: Sequence[str]) -> list[tuple[dict[str, str], TrainingJob]]:
     """A job for each point of a grid, with its settings. sweep: of `NAME=VALUE,VALUE`, of the recipe or `seed`.
 
     Raises UsageError for a name that there is not, or a value that is none.
@@ -219,11 +219,11 @@ def jobs_of(job: Job, sweep: Sequence[str]) -> list[tuple[dict[str, str], Job]]:
 
 def run_sweep(
     client: Client,
-    jobs: list[tuple[dict[str, str], Job]],
+    jobs: list[tuple[dict[str, str], TrainingJob]],
     examples: Examples,
     tell: Tell,
     stop: Callable[[], bool],
-) -> tuple[list[Trial], Job, Outcome]:
+) -> tuple[list[Trial], TrainingJob, Outcome]:
     """Run each job on a worker of its own, and `tell` of each that ends; the best by held-out rows is kept.
 
     A run that is lost with its worker is tried on another. Raises UsageError without held-out rows, BroadsheetError
@@ -234,11 +234,11 @@ def run_sweep(
     addresses = workers_of(client)
     tell(Note(f"{len(jobs)} runs on {len(addresses)} worker{'s' if len(addresses) > 1 else ''}"))
     trials: dict[int, Trial] = {}
-    best: tuple[float, float, Job, Outcome] | None = None
+    best: tuple[float, float, TrainingJob, Outcome] | None = None
     with telling(client) as (topic, told):
         there = client.scatter(examples, workers=addresses, broadcast=True, hash=False)
         free, waiting = deque(seats_of(addresses)), deque(range(len(jobs)))
-        running: dict[Answer, tuple[int, Seat, float]] = {}
+        running: dict[PartAnswer, tuple[int, Seat, float]] = {}
         cost_told = False
         try:
             while len(trials) < len(jobs):
@@ -250,7 +250,7 @@ def run_sweep(
                     raise BroadsheetError("all workers of the sweep are lost")
                 time.sleep(_POLL_SECONDS)
                 if stop():
-                    raise Stopped
+                    raise TrainingStopped
                 while not told.empty():
                     what = told.get()
                     if isinstance(what, Cost) and not cost_told:

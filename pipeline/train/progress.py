@@ -74,7 +74,7 @@ class Note(NamedTuple):
 Tell: TypeAlias = Callable[[Cost | Step | Epoch | Note], None]
 
 
-class Stopped(KeyboardInterrupt):
+class TrainingStopped(KeyboardInterrupt):
     """A run was interrupted, and has stopped between two steps; its checkpoint, if it has one, is written."""
 
 

@@ -19,7 +19,7 @@ from ..model.alphabet import PUBLISHED
 from ..model.charcnn import Model, load_model
 from ..model.layers import Frame
 from ..model.ngrams import BITS, MOST_READ, MOST_TABLE_BYTES, Kinds
-from .data import Texts
+from .data import TextBuffers
 
 _SECOND_HYPHEN = PUBLISHED.rindex("-")
 
@@ -190,7 +190,7 @@ def ngram_bits(buckets: int | None, classes: int) -> int | None:
     return bits
 
 
-def kinds_for(text: Texts, length: int) -> Kinds:
+def kinds_for(text: TextBuffers, length: int) -> Kinds:
     """Words, pairs of words, and 2 to 5 characters (of many rows 4 and 5), in as many characters as most texts have, or
     the network reads.
     """

@@ -25,8 +25,15 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ...errors import UsageError
 from ...processes.threads import threads
-from ...storage.bucket_errors import FIRST_PATIENCE
-from ...storage.buckets import State, is_bucket, objects_below, objects_in, split_bucket, state_of_object
+from ...storage.buckets import (
+    FIRST_PATIENCE,
+    State,
+    is_bucket,
+    objects_below,
+    objects_in,
+    split_bucket,
+    state_of_object,
+)
 from ...storage.names import (
     ENTRIES,
     MANIFEST,

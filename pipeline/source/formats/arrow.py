@@ -29,9 +29,9 @@ from ...telemetry.spans import Span, span
 from ..chunk import Chunk, Selection, held_together
 from ..columns import is_textual
 from ..limits import Limits
+from ..memory.tables import bounded_chunk, most_decoded, types_of
 from ..open.opening import open_at
 from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
-from .decoded import bounded_chunk, most_decoded, types_of
 
 FILE_MAGIC, FEATHER_MAGIC = b"ARROW1", b"FEA1"
 

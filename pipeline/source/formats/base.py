@@ -14,7 +14,7 @@ from ...storage.names import is_url
 from ...telemetry.spans import Span
 from ..chunk import Chunk, Selection
 from ..limits import LIMITS, Limits
-from ..open.encoding import UTF8
+from ..open.compression import UTF8
 from .records import Records, Splitter
 
 

@@ -26,7 +26,7 @@ from ...telemetry.spans import Span, span
 from ..chunk import Chunk, Selection, assemble, concat
 from ..limits import LIMITS, Limits
 from ..open.ahead import PARSING
-from ..open.encoding import UTF8, why_not_decoded
+from ..open.compression import UTF8, why_not_decoded
 from ..open.opening import open_at
 from .base import Fragment, InputFile, Schema
 from .record_format import DELIMITERS, RecordFormat, separated_by

@@ -22,7 +22,7 @@ from pyarrow import json as pa_json
 from ...errors import SourceError
 from ..chunk import BadRow, Chunk, Selection, assemble, concat
 from ..columns import not_utf8
-from ..open.encoding import UTF8, why_not_decoded
+from ..open.compression import UTF8, why_not_decoded
 from .base import InputFile, Schema
 from .json_strings import Shortened, Strings, is_worth_cutting, lines_refused
 from .record_format import Head, RecordFormat

@@ -28,9 +28,9 @@ from ...errors import SourceError
 from ...telemetry.spans import Span
 from ..chunk import Chunk, Selection, held_together
 from ..columns import as_bytes, is_textual
+from ..memory.tables import bounded_chunk, most_decoded, types_of
 from ..open.opening import expect, open_at
 from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
-from .decoded import bounded_chunk, most_decoded, types_of
 
 _DICTIONARY_PAGE = 2
 _HEADER_BYTES = 256

@@ -19,7 +19,7 @@ from ...errors import InputChanged, SourceError, UsageError
 from ...telemetry.spans import Span, span
 from ..chunk import Chunk, Selection, assemble
 from ..open.ahead import PARSING
-from ..open.encoding import UTF8, looks_like, unescaped
+from ..open.compression import UTF8, looks_like, unescaped
 from ..open.opening import open_at
 from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 from .records import BOM, Records, Split, cut, read_records, split_lines

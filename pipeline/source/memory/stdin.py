@@ -16,8 +16,7 @@ from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.record_format import Head, Piped, RecordFormat, Text
 from ..formats.records import BOM, cut, read_records
-from ..open.compression import HEAD_BYTES, compression_of
-from ..open.encoding import UTF8, Transcoded
+from ..open.compression import HEAD_BYTES, UTF8, Transcoded, compression_of
 from ..plan.examine import refuse_twice, resolve
 
 STDIN = "stdin"

@@ -25,7 +25,7 @@ from ...processes.threads import available_cores, threads
 from ...storage.buckets import State, is_bucket, objects_below, split_bucket
 from ...storage.names import is_url, without_secrets
 from ..formats.base import InputFile
-from .encoding import UTF8, Transcoded
+from .compression import UTF8, Transcoded
 from .front_to_back import FrontToBack
 from .remote import RemoteFile, open_remote, state_now
 
@@ -186,34 +186,18 @@ def _moment(modified: str) -> str:
 
 
 def _opened(file: InputFile, stop: int | None = None) -> io.RawIOBase:
-    return _InMemory(file.content) if isinstance(file, Held) else _Planned(file, stop)
+    if isinstance(file, Held):
+        return cast(io.RawIOBase, _InMemory(file.content))
+    return _Planned(file, stop)
 
 
-class _InMemory(io.RawIOBase):
+class _InMemory(io.BytesIO):
     """The bytes of a file that is held: they cannot change any more."""
 
     descriptor = None
 
-    def __init__(self, content: bytes) -> None:
-        self._content = io.BytesIO(content)
-
     def check(self) -> None:
         pass
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._content.readinto(buffer)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._content.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._content.tell()
 
 
 class _Planned(io.RawIOBase):

@@ -23,8 +23,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 
 from ...errors import UsageError
-from ...storage.bucket_errors import PATIENCE
-from ...storage.buckets import BucketObject, Origin, State, is_bucket, state_of_object
+from ...storage.buckets import PATIENCE, BucketObject, Origin, State, is_bucket, state_of_object
 from ...storage.names import is_web, without_secrets
 
 _STAMPS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")

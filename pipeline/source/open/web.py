@@ -21,8 +21,7 @@ from urllib3 import BaseHTTPResponse, PoolManager, ProxyManager, Retry, Timeout
 from urllib3.exceptions import HTTPError, LocationParseError, NameResolutionError, NewConnectionError
 from urllib3.util import make_headers, parse_url
 
-from ...storage.bucket_errors import FIRST_PATIENCE, PATIENCE
-from ...storage.buckets import Origin, State
+from ...storage.buckets import FIRST_PATIENCE, PATIENCE, Origin, State
 from ...storage.names import without_secrets
 
 _TIMEOUT = Timeout(connect=10, read=60)

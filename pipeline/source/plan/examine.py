@@ -17,9 +17,8 @@ from ..columns import is_held_by, is_textual, type_of_both
 from ..find.files import FORMATS
 from ..formats.base import Format, InputFile, Schema
 from ..formats.record_format import other_delimiter, separated_by
-from ..open.compression import HEAD_BYTES, compression_of
+from ..open.compression import HEAD_BYTES, UTF8, compression_of
 from ..open.decompress import decompressed
-from ..open.encoding import UTF8
 from ..open.front_to_back import ZIP_MAGIC, ZIP_SUFFIX
 from ..open.opening import Held, open_at, open_stored
 

@@ -19,7 +19,7 @@ from ...processes.threads import threads
 from ..chunk import Chunk, Selection
 from ..find.search import Problem
 from ..formats.base import Format, Fragment, InputFile, Scan, Schema, Seek
-from ..open.encoding import UTF8
+from ..open.compression import UTF8
 from ..open.opening import changed_files
 from .examine import Examined, examine, examine_like, kept_types, resolve
 

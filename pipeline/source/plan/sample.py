@@ -21,9 +21,8 @@ from ..formats.record_format import RecordFormat
 from ..formats.records import read_records
 from ..inputs import Given, Rows, refuse_unfit
 from ..open import rapidgzip_reader
-from ..open.compression import HEAD_BYTES, Compression, beginning, compression_of
+from ..open.compression import HEAD_BYTES, UTF8, Compression, Transcoded, beginning, compression_of
 from ..open.decompress import MOST_STORED, ZSTD, Damaged, Decompressed, frames_can_be_cut, frames_pay
-from ..open.encoding import UTF8, Transcoded
 from ..open.opening import LocalFile, open_at, open_location
 from ..read.read import read_group
 from .examine import Examined, examine

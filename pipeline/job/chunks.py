@@ -1,4 +1,4 @@
-"""The phase of a job in which its chunks are run: what is committed is taken up, the rest goes through the graph."""
+"""The step of a job in which its chunks are run: what is committed is taken up, the rest goes through the graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from ..engine.open import why_gpu_unused
-from ..errors import UsageError
 from ..output.account import Committed
 from ..output.folder import OutputFolder
 from ..output.record import WRITER, Fingerprint
@@ -26,7 +25,7 @@ from ..source.find.files import Files
 from ..source.inputs import JobInput, Source
 from ..source.plan.plan import GroupEnd, group_name, part_name
 from ..source.plan.sample import slow_to_read
-from .phases import Engines, Executed, Planned
+from .beginning import Engines, Outcome, Overwritten, Planned, Resumed, Updated, refuse_difference
 from .progress import DashboardProgress
 from .tasks import Done, Event, Job, Noted, SetAside, Stopped, profile_engine
 from .watchdog import Watchdog
@@ -38,7 +37,7 @@ _SECONDS_BETWEEN_CLAIMS = 2.0
 """After so long a job notices that another has overwritten its folder."""
 
 
-def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
+def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     """Run every chunk that is not committed yet. Raises what stops the job; chunks committed by then are kept."""
     began = time.perf_counter()
     prepared, request = planned.prepared, planned.prepared.request
@@ -63,52 +62,47 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         no_gpu,
         models.first.meant_for,
         left_out,
-        prepared.growth,
+        prepared.beginning.growth if isinstance(prepared.beginning, Resumed | Updated) else None,
         tuple((model.name, model.classes) for model in models.every),
     )
     unread = planned.input.plan.unread if planned.input.plan else ()
-    update = prepared.update
-    tally = Tally.after(update.earlier if update else None, models.first.classes, planned.input.problems, unread)
+    earlier = prepared.beginning.update.earlier if isinstance(prepared.beginning, Updated) else None
+    tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread)
     origin = origin_of(request.source, planned.input.selection)
     results = Results(planned.columns.written, folder, fingerprint.id, origin)
     groups = planned.input.plan.groups if planned.input.plan else ()
     reach = Reach(planned.input.rows, {group.number: group.bytes for group in groups})
     report = JobReport(facts, tally, RunFacts(_timeline(client, prepared.started), reach), results)
     report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
-    before = Committed({}, {})
-    if folder and prepared.before:
-        refuse_difference(folder, prepared.before.fingerprint, fingerprint, options.update)
-        if update is not None and planned.input.plan is not None:
-            if update.saved is None:
-                folder.begin_update(update.number, plan_bytes(planned.input.plan), fingerprint.id)
-            else:
-                folder.go_on(fingerprint.id)
-        elif planned.input.plan is not None and folder.plan() is None:
-            folder.restore_plan(plan_bytes(planned.input.plan), fingerprint.id)
-    elif folder:
-        plan = planned.input.plan
-        saved = None if plan is None else plan_bytes(plan)
-        again = options.resume or options.update
-        folder.create(fingerprint, planned.columns.written, saved, again, options.overwrite)
-    if folder and (options.resume or (update and update.saved)):
-        number = update.number if update else 0
-        before = folder.committed(fingerprint.id, planned.columns.models, planned.columns.written, number)
+    before = _open_folder(planned, folder, fingerprint) if folder else Committed({}, {})
     _count_earlier(report, before)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
     chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))
     _compute(client, planned, job, report, chunks, counted)
     if options.profile:
         report.run.profile = _profile(client, engines.keys[0])
-    return Executed(report, fingerprint, counted)
+    return Outcome(report, fingerprint, counted)
 
 
-def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprint, update: bool) -> None:
-    """Raise UsageError, naming what changed, unless the job begun in the folder is this one."""
-    found = list(before.differences(now))
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        what = "update" if update else "resume"
-        raise UsageError(f"cannot {what} {folder.path}: {found[0]}{more}. Start again with --overwrite")
+def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprint) -> Committed:
+    """Begin the job in its folder, or go on there; what is committed of it. Raises UsageError for another job."""
+    options, beginning, plan = planned.prepared.request.options, planned.prepared.beginning, planned.input.plan
+    schema, job, number, goes_on = planned.columns.written, fingerprint.id, 0, options.resume
+    if isinstance(beginning, Resumed | Updated):
+        refuse_difference(folder, beginning.before.fingerprint, fingerprint, options.update)
+        if isinstance(beginning, Updated) and plan is not None:
+            number, goes_on = beginning.update.number, beginning.update.saved is not None
+            if goes_on:
+                folder.go_on(job)
+            else:
+                folder.begin_update(number, plan_bytes(plan), job)
+        elif plan is not None and folder.plan() is None:
+            folder.restore_plan(plan_bytes(plan), job)
+    else:
+        saved = None if plan is None else plan_bytes(plan)
+        again = options.resume or options.update
+        folder.create(fingerprint, schema, saved, again, isinstance(beginning, Overwritten))
+    return folder.committed(job, planned.columns.models, schema, number) if goes_on else Committed({}, {})
 
 
 def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
