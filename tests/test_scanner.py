@@ -25,7 +25,7 @@ from pipeline.source.formats.base import InputFile
 from pipeline.source.formats.csv import Csv
 from pipeline.source.formats.records import Split
 from pipeline.source.inputs import identify, open_input
-from pipeline.source.plan.plan import GroupEnd, Run, Unit, plan_files
+from pipeline.source.plan.plan import GroupEnd, RowGroups, Unit, plan_files
 from pipeline.source.plan.scan import Scanner, threads_scanner
 
 COLUMNS = Selection(text=("text",), kept=("id",))
@@ -43,7 +43,7 @@ def content() -> bytes:
     return b"id,text\n" + b"".join(rows)
 
 
-def planned(path: str, scanner: Scanner | None) -> list[Unit | Run]:
+def planned(path: str, scanner: Scanner | None) -> list[Unit | RowGroups]:
     plan = plan_files(found([path]), COLUMNS, 1000)
     with threads_scanner() as here:
         units, ends = units_of(plan, scanner or here)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import broadsheet as face
 import pipeline
-from pipeline.cli import app
+from pipeline.cli.commands import app
 from pipeline.errors import FLAGS, in_python
 from pipeline.labelling.windows import SCORES
 from pipeline.options import PANELS, TABLE, EngineKeywords, LabelKeywords, Options, help_of
@@ -69,6 +69,15 @@ def python(code: str, cwd: Path | None = None, **env: str) -> subprocess.Complet
 def test_help_version_and_import_load_no_heavy_package(code: str) -> None:
     run = python(f"{code}\nprint('loaded:', sorted({HEAVY!r} & set(__import__('sys').modules)))")
     assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "loaded: []"), run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("command", ["broadsheet", "pipeline"])
+def test_a_worker_of_the_command_looks_seldom_for_garbage_from_the_beginning(command: str) -> None:
+    """A worker process imports the command's module before all others."""
+    loaded = f"sorted({HEAVY | {'typer'}!r} & set(sys.modules))"
+    code = f"import gc, sys, {command}.__main__; print(gc.get_threshold()[0], {loaded})"
+    run = python(code, cwd=ROOT)
+    assert (run.returncode, run.stdout) == (0, "50000 []\n"), run.stderr
 
 
 def test_the_version_comes_with_what_a_bug_report_needs() -> None:

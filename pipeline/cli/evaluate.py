@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
+_report = partial(in_panel, "Report")
 
 
 def command(
@@ -29,28 +31,23 @@ def command(
     label_column: Label,
     text_column: Texts = None,
     label_separator: Annotated[
-        str | None, in_panel("Input", metavar="TEXT", help="Between two true labels, of a model that gives several.")
+        str | None, in_panel("Input", "TEXT", "Between two true labels, of a model that gives several.")
     ] = None,
     columns: Columns = None,
-    mistakes: Annotated[int, in_panel("Report", metavar="N", min=0, help="Most confident mistakes to show.")] = 10,
+    mistakes: Annotated[int, _report("N", "Most confident mistakes to show.", min=0)] = 10,
     device: Device = "auto",
     precision: Precision = "auto",
     kernels: Kernels = "auto",
     as_json: Json = False,
-    plot: Annotated[Path | None, in_panel("Report", metavar="FILE.png", help="Draw the confusion matrix.")] = None,
+    plot: Annotated[Path | None, _report("FILE.png", "Draw the confusion matrix.")] = None,
     reliability: Annotated[
-        Path | None,
-        in_panel("Report", metavar="FILE.png", help="Draw the reliability diagram there, not in the terminal."),
+        Path | None, _report("FILE.png", "Draw the reliability diagram there, not in the terminal.")
     ] = None,
     precision_target: Annotated[
-        float | None,
-        in_panel(
-            "Report", metavar="SHARE", help="From which score on labels have this precision, and how many they are."
-        ),
+        float | None, _report("SHARE", "From which score on labels have this precision, and how many they are.")
     ] = None,
     abstain: Annotated[
-        float | None,
-        in_panel("Report", metavar="BELOW", help="Give rows with a lower score no label, as `classify` does."),
+        float | None, _report("BELOW", "Give rows with a lower score no label, as `classify` does.")
     ] = None,
 ) -> None:
     """Print accuracy, figures by class, the confusion matrix, calibration error and the most confident mistakes."""

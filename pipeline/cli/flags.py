@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.models import OptionInfo
 
 from ..options import FILE, HEADER, NAMES, PANELS, TABLE, TYPES, help_of
 
@@ -67,10 +66,9 @@ def names_of(columns: str | None) -> list[str] | None:
     return None if columns is None else columns.split(",")
 
 
-def in_panel(panel: str, *names: str, **about: Any) -> Any:
-    """A flag of one command."""
-    info: OptionInfo = typer.Option(*names, rich_help_panel=panel, **about)
-    return info
+def in_panel(panel: str, metavar: str, said: str, *names: str, **about: Any) -> Any:
+    """A flag that is no option of a job."""
+    return typer.Option(*names, metavar=metavar, help=said, rich_help_panel=panel, **about)
 
 
 OneModel = Annotated[
@@ -85,7 +83,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors."
 
 Texts = Annotated[list[str] | None, flag("text_column")]
 Columns = Annotated[str | None, flag("columns")]
-Label = Annotated[str, in_panel("Input", metavar="NAME", help="True class, by name or number from 1.")]
+Label = Annotated[str, in_panel("Input", "NAME", "True class, by name or number from 1.")]
 Encoding = Annotated[str, flag("encoding")]
 Delimiter = Annotated[str | None, flag("delimiter")]
 Root = Annotated[Path | None, flag("root")]
@@ -96,26 +94,20 @@ Kernels = Annotated[str, flag("kernels")]
 
 Where = Annotated[
     str | None,
-    in_panel(
-        "Cluster",
-        "--cluster",
-        metavar="WHERE",
-        help="local, cuda (this machine's GPUs), slurm, or a scheduler's address.",
-        show_default=False,
-    ),
+    in_panel("Cluster", "WHERE", "local, cuda (this machine's GPUs), slurm, or a scheduler's address.", "--cluster"),
 ]
-SchedulerFile = Annotated[Path | None, in_panel("Cluster", metavar="FILE", help="File of a running scheduler.")]
+SchedulerFile = Annotated[Path | None, in_panel("Cluster", "FILE", "File of a running scheduler.")]
 Protocol = Annotated[
     str,
-    in_panel("Cluster", metavar="auto|tcp|ucx", help="Between workers and scheduler."),
+    in_panel("Cluster", "auto|tcp|ucx", "Between workers and scheduler."),
 ]
 Tls = Annotated[
     bool | None,
     in_panel(
         "Cluster",
+        "",
+        "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a "
+        "host can run code as you.",
         "--tls/--no-tls",
-        show_default=False,
-        help="Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user "
-        "of a host can run code as you.",
     ),
 ]

@@ -53,7 +53,7 @@ def doctor(
         Path | None, typer.Option("-o", "--output", metavar="OUT/", help="A folder that every worker should see.")
     ] = None,
     device: Device = "auto",
-    protocol: Annotated[str, in_panel("Cluster", metavar="auto|tcp|ucx", help=_PROTOCOL)] = "auto",
+    protocol: Annotated[str, in_panel("Cluster", "auto|tcp|ucx", _PROTOCOL)] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check versions, GPUs, kernels, network, security, folders and clocks: a verdict and a remedy for each.

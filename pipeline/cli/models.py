@@ -39,7 +39,7 @@ def calibrate(
     label_column: Label,
     text_column: Texts = None,
     columns: Columns = None,
-    held_out: Annotated[float | None, in_panel("Input", metavar="SHARE", help=_HELD_OUT)] = None,
+    held_out: Annotated[float | None, in_panel("Input", "SHARE", _HELD_OUT)] = None,
     device: Device = "auto",
     precision: Precision = "auto",
     overwrite: Overwrite = False,

@@ -11,6 +11,7 @@ from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from ..engine.base import Backend
 from ..engine.open import why_gpu_unused
 from ..output.account import Committed
 from ..output.folder import OutputFolder
@@ -25,7 +26,7 @@ from ..source.find.files import Files
 from ..source.inputs import JobInput, Source
 from ..source.plan.plan import GroupEnd, group_name, part_name
 from ..source.plan.sample import slow_to_read
-from .beginning import Engines, Outcome, Overwritten, Planned, Resumed, Updated, refuse_difference
+from .beginning import Engines, Outcome, Overwritten, Planned, Prepared, Resumed, Updated, refuse_difference
 from .progress import DashboardProgress
 from .tasks import Done, Event, Job, Noted, SetAside, Stopped, profile_engine
 from .watchdog import Watchdog
@@ -46,25 +47,10 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     settings = options.settings(planned.chunk_rows, models)
     fingerprint = Fingerprint(prepared.identity, models.digest, backend, settings, WRITER)
     job = _job(planned, engines, fingerprint)
-    answers = None if options.truth is None else os.fspath(options.truth)
     no_gpu = None
     if options.device == "auto" and backend.device == "cpu":
         no_gpu = next(iter(client.run(why_gpu_unused).values()), None)
-    left_out = prepared.found.left_out if isinstance(prepared.found, Files) else ()
-    facts = JobFacts(
-        models.name,
-        models.first.classes,
-        None if job.out is None else str(job.out),
-        str(backend),
-        backend.precision,
-        planned.chunk_rows,
-        answers,
-        no_gpu,
-        models.first.meant_for,
-        left_out,
-        prepared.beginning.growth if isinstance(prepared.beginning, Resumed | Updated) else None,
-        tuple((model.name, model.classes) for model in models.every),
-    )
+    facts = facts_of(prepared, backend, planned.chunk_rows, no_gpu)
     unread = planned.input.plan.unread if planned.input.plan else ()
     earlier = prepared.beginning.update.earlier if isinstance(prepared.beginning, Updated) else None
     tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread)
@@ -82,6 +68,26 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     if options.profile:
         report.run.profile = _profile(client, engines.keys[0])
     return Outcome(report, fingerprint, counted)
+
+
+def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str | None = None) -> JobFacts:
+    """What is known of a job before its first chunk. no_gpu: why it runs on the CPU."""
+    request, beginning = prepared.request, prepared.beginning
+    models, truth = request.models, request.options.truth
+    return JobFacts(
+        model=models.name,
+        classes=models.first.classes,
+        output=None if request.folder is None else str(request.folder.path),
+        backend=str(backend),
+        precision=backend.precision,
+        chunk_rows=chunk_rows,
+        answers=None if truth is None else os.fspath(truth),
+        no_gpu=no_gpu,
+        meant_for=models.first.meant_for,
+        left_out=prepared.found.left_out if isinstance(prepared.found, Files) else (),
+        growth=beginning.growth if isinstance(beginning, Resumed | Updated) else None,
+        models=tuple((model.name, model.classes) for model in models.every),
+    )
 
 
 def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprint) -> Committed:

@@ -19,7 +19,7 @@ from ..errors import SourceError
 from ..labelling.engines import ENGINES
 from ..output.commit import commit_end, committed_entry
 from ..output.record import Entry
-from ..source.plan.plan import Group, GroupChunk, GroupEnd, Run
+from ..source.plan.plan import Group, GroupChunk, GroupEnd, RowGroups
 from ..source.read.readers import bytes_of
 from ..telemetry.spans import Span, span
 from .tasks import Done, Job, Noted, Work, infer, number_of, output_of, refuse_bad_rows, write
@@ -68,7 +68,7 @@ def label_group(group: Group, alone: bool, job: Job) -> ChunksDone:
     return ChunksDone(chunks.done, end, end is not None)
 
 
-def label_run(run: Run, alone: bool, job: Job) -> ChunksDone:
+def label_run(run: RowGroups, alone: bool, job: Job) -> ChunksDone:
     """Decode a run of row groups once, and label each chunk. Raises as `label_group` does, and SourceError for a file
     that cannot be read.
     """

@@ -32,7 +32,7 @@ from ..output.layout import PartNames
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, Selection, concat, first_chunks
 from ..source.find.files import Files
-from ..source.inputs import Paths, Unread, identify, open_input, read_here
+from ..source.inputs import Paths, UnreadChunk, identify, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
 from ..source.open.compression import not_decoded
 from ..source.plan.plan import GroupEnd
@@ -136,7 +136,7 @@ def _opened(
         for one in read_here(planned):
             if isinstance(one, GroupEnd):
                 found.problems += [message for _, message in one.problems]
-            elif isinstance(one, Unread):
+            elif isinstance(one, UnreadChunk):
                 found.problems.append(one.reason)
             elif one.chunk is not None:
                 yield _Piece(one.chunk, one.sources)

@@ -27,13 +27,13 @@ from ..output.folder import OutputFolder
 from ..output.formats import check_writable
 from ..output.record import Fingerprint, ListedFile, Manifest, listing_digest, to_json
 from ..processes.threads import in_background
-from ..report.facts import JobFacts, RunFacts
+from ..report.facts import RunFacts
 from ..report.job import JobReport
 from ..report.results import Results, origin_of
 from ..report.tally import Tally
 from ..report.timeline import Timeline, save_trace
 from ..source.find.files import Files
-from ..source.inputs import Rows, Scanners, identify, open_input, planned_files
+from ..source.inputs import RowsInMemory, Scanners, identify, open_input, planned_files
 from ..source.limits import CHUNK_ROWS
 from ..source.memory.stdin import Stdin
 from ..source.plan.plan import changed_chunks
@@ -53,7 +53,7 @@ from .beginning import (
     beginning_of,
     only_known,
 )
-from .chunks import run_chunks
+from .chunks import facts_of, run_chunks
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def prepare(request: Request) -> Prepared:
         root=options.root,
         endpoint=options.endpoint,
     )
-    if folder and options.resume and folder.is_begun and isinstance(found, Rows) and found.once:
+    if folder and options.resume and folder.is_begun and isinstance(found, RowsInMemory) and found.once:
         raise UsageError(
             f"cannot resume {folder.path}: a {found.held.kind} is read once, so which of its rows the job has labelled "
             "is not known. Start again with --overwrite. What a list, a table or files hold can be resumed"
@@ -161,22 +161,12 @@ def _nothing_new(prepared: Prepared, before: Manifest, update: Update) -> JobRep
     """The report of an update that has nothing to do. Nothing is written, and no worker is started."""
     request, fingerprint = prepared.request, before.fingerprint
     options, models, folder, found = request.options, request.models, request.folder, prepared.found
-    facts = JobFacts(
-        models.name,
-        models.first.classes,
-        None if folder is None else str(folder.path),
-        str(fingerprint.backend),
-        fingerprint.backend.precision,
-        fingerprint.settings.chunk_size,
-        meant_for=models.first.meant_for,
-        models=tuple((model.name, model.classes) for model in models.every),
-        left_out=found.left_out if isinstance(found, Files) else (),
-        growth=update.growth,
-    )
     problems = found.problems if isinstance(found, Files) else ()
     tally = Tally.after(update.earlier, models.first.classes, problems, [(path, None) for path, _ in problems])
     schema = folder.schema(before) if folder else pa.schema([])
     results = Results(schema, folder, fingerprint.id, origin_of(request.source, options.selection(models)))
+    facts = facts_of(prepared, fingerprint.backend, fingerprint.settings.chunk_size)
+    facts = replace(facts, answers=None)  # nothing is compared
     report = JobReport(facts, tally, RunFacts(Timeline(prepared.started, Clock(0.0, 0.0))), results)
     report.run.seconds = time.perf_counter() - prepared.began
     _explain(report, options)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from ..errors import in_python, visible
 from ..source.open.compression import not_decoded
-from .facts import JobFacts, RunFacts, models_of
+from .facts import JobFacts, RunFacts, first_of, models_of
 from .results import Results
 from .tally import Tally, balance
 
@@ -21,7 +21,6 @@ _MOST_CLASSES = 10
 READ_AGAIN = "--resume tries again to read what could not be read, as long as those files are the same"
 """Of a job with an output folder."""
 
-_NAMED = 3
 _LOOKED_AT = 10_000
 """Quarantined rows that are looked at: all of those in a small job, a sample in a large one."""
 
@@ -145,32 +144,27 @@ def not_read(tally: Tally, left_out: Sequence[str], set_aside: Sequence[tuple[st
     unread = {path for path, _ in tally.unread}
     in_part = [message for path, message in tally.problems if path not in unread]
     if in_part:
-        found.append(f"{_count(in_part, 'read with a problem')}: {_first(in_part, 1, '; ')}")
+        found.append(f"{_count(in_part, 'read with a problem')}: {first_of(in_part, 1, '; ')}")
     if set_aside:
         chunks = [f"{name}: {reason}" for name, reason in set_aside]
-        found.append(f"{_count(chunks, 'set aside', 'chunk')}: {_first(chunks, 1, '; ')}")
+        found.append(f"{_count(chunks, 'set aside', 'chunk')}: {first_of(chunks, 1, '; ')}")
     return found
 
 
 def left_out_line(left_out: Sequence[str]) -> str:
     """How many files were left out, and the first of them."""
-    return f"{_count(left_out, 'left out, being of no known format')}: {_first(left_out)}"
+    return f"{_count(left_out, 'left out, being of no known format')}: {first_of(left_out)}"
 
 
 def unread_line(unread: Sequence[tuple[str, int | None]]) -> str:
     """How many files were not read, and the rows of those that tell."""
     known = [rows for _, rows in unread if rows]
     rows = f"{sum(known):,} rows" if len(known) == len(unread) else f"{sum(known):,} rows in {len(known):,} of them"
-    return f"{_count(unread, 'not read')}{f' ({rows})' if known else ''}: {_first([path for path, _ in unread])}"
+    return f"{_count(unread, 'not read')}{f' ({rows})' if known else ''}: {first_of([path for path, _ in unread])}"
 
 
 def _count(items: Sequence[object], what: str, kind: str = "file") -> str:
     return f"1 {kind} was {what}" if len(items) == 1 else f"{len(items):,} {kind}s were {what}"
-
-
-def _first(names: Sequence[str], most: int = _NAMED, comma: str = ", ") -> str:
-    more = f"{comma}and {len(names) - most:,} more" if len(names) > most else ""
-    return comma.join(names[:most]) + more
 
 
 def hints(tally: Tally, results: Results) -> list[str]:

@@ -275,7 +275,7 @@ def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
     return Chunk(none, rows, quarantine, None, truth, problems)
 
 
-_BESIDE_TEXT = 256
+_OTHER_THAN_TEXT = 256
 """Bytes of a record beside its text, about: keys, other columns, marks."""
 
 
@@ -287,12 +287,12 @@ def held_bytes(sizes: NDArray[np.int64], selection: Selection) -> NDArray[np.int
     """
     if not selection.reads or selection.kept:
         return sizes
-    return np.minimum(sizes, selection.reads + _BESIDE_TEXT)
+    return np.minimum(sizes, selection.reads + _OTHER_THAN_TEXT)
 
 
 def held_of_record(size: int, selection: Selection) -> int:
     """`held_bytes` of one record."""
-    return size if not selection.reads or selection.kept else min(size, selection.reads + _BESIDE_TEXT)
+    return size if not selection.reads or selection.kept else min(size, selection.reads + _OTHER_THAN_TEXT)
 
 
 def held_together(size: int, rows: int, selection: Selection) -> int:

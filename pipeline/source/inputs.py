@@ -26,7 +26,7 @@ from .plan.plan import (
     GroupChunk,
     GroupEnd,
     Plan,
-    Run,
+    RowGroups,
     Unit,
     group_name,
     part_name,
@@ -87,7 +87,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadChunk:
     """A chunk that the client could not read, and why; the rest of its file is not read either."""
 
     name: str
@@ -95,7 +95,7 @@ class Unread:
     sources: tuple[()] = ()
 
 
-Source = Unit | Run | Group | Loaded | Partition | Unread
+Source = Unit | RowGroups | Group | Loaded | Partition | UnreadChunk
 Ended = Callable[[GroupEnd], None]
 
 
@@ -128,7 +128,7 @@ class JobInput:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsInMemory:
     """Rows in the client's memory, or that the client gets from an object which is read once."""
 
     held: Tables | Items
@@ -140,7 +140,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Frame:
+class DaskFrame:
     """A Dask DataFrame."""
 
     frame: Any
@@ -155,7 +155,7 @@ def one_worker() -> int:
 Scanners = Callable[[], AbstractContextManager[Scanner | None]]
 """Makes a scanner of large files; its value is None where threads of this process are to scan."""
 
-Given = Files | Rows | Frame | Stdin
+Given = Files | RowsInMemory | DaskFrame | Stdin
 """The input of a job, before it is planned."""
 
 
@@ -183,14 +183,14 @@ def identify(
         return _find(source, paths, symbols, length, whole_hash, root, endpoint)
     if _is_dask(source):
         frame = _dask_frame(source)
-        return Frame(frame, [{"path": MEMORY, "digest": frame._name}])
+        return DaskFrame(frame, [{"path": MEMORY, "digest": frame._name}])
     tables = as_tables(source)
     rows = as_items(source) if tables is None else tables
     if rows is None:
         raise UsageError(_refusal(source))
     if rows.rows is None:
-        return Rows(rows, [{"path": MEMORY, "digest": f"read once: {uuid.uuid4().hex}"}])
-    return Rows(rows, [{"path": MEMORY, "digest": rows.digest if by_content else ""}])
+        return RowsInMemory(rows, [{"path": MEMORY, "digest": f"read once: {uuid.uuid4().hex}"}])
+    return RowsInMemory(rows, [{"path": MEMORY, "digest": rows.digest if by_content else ""}])
 
 
 def _paths(source: Any) -> list[str] | None:
@@ -282,7 +282,7 @@ def open_input(
             return _loaded(first_chunks(given.chunks(selection, chunk_rows), limit), STDIN, done, ended)
 
         return JobInput(selection, arriving)
-    if isinstance(given, Frame):
+    if isinstance(given, DaskFrame):
         selection = dask_selection(given.frame, selection)
         count = 0 if limit else given.frame.npartitions
         return JobInput(selection, partial(_partitions, given.frame, selection, limit), chunk_count=count)
@@ -326,7 +326,7 @@ def planned_files(plan: Plan, scanner: Scanners, workers: Callable[[], int] = on
                 for each in found:
                     if isinstance(each, GroupEnd):
                         ended(each)
-                    elif isinstance(each, Group | Unread) or not _is_done(each, done):
+                    elif isinstance(each, Group | UnreadChunk) or not _is_done(each, done):
                         yield each
 
     return JobInput(plan.selection, chunks, bytes=plan.bytes, problems=plan.problems, plan=plan)
@@ -346,18 +346,18 @@ def _scanning(scanner: Scanners, splits: Iterable[Group]) -> Iterator[Scan]:
             yield here.scan
 
 
-def _split(group: Group, plan: Plan, scan: Scan) -> Iterator[Unit | Run | Group | GroupEnd | Unread]:
+def _split(group: Group, plan: Plan, scan: Scan) -> Iterator[Unit | RowGroups | Group | GroupEnd | UnreadChunk]:
     chunks = 0
     try:
         for each in split(group, plan.selection, plan.chunk_rows, scan):
-            chunks += len(each.units) if isinstance(each, Run) else 1
+            chunks += len(each.units) if isinstance(each, RowGroups) else 1
             yield each
     except InputChanged as error:
-        yield Unread(part_name(group.number, chunks), error.message)
+        yield UnreadChunk(part_name(group.number, chunks), error.message)
 
 
-def _is_done(each: Unit | Run, done: Container[str]) -> bool:
-    return all(unit.name in done for unit in (each.units if isinstance(each, Run) else [each]))
+def _is_done(each: Unit | RowGroups, done: Container[str]) -> bool:
+    return all(unit.name in done for unit in (each.units if isinstance(each, RowGroups) else [each]))
 
 
 def _loaded(chunks: Iterable[Chunk], path: str, done: Container[str], ended: Ended) -> Iterator[Source]:
@@ -370,7 +370,7 @@ def _loaded(chunks: Iterable[Chunk], path: str, done: Container[str], ended: End
                 yield Loaded(name, ((path, row, chunk.rows_read),), chunk)
             row, count = row + chunk.rows_read, count + 1
     except SourceError as error:
-        yield Unread(part_name(0, count), error.message)
+        yield UnreadChunk(part_name(0, count), error.message)
         return
     ended(GroupEnd(0, ((path, row),), count))
 
@@ -392,7 +392,7 @@ def _partitions(
     ended(GroupEnd(0, ((MEMORY, None),), count))
 
 
-def read_here(job_input: JobInput) -> Iterator[GroupChunk | GroupEnd | Unread]:
+def read_here(job_input: JobInput) -> Iterator[GroupChunk | GroupEnd | UnreadChunk]:
     """All of an input in its order, read in this process."""
     if job_input.plan is not None:
         plan, selection = job_input.plan, job_input.selection
@@ -406,7 +406,7 @@ def read_here(job_input: JobInput) -> Iterator[GroupChunk | GroupEnd | Unread]:
         elif isinstance(source, Partition):
             chunk = partition_chunk(source.frame.compute(), source.number, job_input.selection)
             yield GroupChunk(source.name, ((f"partition {source.number}", 0, chunk.rows_read),), chunk)
-        elif isinstance(source, Unread):
+        elif isinstance(source, UnreadChunk):
             yield source
 
 
@@ -418,7 +418,7 @@ def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
     if job_input.problems:
         raise SourceError(job_input.problems[0][1])
     for found in read_here(job_input):
-        if isinstance(found, Unread):
+        if isinstance(found, UnreadChunk):
             raise SourceError(found.reason)
         if isinstance(found, GroupEnd):
             if found.problems:

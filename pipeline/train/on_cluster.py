@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import ip_address
 from itertools import product
 from queue import SimpleQueue
@@ -53,7 +54,8 @@ def run_on(
             start(client, seat, there, Part(job, rank, len(seats), meeting), topic) for rank, seat in enumerate(seats)
         ]
         try:
-            return outcome(answers, told, tell, stop, lambda: client.run(stop_parts, topic, on_error="ignore"), job)
+            ask_to_stop = partial(client.run, end_parts, topic, at_once=False, on_error="ignore")
+            return outcome(answers, told, tell, stop, ask_to_stop, job)
         finally:
             client.run(end_parts, topic, on_error="ignore")
 
@@ -132,7 +134,7 @@ def start(client: Client, seat: Seat, examples: Any, part: Part, topic: str) -> 
 def _run_part(examples: Examples, part: Part, number: int, neighbours: int, topic: str) -> Outcome | None:
     """The task of a worker."""
     worker, loopback = get_worker(), _is_loopback(part.meeting)
-    own = Part(part.job, part.rank, part.size, part.meeting, number, here=False, threads=share_of_cores(neighbours))
+    own = replace(part, number=number, here=False, threads=share_of_cores(neighbours))
     process = _RUNNING[topic, part.rank] = Process(own, examples, loopback)
     try:
         return process.follow(lambda what: worker.log_event(topic, pickle.dumps(what)))
@@ -141,18 +143,11 @@ def _run_part(examples: Examples, part: Part, number: int, neighbours: int, topi
         process.end()
 
 
-def stop_parts(topic: str) -> None:
-    """On a worker: tell its parts of a run to stop between two steps."""
+def end_parts(topic: str, at_once: bool = True) -> None:
+    """On a worker: end its parts of a run, whatever they do; or have them stop between two steps."""
     for (of, _), process in list(_RUNNING.items()):
         if of == topic:
-            process.stop()
-
-
-def end_parts(topic: str) -> None:
-    """On a worker: end its parts of a run, whatever they do."""
-    for (of, _), process in list(_RUNNING.items()):
-        if of == topic:
-            process.kill()
+            (process.kill if at_once else process.stop)()
 
 
 def _host(address: str) -> str:

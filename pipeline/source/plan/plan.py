@@ -35,7 +35,7 @@ some are made side by side: so the first chunk of a group is ready within second
 _LEAST_GROUPS = 64
 """So many there are at least of files that are small enough, 64 KiB in each: work for the readers of several GPUs."""
 
-Unread = tuple[str, int | None]
+UnreadFile = tuple[str, int | None]
 """A file or folder of which nothing is read, and its rows where they are known."""
 
 
@@ -90,7 +90,7 @@ class GroupEnd:
     files: tuple[tuple[str, int | None], ...]
     chunks: int
     problems: tuple[Problem, ...] = ()
-    unread: tuple[Unread, ...] = ()
+    unread: tuple[UnreadFile, ...] = ()
 
 
 def part_name(group: int, chunk: int) -> str:
@@ -146,7 +146,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Run:
+class RowGroups:
     """Chunks of one row group, which is decoded once; or one chunk of several small row groups."""
 
     units: tuple[Unit, ...]
@@ -179,7 +179,7 @@ class Plan:
     first: tuple[str, Schema] | None
     limit: int | None = None
     problems: tuple[Problem, ...] = ()
-    unread: tuple[Unread, ...] = ()
+    unread: tuple[UnreadFile, ...] = ()
     first_group: int = 0
 
     @cached_property
@@ -295,7 +295,9 @@ def refuse_useless(found: Sequence[InputFile], selection: Selection) -> None:
         raise UsageError(f"{files[0].path}: --delimiter is for CSV and TSV files, and there is none")
 
 
-def split(group: Group, selection: Selection, chunk_rows: int, scan: Scan) -> Iterator[Unit | Run | Group | GroupEnd]:
+def split(
+    group: Group, selection: Selection, chunk_rows: int, scan: Scan
+) -> Iterator[Unit | RowGroups | Group | GroupEnd]:
     """The chunks of a group for which `is_split` holds, as they are found, and its end; or the group itself, if its
     file turns out to have one reader. Raises InputChanged.
     """
@@ -319,7 +321,7 @@ def split(group: Group, selection: Selection, chunk_rows: int, scan: Scan) -> It
                 units.append(Unit(part_name(group.number, chunks), each))
                 chunks, rows = chunks + 1, rows + units[-1].rows
             if file.format.seeks is Seek.ROWS:
-                yield Run(tuple(units))
+                yield RowGroups(tuple(units))
             else:
                 yield from units
     except InputChanged:

@@ -19,7 +19,7 @@ from ..find.files import Files
 from ..formats.base import FilePlan, Fragment, InputFile, Seek
 from ..formats.record_format import RecordFormat
 from ..formats.records import read_records
-from ..inputs import Given, Rows, refuse_unfit
+from ..inputs import Given, RowsInMemory, refuse_unfit
 from ..open import rapidgzip_reader
 from ..open.compression import HEAD_BYTES, UTF8, Compression, Transcoded, beginning, compression_of
 from ..open.decompress import MOST_STORED, ZSTD, Damaged, Decompressed, frames_can_be_cut, frames_pay
@@ -67,7 +67,7 @@ def sample_input(given: Given, selection: Selection, rows: int, limit: int | Non
     once; SourceError where no file can be read.
     """
     refuse_unfit(given, selection)
-    if isinstance(given, Rows):
+    if isinstance(given, RowsInMemory):
         return _of_tables(given, selection, rows, limit)
     if not isinstance(given, Files):
         raise UsageError("a dry run takes files or a table in memory: other sources would have to be read for it")
@@ -99,7 +99,7 @@ def _whole(sample: Sample) -> Sample:
     return sample
 
 
-def _of_tables(given: Rows, selection: Selection, rows: int, limit: int | None) -> Sample:
+def _of_tables(given: RowsInMemory, selection: Selection, rows: int, limit: int | None) -> Sample:
     held, each = given.held, max(1, rows // PLACES)
     if held.rows is None:
         raise UsageError(f"a dry run would use up the {held.kind}, which can be read only once: give files or a table")

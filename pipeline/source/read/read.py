@@ -27,7 +27,7 @@ from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
 from ..open.opening import Held, open_at
 from ..plan.examine import Examined, examine_like, held
-from ..plan.plan import Group, GroupChunk, GroupEnd, Run, Unit, Unread, part_name, rows_of
+from ..plan.plan import Group, GroupChunk, GroupEnd, RowGroups, Unit, UnreadFile, part_name, rows_of
 from ..plan.scan import no_scan
 
 _HELD_AHEAD = 4 << 20
@@ -60,7 +60,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ParsedRows:
     """Rows of a file that are parsed. row: the number of the first."""
 
     file: InputFile
@@ -79,13 +79,13 @@ class Rows:
     def size(self) -> int:
         return len(self.chunk.data) + self.chunk.kept_bytes
 
-    def slice(self, first: int, last: int) -> Rows:
+    def slice(self, first: int, last: int) -> ParsedRows:
         if (first, last) == (0, len(self)):
             return self
         return replace(self, row=self.row + first, chunk=rows_between(self.chunk, self.row + first, self.row + last))
 
 
-Piece = Lines | Rows
+Piece = Lines | ParsedRows
 
 
 class Opened(NamedTuple):
@@ -170,7 +170,7 @@ def _pieces(
     for chunk in chunks:
         problems += [problem for problem in chunk.problems if problem not in problems]
         if chunk.rows_read:
-            yield Rows(file, row, replace(chunk, problems=()))
+            yield ParsedRows(file, row, replace(chunk, problems=()))
             row += chunk.rows_read
 
 
@@ -187,7 +187,7 @@ def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | No
     """The rows of pieces, in order: `Lines` of one format, or `Rows`."""
     lines = [piece for piece in pieces if isinstance(piece, Lines)]
     if not lines:
-        return concat([piece.chunk for piece in pieces if isinstance(piece, Rows)])
+        return concat([piece.chunk for piece in pieces if isinstance(piece, ParsedRows)])
     if len(lines) == 1:
         (one,) = lines
         return one.form.chunk_of(one.records, one.file.path, one.row, selection, spans)
@@ -253,7 +253,7 @@ def _read_fragment(fragment: Fragment, selection: Selection, spans: list[Span] |
 
 
 def read_run(
-    run: Run, selection: Selection, skip: Callable[[str], bool], spans: list[Span] | None = None
+    run: RowGroups, selection: Selection, skip: Callable[[str], bool], spans: list[Span] | None = None
 ) -> Generator[tuple[Unit, Chunk | None], None, None]:
     """The units of a run in order, each with its chunk, or None where its name is to be skipped. Raises as `read_unit`
     does.
@@ -276,7 +276,7 @@ def read_group(
     depends on what is in the files, on `chunk_rows` and on the selection; so no chunk follows a file that is no longer
     the one that was listed: raises InputChanged.
     """
-    reading = _Reading(group, selection, chunk_rows, skip, spans)
+    reading = _GroupReading(group, selection, chunk_rows, skip, spans)
     open_chunk: _Part | None = None
     held: list[Chunk] = []
     sources: list[tuple[str, int, int]] = []
@@ -318,7 +318,7 @@ def _closed(group: Group, last: _Part, sources: list[tuple[str, int, int]], held
 
 
 @dataclass
-class _Reading:
+class _GroupReading:
     """What is known of a group while it is read. rows: read of each file. chunks: begun. stored: as of `GroupChunk`."""
 
     group: Group
@@ -327,7 +327,7 @@ class _Reading:
     skip: Callable[[str], bool]
     spans: list[Span] | None
     problems: list[Problem] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
+    unread: list[UnreadFile] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     chunks: int = 0
     stored: int = 0

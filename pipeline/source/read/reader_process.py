@@ -20,7 +20,7 @@ from ...processes.messages import Closed, packed, receive, send, unpacked
 from ...telemetry.spans import Span
 from ..chunk import Chunk
 from ..open.ahead import PARSING, ahead
-from ..plan.plan import GroupChunk, GroupEnd, Run, Unit
+from ..plan.plan import GroupChunk, GroupEnd, RowGroups, Unit
 from .read import read_group, read_run, read_unit
 from .readers import Answer, End, Failure, Item, Question, Request, Share, Size, bytes_of
 
@@ -57,7 +57,7 @@ class _Reading:
         what, selection = request.what, request.selection
         if isinstance(what, Unit):
             yield read_unit(what, selection, spans)
-        elif isinstance(what, Run):
+        elif isinstance(what, RowGroups):
             for _, chunk in read_run(what, selection, self._is_skipped, spans):
                 yield chunk
         else:

@@ -24,7 +24,7 @@ from ...processes.messages import Closed, packed, receive, send, unpacked
 from ...telemetry.spans import WHERE, Span
 from ..chunk import Chunk, Selection
 from ..limits import LIMITS
-from ..plan.plan import Group, GroupChunk, GroupEnd, Run, Unit
+from ..plan.plan import Group, GroupChunk, GroupEnd, RowGroups, Unit
 
 MOST_OF_ONE = LIMITS.chunk_bytes
 """What a chunk takes at most, about: so much is taken before one is read in this process."""
@@ -82,7 +82,7 @@ class ReaderLost(BroadsheetError):
 class Request:
     """To read a group, a run or a unit. chunk_rows: of a group."""
 
-    what: Group | Run | Unit
+    what: Group | RowGroups | Unit
     selection: Selection
     chunk_rows: int = 0
 
@@ -186,7 +186,7 @@ class Readers:
 
     def read_run(
         self,
-        run: Run,
+        run: RowGroups,
         selection: Selection,
         skip: Callable[[str], bool],
         spans: list[Span] | None = None,
