@@ -25,7 +25,7 @@ from benchmarks.record import about, parser, seconds_of, write
 from pipeline.engine.open import open_engine
 from pipeline.model import reference
 from pipeline.model.charcnn import Model, load_model
-from pipeline.model.frame import FRAMES
+from pipeline.model.layers import FRAMES
 from pipeline.processes.threads import available_cores
 
 _CHECKED = 64  # articles whose scores are compared with the reference

@@ -30,10 +30,10 @@ from benchmarks.record import about, parser, seconds_of, write
 from pipeline.engine.cuda import CudaEngine
 from pipeline.kernels import memory_plan
 from pipeline.kernels.storage import STORAGE
+from pipeline.kernels.work import computed_rows, kernels_of
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model, load_model
-from pipeline.model.frame import FRAMES
-from pipeline.telemetry.profiling.kernel_work import computed_rows, kernels_of
+from pipeline.model.layers import FRAMES
 from pipeline.telemetry.spans import Span
 
 OURS = (

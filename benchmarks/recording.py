@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.record import about, parser, write
 from pipeline.engine.open import open_engine
+from pipeline.engine.profile import sample
 from pipeline.model.charcnn import load_model
-from pipeline.telemetry.profiling.sample import sample
 from pipeline.telemetry.spans import Span, brought_home, span
 
 _SPANS = 1000

@@ -17,9 +17,10 @@ import pyarrow as pa
 from distributed import Worker
 
 from benchmarks.stand_in import StandIn
+from cluster.settings import GPU_EXECUTOR
 from pipeline.engine.base import Predictions
-from pipeline.graph import GPU_EXECUTOR
 from pipeline.job.worker import STATE
+from pipeline.labelling.engines import ENGINES
 from pipeline.output.layout import PartNames
 from pipeline.output.local_store import LocalStore
 from pipeline.output.record import Entry, FileRecord
@@ -66,5 +67,5 @@ def settle(seconds: float, reading_and_writing: bool) -> None:
 def dask_setup(worker: Worker) -> None:
     """Called by Dask when the worker starts."""
     worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(int(os.environ[SLOTS]), "broadsheet-gpu")
-    STATE.computing = nullcontext()  # one engine at a time computes in a real worker, here all sleep at once
-    STATE.open_engine = Sleeper
+    ENGINES.computing = nullcontext()  # one engine at a time computes in a real worker, here all sleep at once
+    ENGINES.open_engine = Sleeper

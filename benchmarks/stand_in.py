@@ -13,7 +13,7 @@ from distributed import Worker
 
 from cluster.plugin import read_for_a_gpu
 from pipeline.engine.base import Backend, Predictions
-from pipeline.job.worker import STATE
+from pipeline.labelling.engines import ENGINES
 
 WORKERS = "STAND_IN_WORKERS"
 
@@ -41,5 +41,5 @@ class StandIn:
 
 def dask_setup(worker: Worker) -> None:
     """Called by Dask when the worker starts: only there, never in a process that imports this file."""
-    STATE.open_engine = StandIn
+    ENGINES.open_engine = StandIn
     read_for_a_gpu(int(os.environ.get(WORKERS, "1")))  # as a GPU's worker does

@@ -25,7 +25,7 @@ from pipeline.kernels.ops import Operations, Packing, operations
 from pipeline.kernels.split import GROUP
 from pipeline.kernels.storage import BFLOAT, HALF, SPLIT, Element
 from pipeline.kernels.tiles import ProductTile, Sm80SplitTile, Sm80Tile, Sm90SplitTile, Sm90Tile, product_tile
-from pipeline.model.charcnn import Layer, layer_table
+from pipeline.model.layers import Layer, layer_table
 
 LIMIT = {"fp16": 1e-3, "bf16": 8e-3, "fp32": 1e-5}
 

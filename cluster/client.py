@@ -18,11 +18,10 @@ from distributed.comm.core import CommClosedError
 from distributed.security import Security
 
 from ..pipeline.errors import BroadsheetError, UsageError, visible
-from ..pipeline.graph import NO_SCHEDULER
 from .local import cluster_here, cpu_cluster, cuda_cluster, nsys_cluster
 from .private import LINK, TOKEN
 from .protocol import choose, count_gpus
-from .settings import no_workers_seconds
+from .settings import NO_SCHEDULER, no_workers_seconds
 from .steady_clock import use_steady_clock
 from .tls import load_certificates
 

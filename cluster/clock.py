@@ -10,7 +10,7 @@ from distributed import Client, Worker, WorkerPlugin
 from distributed.protocol.pickle import dumps
 from tornado.ioloop import PeriodicCallback
 
-from ..pipeline.telemetry.clocks import Clock, clock_from, set_clock
+from ..pipeline.telemetry.spans import Clock, clock_from, set_clock
 
 _ROUND_TRIPS = 8
 _EVERY_MILLISECONDS = 60_000

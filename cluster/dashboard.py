@@ -22,8 +22,7 @@ from distributed.dashboard.scheduler import applications
 
 from ..pipeline.errors import visible
 from . import guard  # noqa: F401  # before the scheduler's HTTP server starts
-from .heartbeat import METRIC
-from .progress import PAGE, TOPIC
+from .heartbeat import METRIC, PAGE, TOPIC
 
 _COLORS = {
     "copy-in": "#4c9be8",

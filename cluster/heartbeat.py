@@ -7,10 +7,16 @@ from typing import Any
 
 from distributed import Worker
 
-from ..pipeline.telemetry.activity import ACTIVITY
-from ..pipeline.telemetry.counters import COUNTS
+from ..pipeline.telemetry.activity import ACTIVITY, COUNTS
 
 METRIC = "broadsheet"
+"""Under which the figures of a worker are found."""
+
+TOPIC = "broadsheet"
+"""Under which the scheduler keeps those of the last job, which its client sends."""
+
+PAGE = "/broadsheet"
+"""Of the dashboard, which shows both."""
 
 _DELAY_SECONDS = 0.5
 """Seconds by which the figures lag: the activities of a GPU are known only once its batch is done."""

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler
 
-from ..pipeline.job.worker import STATE
-from ..pipeline.telemetry.counters import COUNTS, HELP
-from .heartbeat import METRIC
-from .progress import TOPIC
+from ..pipeline.labelling.engines import ENGINES
+from ..pipeline.telemetry.activity import COUNTS, HELP
+from .heartbeat import METRIC, TOPIC
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -63,7 +62,7 @@ def _of_worker() -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
     yield from _figures(_WORKER, [((), {"counts": COUNTS.counts, "busy": COUNTS.seconds})], ())
-    yield GaugeMetricFamily(f"{_WORKER}_engines", "Models in memory", value=len(STATE.loaded.engines))
+    yield GaugeMetricFamily(f"{_WORKER}_engines", "Models in memory", value=len(ENGINES.engines))
 
 
 def _of_scheduler(scheduler: Scheduler) -> Iterator[Metric]:

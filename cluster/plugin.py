@@ -13,17 +13,16 @@ from functools import partial
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from ..pipeline.engine.base import Backend, Engine, Texts
-from ..pipeline.engine.memory import is_short_of_memory
-from ..pipeline.engine.open import expected_device
+from ..pipeline.engine.open import expected_device, is_short_of_memory
 from ..pipeline.errors import BroadsheetError, UsageError
-from ..pipeline.graph import GPU_EXECUTOR
 from ..pipeline.job.worker import STATE
+from ..pipeline.labelling.engines import ENGINES
 from ..pipeline.model.charcnn import Model
 from ..pipeline.processes.threads import available_cores, share_of_cores
 from .clock import ClockPlugin
 from .heartbeat import METRIC, worker_metrics
 from .metrics import tell_scheduler, tell_worker
-from .settings import THREADS_PER_WORKER, no_workers_seconds
+from .settings import GPU_EXECUTOR, THREADS_PER_WORKER, no_workers_seconds
 from .steady_clock import use_steady_clock
 
 NAME = "broadsheet-engine"
@@ -43,7 +42,7 @@ class EnginePlugin(WorkerPlugin):
     """Adds the `gpu` executor and offers an engine of the model, also on workers that join later.
 
     It carries the model's bytes, so a worker needs no file. There is one for each model; their engines live side by
-    side (`pipeline/labelling/loaded.py`). The CPU engine of a worker gets the cores of its host, divided
+    side (`pipeline/labelling/engines.py`). The CPU engine of a worker gets the cores of its host, divided
     by the number of workers there.
     """
 
@@ -69,18 +68,18 @@ class EnginePlugin(WorkerPlugin):
         def load() -> Engine:
             began = time.perf_counter()
             model = Model.from_bytes(self._model)
-            engine = STATE.open_engine(model, self._device, self._precision, threads, self._kernels)
+            engine = ENGINES.open_engine(model, self._device, self._precision, threads, self._kernels)
             engine.classify(_ONE_ARTICLE)  # loads or compiles the kernels and allocates memory before the first chunk
             _log.info("ready in %.1f s: %s", time.perf_counter() - began, engine.backend)
             return engine
 
         tell_worker()
         limit = worker.memory_manager.memory_limit
-        STATE.loaded.is_short = partial(is_short_of_memory, expected_device(self._device), limit)
-        STATE.loaded.offer(self.key, load)
+        ENGINES.is_short = partial(is_short_of_memory, expected_device(self._device), limit)
+        ENGINES.offer(self.key, load)
 
     def teardown(self, worker: Worker) -> None:
-        STATE.withdraw(self.key)
+        ENGINES.withdraw(self.key)
 
 
 def _name_of(key: str) -> str:
@@ -175,7 +174,7 @@ async def _backend_on(key: str, dask_worker: Worker) -> Backend | None:
         return None
 
     def load() -> Backend:
-        with STATE.loaded.use([key]) as [(engine, _)]:
+        with ENGINES.use([key]) as [(engine, _)]:
             return engine.backend
 
     return await asyncio.to_thread(load)

@@ -13,8 +13,8 @@ from distributed import Future as Task
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
 from ..pipeline.errors import BroadsheetError
-from ..pipeline.graph import NO_SCHEDULER, NO_WORKERS
 from ..pipeline.source.plan.scan import Scanner, threads_scanner
+from .settings import NO_SCHEDULER, NO_WORKERS
 
 _LEAST_WORKERS = 3
 """The GIL limits a process: 4 threads of a worker scan 0.7 GB/s of CSV, 16 threads of the client 2 GB/s."""

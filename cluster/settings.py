@@ -17,6 +17,13 @@ from .private import LINK, SCRATCH, TOKEN, new_token
 _ENVIRON = "distributed.nanny.pre-spawn-environ."
 _NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"
 
+GPU_EXECUTOR = "gpu"
+"""The executor of a worker on which its engines compute."""
+
+_CONTINUE = "What is committed stays: start it again, then continue with --resume"
+NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_CONTINUE}"
+NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_CONTINUE}"
+
 _TOKEN = new_token()
 """One for all schedulers of this process: their clients make the link from the settings of the process."""
 

@@ -6,8 +6,9 @@ python examples/sklearn_scores.py examples/articles.csv
 import csv
 import sys
 
-from broadsheet.sklearn import TextClassifier
 from sklearn.model_selection import cross_val_score
+
+from broadsheet.pipeline.sklearn import TextClassifier
 
 
 def main(source: str, **settings: object) -> list[float]:

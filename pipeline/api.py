@@ -1,4 +1,4 @@
-"""The public call: from a source to labels, in one job."""
+"""The public calls: from a source to labels, in one job; and from a frame to the same frame with its labels."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from distributed import Client
 
+from .ecosystem.gpu_frames import is_gpu_frame, label_gpu_frame
+from .ecosystem.hugging_face import is_dataset, label_dataset
+from .ecosystem.lazy import is_lazy, label_lazily
 from .ecosystem.resident import release
 from .errors import UsageError
+from .graph import classify_chunks
 from .job.phases import OnDemand, Request, Running
 from .job.run import run_job
 from .model.charcnn import Model
 from .model.quantised import scales_of
 from .model.several import load_models
-from .options import OPTIONS, Options
+from .options import LabelKeywords, OptionKeywords, Options, takes
+from .output.columns import REASON, computed_columns
 from .output.folder import OutputFolder
-from .output.place import place_of
+from .output.object_store import place_of
 from .report.job import JobReport, Progress
+from .report.join import Frame, refuse_taken
 from .report.summary import doubt
 from .source.find.search import printable
 
 
+@takes(OptionKeywords)
 def classify(
     source: Any,
     output: str | os.PathLike[str] | None = None,
@@ -33,41 +40,7 @@ def classify(
     client: Client | Callable[[], AbstractContextManager[Client]] | None = None,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
-    text_column: str | Iterable[str] = (),
-    id_column: str | Iterable[str] = (),
-    keep: str | Iterable[str] = (),
-    keep_all: bool = False,
-    columns: Iterable[str] | None = None,
-    truth_column: str | None = None,
-    encoding: str = "utf-8",
-    delimiter: str | None = None,
-    root: str | os.PathLike[str] | None = None,
-    limit: int | None = None,
-    truth: str | os.PathLike[str] | None = None,
-    scores: bool = False,
-    top_k: int = 1,
-    abstain: float | None = None,
-    format: str = "parquet",  # noqa: A002 - as other libraries call it
-    partition_by: str | None = None,
-    where: str | None = None,
-    windows: int | None = None,
-    overlap: int = 0,
-    window_score: str = "mean",
-    chunk_size: int | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    kernels: str = "auto",
-    workers: int | None = None,
-    endpoint: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    update: bool = False,
-    strict: bool = False,
-    hash: str = "listing",  # noqa: A002
-    allow_mixed: bool = False,
-    profile: bool = False,
-    trace: str | os.PathLike[str] | None = None,
-    report: str | os.PathLike[str] | None = None,
+    **options: Unpack[OptionKeywords],
 ) -> JobReport:
     """Label every article of `source`.
 
@@ -92,89 +65,8 @@ def classify(
         Notified of chunks as they finish.
     stop : callable
         Called before each chunk is submitted; once it returns True, the job finishes the chunks in flight and ends.
-    text_column : str or iterable of str
-        Column with the text, "text" by default. Several are joined by a space, and the result is stripped.
-    id_column : str or iterable of str
-        Columns to copy to the output, first.
-    keep : str or iterable of str
-        Further columns to copy to the output.
-    keep_all : bool
-        Copy every column of the input to the output.
-    columns : iterable of str, optional
-        Column names of a CSV or TSV without a header line.
-    truth_column : str, optional
-        Column with the true class, by name or by number from 1. The report then has the accuracy, and the output the
-        true class by name, in a column ``truth``.
-    encoding : str
-        Character encoding of CSV, TSV, JSONL and text files, by a name that Python knows, for example "latin-1".
-    delimiter : str, optional
-        The character between the fields of a CSV file. Default: a comma, a tab in TSV files.
-    root : str or path, optional
-        A folder, or the beginning of a URL, above all input files: the column ``file`` has their paths relative to it.
-        Default: absolute paths.
-    limit : int, optional
-        Label the first `limit` rows only.
-    truth : str or path, optional
-        Answer file of a one-hot input: float32 class indices from 0, one for each article.
-    scores : bool
-        Write the probability of every class, in columns ``score_<class>``.
-    top_k : int
-        Write the `top_k` most probable labels and their scores, in columns ``top_labels`` and ``top_scores``, where it
-        is above 1.
-    abstain : float, optional
-        A row whose score is below it gets no label: ``label`` is null, other columns are as without this option. The
-        report counts such rows.
-    format : str
-        "parquet", "jsonl" or "csv": of the files in the output folder.
-    partition_by : str, optional
-        "label": a folder for each label, named as Hive names them, ``label=Sports``; of several models, for each label
-        of the first.
-    where : str, optional
-        Write, or return, only the rows for which this expression over the columns of the output is true, for example
-        ``label == "Sports" and score >= 0.9``.
-    windows : int, optional
-        Label texts that are longer than the model reads in up to so many windows, each as long as the model reads; the
-        output then has their number, ``n_windows``. Default: only the beginning of a text is read.
-    overlap : int
-        Characters that a window shares with the next.
-    window_score : str
-        "mean": a text's scores are the mean of its windows'. "best": they are those of the window with the highest.
-    chunk_size : int, optional
-        Rows in a chunk at most. Default: 512 on a CPU, 131,072 on a GPU.
-    device : str
-        "auto" (a GPU where one works, else the CPU), "cpu" or "cuda".
-    precision : str
-        "auto", "fp32", "fp16", "bf16" or "int8". A CPU computes in fp32, or slower in int8. int8 needs a model with
-        activation scales (`quantise`).
-    kernels : str
-        "auto", or a generation of CUDA kernels: "simt", "sm75", "sm80" or "sm90".
-    workers : int, optional
-        Processes of the cluster that `classify` starts where it gets no client. A script that sets this needs the
-        ``if __name__ == "__main__":`` guard of multiprocessing. Default: one worker within this process.
-    endpoint : str, optional
-        The URL of the server of object stores (``s3://``, ``gs://``, ``az://``), where it is not the provider's own.
-        Default: that of the environment, for example ``AWS_ENDPOINT_URL``.
-    resume : bool
-        Continue an interrupted job in its output folder, or repair that of a finished one.
-    overwrite : bool
-        Replace the output of an earlier job.
-    update : bool
-        Label only the files that are new since the job in the output folder, whose other options must be the same, and
-        add them to it. Files that have changed or are gone are told, and keep their labels. An update that was
-        interrupted is continued. Where there is no job yet, it is begun.
-    strict : bool
-        Stop at the first row that cannot be read, or file with a problem.
-    hash : str
-        What identifies an input file: "listing" (path, size and time of modification, or an ETag) or "full" (also a
-        hash of its content, for which all of it is read beforehand).
-    allow_mixed : bool
-        Accept workers that differ in what decides the bits of a score, for example in GPU architecture.
-    profile : bool
-        Record a span for every kernel, and measure each kernel by itself at the end.
-    trace : str or path, optional
-        File for the timeline as JSON, which ui.perfetto.dev opens.
-    report : str or path, optional
-        File for a report on the job as one HTML page. Needs Matplotlib.
+    **options
+        Each as `broadsheet.pipeline.options.OptionKeywords` has it.
 
     Returns
     -------
@@ -198,8 +90,7 @@ def classify(
     100
 
     """
-    given = locals()
-    settings = Options(**{name: given[name] for name in OPTIONS})
+    settings = Options(**options)
     folder = None
     if output is not None:
         if printable(os.fspath(output)) != os.fspath(output):
@@ -215,12 +106,92 @@ def classify(
     if settings.precision == "int8":
         for each in loaded.every:
             scales_of(each)  # each worker needs them: without them none is started
-    request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop)
+    request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop, classify_chunks)
     result = run_job(request)
-    remark = doubt(result)
+    remark = doubt(result.job, result.tally)
     if progress is None and remark:  # a progress of its own shows the report at the end
         request.progress.warn(remark)
     return result
+
+
+@takes(LabelKeywords)
+def label(
+    frame: Frame,
+    *,
+    suffix: str | None = None,
+    model: str | Path | Model | Iterable[str | Path | Model] = "ag-news",
+    client: Client | Callable[[], AbstractContextManager[Client]] | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[LabelKeywords],
+) -> Frame:
+    """Label every row of a frame, and return the frame with the labels as columns.
+
+    This is `classify` and then `JobReport.join`; call these two where you also want the report, with the accuracy and
+    the timings. A frame that does not fit in memory is labelled as a Dask DataFrame, here when you compute it, or by
+    `classify`, which makes a job of it.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame, polars.DataFrame, pyarrow.Table, cudf.DataFrame, dataset, or Dask DataFrame or Bag
+        The rows. It is not changed. Of a Dask collection nothing is computed yet: its partitions are labelled where
+        and when Dask computes them, in each process by one engine that stays loaded. The graph holds the model's name
+        and digest: give the path of a file that each worker can read. A `Model` is sent to the workers of the current
+        `distributed.Client`. A `datasets.Dataset` is labelled at once by its method ``map``, an ``IterableDataset`` as
+        it is read.
+    suffix : str, optional
+        Appended to the name of an added column where the frame has a column of that name.
+    model, client, progress
+        As `classify` takes them. `client`, `progress`, `workers` and `allow_mixed` are not for Dask collections, which
+        Dask computes, and datasets; nor is `truth_column` for datasets.
+    **options
+        Each as `classify` takes it.
+
+    Returns
+    -------
+    pandas.DataFrame, polars.DataFrame, pyarrow.Table, dask.dataframe.DataFrame, dask.bag.Bag or dataset
+        Of a Bag of strings, a Bag of dicts, with the string as ``text``. Else of the type of `frame`: its rows in their
+        order, with their index and all columns, and after these
+
+        - ``label``, ``score``: the class, and its probability;
+        - ``truth``, ``score_<class>``, ``top_labels`` and ``top_scores``, where they are asked for;
+        - ``n_chars``, ``truncated``, ``unknown_chars``: characters of the text, whether it is longer than the model
+          reads, and how many characters are outside its alphabet;
+        - ``reason``: why a row has no label, for example since its text is null. The others are null then.
+
+    Raises
+    ------
+    UsageError
+        For a column, model or option that does not fit, and where the frame has a column of the same name as one that
+        is added (and no `suffix` is given).
+    SourceError
+        For a bad row, with ``strict=True``.
+
+    Examples
+    --------
+    >>> frame = pd.read_csv("news.csv").head(2)
+    >>> broadsheet.label(frame, text_column=["title", "body"])["label"].tolist()
+    ['Business', 'Sports']
+
+    >>> articles = dask.dataframe.read_parquet("news/")
+    >>> labelled = broadsheet.label(articles[articles.year == 2024], text_column="body")
+    >>> labelled[labelled.label == "Sports"].to_parquet("sports/")
+
+    """
+    settings = Options(**options)
+    if is_lazy(frame) or is_dataset(frame) or is_gpu_frame(frame):
+        later = f"a {type(frame).__name__} is labelled as it is computed"
+        for name, given in (("client", client), ("progress", progress), ("workers", settings.workers)):
+            if given is not None:
+                raise UsageError(f"{name} is for frames in memory: {later}")
+        if settings.allow_mixed:
+            raise UsageError(f"allow_mixed is for a job: {later}")
+        labelled_as = {is_lazy(frame): label_lazily, is_gpu_frame(frame): label_gpu_frame}.get(True, label_dataset)
+        made: Frame = labelled_as(frame, model, settings, suffix)
+        return made
+    models = load_models(model)
+    added = computed_columns(settings.model_columns(models), settings.truth_column is not None)
+    refuse_taken(frame, [*added.names, REASON.name], suffix)
+    return classify(frame, model=models.every, client=client, progress=progress, **options).join(frame, suffix)
 
 
 def close() -> None:

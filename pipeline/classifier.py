@@ -20,7 +20,7 @@ from .engine.on_gpu import texts_on_gpu
 from .engine.open import open_engine
 from .errors import SourceError, UsageError
 from .model.charcnn import Model, load_model
-from .model.label_sets import assigned
+from .model.scores import assigned
 from .source.limits import CHUNK_ROWS, LIMITS
 
 _ONE_TEXT = Texts.of([b"x"])

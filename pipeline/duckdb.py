@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
 from .ecosystem.rows import labels_of
 from .errors import UsageError
 from .model.charcnn import Model
-from .options import Options
+from .options import EngineKeywords, Options, takes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 _TEXT = "text"
 
 
+@takes(EngineKeywords)
 def register(
     connection: DuckDBPyConnection,
     model: str | Path | Model = "ag-news",
     *,
     name: str = "broadsheet",
-    device: str = "auto",
-    precision: str = "auto",
-    kernels: str = "auto",
+    **options: Unpack[EngineKeywords],
 ) -> None:
     """Give a DuckDB connection two functions that label text.
 
@@ -42,8 +41,8 @@ def register(
         A shipped model's name, a model file, or a loaded `Model`.
     name : str
         Of the first function; the second has ``_row`` after it.
-    device, precision, kernels : str
-        As `classify` takes them.
+    **options
+        Each as `classify` takes it.
 
     Raises
     ------
@@ -63,9 +62,9 @@ def register(
     import duckdb
     from duckdb import sqltypes
 
-    options = Options(text_column=_TEXT, device=device, precision=precision, kernels=kernels)
-    labels = labels_of([model], options, pa.schema([(_TEXT, pa.string())]))
-    if any(labelling.thresholds is not None for labelling in labels.columns.labellings):
+    settings = Options(text_column=_TEXT, **options)
+    labels = labels_of([model], settings, pa.schema([(_TEXT, pa.string())]))
+    if any(model.thresholds is not None for model in labels.columns.models):
         raise UsageError("the model gives a text several labels, and the functions return one: use broadsheet.label")
     types = {pa.string(): sqltypes.VARCHAR, pa.float32(): sqltypes.FLOAT}
     types |= {pa.int64(): sqltypes.BIGINT, pa.bool_(): sqltypes.BOOLEAN}

@@ -5,26 +5,18 @@ from __future__ import annotations
 import re
 import unicodedata
 
-SWITCHES = frozenset(
-    {"allow-mixed", "input", "keep-all", "multi-label", "overwrite", "profile", "resume"}
-    | {"scores", "strict", "tls", "update"},
-)
-"""Flags without a value: True in Python."""
-
-VALUED = frozenset(
-    {
-        *("chunk-size", "columns", "delimiter", "device", "encoding", "format", "hash", "id-column", "keep", "kernels"),
-        *("abstain", "limit", "partition-by", "precision", "report", "root", "text-column", "top-k", "trace", "truth"),
-        *("truth-column", "where", "workers", "endpoint"),  # of `classify`, as those above
-        *("windows", "overlap", "window-score"),
-        *("classes", "held-out", "label-separator", "learning-rate", "model", "nsys", "protocol", "scheduler-file"),
-    }
-)
-"""Flags with a value: keywords in Python."""
+FLAGS = {
+    **dict.fromkeys(("input", "multi-label", "tls"), True),
+    **dict.fromkeys(("classes", "held-out", "label-separator", "learning-rate", "model"), False),
+    **dict.fromkeys(("nsys", "protocol", "scheduler-file"), False),
+}
+"""The flags that are keywords in Python, and whether each is a switch, without a value in the command and True in
+Python. Those of a job are added by the table of its options, which is loaded with the package.
+"""
 
 _VALUES = "fp32|fp16|bf16|int8|simt|sm75|sm80|sm90|cpu|cuda|tcp|ucx|listing|full"
 _ENDS = r"(?![\w/-]|\.\w)"
-_FLAG = re.compile(rf"(?<![^\s(`'\"])--({'|'.join(sorted(SWITCHES | VALUED, key=len, reverse=True))}){_ENDS}")
+_FLAG = re.compile(rf"(?<![^\s(`'\"])--([a-z]+(?:-[a-z]+)*){_ENDS}")
 _WITH_VALUE = re.compile(rf"{_FLAG.pattern} ({_VALUES}|'[^']+'|(?<=--encoding )[\w-]+|(?<=--delimiter )tab){_ENDS}")
 _CLUSTER = re.compile(rf"(?<![^\s(`'\"])--cluster (\w+){_ENDS}")
 
@@ -36,16 +28,15 @@ def in_python(message: str) -> str:
     'continue with resume=True, or use precision="fp32" and a smaller chunk_size='
     """
     message = _CLUSTER.sub(r'cluster.connect("\1")', message)
-    message = _WITH_VALUE.sub(lambda found: f"{_keyword(found[1])}{_quoted(found[2])}", message)
-    return _FLAG.sub(lambda found: _keyword(found[1]) + ("True" if found[1] in SWITCHES else ""), message)
+    return _FLAG.sub(_keyword, _WITH_VALUE.sub(_keyword, message))
 
 
-def _quoted(value: str) -> str:
-    return value if value.startswith("'") else f'"{value}"'
-
-
-def _keyword(flag: str) -> str:
-    return f"{flag.replace('-', '_')}="
+def _keyword(flag: re.Match[str]) -> str:
+    if flag[1] not in FLAGS:
+        return flag[0]
+    value = flag[2] if flag.re is _WITH_VALUE else "True" if FLAGS[flag[1]] else ""
+    quoted = f'"{value}"' if flag.re is _WITH_VALUE and not value.startswith("'") else value
+    return f"{flag[1].replace('-', '_')}={quoted}"
 
 
 _JOINERS = "\u200c\u200d"  # within words of some scripts and within emoji

@@ -24,22 +24,19 @@ from distributed import CancelledError, Client, Future, KilledWorker, LocalClust
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
+from ..cluster.settings import GPU_EXECUTOR, NO_SCHEDULER, NO_WORKERS
 from .errors import BroadsheetError, SourceError
 from .job import tasks
 from .job.group_tasks import TOPIC, Labelled, begin_no_more, label_group, label_run
 from .job.suspects import Suspects
 from .job.task_keys import run_of, task_key
-from .job.tasks import Done, Job, Noted, SetAside, Stopped
+from .job.tasks import Done, Event, Job, Noted, SetAside, Stopped
 from .job.watchdog import Watchdog
 from .source.inputs import Loaded, Partition, Source, Unread
-from .source.plan.group import Group, GroupEnd, part_name
+from .source.plan.group import Group, part_name
 from .source.plan.plan import Run, Unit
 from .source.read.readers import ReaderLost
 
-Event = Done | GroupEnd | Noted | SetAside | Stopped
-"""What a job hears of its chunks."""
-
-GPU_EXECUTOR = "gpu"
 _SUSPECT_LOSSES = 2
 """So many workers may be lost with a chunk that runs with others, before it has to run alone."""
 
@@ -51,10 +48,6 @@ _SUBMIT_SECONDS = 0.05
 _LEAST_WINDOW = 16
 _LOADED_PER_WORKER = 8  # chunks whose text is with the client: an engine computes one at a time
 _WRITE_FIRST, _INFER_FIRST, _LOST_FIRST = 20, 10, 5
-
-_CONTINUE = "What is committed stays: start it again, then continue with --resume"
-NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_CONTINUE}"
-NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_CONTINUE}"
 
 
 def classify_chunks(

@@ -1,34 +1,320 @@
-"""The options of a job: how it reads, computes and writes."""
+"""The options of a job, in one table, of which the rest is made: flags and their help, Python's keywords and their
+documentation, what messages call an option, and what the record of a job holds.
+
+It imports nothing that takes time to load: the command reads it for its help.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, make_dataclass
+from functools import cache
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, Unpack, get_type_hints
 
-from msgspec import UNSET
+from .errors import FLAGS, UsageError
+from .source.limits import CHUNK_ROWS
 
-from .errors import UsageError
-from .labelling.windows import SCORES, Windows
-from .model.several import Models
-from .output.expression import parse
-from .output.labelling import Labelling, Names
-from .output.layout import FORMATS
-from .output.record import Settings
-from .report.explain import refuse_unwritable
-from .source.chunk import Selection
-from .source.delimiter import delimiter_named
-from .source.find.names import root_of
-from .source.find.search import printable
-from .source.label_sets import SEPARATOR
-from .source.open.encoding import encoding_named
-from .source.open.opening import read_local, reason
-from .storage.buckets import check_endpoint
+if TYPE_CHECKING:
+    from .labelling.windows import Windows
+    from .model.several import Models
+    from .output.model_columns import ModelColumns
+    from .output.record import Settings
+    from .source.chunk import Selection
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_CHUNK_ROWS = f"{CHUNK_ROWS['cpu']:,} on a CPU, {CHUNK_ROWS['cuda']:,} on a GPU"
+_FORMAT = "parquet; jsonl to stdout"
+
+PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")
+"""Of the command's help, in this order."""
 
 
 @dataclass(frozen=True)
-class Options:
+class Option:
+    """An entry of the table, between the option's name and type and what is said of it.
+
+    panel: of the command's help, one of PANELS. metavar: what stands for the value there; a switch has none. shown: the
+    default as it stands there. choices: the words that may be given. least: of an integer. recorded: whether it changes
+    a byte of the output, so that the record of a job holds it.
+    """
+
+    panel: str
+    default: Any
+    metavar: str = ""
+    shown: str = ""
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    recorded: bool = False
+
+
+class EngineKeywords(TypedDict, total=False):
+    """Options of whatever computes labels."""
+
+    device: Annotated[str, Option("Computing", "auto", "auto|cpu|cuda")]
+    """auto: the GPU, if there is one that works.
+
+    Otherwise, and with "cpu", it is the CPU; with "cuda" it must be a GPU.
+    """
+    precision: Annotated[str, Option("Computing", "auto", "auto|fp32|fp16|bf16|int8")]
+    """Of the products; a CPU has fp32, and slower int8.
+
+    "auto", "fp32", "fp16", "bf16" or "int8"; for the last a model needs activation scales (`quantise`).
+    """
+    kernels: Annotated[str, Option("Computing", "auto", "auto|simt|sm75|sm80|sm90")]
+    """CUDA kernels, by generation.
+
+    They are "simt", "sm75", "sm80" and "sm90"; "auto" chooses.
+    """
+
+
+class LabelKeywords(EngineKeywords, total=False):
+    """Options of what adds labels to rows that are at hand."""
+
+    text_column: Annotated[str | Iterable[str], Option("Input", (), "NAME", "text", recorded=True)]
+    """Column with the text; several are joined by a space.
+
+    The result is stripped.
+    """
+    truth_column: Annotated[str | None, Option("Input", None, "NAME", recorded=True)]
+    """Column with the true class, by name or number from 1.
+
+    The report then has the accuracy, and the output the true class by name, in a column ``truth``.
+    """
+    scores: Annotated[bool, Option("Labels", False, recorded=True)]
+    """Write the probability of every class.
+
+    The columns are ``score_<class>``.
+    """
+    top_k: Annotated[int, Option("Labels", 1, "K", least=1, recorded=True)]
+    """Write the K best labels and scores.
+
+    The columns are ``top_labels`` and ``top_scores``; where it is 1, there are none.
+    """
+    abstain: Annotated[float | None, Option("Labels", None, "BELOW", recorded=True)]
+    """Give rows with a lower score no label.
+
+    Their ``label`` is null, other columns are as without this option. The report counts them.
+    """
+    windows: Annotated[int | None, Option("Labels", None, "N", least=1, recorded=True)]
+    """Label a long text in up to N windows, each as long as the model reads.
+
+    The output then has their number, ``n_windows``. Default: only the beginning of a text is read.
+    """
+    overlap: Annotated[int, Option("Labels", 0, "CHARS", least=0, recorded=True)]
+    """Characters that a window shares with the next."""
+    window_score: Annotated[str, Option("Labels", "mean", choices=("mean", "best"), recorded=True)]
+    """How windows' scores become a text's.
+
+    "mean": a text has the mean of them. "best": it has those of the window with the highest.
+    """
+    chunk_size: Annotated[int | None, Option("Computing", None, "ROWS", _CHUNK_ROWS, least=1, recorded=True)]
+    """Rows in a chunk at most."""
+    workers: Annotated[int | None, Option("Cluster", None, "N", least=1)]
+    """Processes on this machine; with slurm, at most N nodes.
+
+    They are the cluster that is started where no client is given. A script that sets this needs the
+    ``if __name__ == "__main__":`` guard of multiprocessing. Default: one worker within this process.
+    """
+    strict: Annotated[bool, Option("Job", False)]
+    """Stop at the first bad row.
+
+    That is one that cannot be read; a file with a problem stops it, too.
+    """
+    allow_mixed: Annotated[bool, Option("Cluster", False)]
+    """Workers may differ in processor.
+
+    They may differ in anything that decides the bits of a score, for example in GPU architecture.
+    """
+
+
+class OptionKeywords(LabelKeywords, total=False):
+    """Options of a job."""
+
+    columns: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C", recorded=True)]
+    """Column names of a headerless CSV or TSV."""
+    encoding: Annotated[str, Option("Input", "utf-8", "NAME", recorded=True)]
+    """Of CSV, TSV, JSONL and text files: latin-1, cp1252, utf-16, …
+
+    It may be any name that Python knows.
+    """
+    delimiter: Annotated[str | None, Option("Input", None, "C", ",", recorded=True)]
+    """Between the fields of a CSV.
+
+    Default: a comma, a tab in TSV files.
+    """
+    root: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FOLDER", "absolute paths")]
+    """Write paths relative to it.
+
+    It is a folder, or the beginning of a URL, above all input files; the paths are in the column ``file``.
+    """
+    limit: Annotated[int | None, Option("Input", None, "N", least=1, recorded=True)]
+    """Label the first N rows only."""
+    truth: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FILE", recorded=True)]
+    """True classes of a one-hot .bin input.
+
+    The file holds float32 class indices from 0, one for each article.
+    """
+    hash: Annotated[str, Option("Input", "listing", choices=("listing", "full"), recorded=True)]
+    """Know input files by size and time, or also by a hash.
+
+    "listing": by path, size and time of modification, or an ETag. "full": also by a hash of the content, for which all
+    of it is read beforehand.
+    """
+    endpoint: Annotated[str | None, Option("Input", None, "URL", "the provider's")]
+    """Server of s3:// URLs and the like.
+
+    It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example ``AWS_ENDPOINT_URL``.
+    """
+    id_column: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
+    """Column to copy to the output.
+
+    There may be several; they come first.
+    """
+    keep: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
+    """Another column to copy.
+
+    There may be several.
+    """
+    keep_all: Annotated[bool, Option("Output", False, recorded=True)]
+    """Copy every column to the output."""
+    format: Annotated[str, Option("Output", "parquet", "", _FORMAT, choices=("parquet", "jsonl", "csv"), recorded=True)]
+    """Of the output.
+
+    "parquet", "jsonl" or "csv". Default: "parquet".
+    """
+    partition_by: Annotated[str | None, Option("Output", None, choices=("label",), recorded=True)]
+    """A folder for each label.
+
+    The one value is "label". Folders are named as Hive names them, ``label=Sports``; of several models, for each label
+    of the first.
+    """
+    where: Annotated[str | None, Option("Output", None, "EXPRESSION", recorded=True)]
+    """Write only these rows: 'score >= 0.9'.
+
+    Those for which the expression over the columns of the output is true, also where they are returned and not written;
+    for example ``label == "Sports" and score >= 0.9``.
+    """
+    resume: Annotated[bool, Option("Job", False)]
+    """Continue an interrupted job, or repair a finished one."""
+    overwrite: Annotated[bool, Option("Job", False)]
+    """Replace an earlier job's output."""
+    update: Annotated[bool, Option("Job", False)]
+    """Add the files that are new since the job in OUT/; label no other.
+
+    The job's other options must be the same. Files that have changed or are gone are told, and keep their labels. An
+    update that was interrupted is continued. Where there is no job yet, it is begun.
+    """
+    profile: Annotated[bool, Option("Report", False)]
+    """Record every kernel, and measure each alone.
+
+    Each has a span, and is measured by itself at the end.
+    """
+    trace: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.json")]
+    """Write the timeline, for ui.perfetto.dev.
+
+    It is JSON.
+    """
+    report: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.html")]
+    """Write a report as one HTML page.
+
+    That needs Matplotlib.
+    """
+
+
+def _entries() -> dict[str, tuple[Any, Option]]:
+    """Type and entry of each option, in the order of the panels."""
+    hints = get_type_hints(OptionKeywords, include_extras=True)
+    found = {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()}
+    return dict(sorted(found.items(), key=lambda entry: PANELS.index(entry[1][1].panel)))
+
+
+TYPES = {name: kind for name, (kind, _) in _entries().items()}
+TABLE: dict[str, Option] = {name: option for name, (_, option) in _entries().items()}
+
+NAMES, HEADER = str | Iterable[str], Iterable[str] | None
+"""The types of options that name columns."""
+
+FLAGS.update({name.replace("_", "-"): option.default is False for name, option in TABLE.items()})
+
+
+@cache
+def _texts() -> dict[str, tuple[str, str]]:
+    """Of each option its type and what is said of it below its entry: read from this file, since Python drops it."""
+    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+    found = {}
+    for body in (node.body for node in tree.body if isinstance(node, ast.ClassDef)):
+        for pair in pairwise(body):
+            match pair:
+                case ast.AnnAssign(ast.Name(name), ast.Subscript(slice=ast.Tuple([kind, *_]))), ast.Expr(said):
+                    found[name] = (ast.unparse(kind), inspect.cleandoc(ast.literal_eval(said)))
+    return found
+
+
+def help_of(name: str) -> str:
+    """A line for the command's help, which ends with the default."""
+    option = TABLE[name]
+    default = option.shown or ("" if option.default in (None, False, ()) else str(option.default))
+    return _texts()[name][1].partition("\n\n")[0] + (f"  [default: {default}]" if default else "")
+
+
+def _numpydoc(name: str) -> str:
+    """An option as a docstring has it."""
+    kind, said = _texts()[name]
+    shown = "" if "Default: " in said or not TABLE[name].shown else f" Default: {TABLE[name].shown}."
+    kind = kind.replace(" | None", ", optional").replace(" | ", " or ")
+    lines = textwrap.wrap(" ".join(said.split()) + shown, 116)
+    return "\n    ".join([f"{name} : {kind}", *lines])
+
+
+def takes(keywords: type) -> Callable[[_Function], _Function]:
+    """Show each option by its name in signature and docstring of a function that ends in `**options: Unpack[keywords]`.
+
+    So `help`, IPython and the documentation have them; editors and type checkers follow `keywords` by themselves.
+    """
+
+    def show(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        names = [name for name in TABLE if name in get_type_hints(keywords)]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        more = [inspect.Parameter(name, keyword, default=TABLE[name].default, annotation=TYPES[name]) for name in names]
+        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        about = "\n".join(map(_numpydoc, names))
+        said = re.sub(r"\*\*options\n(    .*\n)+", lambda _: f"{about}\n", inspect.getdoc(function) or "")
+        function.__doc__ = said
+        return function
+
+    return show
+
+
+if TYPE_CHECKING:
+
+    class _Values:
+        def __init__(self, **options: Unpack[OptionKeywords]) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _Values = make_dataclass(
+        "_Values",
+        [(name, kind, TABLE[name].default) for name, kind in TYPES.items()],
+        namespace={"__post_init__": lambda options: options._check()},
+        frozen=True,
+        kw_only=True,
+    )
+
+
+class Options(_Values):
     """How a job reads, computes and writes: the keyword arguments of `classify`, which documents them, checked.
 
     Raises
@@ -43,92 +329,64 @@ class Options:
 
     """
 
-    text_column: str | Iterable[str] = ()
-    id_column: str | Iterable[str] = ()
-    keep: str | Iterable[str] = ()
-    keep_all: bool = False
-    columns: Iterable[str] | None = None
-    truth_column: str | None = None
-    encoding: str = "utf-8"
-    delimiter: str | None = None
-    root: str | os.PathLike[str] | None = None
-    limit: int | None = None
-    truth: str | os.PathLike[str] | None = None
-    scores: bool = False
-    top_k: int = 1
-    abstain: float | None = None
-    format: str = "parquet"
-    partition_by: str | None = None
-    where: str | None = None
-    windows: int | None = None
-    overlap: int = 0
-    window_score: str = "mean"
-    chunk_size: int | None = None
-    device: str = "auto"
-    precision: str = "auto"
-    kernels: str = "auto"
-    workers: int | None = None
-    endpoint: str | None = None
-    resume: bool = False
-    overwrite: bool = False
-    update: bool = False
-    strict: bool = False
-    hash: str = "listing"
-    allow_mixed: bool = False
-    profile: bool = False
-    trace: str | os.PathLike[str] | None = None
-    report: str | os.PathLike[str] | None = None
+    def _check(self) -> None:
+        """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
+        from .output.expression import parse
+        from .source.delimiter import delimiter_named
+        from .source.open.encoding import encoding_named
+        from .storage.buckets import check_endpoint
+        from .storage.names import root_of
 
-    def __post_init__(self) -> None:
-        for name in ("top_k", "chunk_size", "limit", "workers", "windows"):
+        for name, option in TABLE.items():
             value = getattr(self, name)
-            if not (isinstance(value, int) and value >= 1) and (value is not None or name == "top_k"):
-                raise UsageError(f"{name} is {value!r}, it must be an integer of at least 1")
-        if not isinstance(self.overlap, int) or self.overlap < 0:
-            raise UsageError(f"overlap is {self.overlap!r}, it must be an integer of at least 0")
-        if self.window_score not in SCORES:
-            raise UsageError(f"window_score {self.window_score!r}: choose {' or '.join(SCORES)}")
-        if self.windows is None and (self.overlap or self.window_score != SCORES[0]):
+            if value is None and option.default is None:
+                continue
+            if option.least is not None and not (isinstance(value, int) and value >= option.least):
+                raise UsageError(f"{name} is {value!r}, it must be an integer of at least {option.least}")
+            if option.choices and value not in option.choices:
+                raise UsageError(f"{name} {value!r}: choose {_one_of(option.choices)}")
+            if TYPES[name] in (NAMES, HEADER):
+                self._set(name, _distinct(name, value))
+            if option.recorded or name == "root":
+                _refuse_not_utf8(name, getattr(self, name))
+        if self.windows is None and (self.overlap or self.window_score != TABLE["window_score"].default):
             raise UsageError("--overlap and --window-score go with --windows, the most windows of a text")
-        object.__setattr__(self, "encoding", encoding_named(self.encoding))
+        self._set("encoding", encoding_named(self.encoding))
         if self.delimiter is not None:
-            object.__setattr__(self, "delimiter", delimiter_named(self.delimiter))
-        for name in ("text_column", "id_column", "keep", "columns"):
-            if getattr(self, name) is not None:
-                given = _names(getattr(self, name))
-                object.__setattr__(self, name, given)
-                if len(set(given)) < len(given):
-                    raise UsageError(f"{name} names {next(n for n in given if given.count(n) > 1)!r} twice")
-                _refuse_not_utf8(name, *given)
-        _refuse_not_utf8("truth_column", self.truth_column or "")
-        _refuse_not_utf8("truth", os.fspath(self.truth or ""))
-        _refuse_not_utf8("root", os.fspath(self.root or ""))
+            self._set("delimiter", delimiter_named(self.delimiter))
         root_of(self.root)
         if self.endpoint is not None:
             check_endpoint(self.endpoint)
-        refuse_unwritable(self.trace, self.report)
-        if self.hash not in ("listing", "full"):
-            raise UsageError(f"hash {self.hash!r}: choose listing or full")
-        if self.format not in FORMATS:
-            raise UsageError(f"format {self.format!r}: choose {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+        for name in ("trace", "report"):
+            path = getattr(self, name)
+            if path is not None and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
+                raise UsageError(f"--{name} {os.fspath(path)}: give a file in a folder that exists")
+        if self.report is not None and find_spec("matplotlib") is None:
+            raise UsageError("--report needs Matplotlib: pip install 'broadsheet[report]'")
         if self.abstain is not None and not 0 < self.abstain <= 1:
             raise UsageError(f"abstain is {self.abstain!r}, it must be a score above 0, up to 1")
-        if self.partition_by not in (None, "label"):
-            raise UsageError(f"partition_by {self.partition_by!r}: choose label")
         if self.where is not None:
-            _refuse_not_utf8("where", self.where)
             parse(self.where)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def changed(self, **options: Unpack[OptionKeywords]) -> Options:
+        """The same, but for these."""
+        return Options(**{**vars(self), **options})
 
     @property
     def _kept(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*_names(self.id_column), *_names(self.keep))))
+        return tuple(dict.fromkeys((*self.id_column, *self.keep)))
 
     def selection(self, models: Models) -> Selection:
+        from .source.chunk import Selection
+
         return Selection(
-            text=_names(self.text_column),
+            text=self.text_column,
             kept=self._kept,
             truth=self.truth_column,
-            header=None if self.columns is None else tuple(self.columns),
+            header=self.columns,
             classes=models.classes,
             answers=None if self.truth is None else os.path.abspath(self.truth),
             keep_all=self.keep_all,
@@ -141,6 +399,8 @@ class Options:
 
     @property
     def _windows(self) -> Windows | None:
+        from .labelling.windows import Windows
+
         return None if self.windows is None else Windows(self.windows, self.overlap, self.window_score)
 
     def _reads(self, models: Models) -> int:
@@ -156,11 +416,13 @@ class Options:
                 )
         return max(windows.reads(model.length) for model in models.every)
 
-    def labellings(self, models: Models) -> tuple[Labelling, ...]:
+    def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """What each model is to say of each row."""
+        from .output.model_columns import ModelColumns, Names
+
         self._refuse_unfit(models)
         return tuple(
-            Labelling(
+            ModelColumns(
                 classes=model.classes,
                 top_k=self.top_k,
                 scores=self.scores,
@@ -175,6 +437,8 @@ class Options:
 
     def _refuse_unfit(self, models: Models) -> None:
         """Raise UsageError for what a model that gives several labels cannot do."""
+        from .source.label_sets import SEPARATOR
+
         several = next((model for model in models.every if model.is_multi_label), None)
         if several is None:
             return
@@ -195,47 +459,50 @@ class Options:
             )
 
     def settings(self, chunk_rows: int, models: Models) -> Settings:
-        """The options that change a byte of the output."""
+        """What the record of a job holds: the options that change a byte of the output."""
+        from msgspec import UNSET
+
+        from .output.record import Settings
+
         several = tuple(model.is_multi_label for model in models.every)
-        return Settings(
-            text_columns=_names(self.text_column),
-            kept_columns=self._kept,
-            keep_all=self.keep_all,
-            columns=None if self.columns is None else tuple(self.columns),
-            truth_column=self.truth_column,
-            truth=None if self.truth is None else _digest(self.truth),
-            scores=self.scores,
-            top_k=self.top_k,
-            chunk_size=chunk_rows,
-            hash=self.hash,
-            encoding=self.encoding,
-            delimiter=self.delimiter,
-            limit=self.limit,
-            format=self.format,
-            partition_by=self.partition_by,
-            where=self.where,
-            models=models.short_names if len(models.every) > 1 else UNSET,
-            abstain=UNSET if self.abstain is None else self.abstain,
-            multi_label=several if any(several) else UNSET,
-            windows=UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
-        )
+        recorded = {name: getattr(self, name) for name in Settings.__struct_fields__ if name in TABLE}
+        recorded |= {
+            "text_columns": self.text_column,
+            "kept_columns": self._kept,
+            "truth": None if self.truth is None else _digest(self.truth),
+            "chunk_size": chunk_rows,
+            "abstain": UNSET if self.abstain is None else self.abstain,
+            "windows": UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
+            "models": models.short_names if len(models.every) > 1 else UNSET,
+            "multi_label": several if any(several) else UNSET,
+        }
+        return Settings(**recorded)
 
 
-OPTIONS = tuple(field.name for field in fields(Options))
-"""The names of all options."""
+def _distinct(option: str, value: str | Iterable[str]) -> tuple[str, ...]:
+    """Names of columns. Raises UsageError where one occurs twice."""
+    given = (value,) if isinstance(value, str) else tuple(value)
+    if len(set(given)) < len(given):
+        raise UsageError(f"{option} names {next(n for n in given if given.count(n) > 1)!r} twice")
+    return given
 
 
-def _refuse_not_utf8(option: str, *values: str) -> None:
-    for value in values:
-        if printable(value) != value:
-            raise UsageError(f"{option} is {value!r}, which is not UTF-8")
+def _one_of(words: tuple[str, ...]) -> str:
+    return " or ".join([", ".join(words[:-1])] * (len(words) > 1) + [words[-1]])
 
 
-def _names(value: str | Iterable[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+def _refuse_not_utf8(option: str, value: object) -> None:
+    from .source.find.search import printable
+
+    for each in value if isinstance(value, tuple) else (value,):
+        text = os.fspath(each) if isinstance(each, str | os.PathLike) else ""
+        if printable(text) != text:
+            raise UsageError(f"{option} is {text!r}, which is not UTF-8")
 
 
 def _digest(path: str | os.PathLike[str]) -> str:
+    from .source.open.opening import read_local, reason
+
     try:
         return hashlib.sha256(read_local(os.fspath(path))).hexdigest()
     except OSError as error:

@@ -19,7 +19,8 @@ from s3 import KEYS, proxy, s3, s3_server  # noqa: F401 - fixtures
 from cluster import connect
 from pipeline.cli import main
 from pipeline.model.alphabet import PUBLISHED, Alphabet
-from pipeline.model.charcnn import Model, layer_table
+from pipeline.model.charcnn import Model
+from pipeline.model.layers import layer_table
 
 ROOT = Path(__file__).resolve().parent.parent
 AG_NEWS = ["--columns", "class,title,description", "--text-column", "title", "--text-column", "description"]

@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from pipeline.model.charcnn import NORM_EPSILON, Model
+from pipeline.model.charcnn import Model
+from pipeline.model.layers import NORM_EPSILON
 
 
 def blocks(

@@ -23,7 +23,7 @@ from pipeline.measures.evaluate import evaluate
 from pipeline.measures.held_out import hold_out
 from pipeline.measures.reliability import reliability, threshold
 from pipeline.model.charcnn import Model
-from pipeline.model.temperature import fitted, log_loss, log_scores, probabilities
+from pipeline.model.scores import fitted, log_loss, log_scores, probabilities
 
 TRUE_TEMPERATURE = 2.5
 TEXTS = [f"{i} word{i % 7} " * (1 + i % 4) for i in range(240)]

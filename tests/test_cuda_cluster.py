@@ -13,7 +13,7 @@ from benchmarks.chaos.jobs import contents
 from cluster import connect
 from cluster.doctor import FAILURE, OK, examine
 from cluster.protocol import count_gpus, has_ucx
-from pipeline.labelling.loaded import MOST_ENGINES
+from pipeline.labelling.engines import MOST_ENGINES
 
 GPUS = count_gpus()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no NVIDIA GPU, or no dask-cuda to find it")]

@@ -21,10 +21,7 @@ from pyarrow import csv
 import broadsheet
 from pipeline.model.charcnn import Model
 
-IN_JOBS = {
-    *("JobReport.add", "JobReport.close", "JobReport.committed_before"),
-    *("Options.labellings", "Options.selection", "Options.settings"),
-}
+IN_JOBS = {"Options.changed", "Options.model_columns", "Options.selection", "Options.settings"}
 """Methods that a job calls, and no user."""
 
 NAMES = [name for name in broadsheet.__all__ if name != "__version__"]

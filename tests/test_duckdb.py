@@ -11,7 +11,7 @@ import pytest
 import pipeline
 import pipeline.duckdb
 from pipeline import UsageError
-from pipeline.job.worker import STATE
+from pipeline.labelling.engines import ENGINES
 from pipeline.model.charcnn import Model
 
 
@@ -51,6 +51,6 @@ def test_connections_of_a_process_share_an_engine(connection: duckdb.DuckDBPyCon
         pipeline.duckdb.register(other, quick_model, name="topic", device="cpu")
         query = "select {}('the same text')"
         assert other.sql(query.format("topic")).fetchall() == connection.sql(query.format("broadsheet")).fetchall()
-        assert len([key for key in STATE.loaded.engines if key.startswith("resident")]) == 1
+        assert len([key for key in ENGINES.engines if key.startswith("resident")]) == 1
         with pytest.raises(UsageError, match="'topic' already"):
             pipeline.duckdb.register(other, quick_model, name="topic")

@@ -16,12 +16,11 @@ from jobs import spans_of
 from benchmarks.chaos.processes import KILL_PRELOAD
 from benchmarks.chaos.slow import slowed
 from pipeline.engine.open import open_engine
+from pipeline.engine.profile import sample
 from pipeline.model.charcnn import Model
 from pipeline.report.breakdown import MOMENTS, break_down
 from pipeline.report.timeline import Timeline
-from pipeline.telemetry.clocks import Clock
-from pipeline.telemetry.profiling.sample import sample
-from pipeline.telemetry.spans import Place, Span, device_spans
+from pipeline.telemetry.spans import Clock, Place, Span, device_spans
 
 BLOCKS = {"conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2", "fc3"}
 

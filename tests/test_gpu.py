@@ -24,10 +24,10 @@ from pipeline.engine.open import open_engine, why_no_gpu
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
-from pipeline.model.calibration import calibrated
 from pipeline.model.charcnn import Model
-from pipeline.model.frame import FRAMES, Frame
+from pipeline.model.layers import FRAMES, Frame
 from pipeline.model.ngrams import scores as ngram_scores
+from pipeline.model.quantised import with_scales
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
@@ -91,7 +91,7 @@ def logits_of(engine: Engine, texts: Texts) -> NDArray[np.float32]:
 def opened_for(model: Model, kernels: str, precision: str) -> Engine:
     if precision == "int8" and model.scales is None:
         texts = Texts.of(random_texts(11, 64))
-        model = calibrated(model, encode(texts.data, texts.offsets, model.alphabet, model.length).ids)
+        model = with_scales(model, encode(texts.data, texts.offsets, model.alphabet, model.length).ids)
     try:
         return open_engine(model, "cuda", precision, kernels=kernels)
     except UsageError as unavailable:

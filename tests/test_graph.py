@@ -42,12 +42,13 @@ def test_reading_computing_and_writing_overlap(
     """Each step made to take 0.2 s: one worker does 16 chunks in far less than the 9.6 s of one after the other."""
     preload = tmp_path / "slow.py"
     preload.write_text(
-        slowed("read", 0.2) + slowed("commit", 0.2) + "opened = vars(STATE).setdefault('opened', STATE.open_engine)\n"
+        slowed("read", 0.2) + slowed("commit", 0.2) + "from pipeline.labelling.engines import ENGINES\n"
+        "opened = vars(ENGINES).setdefault('opened', ENGINES.open_engine)\n"
         "class Slow:\n"
         "    def __init__(self, *a):\n        self.engine = opened(*a)\n"
         "    def __getattr__(self, name):\n        return getattr(self.engine, name)\n"
         "    def classify(self, *a):\n        time.sleep(0.2)\n        return self.engine.classify(*a)\n"
-        "STATE.open_engine = Slow\n"
+        "ENGINES.open_engine = Slow\n"
     )
     path = write_csv(tmp_path / "in.csv", 48)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--chunk-size", 3]
@@ -228,10 +229,10 @@ def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(client
 
 def _threads() -> tuple[str | None, int, int]:
     """Of a worker: what BLAS was told, the threads that compute, and the engines."""
-    from pipeline.job.worker import STATE
+    from pipeline.labelling.engines import ENGINES
 
     computing = sum(thread.name.startswith("broadsheet-compute") for thread in threading.enumerate())
-    return os.environ.get("OPENBLAS_NUM_THREADS"), computing, len(STATE.loaded.engines)
+    return os.environ.get("OPENBLAS_NUM_THREADS"), computing, len(ENGINES.engines)
 
 
 def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:

@@ -22,7 +22,7 @@ from conftest import ROOT
 import pipeline
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model, load_model
-from pipeline.model.hub import repository_of
+from pipeline.model.model_file import repository_of
 from pipeline.model.several import Models
 
 STEPS = """

@@ -17,12 +17,12 @@ from test_text_frame_gpu import blocks_of, texts_of_every_kind
 from pipeline import load_model
 from pipeline.engine.base import Engine, Texts
 from pipeline.engine.open import open_engine, why_no_gpu
-from pipeline.kernels.packing import CLOSING
+from pipeline.kernels.memory_plan import CLOSING
 from pipeline.model import quantised, reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
-from pipeline.model.frame import FRAMES
-from pipeline.model.scales import ActivationScales
+from pipeline.model.layers import FRAMES
+from pipeline.model.model_file import ActivationScales
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
@@ -81,7 +81,7 @@ def test_saturated_values_are_counted(engine: Engine) -> None:
     """Those of all batches; as many as the specification has, where the text reaches the rows."""
     model = engine.model
     scales = quantised.scales_of(model)
-    coarse = ActivationScales({name: step * 0.4 for name, step in scales.steps.items()}, scales.calibration)
+    coarse = ActivationScales({name: step * 0.4 for name, step in scales.steps.items()}, scales.found_on)
     opened = opened_for(replace(model, scales=coarse), engine.backend.kernels, "int8")
     cpu = open_engine(opened.model, "cpu", "int8")
     texts = Texts.of(texts_of_every_kind(6)[::3])

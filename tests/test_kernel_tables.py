@@ -13,15 +13,28 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline.kernels.catalog import largest_batch
-from pipeline.kernels.memory_plan import activation_bytes, page_locked, plan, planned_bytes, schedule
-from pipeline.kernels.packing import CLOSING, capacity, most_units, units_by_length
-from pipeline.kernels.small_layout import places, small_batch, small_bytes, small_input, small_output
+from pipeline.kernels.memory_plan import (
+    CLOSING,
+    activation_bytes,
+    capacity,
+    most_units,
+    page_locked,
+    places,
+    plan,
+    planned_bytes,
+    result_shapes,
+    schedule,
+    small_batch,
+    small_bytes,
+    small_input,
+    units_by_length,
+)
 from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tables import eight_bit_order, fixed_point, statistics_tables
 from pipeline.kernels.tiles import SimtTile
 from pipeline.model import reference
-from pipeline.model.charcnn import layer_table
-from pipeline.telemetry.profiling.ncu import read_report
+from pipeline.model.layers import layer_table
+from pipeline.telemetry.profile import read_report
 
 LENGTH = 123
 
@@ -177,7 +190,7 @@ def test_the_largest_batch_is_what_32_bits_and_a_grid_can_count(length: int) -> 
 def test_arrays_of_a_small_batch_lie_beside_each_other() -> None:
     layers = layer_table(70, 1014, 1000)
     for count in (1, 3, 32):
-        for arrays in (small_input(layers, count), small_output(layers, count, 1000)):
+        for arrays in (small_input(layers, count), result_shapes(layers, count, 1000)):
             found, size = places(arrays)
             at = sorted(found.values(), key=lambda place: place.start)
             assert all(one.stop <= other.start for one, other in pairwise(at))

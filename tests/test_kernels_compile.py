@@ -14,12 +14,19 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.kernels.catalog import Kernel, choose_generation, network_kernels, ngrams_kernel, target
+from pipeline.kernels.catalog import (
+    NUMBERS,
+    Kernel,
+    choose_generation,
+    first_block,
+    network_kernels,
+    ngrams_kernel,
+    target,
+)
 from pipeline.kernels.compile import Cubin, compile_kernel, compiler_name, resources
 from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tiles import SHARED_LIMIT
-from pipeline.kernels.training import NUMBERS, first_block
-from pipeline.model.charcnn import layer_table
+from pipeline.model.layers import layer_table
 from pipeline.model.ngrams import Kinds
 
 pytest.importorskip("cuda.core")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 
 from benchmarks.ladder.switches import NOTHING, PRODUCT, SWITCHES, steps
-from benchmarks.pages.ladder import page
+from benchmarks.pages.__main__ import Record, read_results, refreshed
+from benchmarks.record import RESULTS
 from pipeline.kernels.compile import compile_kernel, resources
-from pipeline.model.charcnn import layer_table
+from pipeline.model.layers import layer_table
 
 
 def result(broken: str) -> dict[str, Any]:
@@ -31,7 +34,7 @@ def result(broken: str) -> dict[str, Any]:
             record |= {"articles": 1000, "batch": 10, "articles_per_second": 5e5, "labels_unlike_product": 0}
         found.append(record)
     about = dict.fromkeys(("driver", "cuda", "cupy", "nvrtc", "python", "commit", "date"), "x")
-    return {"about": {"gpu": "NVIDIA H200", "cores": 16, **about}, "repeats": 5, "steps": found}
+    return {"about": {"gpu": "NVIDIA H200", "cores": 16, **about}, "repeats": 5, "wall_seconds": 9.0, "steps": found}
 
 
 def test_everything_off_turned_on_step_by_step_is_the_product() -> None:
@@ -48,13 +51,13 @@ def test_page_and_picture_of_a_run_with_a_step_that_failed(tmp_path: Path) -> No
     pytest.importorskip("matplotlib")
     from benchmarks.pages import plots
 
-    found = result("+ fusion")
-    text = page(found)
+    found = json.loads(json.dumps(result("+ fusion")), object_hook=Record)
+    text = refreshed((ROOT / "docs" / "ladder.md").read_text(), read_results(RESULTS) | {"ladder": found})
     assert "failed: Error: a / b" in text
     assert "there is one GPU here" in text
     rows = [line for line in text.splitlines() if line.startswith("|") and line.count("|") > 3]
     assert {line.count("|") for line in rows} == {9}
-    plots.ladder(found, tmp_path)
+    plots.ladder(found, tmp_path / "ladder.png")
     assert (tmp_path / "ladder.png").stat().st_size > 10_000
 
 

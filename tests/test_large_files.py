@@ -8,7 +8,7 @@ from pathlib import Path
 
 from s3 import KEYS, Folder, Proxy, proxy, s3, s3_server  # noqa: F401
 
-from pipeline.report.reach import Reach
+from pipeline.report.tally import Reach
 from pipeline.source.chunk import Selection
 from pipeline.source.find.files import find_files
 from pipeline.source.inputs import Paths, identify, open_input

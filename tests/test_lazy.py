@@ -61,10 +61,10 @@ def test_labels_of_a_dask_frame_are_those_of_classify(
 
 def _engines() -> tuple[int, int, int]:
     """Of a worker: its engines for such labels, all engines, and the threads that compute."""
-    from pipeline.job.worker import STATE
+    from pipeline.labelling.engines import ENGINES
 
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("broadsheet-compute")]
-    engines = STATE.loaded.engines
+    engines = ENGINES.engines
     return sum(key.startswith("resident") for key in engines), len(engines), len(threads)
 
 

@@ -13,7 +13,7 @@ import pipeline
 from pipeline.errors import SourceError, UsageError
 from pipeline.model.charcnn import Model
 from pipeline.source.find.files import find_files
-from pipeline.source.find.names import located, named, without_secrets
+from pipeline.storage.names import located, named, without_secrets
 
 
 @pytest.fixture

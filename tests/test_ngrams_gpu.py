@@ -125,10 +125,10 @@ def test_a_graph_of_a_few_texts_gives_the_bits_of_single_launches(engines: tuple
 
 
 def test_the_kernel_has_a_row_in_the_profile(engines: tuple[Engine, Engine]) -> None:
-    from pipeline.telemetry.profiling import cuda
+    from pipeline.engine import profile_cuda
 
     _, engine = engines
-    found = cuda.profile(engine, Texts.of([b"The home team won, and stocks fell on Monday. " * 5] * 256))
+    found = profile_cuda.kernels(engine, Texts.of([b"The home team won, and stocks fell on Monday. " * 5] * 256))
     (row,) = [kernel for kernel in found if kernel.name == "ngrams"]
     assert row.seconds > 0
     assert row.stream_seconds > 0

@@ -30,13 +30,12 @@ from benchmarks.chaos.jobs import contents
 from pipeline import BroadsheetError, OutputError, UsageError, classify, verify
 from pipeline.errors import OutputUnavailable
 from pipeline.model.charcnn import Model
-from pipeline.output.claim import claim, claimed_by
 from pipeline.output.commit import commit_chunk
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PartNames
-from pipeline.output.object_store import ObjectStore
-from pipeline.output.place import open_store, place_of
+from pipeline.output.object_store import ObjectStore, open_store, place_of
 from pipeline.output.record import Entry
+from pipeline.output.store import claim, claimed_by
 from pipeline.report.job import JobReport
 from pipeline.source.chunk import QUARANTINE_SCHEMA
 

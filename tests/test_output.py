@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from pipeline import OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
-from pipeline.output.quarantine import escape, unescape
+from pipeline.output.commit import escape, unescape
 from pipeline.output.record import json_schema, to_json
 from pipeline.report.job import JobReport, Progress
 

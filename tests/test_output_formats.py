@@ -25,7 +25,7 @@ from distributed import Client
 from benchmarks.chaos.jobs import contents
 from pipeline import OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
-from pipeline.output.formats import csv, jsonl, parquet
+from pipeline.output.formats import PART_FORMATS
 from pipeline.report.job import JobReport
 
 LABELS = ("never", "a.b=c%20", "Zürich ñ +&#?[x]*{y}", "Sci/Tech")
@@ -184,7 +184,7 @@ def test_text_in_a_folder_for_each_label_keeps_the_label(
 def forge(out: Path, change: Callable[[pa.Table], pa.Table], pattern: str = "*/*") -> None:
     """Change the rows of a part, and its entry so that it fits."""
     part = min((out / "parts").glob(pattern))
-    data = parquet.write(change(pq.ParquetFile(part).read()))
+    data = PART_FORMATS["parquet"].write(change(pq.ParquetFile(part).read()))
     part.write_bytes(data)
     (entry,) = (out / "_entries").glob(f"{part.stem}.json")
     record = json.loads(entry.read_text())
@@ -270,7 +270,7 @@ def test_a_float32_reads_back_as_itself_from_text_and_is_short() -> None:
     bits = np.random.default_rng(0).integers(0, 1 << 32, 50_000, dtype=np.uint32)
     values = bits.view(np.float32)
     table = pa.table({"score": values[np.isfinite(values)]})
-    for form in (csv, jsonl):
-        assert form.read(form.write(table), table.schema, None).equals(table)
-    assert csv.write(pa.table({"score": np.array([0.9], np.float32)})) == b'"score"\n0.9\n'
-    assert jsonl.write(pa.table({"score": np.array([0.9], np.float32)})) == b'{"score":0.9}\n'
+    for form in (PART_FORMATS["csv"], PART_FORMATS["jsonl"]):
+        assert form.read(form.write(table), table.schema, table.schema).equals(table)
+    assert PART_FORMATS["csv"].write(pa.table({"score": np.array([0.9], np.float32)})) == b'"score"\n0.9\n'
+    assert PART_FORMATS["jsonl"].write(pa.table({"score": np.array([0.9], np.float32)})) == b'{"score":0.9}\n'

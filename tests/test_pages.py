@@ -1,48 +1,81 @@
-"""The pages of benchmarks in docs/ are what `python -m benchmarks.pages` makes from the recorded results."""
+"""The figures in docs/ are what the recorded results give, and the files that docs/ names are there."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
-from benchmarks.pages import performance, scaling, serving
-from benchmarks.pages.__main__ import pages
+from benchmarks.pages.__main__ import MARKED, read_results, refreshed
 from benchmarks.record import RESULTS, about, parser, write
 
-
-@pytest.mark.parametrize("name", pages(RESULTS))
-def test_a_page_is_made_from_the_recorded_results(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text() == pages(RESULTS)[name]
-
-
-def test_the_page_on_serving_has_its_text() -> None:
-    """Also as long as nothing is recorded for it."""
-    assert (ROOT / "docs" / "serving.md").read_text().startswith(serving.HEAD)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PLACES = ("", "pipeline", "pipeline/source", "pipeline/kernels", "docs")
+"""Where a page may mean a path to begin."""
 
 
-def test_a_page_without_its_results_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "ladder.json").write_bytes((RESULTS / "ladder.json").read_bytes())
-    assert list(pages(tmp_path)) == ["ladder.md"]
+def test_every_figure_is_what_the_results_give() -> None:
+    results = read_results(RESULTS)
+    for page in PAGES:
+        assert refreshed(page.read_text(), results) == page.read_text(), f"{page.name}: run python -m benchmarks.pages"
 
 
-def test_the_page_on_scaling_names_what_was_not_measured() -> None:
-    assert "benchmarks.scale small large planning scheduler memory" in scaling.page({})
+def test_a_figure_begins_no_line_and_has_an_end() -> None:
+    """At the beginning of a line, Markdown takes a comment for a paragraph of its own."""
+    for page in PAGES:
+        text = page.read_text()
+        assert "\n<!-- figure" not in text, page.name
+        marks = len(re.findall("<!-- (?:figure|table) ", text))
+        assert marks == len(MARKED.findall(text)) == text.count("<!-- end -->"), page.name
+
+
+def test_a_figure_without_a_result_is_an_error() -> None:
+    with pytest.raises(NameError, match="unheard_of"):
+        refreshed("There are <!-- figure {unheard_of.rows} -->1<!-- end --> rows.", read_results(RESULTS))
 
 
 def test_a_new_record_names_machine_and_commit_on_its_page(tmp_path: Path) -> None:
     options = parser("").parse_args(["--note", "a note", "--commit", "by hand"])
-    names = ("gpu", "cpu", "memory", "held_cpu", "held_gpu")
-    record = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in names}
-    record["cpu"]["about"] = about(options)
-    write(record["cpu"], tmp_path / "new" / "cpu.json")
+    cpu = json.loads((RESULTS / "cpu.json").read_text())
+    write(cpu | {"about": about(options)}, tmp_path / "new" / "cpu.json")
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["cpu.json"]
-    text = performance.page(**record | {"cpu": json.loads((tmp_path / "new" / "cpu.json").read_text())})
+    results = read_results(RESULTS) | read_results(tmp_path / "new")
+    text = refreshed((ROOT / "docs" / "performance.md").read_text(), results)
     head = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert f"commit {head.stdout.strip() or 'by hand'}, " in text
-    assert "; a note." in text
+    assert "; a note<!-- end -->." in text
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "architecture"], ids=lambda page: page.name)
+def test_the_files_that_a_page_names_are_there(page: Path) -> None:
+    """`source/read.py` is the file of that path, from the root or from one of PLACES."""
+    named = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|cuh?|md|sh|yaml|json|c)|[\w./-]+/)`", page.read_text())
+    ours = tuple(f"{entry.name}/" for entry in chain(ROOT.iterdir(), (ROOT / "pipeline").iterdir()) if entry.is_dir())
+    absent = [path for path in named if path.startswith(ours) and not any((ROOT / at / path).exists() for at in PLACES)]
+    assert not absent
+
+
+def test_the_names_that_pages_examples_and_notebooks_import_are_there() -> None:
+    texts = [page.read_text() for page in (*PAGES, *(ROOT / "examples").glob("*.py"))]
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        texts += ["".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"]]
+    imported = re.findall(r"from (broadsheet[.\w]*) import ([\w, ]+)", "\n".join(texts))
+    absent = [
+        (module, name) for module, names in imported for name in names.split(",") if not named(module, name.strip())
+    ]
+    assert not absent
+
+
+def named(module: str, name: str) -> bool:
+    try:
+        return hasattr(import_module(module), name) or import_module(f"{module}.{name}") is not None
+    except ModuleNotFoundError as error:
+        return not str(error.name).startswith("broadsheet")  # of a package that is not installed

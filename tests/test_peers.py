@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline.model import reference
-from pipeline.model.calibration import calibrated
 from pipeline.model.charcnn import Model
+from pipeline.model.quantised import with_scales
 
 torch = pytest.importorskip("torch")
 
@@ -56,7 +56,7 @@ def test_torch_networks_agree_with_the_reference(
 
 
 def test_int8_with_pytorch_is_near(small_model: Model, ids: NDArray[np.uint8], truth: NDArray[np.float32]) -> None:
-    built = torch_int8.Int8(calibrated(small_model, ids), torch.float32)
+    built = torch_int8.Int8(with_scales(small_model, ids), torch.float32)
     with torch.no_grad():
         assert relative_error(built.eval()(torch.from_numpy(ids)).numpy(), truth) < 0.1
 

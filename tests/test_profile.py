@@ -14,9 +14,10 @@ from conftest import ROOT, Command
 
 from pipeline.engine.base import Texts
 from pipeline.kernels.storage import STORAGE
+from pipeline.kernels.work import kernels_of
 from pipeline.model.charcnn import Model
 from pipeline.report.roofline import judge
-from pipeline.telemetry.profiling.kernel_work import Ceilings, KernelProfile, kernels_of
+from pipeline.telemetry.profile import Ceilings, KernelProfile
 
 NAMES = ["encode", "conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2", "fc3", "head"]
 

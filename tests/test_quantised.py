@@ -18,9 +18,9 @@ from pipeline.engine.base import Texts
 from pipeline.engine.open import open_engine
 from pipeline.model import quantised, reference
 from pipeline.model.alphabet import encode
-from pipeline.model.calibration import calibrated
 from pipeline.model.charcnn import Model
-from pipeline.model.scales import ActivationScales
+from pipeline.model.model_file import ActivationScales
+from pipeline.model.quantised import with_scales
 
 WORDS = ["stocks fell on monday", "the home team won", "a new chip", "peace talks began", "", "x" * 500]
 
@@ -30,7 +30,7 @@ def small(small_model: Model) -> Model:
     """With scales, and in the text frame."""
     texts = Texts.of([word.encode() for word in WORDS])
     ids = encode(texts.data, texts.offsets, small_model.alphabet, small_model.length).ids
-    return calibrated(replace(small_model, frame="text"), ids)
+    return with_scales(replace(small_model, frame="text"), ids)
 
 
 def test_sums_are_exact_at_their_largest() -> None:
@@ -90,8 +90,8 @@ def test_the_greatest_value_of_the_sample_is_the_greatest_byte(small: Model) -> 
     x = quantised.blocks(weights, quantised.prepare(weights, quantised.scales_of(small)))[0][1](ids)
     assert x.values.max() == 255
     assert np.abs(x.values.reshape(first.shape) * small.scales.steps["conv2"] - first).max() < first.max() / 500
-    assert calibrated(small, ids).scales == small.scales
-    assert calibrated(small, ids[::-1][:3]).scales.calibration != small.scales.calibration
+    assert with_scales(small, ids).scales == small.scales
+    assert with_scales(small, ids[::-1][:3]).scales.found_on != small.scales.found_on
 
 
 def test_scores_on_a_cpu_are_close_to_fp32_and_their_saturation_is_counted(small: Model) -> None:
@@ -170,7 +170,7 @@ def test_quantise_then_classify(
 def test_labels_in_memory_by_a_model_quantised_here(small_model: Model) -> None:
     model = quantise(small_model, WORDS)
     scales = quantised.scales_of(model)
-    coarse = ActivationScales({name: step / 4 for name, step in scales.steps.items()}, scales.calibration)
+    coarse = ActivationScales({name: step / 4 for name, step in scales.steps.items()}, scales.found_on)
     report = pipeline.classify(WORDS, model=model, device="cpu", precision="int8")
     assert len(report.to_pandas()) == len(WORDS)
     assert f"{report.tally.saturated:,} saturated activations" in str(report)

@@ -19,12 +19,12 @@ from jobs import contents
 
 from pipeline import BroadsheetError, OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
-from pipeline.output.claim import check_claim, take_over
 from pipeline.output.commit import commit_chunk
 from pipeline.output.folder import OutputFolder
 from pipeline.output.layout import PartNames
 from pipeline.output.local_store import LocalStore
 from pipeline.output.record import Entry
+from pipeline.output.store import check_claim, take_over
 from pipeline.report.job import JobReport, Progress
 from pipeline.source.chunk import QUARANTINE_SCHEMA
 

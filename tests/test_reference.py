@@ -15,7 +15,7 @@ from pipeline.engine.base import Texts
 from pipeline.engine.open import open_engine
 from pipeline.model import reference
 from pipeline.model.charcnn import Model
-from pipeline.model.frame import Frame
+from pipeline.model.layers import Frame
 from pipeline.model.reference import Rows
 
 

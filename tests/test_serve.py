@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Server, serving
 
-import pipeline
+import broadsheet
 from pipeline import AsyncClient, ServerError
 from pipeline.model.charcnn import Model
 
@@ -91,8 +91,8 @@ def test_served_labels_are_those_of_a_job_to_the_bit(server: Server, folder: Pat
     texts, jobs, lines = mixed_texts(150, seed=1), {}, {}
     for name in NAMES:
         options = {"model": folder / f"{name}.safetensors", "scores": True, "top_k": 2, "device": "cpu"}
-        jobs[name] = pipeline.classify(texts, **options).to_arrow().drop_columns(["file", "row", "reason"])
-        pipeline.classify(texts, tmp_path / name, format="jsonl", **options)
+        jobs[name] = broadsheet.classify(texts, **options).to_arrow().drop_columns(["file", "row", "reason"])
+        broadsheet.classify(texts, tmp_path / name, format="jsonl", **options)
         parts = sorted((tmp_path / name / "parts").rglob("*.jsonl"))
         lines[name] = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
     chosen = random.Random(2)
@@ -141,7 +141,7 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
 
     assert asyncio.run(ask()) == [result]
     with pytest.raises(ServerError, match="does not answer"):
-        pipeline.Client("http://127.0.0.1:1").models()
+        broadsheet.Client("http://127.0.0.1:1").models()
 
 
 @pytest.mark.parametrize(
@@ -326,10 +326,10 @@ def load(server: Server, until: threading.Event, model: str, texts: list[str]) -
     return found
 
 
-@pytest.mark.parametrize("named", [pipeline.Client, pipeline.AsyncClient, pipeline.ServerError])
+@pytest.mark.parametrize("named", [broadsheet.Client, broadsheet.AsyncClient, broadsheet.ServerError])
 def test_the_examples_of_the_clients_run(named: type, server: Server) -> None:
     text = (inspect.getdoc(named) or "").replace("http://127.0.0.1:8000", server.url)
-    names = {"pipeline": pipeline, "asyncio": asyncio}
+    names = {"broadsheet": broadsheet, "asyncio": asyncio}
     said: list[str] = []
     test = doctest.DocTestParser().get_doctest(text, names, named.__name__, None, None)
     assert test.examples
@@ -393,7 +393,7 @@ def test_a_killed_engine_is_replaced_and_its_requests_are_told(server: Server) -
 
 def http_processes(server: Server) -> list[psutil.Process]:
     children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "pipeline.serve.http_process" in child.cmdline()]
+    return [child for child in children if "broadsheet.pipeline.serve.http_process" in child.cmdline()]
 
 
 def test_http_processes_answer_as_one_and_one_that_is_killed_costs_its_own_connections(server: Server) -> None:

@@ -34,7 +34,7 @@ from pipeline.measures.held_out import hold_out, rarest
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
-from pipeline.model.label_sets import assigned, best_thresholds
+from pipeline.model.scores import assigned, best_thresholds
 from pipeline.train import Recipe, train
 
 TEXTS = [f"article {i} about {'sport ' * (i % 5)}{'money ' * (i % 3)}" for i in range(50)]

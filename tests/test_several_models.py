@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
@@ -20,7 +19,7 @@ from pipeline import UsageError, classify, label, verify
 from pipeline.engine.base import Engine
 from pipeline.engine.cpu import CpuEngine
 from pipeline.errors import NoRoom
-from pipeline.labelling.loaded import LoadedEngines
+from pipeline.labelling.engines import EngineCache
 from pipeline.model.charcnn import Model
 
 TEXTS = [f"Article {i} of the day, on {'sport' if i % 3 else 'a café, and money'} " * (1 + i % 4) for i in range(60)]
@@ -146,8 +145,8 @@ def test_two_jobs_at_once_with_two_models_share_a_cluster(models: dict[str, Path
     alone = {name: classify(TEXTS, model=models[name]).to_arrow() for name in "ab"}
 
     def held() -> set[int]:
-        state = import_module("pipeline.job.worker").STATE
-        return {id(engine) for engine in state.loaded.engines.values()}
+        found = import_module("pipeline.labelling.engines").ENGINES.engines
+        return {id(engine) for engine in found.values()}
 
     def run(name: str) -> list[pa.Table]:
         options = {"model": models[name], "client": clients[name], "chunk_size": 5}
@@ -185,8 +184,7 @@ class Counted:
 
 
 def test_where_memory_is_short_the_engine_used_longest_ago_makes_room(small_model: Model) -> None:
-    computing = threading.Lock()
-    loaded = LoadedEngines(lambda: computing)
+    loaded = EngineCache()
     loads: list[str] = []
 
     def loader(key: str):
@@ -213,6 +211,10 @@ def test_where_memory_is_short_the_engine_used_longest_ago_makes_room(small_mode
     assert set(loaded.engines) == {"c"}
     with pytest.raises(pipeline.BroadsheetError, match="does not have the job's model"), loaded.use(["a"]):
         pass
-    assert loaded.withdraw("b") is False
-    assert loaded.withdraw("c") is True
+    empty: list[bool] = []
+    loaded.when_empty = lambda: empty.append(True)
+    loaded.withdraw("b")
+    assert not empty
+    loaded.withdraw("c")
+    assert empty
     assert not Counted.open_now

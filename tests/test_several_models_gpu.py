@@ -12,9 +12,8 @@ from test_gpu import hostile_texts, random_texts
 
 from pipeline.engine.base import Engine, Texts
 from pipeline.engine.open import opened, why_no_gpu
-from pipeline.labelling.labeller import classify
+from pipeline.labelling.scored import Scoring, score
 from pipeline.model.charcnn import Model
-from pipeline.output.labelling import Labelling
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
@@ -38,10 +37,10 @@ def test_models_that_read_alike_share_the_ids_and_keep_their_bits(model: Model, 
     others = [random_model(seed=8), replace(random_model(seed=9), frame="text"), random_model(seed=3, length=200)]
     models = [model, *others]
     with opened(models, "cuda", precision) as engines:
-        labellings = [Labelling(each.classes, 2, True) for each in models]
+        scoring = [Scoring(2, True) for _ in models]
         alone = [engine.classify(texts, 2, True) for engine in engines]
         counts = [encoders(engine) for engine in engines]
-        together = classify(texts, engines, labellings)
+        together = score(texts, engines, scoring)
         for expected, found in zip(alone, together, strict=True):
             for name in ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars"):
                 assert getattr(found, name).tobytes() == getattr(expected, name).tobytes(), name

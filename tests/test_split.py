@@ -17,7 +17,7 @@ from pipeline.kernels import split
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
-from pipeline.model.frame import Frame
+from pipeline.model.layers import Frame
 
 NEWS = b"Wall St. Bears Claw Back Into the Black. Short-sellers, Wall Street's dwindling band, are seeing green again."
 

@@ -144,4 +144,4 @@ def test_classify_takes_every_option_by_name_as_an_editor_shows_it() -> None:
     assert {takes[name].kind for name in options} == {inspect.Parameter.KEYWORD_ONLY}
     assert [name for name in takes if name in options] == list(options)
     about = (pipeline.classify.__doc__ or "").partition("Parameters")[2].partition("Returns")[0]
-    assert re.findall(r"^    (\w+) : ", about, re.MULTILINE) == list(takes)
+    assert re.findall(r"^(\w+) : ", about, re.MULTILINE) == list(takes)

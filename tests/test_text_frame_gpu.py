@@ -15,7 +15,7 @@ from test_gpu import LETTERS, LIMITS, STACKS, error, logits_of, opened_for, pois
 from pipeline.engine.base import Engine, Texts
 from pipeline.engine.open import why_no_gpu
 from pipeline.kernels import memory_plan
-from pipeline.kernels.packing import most_units, units_by_length
+from pipeline.kernels.memory_plan import most_units, units_by_length
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
 

@@ -17,7 +17,7 @@ from conftest import ROOT
 from distributed import Client
 
 import pipeline
-from pipeline.measures.accuracy import OUTSIDE_SHARE
+from pipeline.labelling.scored import OUTSIDE_SHARE
 from pipeline.model.alphabet import PUBLISHED, Alphabet, encode
 from pipeline.model.charcnn import Model
 from pipeline.report.console import PlainConsole
@@ -54,7 +54,7 @@ def test_text_that_the_model_cannot_judge_is_counted_and_said(
     report = pipeline.classify(
         tmp_path / "in.jsonl", tmp_path / "out", model=model, client=client, chunk_size=4, report=page
     )
-    assert [record.getMessage() for record in caplog.records if record.name == "pipeline"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "broadsheet"] == [
         LINE
     ]  # once, not once a chunk
     expected = {"empty": 3, "mostly outside the model's alphabet": 6}

@@ -24,8 +24,8 @@ from pipeline import calibrate
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.measures.held_out import hold_out
 from pipeline.model.alphabet import Alphabet
-from pipeline.model.charcnn import Model, layer_table
-from pipeline.model.frame import Frame
+from pipeline.model.charcnn import Model
+from pipeline.model.layers import Frame, layer_table
 from pipeline.train import Epoch, Recipe, Step, train
 from pipeline.train.augment import augment
 from pipeline.train.by_size import recipe_for

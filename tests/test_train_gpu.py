@@ -11,8 +11,7 @@ import pytest
 import torch
 from test_train import QUICK, articles, quick_train
 
-from pipeline.model.charcnn import layer_table
-from pipeline.model.frame import FRAMES, Frame
+from pipeline.model.layers import FRAMES, Frame, layer_table
 from pipeline.train import graphs
 from pipeline.train.first_block import can_compute
 from pipeline.train.network import CharCNN

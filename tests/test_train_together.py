@@ -41,7 +41,7 @@ def test_two_processes_share_each_batch_until_one_is_killed_and_one_alone_goes_o
         if isinstance(what, Epoch):
             told.append(what)
             children = psutil.Process().children()
-            next(p for p in children if "pipeline.train.process" in p.cmdline()).kill()
+            next(p for p in children if "broadsheet.pipeline.train.process" in p.cmdline()).kill()
 
     with pytest.raises(BroadsheetError, match=r"process \d of 2 was ended by SIGKILL.* resume=True, also with"):
         quick_train(ROWS, RECIPE, gpus=2, tell=kill, **options)

@@ -14,7 +14,7 @@ from conftest import ROOT, CommandHere
 import pipeline
 from cluster import connect
 from pipeline import BroadsheetError, OutputError, UsageError, classify
-from pipeline.errors import SWITCHES, VALUED, in_python
+from pipeline.errors import FLAGS, in_python
 from pipeline.measures.evaluate_labels import evaluate_labels
 from pipeline.report.job import Progress
 
@@ -79,7 +79,7 @@ def test_every_flag_in_a_message_is_known() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
                 flags = set(re.findall(r"(?<!\w)--([a-z][a-z-]+)", node.value))
-                if flags - SWITCHES - VALUED - OTHER_PROGRAMS - {"cluster", "stdin-format"}:
+                if flags - FLAGS.keys() - OTHER_PROGRAMS - {"cluster", "stdin-format"}:
                     strange[f"{file}:{node.lineno}"] = flags
     assert strange == {}
 
@@ -90,11 +90,9 @@ def test_known_flags_are_keywords_of_public_functions() -> None:
     found["learning_rate"] = 0.001  # of `train.Recipe`
     found["multi_label"] = False  # of `train.train`
     found["classes"] = None  # of `model.charcnn.from_params`
-    for flag in SWITCHES | VALUED:
+    for flag, is_switch in FLAGS.items():
         default = found[flag.replace("-", "_")]
-        assert (default is False or flag == "tls") == (flag in SWITCHES), flag
-    options = {name.replace("_", "-") for name in pipeline.options.OPTIONS}
-    assert options <= SWITCHES | VALUED
+        assert (default is False or flag == "tls") == is_switch, flag
 
 
 def test_an_error_in_another_keeps_the_flags_it_was_written_with() -> None:

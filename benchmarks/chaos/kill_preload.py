@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 from pipeline.job.worker import STATE
+from pipeline.labelling.engines import ENGINES
 from pipeline.output.layout import ENTRIES, PARTS
 
 STEP, WHOM, FLAG = os.environ["BROADSHEET_KILL"].split()
 # Dask runs a preload more than once: what it replaces is kept where the second run finds it.
-commit, open_engine, replace = vars(STATE).setdefault("kept", (STATE.commit, STATE.open_engine, os.replace))
+commit, open_engine, replace = vars(STATE).setdefault("kept", (STATE.commit, ENGINES.open_engine, os.replace))
 committed = 0
 
 
@@ -79,5 +80,5 @@ class Engine:
         return self.engine.classify(*arguments)
 
 
-STATE.open_engine, os.replace = Engine, replacing
+ENGINES.open_engine, os.replace = Engine, replacing
 STATE.commit = lambda store, *arguments: commit(watched(type(store))(store.root), *arguments)

@@ -15,8 +15,8 @@ from benchmarks.ladder.network import LadderNetwork
 from benchmarks.ladder.switches import Setting
 from pipeline.engine.base import Backend, Texts
 from pipeline.engine.cuda import Batch, CudaEngine
+from pipeline.kernels.memory_plan import units_by_length
 from pipeline.kernels.network import Slot
-from pipeline.kernels.packing import units_by_length
 from pipeline.model import quantised, reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model

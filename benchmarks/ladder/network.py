@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 from benchmarks.ladder.operations import DENSE_CHANNELS, SlowOperations, kernels
 from benchmarks.ladder.switches import Setting
 from pipeline.kernels.catalog import Kernel, network_kernels, product_kernel, target
+from pipeline.kernels.memory_plan import most_units
 from pipeline.kernels.network import Network, Slot
 from pipeline.kernels.ops import Packing, Scored
-from pipeline.kernels.packing import most_units
 from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tiles import product_tile
 from pipeline.kernels.weights import DeviceNorm
 from pipeline.model.alphabet import Alphabet
-from pipeline.model.charcnn import Layer
-from pipeline.model.frame import Frame
+from pipeline.model.layers import Frame, Layer
 from pipeline.model.quantised import Integers
 from pipeline.model.reference import Weights
 

@@ -11,7 +11,7 @@ from pipeline.kernels.catalog import WARP, WARPS, Kernel
 from pipeline.kernels.ops import Operations
 from pipeline.kernels.storage import Storage
 from pipeline.kernels.weights import DeviceNorm
-from pipeline.model.charcnn import NORM_EPSILON
+from pipeline.model.layers import NORM_EPSILON
 
 FOLDER = Path(__file__).resolve().parent
 DENSE_CHANNELS = 128

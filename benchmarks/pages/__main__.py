@@ -1,76 +1,87 @@
-"""Write the pages of docs/ that show measured figures, from the recorded results.
+"""Refresh the figures in the pages of docs/ from the recorded results.
 
-python -m benchmarks.pages
-python -m benchmarks.pages --plots                             # ladder.png, scaling.png and serving.png too
-python -m benchmarks.pages --results /tmp/new --docs /tmp/new  # from files elsewhere, as far as they are there
+    python -m benchmarks.pages
+    python -m benchmarks.pages --plots    # ladder.png, scaling.png and serving.png too
+
+A page is edited as it is. A figure in it stands between two comments, of which the first says what it is, in the
+syntax of Python's f-strings: `<!-- figure {gpu.articles:,} -->262,144<!-- end -->`, where `gpu` is
+benchmarks/results/gpu.json. So does a table, a row for each element and a column for each line:
+
+    <!-- table row in gpu.ours
+    batch | {row.batch:,}
+    articles/s | {row.articles_per_second:,.0f}
+    -->
+
+A figure begins no line, for Markdown would end the paragraph there. What else the braces may use is in figures.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import re
 from pathlib import Path
+from typing import Any
 
-from benchmarks.pages import (
-    accuracy,
-    decompression,
-    ladder,
-    performance,
-    reading,
-    reliability,
-    scaling,
-    serving,
-    training_speed,
-)
+from benchmarks.pages import figures
 from benchmarks.record import RESULTS, ROOT
 
-PAGES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
-    "performance.md": (performance.page, ("gpu", "cpu", "memory", "held_cpu", "held_gpu")),
-    "ladder.md": (ladder.page, ("ladder",)),
-    "scaling.md": (scaling.page, ("scale",)),
-    "reading.md": (reading.page, ("readers",)),
-    "decompression.md": (decompression.page, ("decompression",)),
-    "accuracy.md": (accuracy.page, ("accuracy",)),
-    "reliability.md": (reliability.page, ("chaos_local", "chaos_slurm")),
-    "training_speed.md": (training_speed.page, ("training_cpu",)),
-    "serving.md": (serving.page, ()),
-}
-"""What makes each page, and from which files."""
-
-FURTHER = {
-    "scaling.md": ("corpora_1", "corpora_1_of_2", "corpora_2", "object_store"),
-    "training_speed.md": ("training",),
-    "serving.md": ("serve_cpu", "serve_gpu"),
-}
-"""Files from which a page has a section each, where they are there."""
+MARKED = re.compile(r"(?<!\n)<!-- (figure) (.*?) -->.*?<!-- end -->|<!-- (table) (.*?)\n-->.*?<!-- end -->", re.DOTALL)
 
 
-def pages(results: Path) -> dict[str, str]:
-    """Each page by name, of those for which the folder holds all results; of two further ones, one at least."""
-    found = {file.stem: json.loads(file.read_text()) for file in results.glob("*.json")}
-    return {
-        name: make(*map(found.get, (*of, *FURTHER.get(name, ()))))
-        for name, (make, of) in PAGES.items()
-        if found.keys() >= set(of) and (of or found.keys() & set(FURTHER[name]))
-    }
+class Record(dict[str, Any]):
+    """An object of a result, its fields as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+def read_results(folder: Path) -> dict[str, Record]:
+    """All results, by the names of their files."""
+    return {file.stem: json.loads(file.read_text(), object_hook=Record) for file in sorted(folder.glob("*.json"))}
+
+
+def refreshed(page: str, results: dict[str, Record]) -> str:
+    """The page with the figures that the results give."""
+    names = vars(figures) | results
+
+    def made(found: re.Match[str]) -> str:
+        kind, what = found[1] or found[3], found[2] or found[4]
+        if kind == "figure":
+            return f"<!-- figure {what} -->{formatted(what)}<!-- end -->"
+        rows, *columns = what.split("\n")
+        heads, cells = zip(*(column.split(" | ", 1) for column in columns), strict=True)
+        lines = eval(f'[f"""{" | ".join(cells)}""" for {rows}]', names)
+        return f"<!-- table {what}\n-->\n\n{table(formatted(' | '.join(heads)), lines)}\n\n<!-- end -->"
+
+    def formatted(text: str) -> str:
+        return str(eval(f'f"""{text}"""', names))
+
+    return MARKED.sub(made, page)
+
+
+def table(head: str, rows: list[str]) -> str:
+    """In Markdown. `head` and each row are cells with " | " between them."""
+    lines = [f"| {row} |".replace("  |", " |") for row in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head.split("|")), *lines[1:]])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of recorded results")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder to write to")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of the pages")
     parser.add_argument("--plots", action="store_true", help="draw the plots too (needs Matplotlib)")
     options = parser.parse_args()
-    for name, text in pages(options.results).items():
-        (options.docs / name).write_text(text)
+    results = read_results(options.results)
+    for page in sorted(options.docs.glob("*.md")):
+        page.write_text(refreshed(page.read_text(), results))
     if options.plots:
         from benchmarks.pages import plots
 
-        drawn = {"ladder": plots.ladder, "scale": plots.scaling, "serve_cpu": plots.serving, "serve_gpu": plots.serving}
-        for name, draw in drawn.items():
-            if (file := options.results / f"{name}.json").exists():
-                draw(json.loads(file.read_text()), options.docs)
+        plots.ladder(results["ladder"], options.docs / "ladder.png")
+        plots.scaling(results["scale"], options.docs / "scaling.png")
+        plots.serving(results["serve_cpu"], options.docs / "serving.png")
+        plots.serving(results["serve_gpu"], options.docs / "serving_gpu.png")
 
 
 if __name__ == "__main__":

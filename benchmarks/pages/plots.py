@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from benchmarks.pages.scaling import limit_of
-from benchmarks.pages.serving import picture
+from benchmarks.pages.figures import limit_of
 
 WIDTH = 9.0
 DOTS_AN_INCH = 200
@@ -25,8 +24,8 @@ _SERVERS = (_PRODUCT, _MEASURED, _PREDICTED, "#b279a2")
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": _GREY}
 
 
-def ladder(result: dict[str, Any], folder: Path) -> None:
-    """ladder.png: rung after rung, and each thing turned off alone."""
+def ladder(result: dict[str, Any], file: Path) -> None:
+    """Rung after rung, and each thing turned off alone."""
     steps = [r for r in result["steps"] if "articles_per_second" in r]
     product = next(r["articles_per_second"] for r in steps if r["kind"] == "product")
     rungs = [r for r in steps if r["kind"] == "cumulative"]
@@ -43,7 +42,7 @@ def ladder(result: dict[str, Any], folder: Path) -> None:
         below.set_xlabel("articles a second (logarithmic)")
         gpu = about["gpu"] if "gpu" in about else about["gpus"][0]
         figure.suptitle(f"The ladder on one {gpu}, AG News text, commit {about['commit']}", fontsize=11)
-        figure.savefig(folder / "ladder.png", dpi=DOTS_AN_INCH)
+        figure.savefig(file, dpi=DOTS_AN_INCH)
 
 
 def _bars(axes: Axes, records: list[dict[str, Any]], title: str) -> None:
@@ -79,8 +78,8 @@ def _expected(record: dict[str, Any], beside: list[dict[str, Any]]) -> float | N
     return float(record.get("of_articles_per_second", product) / record["predicted_factor"])
 
 
-def scaling(result: dict[str, Any], folder: Path) -> None:
-    """scaling.png: how busy sleeping engines were kept, over the chunk size."""
+def scaling(result: dict[str, Any], file: Path) -> None:
+    """How busy sleeping engines were kept, over the chunk size."""
     part = result["scheduler"]
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(9.6, 4.0), layout="constrained")
@@ -103,12 +102,12 @@ def scaling(result: dict[str, Any], folder: Path) -> None:
         figure.legend(*fed.get_legend_handles_labels(), frameon=False, loc="outside right center")
         cores = part["about"]["cores"]
         figure.suptitle(f"One scheduler, engines that sleep; {cores} cores for everything", fontsize=11)
-        figure.savefig(folder / "scaling.png", dpi=DOTS_AN_INCH)
+        figure.savefig(file, dpi=DOTS_AN_INCH)
 
 
-def serving(result: dict[str, Any], folder: Path) -> None:
-    """serving.png, or serving_gpu.png: the 99th percentile of each server's answers at each rate that was tried."""
-    about, stacks = result["about"], result["stacks"]
+def serving(result: dict[str, Any], file: Path) -> None:
+    """The 99th percentile of each server's answers at each rate that was tried."""
+    stacks = result["stacks"]
     sizes = list(dict.fromkeys(row["each"] for row in stacks))
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH, 3.4 * len(sizes)), layout="constrained")
@@ -125,7 +124,7 @@ def serving(result: dict[str, Any], folder: Path) -> None:
             axes.set_title(f"{each} article{'s' * (each > 1)} a request", fontsize=10, loc="left")
             axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
         axes.set_xlabel("requests a second (logarithmic)")
-        figure.savefig(folder / picture(about), dpi=DOTS_AN_INCH)
+        figure.savefig(file, dpi=DOTS_AN_INCH)
 
 
 def _latency(axes: Axes, row: dict[str, Any], color: str) -> None:

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from benchmarks.peers.peer import Peer, channels_last
-from pipeline.model.charcnn import NORM_EPSILON, Model
+from pipeline.model.charcnn import Model
+from pipeline.model.layers import NORM_EPSILON
 
 Parameters = dict[str, tuple[Array, ...]]
 """By layer: weight, bias, and gamma and beta where a norm follows."""

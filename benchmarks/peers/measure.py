@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.peers.peer import Peer
 from pipeline.model.charcnn import Model
-from pipeline.model.frame import Frame
+from pipeline.model.layers import Frame
 
 
 class Kind(NamedTuple):

@@ -35,7 +35,7 @@ def command(
     another thing: `broadsheet quantise`.)
     """
     from ..measures.temperature import calibrate
-    from ..model.temperature import CARD
+    from ..model.scores import CARD
     from ..source.inputs import Paths
 
     if output.exists() and not overwrite:

@@ -13,8 +13,8 @@ import typer
 
 from ..errors import UsageError
 from ..report.console import PlainConsole, print_json, say
-from ..source.find.names import as_url
 from ..source.limits import CHUNK_ROWS
+from ..storage.names import as_url
 from . import dry_run as estimating
 from . import pipe
 
@@ -162,7 +162,7 @@ def command(
     could not be read, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with --resume.
     1: any other error.
     """
-    from ..output.place import place_of
+    from ..output.object_store import place_of
 
     if output is not None and output != _STDOUT:
         place_of(output, endpoint)

@@ -31,7 +31,7 @@ def command(
     A params.bin has no place for class names, alphabet, frame and card: they are kept in a file next to it,
     params.bin.json.
     """
-    from ..model import sidecar
+    from ..model import model_file
     from ..model.charcnn import load_model, to_params
 
     kinds = source.suffix, target.suffix
@@ -45,8 +45,10 @@ def command(
             if model.is_multi_label:
                 raise UsageError(f"{source} gives a text several labels, which a params.bin cannot say")
             data = to_params(model)
-            beside = sidecar.to_json(model.alphabet.symbols, list(model.classes), model.frame, dict(model.card), data)
-            files = {target: data, sidecar.path_of(target): beside}
+            sidecar = model_file.sidecar_json(
+                model.alphabet.symbols, list(model.classes), model.frame, dict(model.card), data
+            )
+            files = {target: data, model_file.sidecar_path(target): sidecar}
         else:
             raise UsageError(f"cannot convert {source} to {target}: one must be a .bin, the other a .safetensors")
     except OSError as error:
@@ -67,19 +69,20 @@ def command(
         say("Its n-grams are left out: the network alone gives other scores, and labels fewer texts right")
     if kinds[1] == ".bin" and model.frame == "text":
         say(
-            f"The model has the text frame, which only {sidecar.path_of(target).name} records: keep the two together. "
-            f"Without it, and by any other program, {target.name} is read with the dense frame, and labels differ"
+            f"The model has the text frame, which only {model_file.sidecar_path(target).name} records: keep the two "
+            f"together. Without it, and by any other program, {target.name} is read with the dense frame, and "
+            "labels differ"
         )
 
 
 def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:
     """The model of a parameter file; what the options say goes before what its sidecar says."""
-    from ..model import sidecar
+    from ..model import model_file
     from ..model.alphabet import PUBLISHED
     from ..model.charcnn import from_params, read_model_file
 
     data = read_model_file(params)
-    beside = sidecar.read(params, data)
-    names, symbols, card = (beside.classes, beside.alphabet, beside.card) if beside else (None, PUBLISHED, None)
+    sidecar = model_file.read_sidecar(params, data)
+    names, symbols, card = (sidecar.classes, sidecar.alphabet, sidecar.card) if sidecar else (None, PUBLISHED, None)
     names = names if classes is None else classes.split(",")
-    return from_params(data, names, alphabet or symbols, str(params), card, beside.frame if beside else "dense")
+    return from_params(data, names, alphabet or symbols, str(params), card, sidecar.frame if sidecar else "dense")

@@ -52,7 +52,7 @@ def run(
 
 
 def _print(estimate: Estimate, output: Path | None, console: PlainConsole) -> None:
-    from ..output.place import place_of
+    from ..output.object_store import place_of
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="bold", min_width=8)

@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..report.console import PlainConsole, print_json
 
 if TYPE_CHECKING:
-    from ..telemetry.profiling.measure import Point
+    from ..telemetry.profile import Point
 
 SWEEPS = ("batch", "precision")
 
@@ -49,8 +49,8 @@ def command(
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
     if plot and not plot.absolute().parent.is_dir():
         raise UsageError(f"--plot {plot}: there is no such folder")
+    from ..engine.profile import profile, sweep_batch, sweep_precision
     from ..report.roofline_table import print_profile
-    from ..telemetry.profiling.measure import profile, sweep_batch, sweep_precision
 
     if sweep:
         points = sweep_batch(model, device, precision) if sweep == "batch" else sweep_precision(model, batch, device)

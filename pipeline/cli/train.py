@@ -19,7 +19,7 @@ from ..report.console import PlainConsole, say
 if TYPE_CHECKING:
     from distributed import Client
 
-    from ..model.frame import Frame
+    from ..model.layers import Frame
 
 _AXIS = re.compile(r"\w+=[^=/]+")  # of --sweep, after the first
 _DATA = "Files, folders, globs or URLs, read as `classify` reads them."

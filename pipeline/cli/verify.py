@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..report.console import print_json, say
-from ..source.find.names import as_url
+from ..storage.names import as_url
 
 
 def command(

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ...cluster.models import share
 from ..errors import UsageError
 from ..model.charcnn import Model
-from ..output.parts import REASON
+from ..output.columns import REASON
 from ..report.join import refuse_taken, with_columns
 from .gpu_frames import gpu_labels, is_gpu_frame, with_gpu_labels
+from .resident import share
 from .rows import Labels, labels_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from ..engine.base import Texts
 from ..engine.cpu import CpuEngine
 from ..errors import BroadsheetError, OutputError, UsageError
 from ..model.alphabet import encode
-from ..model.charcnn import NORM_EPSILON, Layer, Model, load_model
+from ..model.charcnn import Model, load_model
+from ..model.layers import NORM_EPSILON, Layer
 from ..model.ngrams import Grams, NGrams, counted, find
 from ..processes.threads import available_cores
 

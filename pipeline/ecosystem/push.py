@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import OutputError, UsageError
 from ..model.charcnn import Model, load_model
-from ..model.hub import FILE, SCHEME, repository_of
+from ..model.model_file import HUB, HUB_FILE, repository_of
 
 _MOST_CLASSES = 50
 
@@ -49,7 +49,7 @@ def push(model: str | Path | Model, repository: str, *, private: bool = False, m
     'hf://user/topics@...'
 
     """
-    repository, revision = repository_of(f"{SCHEME}{repository.removeprefix(SCHEME)}")
+    repository, revision = repository_of(f"{HUB}{repository.removeprefix(HUB)}")
     if revision is not None:
         raise UsageError("a push is a new commit: leave out @ and what follows it")
     loaded = load_model(model)
@@ -58,7 +58,10 @@ def push(model: str | Path | Model, repository: str, *, private: bool = False, m
     except ImportError as error:
         raise UsageError("huggingface_hub is not installed: pip install 'broadsheet[hub]'") from error
     api = HfApi(library_name="broadsheet")
-    files = {FILE: loaded.to_bytes(), "README.md": model_card(loaded, repository).encode("utf-8", "backslashreplace")}
+    files = {
+        HUB_FILE: loaded.to_bytes(),
+        "README.md": model_card(loaded, repository).encode("utf-8", "backslashreplace"),
+    }
     try:
         api.create_repo(repository, private=private, exist_ok=True)
         commit = api.create_commit(
@@ -67,7 +70,7 @@ def push(model: str | Path | Model, repository: str, *, private: bool = False, m
     except Exception as error:  # of HTTP, the name or the cache, each of another library
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise OutputError(f"{repository} could not be pushed: {reason[:200]}") from error
-    return f"{SCHEME}{repository}@{commit.oid}"
+    return f"{HUB}{repository}@{commit.oid}"
 
 
 def model_card(model: Model, repository: str) -> str:
@@ -95,11 +98,11 @@ def model_card(model: Model, repository: str) -> str:
         "",
         "To label a file:",
         "",
-        _indented(f"broadsheet classify articles.csv -o labels --model {SCHEME}{repository}"),
+        _indented(f"broadsheet classify articles.csv -o labels --model {HUB}{repository}"),
         "",
         "From Python:",
         "",
-        _indented(f'broadsheet.load("{SCHEME}{repository}")(["A text.", "Another."])'),
+        _indented(f'broadsheet.load("{HUB}{repository}")(["A text.", "Another."])'),
         "",
         "How it was made:",
         "",

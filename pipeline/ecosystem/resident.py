@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dask
+from distributed import Worker, WorkerPlugin, default_client
 
 from ..engine.base import Engine
 from ..errors import BroadsheetError, ModelError
-from ..job.worker import STATE
+from ..labelling.engines import ENGINES
 from ..model.charcnn import SHIPPED, Model, load_model
-from ..model.hub import SCHEME
+from ..model.model_file import HUB
 from ..processes.threads import WORKERS_PER_HOST, available_cores, share_of_cores
 
 
@@ -43,7 +44,7 @@ class Resident:
         """An engine. Raises BroadsheetError where the model is not to be had here, or is another; what `open_engine`
         raises.
         """
-        return STATE.open_engine(self.model(), self.device, self.precision, _threads(), self.kernels)
+        return ENGINES.open_engine(self.model(), self.device, self.precision, _threads(), self.kernels)
 
     def model(self) -> Model:
         """The model. Raises BroadsheetError where it is not to be had in this process, or is another."""
@@ -68,10 +69,10 @@ def in_use(models: Sequence[Resident]) -> Iterator[list[Engine]]:
     with _LOADING:
         for model in models:
             if model.key not in _HELD:
-                STATE.loaded.offer(model.key, model.load)
+                ENGINES.offer(model.key, model.load)
                 _HELD.add(model.key)
-    with STATE.loaded.use([model.key for model in models]) as loaded, STATE.computing:
-        yield [engine for engine, _ in loaded]
+    with ENGINES.use([model.key for model in models]) as held, ENGINES.computing:
+        yield [engine for engine, _ in held]
 
 
 _LOADING = threading.Lock()
@@ -86,7 +87,7 @@ def resident(
     loaded = load_model(model)
     if isinstance(model, Model):
         hold(model)
-    is_file = not isinstance(model, Model) and str(model) not in SHIPPED and not str(model).startswith(SCHEME)
+    is_file = not isinstance(model, Model) and str(model) not in SHIPPED and not str(model).startswith(HUB)
     name = os.path.abspath(str(model)) if is_file else loaded.name
     return Resident(name, loaded.digest, device, precision, kernels), loaded
 
@@ -96,11 +97,31 @@ def hold(model: Model) -> None:
     _GIVEN[model.digest] = model
 
 
+class ModelPlugin(WorkerPlugin):  # type: ignore[misc]
+    """Gives a model to each worker, also to those that join later."""
+
+    def __init__(self, model: Model) -> None:
+        self.name = f"broadsheet-model-{model.digest[:16]}"
+        self._model, self._called = model.to_bytes(), model.name
+
+    def setup(self, worker: Worker) -> None:
+        hold(Model.from_bytes(self._model, self._called))
+
+
+def share(model: Model) -> None:
+    """Give a model to the workers of the current client, if there is one."""
+    try:
+        client = default_client()
+    except ValueError:
+        return
+    client.register_plugin(ModelPlugin(model))
+
+
 def release() -> None:
     """Give up the engines and models of this process; a later call loads them again."""
     with _LOADING:
         for key in _HELD:
-            STATE.withdraw(key)
+            ENGINES.withdraw(key)
         _HELD.clear()
         _GIVEN.clear()
 

@@ -13,13 +13,11 @@ import pyarrow.compute as pc
 from ..engine.base import Texts
 from ..engine.on_gpu import OnGpu
 from ..errors import SourceError, UsageError
-from ..labelling.labeller import checked, classify
+from ..labelling.scored import score, score_chunk
 from ..model.charcnn import Model
 from ..model.several import load_models
 from ..options import Options
-from ..output.columns import Columns, columns_of
-from ..output.memory import every_row
-from ..output.parts import REASON
+from ..output.columns import REASON, Columns, columns_of, every_row
 from ..source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
 from ..source.limits import CHUNK_ROWS, LIMITS
 from ..source.memory.tables import MEMORY, of_table, resolve
@@ -72,9 +70,9 @@ class Labels:
             rows = self.options.chunk_size or CHUNK_ROWS[device]
         if device == "cpu" and not isinstance(given.texts.data, np.ndarray):
             raise UsageError("the texts are on a GPU, and the model is computed on the CPU: give device='cuda'")
-        if any(labelling.windows is not None for labelling in self.columns.labellings):
+        if any(model.windows is not None for model in self.columns.models):
             raise UsageError("windows are cut on the host, and the texts are on a GPU: leave out windows")
-        found = [self.columns.labelled.empty_table().append_column(REASON, pa.nulls(0, REASON.type))]
+        found = [self.columns.computed.empty_table().append_column(REASON, pa.nulls(0, REASON.type))]
         for first in range(0, len(given.texts), rows):
             texts = replace(given.texts, offsets=given.texts.offsets[first : first + rows + 1])
             found.append(self._of_chunk(_without_text(len(texts), first, self.selection), first, texts))
@@ -87,10 +85,10 @@ class Labels:
 
     def _of_chunk(self, chunk: Chunk, row: int, texts: Texts | None = None) -> pa.Table:
         """texts: of the chunk, where it has none of its own."""
+        scoring = self.columns.scoring
         with in_use(self.models) as engines:
-            predictions = classify(texts or chunk.texts, engines, self.columns.labellings)
+            found = score_chunk(chunk, engines, scoring, compute=lambda own: score(texts or own, engines, scoring))
         sources = ((MEMORY, row, chunk.rows_read),)
-        found = checked(chunk, predictions, engines, self.columns.labellings, first=False)
         return every_row(self.columns.table(found.chunk, found.predictions), found.chunk, sources)
 
 
@@ -106,4 +104,4 @@ def labels_of(models: Sequence[str | Path | Model], options: Options, schema: pa
     how = (options.device, options.precision, options.kernels)
     named = tuple(resident(model, *how)[0] for model in models)
     selection = resolve(schema, options.selection(loaded))
-    return Labels(named, options, selection, columns_of(selection, options.labellings(loaded), None))
+    return Labels(named, options, selection, columns_of(selection, options.model_columns(loaded), None))

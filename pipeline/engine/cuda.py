@@ -25,12 +25,13 @@ from ..errors import BroadsheetError, NoRoom, UsageError
 from ..kernels import memory_plan
 from ..kernels.catalog import choose_generation, largest_batch
 from ..kernels.compile import compiler_name
+from ..kernels.memory_plan import articles_for_a_full_one, units_by_length
 from ..kernels.network import Network, NotPageLocked, Result, Slot
-from ..kernels.packing import articles_for_a_full_one, units_by_length
 from ..kernels.small_batches import SmallBatches
 from ..model import quantised, reference
 from ..model.alphabet import Encoded, encode, of_ids
-from ..model.charcnn import CLASSES, Model
+from ..model.charcnn import Model
+from ..model.layers import CLASSES
 from ..model.ngrams import scores, scores_of_ids
 from ..telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from ..telemetry.spans import Span, device_spans
@@ -59,7 +60,7 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of the driver, cudaErrorMemoryAll
 
 
 class Batch(NamedTuple):
-    """Articles first to last of a chunk. units: that they take at most, as in `kernels.packing`. given: their ids and
+    """Articles first to last of a chunk. units: that they take at most, as in `memory_plan`. given: their ids and
     counts, where they are encoded on the host, or, for another model, on the GPU already.
     """
 

@@ -1,4 +1,4 @@
-"""Choosing an engine for this machine: a GPU where one works, else the CPU."""
+"""Choosing an engine for this machine: a GPU where one works, else the CPU; and whether there is room for another."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from ..errors import NoRoom, UsageError
 from ..model.charcnn import Model
@@ -145,3 +147,29 @@ def why_no_gpu() -> str | None:
             ) from error
         return " ".join(f"there is no NVIDIA GPU with a driver that works ({error})".split())
     return None
+
+
+_LEAST_FREE = 0.25
+"""Of a GPU's memory: an engine plans for four fifths of what is free, so with less its batches become small."""
+
+_LEAST_AVAILABLE = 0.1
+_MOST_USED = 0.6
+"""Of a worker's limit: from 0.6 on Dask spills results, from 0.8 on it pauses."""
+
+
+def is_short_of_memory(device: str, limit: int | None) -> bool:
+    """device: "cpu" or "cuda". limit: bytes that this process may use of the host; None without one."""
+    host = psutil.virtual_memory()
+    if host.available < _LEAST_AVAILABLE * host.total:
+        return True
+    if limit and psutil.Process().memory_info().rss > _MOST_USED * limit:
+        return True
+    if device == "cuda":
+        try:
+            import cupy
+        except ImportError:
+            return False  # opening the engine says what is missing
+
+        free, total = cupy.cuda.Device().mem_info
+        return bool(free < _LEAST_FREE * total)
+    return False

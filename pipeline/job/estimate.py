@@ -10,22 +10,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from ..engine.base import Engine, Predictions, Texts
 from ..engine.open import opened, why_no_gpu
 from ..errors import UsageError
-from ..labelling.labeller import checked, classify
+from ..labelling.scored import ScoredChunk, Scoring, score, score_chunk, texts_of
 from ..model.charcnn import Model
 from ..model.several import Models, load_models
-from ..options import OPTIONS, Options
+from ..options import OptionKeywords, Options, takes
 from ..output.columns import columns_of
 from ..output.folder import OutputFolder
-from ..output.labelling import Labelling
-from ..output.part_files import check_writable, part_files
-from ..output.place import place_of
+from ..output.formats import check_writable, part_files
+from ..output.object_store import place_of
 from ..output.store import Location
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, concat
@@ -140,47 +139,14 @@ class _Labelled:
     rate: float = 0.0
 
 
+@takes(OptionKeywords)
 def dry_run(
     source: Any,
     output: str | os.PathLike[str] | None = None,
     *,
     model: str | Path | Model | Iterable[str | Path | Model] = "ag-news",
     machines: int = 1,
-    text_column: str | Iterable[str] = (),
-    id_column: str | Iterable[str] = (),
-    keep: str | Iterable[str] = (),
-    keep_all: bool = False,
-    columns: Iterable[str] | None = None,
-    truth_column: str | None = None,
-    encoding: str = "utf-8",
-    delimiter: str | None = None,
-    root: str | os.PathLike[str] | None = None,
-    limit: int | None = None,
-    truth: str | os.PathLike[str] | None = None,
-    scores: bool = False,
-    top_k: int = 1,
-    abstain: float | None = None,
-    format: str = "parquet",  # noqa: A002 - as `classify` calls it
-    partition_by: str | None = None,
-    where: str | None = None,
-    windows: int | None = None,
-    overlap: int = 0,
-    window_score: str = "mean",
-    chunk_size: int | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    kernels: str = "auto",
-    workers: int | None = None,
-    endpoint: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    update: bool = False,
-    strict: bool = False,
-    hash: str = "listing",  # noqa: A002
-    allow_mixed: bool = False,
-    profile: bool = False,
-    trace: str | os.PathLike[str] | None = None,
-    report: str | os.PathLike[str] | None = None,
+    **options: Unpack[OptionKeywords],
 ) -> Estimate:
     """Find out what a job would take, without running it: nothing is written.
 
@@ -192,13 +158,10 @@ def dry_run(
     source, output, model
         As for `classify`; an iterator or a Dask DataFrame is refused, since it would have to be computed.
     machines : int
-        Machines like this one that are to share the work.
-    workers : int, optional
-        On GPUs, how many of each machine are to be used; on CPUs a worker more or less makes no difference.
-    text_column, id_column, keep, keep_all, columns, truth_column, encoding, delimiter, root, limit, truth, scores, \
-top_k, abstain, format, partition_by, where, windows, overlap, window_score, chunk_size, device, precision, kernels, \
-endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, report
-        As for `classify`.
+        Machines like this one that are to share the work. Of each, `workers` GPUs are used; on CPUs a worker more or
+        less makes no difference.
+    **options
+        Each as `classify` takes it.
 
     Returns
     -------
@@ -219,18 +182,19 @@ endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, 
     ((), 50)
 
     """
-    given = locals()
-    options = Options(**{name: given[name] for name in OPTIONS})
-    path = None if output is None else place_of(output, endpoint)
+    settings = Options(**options)
+    path = None if output is None else place_of(output, settings.endpoint)
     models = load_models(model)
-    found = identify(source, len(models.first.alphabet), models.first.length, root=options.root, endpoint=endpoint)
-    sample = sample_input(found, options.selection(models), SAMPLE_ROWS, limit)
+    found = identify(
+        source, len(models.first.alphabet), models.first.length, root=settings.root, endpoint=settings.endpoint
+    )
+    sample = sample_input(found, settings.selection(models), SAMPLE_ROWS, settings.limit)
     files = found if isinstance(found, Files) else Files((), (), ())
-    with opened(models.every, device, precision, kernels) as engines:
-        labelled = _label(sample, models, engines, options)
+    with opened(models.every, settings.device, settings.precision, settings.kernels) as engines:
+        labelled = _label(sample, models, engines, settings)
         engine = engines[0]
     on_gpu = engine.backend.device == "cuda"
-    units = machines * (workers or 1 if on_gpu else 1)
+    units = machines * (settings.workers or 1 if on_gpu else 1)
     rows, rate = sample.rows, labelled.rate
     computing = None if rows is None or not (rate or not rows) else rows / max(rate, 1e-9)
     estimate = Estimate(
@@ -246,7 +210,7 @@ endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, 
         model=models.name,
         backend=str(engine.backend),
         device=engine.backend.device,
-        no_gpu=why_no_gpu() if device == "auto" and not on_gpu else None,
+        no_gpu=why_no_gpu() if settings.device == "auto" and not on_gpu else None,
         rate=rate,
         workers=units,
         seconds=None if computing is None else max(computing / units, sample.reading_seconds),
@@ -256,9 +220,8 @@ endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, 
         free_bytes=shutil.disk_usage(_existing(path)).free if isinstance(path, Path) else None,
         warnings=(),
     )
-    warnings = [
-        *_warnings(estimate, sample, labelled, options, path, options.labellings(models)[0].reads(models.first.length))
-    ]
+    reads = settings.model_columns(models)[0].scoring.reads(models.first.length)
+    warnings = [*_warnings(estimate, sample, labelled, settings, path, reads)]
     if slow := slow_to_read(files.found):
         warnings.append(slow)
     return replace(estimate, warnings=tuple(warnings))
@@ -267,23 +230,22 @@ endpoint, resume, overwrite, update, strict, hash, allow_mixed, profile, trace, 
 def _label(sample: Sample, models: Models, engines: list[Engine], options: Options) -> _Labelled:
     """Label the sample, and measure how long that takes and how large its parts are."""
     found = _Labelled(Counter(), Counter())
-    columns = columns_of(sample.selection, options.labellings(models), options.where)
+    columns = columns_of(sample.selection, options.model_columns(models), options.where)
     chunk_rows = options.chunk_size or CHUNK_ROWS[engines[0].backend.device]
     names = options.settings(chunk_rows, models).names
-    check_writable(columns.written, names, columns.labellings[0].labels)
+    check_writable(columns.written, names, columns.models[0].labels)
     seconds, timed, size = 0.0, 0, 0
     for readable in _joined(sample.chunks):
-        predicted, typical, taken = _classified(readable, engines, columns.labellings)
+        judged, typical, taken = _timed(readable, engines, columns.scoring)
         seconds, timed = seconds + taken, timed + typical
-        judged = checked(readable, predicted, engines, columns.labellings, first=False)
         chunk, predictions = judged.chunk, judged.predictions[0]
         table = columns.table(chunk, judged.predictions)
         found.rows += chunk.rows_read
-        found.labels.update(columns.labellings[0].counts(predictions))
+        found.labels.update(columns.models[0].counts(predictions))
         found.reasons.update(chunk.quarantine.column("reason").to_pylist())
         found.empty += int((predictions.n_chars == 0).sum())
         found.cut += int(predictions.truncated.sum())
-        found.chars += int(np.minimum(predictions.n_chars, columns.labellings[0].reads(models.first.length)).sum())
+        found.chars += int(np.minimum(predictions.n_chars, columns.scoring[0].reads(models.first.length)).sum())
         found.unknown += int(predictions.unknown_chars.sum())
         for at in range(0, len(table), chunk_rows):
             part = table.slice(at, chunk_rows)
@@ -300,19 +262,24 @@ def _joined(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
         yield concat(list(same))
 
 
-def _classified(
-    chunk: Chunk, engines: list[Engine], labellings: Sequence[Labelling]
-) -> tuple[tuple[Predictions, ...], int, float]:
-    """The predictions of a chunk; and rows and seconds of a call that is large enough to be typical of the engines."""
-    classify(_WARM_UP, engines, labellings)
-    typical = chunk
-    if engines[0].batch is not None:
-        predictions = classify(chunk.texts, engines, labellings)
-        typical = concat([chunk] * -(-_BATCHES * engines[0].batch // max(len(chunk), 1)))
-    began = time.perf_counter()
-    found = classify(typical.texts, engines, labellings)
-    seconds = time.perf_counter() - began
-    return (found if typical is chunk else predictions), len(typical), seconds
+def _timed(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> tuple[ScoredChunk, int, float]:
+    """A scored chunk; and rows and seconds of a call that is large enough to be typical of the engines."""
+    seconds = 0.0
+
+    def timed(texts: Texts) -> tuple[Predictions, ...]:
+        nonlocal seconds
+        began = time.perf_counter()
+        found = score(texts, engines, scoring)
+        seconds = time.perf_counter() - began
+        return found
+
+    score(_WARM_UP, engines, scoring)
+    scored = score_chunk(chunk, engines, scoring, compute=timed)
+    if engines[0].batch is None:
+        return scored, len(chunk), seconds
+    typical = concat([chunk] * -(-_BATCHES * engines[0].batch // max(len(chunk), 1)))
+    timed(texts_of(typical))
+    return scored, len(typical), seconds
 
 
 def _warnings(

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.open import why_gpu_unused
 from ..errors import UsageError
-from ..graph import Event, classify_chunks
 from ..output.account import Committed
 from ..output.folder import OutputFolder
 from ..output.record import WRITER, Fingerprint
 from ..output.saved_plan import plan_bytes
-from ..report.job import EXAMPLES, JobFacts, JobReport, Progress, Run
-from ..report.reach import Reach
+from ..report.facts import EXAMPLES, JobFacts, RunFacts
+from ..report.job import JobReport, Progress
 from ..report.results import Results, origin_of
-from ..report.tally import Tally
+from ..report.tally import Reach, Tally
 from ..report.timeline import Timeline
 from ..source.find.files import Files
 from ..source.inputs import JobInput, Source
 from ..source.open.one_core import slow_to_read
-from ..source.plan.group import GroupEnd, part_name
+from ..source.plan.group import GroupEnd, group_name, part_name
 from .phases import Engines, Executed, Planned
-from .tasks import Done, Job, SetAside, profile_engine
+from .progress import DashboardProgress
+from .tasks import Done, Event, Job, Noted, SetAside, Stopped, profile_engine
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
     results = Results(planned.columns.written, folder, fingerprint.id, origin)
     groups = planned.input.plan.groups if planned.input.plan else ()
     reach = Reach(planned.input.rows, {group.number: group.bytes for group in groups})
-    report = JobReport(facts, tally, Run(_timeline(client, prepared.started), reach), results)
+    report = JobReport(facts, tally, RunFacts(_timeline(client, prepared.started), reach), results)
     report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
     before = Committed({}, {})
     if folder and prepared.before:
@@ -92,8 +92,8 @@ def execute(planned: Planned, client: Client, engines: Engines) -> Executed:
         folder.create(fingerprint, planned.columns.written, saved, again, options.overwrite)
     if folder and (options.resume or (update and update.saved)):
         number = update.number if update else 0
-        before = folder.committed(fingerprint.id, planned.columns.labellings, planned.columns.written, number)
-    report.committed_before(before)
+        before = folder.committed(fingerprint.id, planned.columns.models, planned.columns.written, number)
+    _count_earlier(report, before)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
     chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))
     _compute(client, planned, job, report, chunks, counted)
@@ -141,7 +141,7 @@ def _close(folder: OutputFolder | None, job: str, report: JobReport, end: GroupE
     """Commit the end of what is not closed by a worker, where there is an output folder."""
     if folder is not None:
         folder.close(end, job)
-    report.close(end)
+    _close_group(report, end)
 
 
 def _compute(
@@ -149,8 +149,6 @@ def _compute(
 ) -> None:
     """Run the chunks. counted: the digests of the entries in the report, by chunk; those of this run are added."""
     began = time.perf_counter()
-    from ...cluster.progress import DashboardProgress
-
     request, timeline = planned.prepared.request, report.run.timeline
     progress = DashboardProgress(request.progress, client, report)
     progress.start(planned.input.rows, client.dashboard_link)
@@ -159,13 +157,13 @@ def _compute(
         checked = began
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
             sources = _until(request.stop, timeline.watch(chunks), report.run)
-            for event in classify_chunks(client, sources, job, watchdog, request.stop):
+            for event in request.executor(client, sources, job, watchdog, request.stop):
                 for one in _found(event, request.folder, job):
                     if isinstance(one, Done):
                         if one.name in counted:
                             continue  # a group is read again, of which it was committed before
                         counted[one.name] = one.entry.digest
-                    report.add(one)
+                    _count(report, one)
                 progress.advance(report)
                 if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
                     request.folder.check_claim(job.fingerprint)
@@ -176,7 +174,49 @@ def _compute(
     timeline.ended = time.time() + timeline.clock.offset
 
 
-def _tell_what_is_slow(job_input: JobInput, run: Run, progress: Progress) -> None:
+def _count_earlier(report: JobReport, before: Committed) -> None:
+    """Count chunks that an earlier run committed, and groups that are not read again."""
+    for entry in before.chunks.values():
+        report.tally.add([entry])
+        report.run.reach.add(entry.chunk, entry.rows_read)
+    for number, end in before.closed.items():
+        if group_name(number) in before.done:
+            _close_group(report, GroupEnd(number, end.files, end.chunks, end.problems, end.unread))
+    report.run.reach.begin()
+    report.run.chunks_before = len(before.chunks)
+
+
+def _close_group(report: JobReport, end: GroupEnd) -> None:
+    """Count what was amiss with the files of a group."""
+    report.tally.close(end.problems, end.unread)
+    report.run.reach.close(end)
+
+
+def _count(report: JobReport, event: Event) -> None:
+    """Count what this run did."""
+    run = report.run
+    if isinstance(event, Noted):
+        run.reach.note(event.name, event.rows, event.stored)
+        run.timeline.add(event.name, event.rows, event.spans, event.place)
+    elif isinstance(event, GroupEnd):
+        _close_group(report, event)
+    elif isinstance(event, Stopped):
+        run.stopped = True
+    elif isinstance(event, SetAside):
+        report.results.set_aside(event.name, event.sources, event.reason)
+        run.set_aside.append((event.name, event.reason))
+    else:
+        if event.table is not None and event.quarantine is not None:
+            report.results.add(event.name, event.table, event.quarantine, event.index)
+        report.tally.add([event.entry])
+        run.rows += event.entry.rows_read
+        run.reach.add(event.name, event.entry.rows_read)
+        run.examples = sorted([*run.examples, *event.examples])[:EXAMPLES]
+        if event.place is not None:
+            run.timeline.add(event.name, event.entry.rows_read, event.spans, event.place)
+
+
+def _tell_what_is_slow(job_input: JobInput, run: RunFacts, progress: Progress) -> None:
     """Say it at the beginning of a job, which takes long if it is so, and does not wait for this."""
     if job_input.plan is not None and (remark := slow_to_read(job_input.plan.files)):
         run.remarks.append(remark)
@@ -197,7 +237,7 @@ def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Even
         yield event
 
 
-def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: Run) -> Iterator[Source]:
+def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: RunFacts) -> Iterator[Source]:
     for chunk in chunks:
         if stop():
             run.stopped = True

@@ -16,6 +16,7 @@ from distributed import Worker, get_worker, secede
 from distributed.core import Status
 
 from ..errors import SourceError
+from ..labelling.engines import ENGINES
 from ..output.commit import commit_end, committed_entry
 from ..output.record import Entry
 from ..source.plan.group import Group, GroupChunk, GroupEnd
@@ -117,7 +118,7 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         self._engines = ExitStack()
 
     def __enter__(self) -> _Labelling:
-        self._engines.enter_context(STATE.loaded.use(self._job.engines))  # not to be loaded again for each chunk
+        self._engines.enter_context(ENGINES.use(self._job.engines))  # not to be loaded again for each chunk
         return self
 
     @property
@@ -167,7 +168,7 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         taken = min(bytes_of(found.chunk), room)
         STATE.room.shrink(room - taken)
         work = Work(found.name, found.sources, found.chunk, spans=own)
-        self._begun.append(STATE.labelling.submit(self._label, work, taken, found.stored))
+        self._begun.append(STATE.threads.submit(self._label, work, taken, found.stored))
         if self._alone:
             wait([future for future in self._begun[-1:] if isinstance(future, Future)])
 

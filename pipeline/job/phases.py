@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,12 @@ from ..options import Options
 from ..output.columns import Columns
 from ..output.folder import OutputFolder
 from ..output.record import Fingerprint, Manifest, SavedPlan
-from ..report.growth import Growth
+from ..report.facts import Growth
 from ..report.job import JobReport, Progress
-from ..source.inputs import Given, JobInput
+from ..source.inputs import Given, JobInput, Source
+from .tasks import Event, Job
 from .update import Update
+from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -36,6 +38,10 @@ class OnDemand:
     connect: Callable[[], AbstractContextManager[Client]]
 
 
+Executor = Callable[["Client", Iterable[Source], Job, Watchdog, Callable[[], bool]], Iterator[Event]]
+"""Runs the chunks of a job on a cluster, as `graph.classify_chunks` does, which `api` hands to it."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What the user requests. folder: None for rows in memory. stop: called before each chunk is submitted."""
@@ -47,6 +53,7 @@ class Request:
     options: Options
     progress: Progress
     stop: Callable[[], bool]
+    executor: Executor
 
 
 @dataclass(frozen=True)

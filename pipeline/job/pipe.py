@@ -21,17 +21,14 @@ import pyarrow as pa
 from ..engine.base import Engine
 from ..engine.open import opened
 from ..errors import SourceError
-from ..labelling.labeller import checked, classify
+from ..labelling.scored import score_chunk
 from ..measures.accuracy import Confusion, confusion_of
 from ..model.charcnn import Model
 from ..model.several import Models, load_models
 from ..options import Options
-from ..output.columns import columns_of
-from ..output.formats.base import PartFormat
+from ..output.columns import REASON, columns_of, every_row
+from ..output.formats import PART_FORMATS, PartFormat, check_writable
 from ..output.layout import PartNames
-from ..output.memory import every_row
-from ..output.part_files import FORMATS, check_writable
-from ..output.parts import REASON
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, Selection, concat
 from ..source.find.files import Files
@@ -107,7 +104,7 @@ def pipe(
         began = time.perf_counter()
         selection, pieces = _opened(source, models, options, most, found)
         labelling = _Labelling(engines, selection, options, kind, found)
-        rows = _Rows(FORMATS[kind], labelling.schema)
+        rows = _Rows(PART_FORMATS[kind], labelling.schema)
         for batch in _batches(pieces, most):
             table = labelling.of(batch)
             bad = _first_bad(table) if options.strict else None
@@ -197,24 +194,23 @@ class _Labelling:
 
     def __init__(self, engines: list[Engine], selection: Selection, options: Options, kind: str, found: Piped) -> None:
         self._engines, self._found = engines, found
-        self._columns = columns_of(selection, options.labellings(found.models), options.where)
+        self._columns = columns_of(selection, options.model_columns(found.models), options.where)
         self.schema = self._columns.written.append(REASON)
         check_writable(self.schema, PartNames(kind), ())
 
     def of(self, batch: _Piece) -> pa.Table:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
         columns, found = self._columns, self._found
-        predictions = classify(batch.chunk.texts, self._engines, columns.labellings)
-        labelled = checked(batch.chunk, predictions, self._engines, columns.labellings, first=False)
-        chunk, first = labelled.chunk, columns.labellings[0]
+        scored = score_chunk(batch.chunk, self._engines, columns.scoring)
+        chunk, first = scored.chunk, columns.models[0]
         if chunk.truth is not None:
-            pairs = first.pairs(labelled.predictions[0], chunk.truth)
+            pairs = first.pairs(scored.predictions[0], chunk.truth)
             found.confusion = confusion_of(pairs, first.classes, found.confusion)
-        found.doubtful.update(labelled.doubtful[0])
-        table = columns.table(chunk, labelled.predictions)
+        found.doubtful.update(scored.doubtful[0])
+        table = columns.table(chunk, scored.predictions)
         chosen = columns.chosen(table)
         table = columns.of_written(table, chosen)
-        found.unlabelled += first.unlabelled(labelled.predictions[0].take(chosen))
+        found.unlabelled += first.unlabelled(scored.predictions[0].take(chosen))
         found.problems += chunk.problems
         found.rows_written += len(table)
         found.rows_filtered += len(chunk) - len(table)

@@ -21,17 +21,18 @@ import pyarrow as pa
 
 from ..engine.open import expected_device
 from ..errors import OutputError, OutputUnavailable, SourceError, UsageError
+from ..options import Options
 from ..output.columns import columns_of
 from ..output.finish import finish as finish_folder
 from ..output.folder import OutputFolder
+from ..output.formats import check_writable
 from ..output.layout import MANIFEST, PLAN
-from ..output.part_files import check_writable
 from ..output.record import WRITER, Fingerprint, ListedFile, Manifest, listing_digest, to_json
 from ..output.saved_plan import changes, plan_again, plan_from
-from ..processes.beside import beside
-from ..report.explain import explain
-from ..report.growth import Growth
-from ..report.job import JobFacts, JobReport, Run
+from ..processes.threads import in_background
+from ..report.facts import Growth, JobFacts, RunFacts
+from ..report.job import JobReport
+from ..report.perfetto import save_trace
 from ..report.results import Results, origin_of
 from ..report.tally import Tally
 from ..report.timeline import Timeline
@@ -41,7 +42,7 @@ from ..source.limits import CHUNK_ROWS
 from ..source.memory.stdin import Stdin
 from ..source.open.changes import changed_chunks
 from ..source.plan.scan import Scanner
-from ..telemetry.clocks import Clock
+from ..telemetry.spans import Clock
 from .execute import execute, refuse_difference
 from .phases import Engines, Executed, OnDemand, Planned, Prepared, Request, Running
 from .update import Update, begin, only_known, unfinished
@@ -61,7 +62,7 @@ def run_job(request: Request) -> JobReport:
     """Run all phases; of an update twice, where a job or an update was interrupted and files have come since."""
     options = request.options
     if options.update and request.folder is not None and _is_interrupted(request.folder):
-        report = run_job(replace(request, options=replace(options, update=False, resume=True)))
+        report = run_job(replace(request, options=options.changed(update=False, resume=True)))
         if report.run.set_aside or report.run.stopped or not (report.job.growth and report.job.growth.later):
             return report
     prepared = prepare(request)
@@ -97,7 +98,7 @@ def _phases(prepared: Prepared) -> JobReport:
         engines = _start_engines(client, request)
         planned = plan(prepared, engines, partial(_scanner, prepared, lambda: client), lambda: len(client.nthreads()))
         return finish(planned, execute(planned, client, engines))
-    with beside(_with_engines(request.cluster, request), _HEAD_START_SECONDS) as started:
+    with in_background(_with_engines(request.cluster, request), _HEAD_START_SECONDS) as started:
         scanner = partial(_scanner, prepared, lambda: started()[0])
         planned = plan(prepared, None, scanner, lambda: len(started()[0].nthreads()))
         began = time.perf_counter()
@@ -198,9 +199,9 @@ def _nothing_new(prepared: Prepared, before: Manifest, update: Update) -> JobRep
     tally = Tally.after(update.earlier, models.first.classes, problems, [(path, None) for path, _ in problems])
     schema = folder.schema(before) if folder else pa.schema([])
     results = Results(schema, folder, fingerprint.id, origin_of(request.source, options.selection(models)))
-    report = JobReport(facts, tally, Run(Timeline(prepared.started, Clock(0.0, 0.0))), results)
+    report = JobReport(facts, tally, RunFacts(Timeline(prepared.started, Clock(0.0, 0.0))), results)
     report.run.seconds = time.perf_counter() - prepared.began
-    explain(report, options.trace, options.report)
+    _explain(report, options)
     request.progress.finished(report)
     return report
 
@@ -244,10 +245,10 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
         job_input = open_input(prepared.found, selection, chunk_rows, saved, scanner, options.limit, workers)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
-    columns = columns_of(job_input.selection, options.labellings(models), options.where)
+    columns = columns_of(job_input.selection, options.model_columns(models), options.where)
     if request.folder is not None:
         names = options.settings(chunk_rows, models).names
-        check_writable(columns.written, names, columns.labellings[0].labels)
+        check_writable(columns.written, names, columns.models[0].labels)
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
     return Planned(prepared, job_input, columns, chunk_rows, seconds)
 
@@ -275,12 +276,26 @@ def finish(planned: Planned, executed: Executed) -> JobReport:
         run.seconds = time.perf_counter() - prepared.began
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
         folder.record_run(name, to_json(report.to_dict()), run.timeline.spans.to_table())
-    explain(report, options.trace, options.report)
+    _explain(report, options)
     prepared.request.progress.finished(report)
     return report
 
 
-def _set_aside_changed(planned: Planned, run: Run, fingerprint: Fingerprint) -> None:
+def _explain(report: JobReport, options: Options) -> None:
+    """Write the requested trace and page. Raises OutputError where one cannot be written."""
+    try:
+        if options.trace is not None:
+            save_trace(report.run.timeline, os.fspath(options.trace))
+        if options.report is not None:
+            from ..report.page import save_page  # Matplotlib takes a while to load
+
+            save_page(report, os.fspath(options.report))
+            report.run.page = os.fspath(options.report)
+    except OSError as error:
+        raise OutputError(f"{error.filename} cannot be written: {error.strerror}") from error
+
+
+def _set_aside_changed(planned: Planned, run: RunFacts, fingerprint: Fingerprint) -> None:
     """Set aside the chunks of input that is no longer what was planned. With `strict`, raises SourceError instead."""
     options = planned.prepared.request.options
     changed = [] if planned.input.plan is None else changed_chunks(planned.input.plan)

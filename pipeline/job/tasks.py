@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,27 +17,26 @@ import pyarrow as pa
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from ..engine.base import Backend, Predictions
+from ..engine.base import Backend, Engine, Predictions, Texts
+from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
-from ..labelling.labeller import checked, classify
+from ..labelling.engines import ENGINES
+from ..labelling.scored import score, score_chunk
 from ..measures.accuracy import Example, closest, count_lengths
-from ..output.columns import Columns
-from ..output.labelling import Labelling
+from ..output.columns import Columns, every_row
 from ..output.layout import PartNames
-from ..output.memory import every_row
-from ..output.place import open_store
+from ..output.model_columns import ModelColumns
+from ..output.object_store import open_store
 from ..output.record import Entry, Judged
 from ..output.store import Location, Store
 from ..source.chunk import Chunk, Selection
 from ..source.inputs import Loaded
 from ..source.memory.tables import partition_chunk
-from ..source.plan.group import part_name
+from ..source.plan.group import GroupEnd, part_name
 from ..source.plan.plan import Unit
-from ..telemetry.activity import ACTIVITY
-from ..telemetry.clocks import clock
-from ..telemetry.counters import COUNTS
-from ..telemetry.profiling.measure import Profile, measure
-from ..telemetry.spans import WHERE, Place, Span, span
+from ..telemetry.activity import ACTIVITY, COUNTS
+from ..telemetry.profile import Profile
+from ..telemetry.spans import WHERE, Place, Span, clock, span
 from .worker import STATE
 
 if TYPE_CHECKING:
@@ -134,6 +133,10 @@ class Stopped:
     """Chunks of a group or a run are left, since the job was stopped."""
 
 
+Event = Done | GroupEnd | Noted | SetAside | Stopped
+"""What a job hears of its chunks."""
+
+
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a task so that its error reaches the client.
 
@@ -157,7 +160,7 @@ def output_of(job: Job) -> Store | None:
 
 def profile_engine(key: str) -> Profile:
     """Measure the kernels of this process's engine one by one."""
-    with STATE.loaded.use([key]) as [(engine, _)], STATE.computing:
+    with ENGINES.use([key]) as [(engine, _)], ENGINES.computing:
         return measure(engine)
 
 
@@ -198,38 +201,46 @@ def infer(work: Work, job: Job) -> Work:
     with `job.strict` SourceError where it does on one.
     """
     spans = list(work.spans)
-    labellings = job.columns.labellings
-    with STATE.loaded.use(job.engines) as loaded, ExitStack() as turn:
-        turn.enter_context(STATE.computing)
-        engines, place = [engine for engine, _ in loaded], loaded[0][1]
-        for engine in engines:
-            if job.backend is not None and engine.backend != job.backend:
-                raise BroadsheetError(
-                    f"a worker that joined computes with {engine.backend}, and the job began with {job.backend}: "
-                    "scores would depend on which of them takes a chunk. Use workers of one kind, or --allow-mixed"
-                )
-        place = replace(place, clock=clock())
-        if spans and spans[-1].where == WHERE:
-            waited = time.time() - spans[-1].end
-            spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
-        # The engine of a GPU reports activities itself, from its events.
-        doing = ACTIVITY.during("computing") if place.device == "cpu" else nullcontext()
-        with span("infer", spans, "infer", place.device, number_of(work.name)), doing:
-            least_k = 2 if job.examples else 1
-            texts = work.chunk.texts
-            predictions = classify(texts, engines, labellings, least_k, spans, job.each_kernel, turn.close)
+    models, scoring = job.columns.models, job.columns.scoring
+    if job.examples:
+        scoring = (replace(scoring[0], top_k=max(2, scoring[0].top_k)), *scoring[1:])
+    with ENGINES.use(job.engines) as held:
+        engines, place = [engine for engine, _ in held], held[0][1]
+
+        def in_turn(texts: Texts) -> tuple[Predictions, ...]:
+            nonlocal place
+            with ExitStack() as turn:
+                turn.enter_context(ENGINES.computing)
+                _refuse_other_backend(engines, job)
+                place = replace(place, clock=clock())
+                if spans and spans[-1].where == WHERE:
+                    waited = time.time() - spans[-1].end
+                    spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
+                # The engine of a GPU reports activities itself, from its events.
+                doing = ACTIVITY.during("computing") if place.device == "cpu" else nullcontext()
+                with span("infer", spans, "infer", place.device, number_of(work.name)), doing:
+                    return score(texts, engines, scoring, spans, job.each_kernel, turn.close)
+
+        found = score_chunk(work.chunk, engines, scoring, is_first=work.name == part_name(0, 0), compute=in_turn)
     ACTIVITY.count(len(work.chunk))
     COUNTS.add(text_bytes=work.chunk.text_bytes)
-    found = checked(work.chunk, predictions, engines, labellings, first=work.name == part_name(0, 0))
-    chunk = found.chunk
+    chunk, of_first = found.chunk, found.predictions[0]
     refuse_bad_rows(chunk, job)
-    of_first = found.predictions[0]
     # Of a model that gives several labels, two that are close are both given.
-    count = job.examples if labellings[0].thresholds is None else 0
-    examples = closest(chunk, of_first.labels, of_first.scores, labellings[0].classes, count)
-    cut = tuple(each.cut(labelling.top_k) for each, labelling in zip(found.predictions, labellings, strict=True))
+    count = job.examples if models[0].thresholds is None else 0
+    examples = closest(chunk, of_first.labels, of_first.scores, models[0].classes, count)
+    cut = tuple(each.cut(columns.top_k) for each, columns in zip(found.predictions, models, strict=True))
     done = replace(work, chunk=chunk.without_text(), predictions=cut, doubtful=found.doubtful)
     return replace(done, place=place, spans=spans, examples=examples)
+
+
+def _refuse_other_backend(engines: Sequence[Engine], job: Job) -> None:
+    for engine in engines:
+        if job.backend is not None and engine.backend != job.backend:
+            raise BroadsheetError(
+                f"a worker that joined computes with {engine.backend}, and the job began with {job.backend}: "
+                "scores would depend on which of them takes a chunk. Use workers of one kind, or --allow-mixed"
+            )
 
 
 def write(work: Work, job: Job) -> Done:
@@ -284,10 +295,8 @@ def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
         )
     n_chars = work.predictions[0].n_chars[chosen]
     first, *others = (
-        _judged(labelling, predictions, doubtful, chunk, chosen)
-        for labelling, predictions, doubtful in zip(
-            job.columns.labellings, work.predictions, work.doubtful, strict=True
-        )
+        _judged(columns, predictions, doubtful, chunk, chosen)
+        for columns, predictions, doubtful in zip(job.columns.models, work.predictions, work.doubtful, strict=True)
     )
     return Entry(
         chunk=work.name,
@@ -306,7 +315,7 @@ def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
 
 
 def _judged(
-    labelling: Labelling,
+    columns: ModelColumns,
     predictions: Predictions,
     doubtful: dict[str, int],
     chunk: Chunk,
@@ -315,12 +324,12 @@ def _judged(
     """One model's share of the totals."""
     written = predictions if chosen.all() else predictions.take(chosen)
     return Judged(
-        labels=labelling.counts(written),
-        unlabelled=labelling.unlabelled(written),
-        multi_label=labelling.thresholds is not None,
+        labels=columns.counts(written),
+        unlabelled=columns.unlabelled(written),
+        multi_label=columns.thresholds is not None,
         truncated=int(written.truncated.sum()),
         unknown_chars=int(written.unknown_chars.sum()),
         saturated=predictions.saturated,
         doubtful=doubtful,
-        confusion=None if chunk.truth is None else tuple(labelling.pairs(predictions, chunk.truth)),
+        confusion=None if chunk.truth is None else tuple(columns.pairs(predictions, chunk.truth)),
     )

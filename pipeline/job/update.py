@@ -12,7 +12,7 @@ from ..output.folder import OutputFolder
 from ..output.layout import SUCCESS
 from ..output.record import Manifest, SavedPlan, Totals
 from ..output.saved_plan import changes, plan_again, resolved
-from ..report.growth import Growth
+from ..report.facts import Growth
 from ..source.chunk import Selection
 from ..source.find.files import Files
 from ..source.formats.base import InputFile, Schema

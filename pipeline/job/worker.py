@@ -1,16 +1,13 @@
-"""The state of a worker process between tasks: its engines, and the functions by which it reads and commits."""
+"""The state of a worker process between tasks, apart from its engines: the functions by which it reads and commits."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from typing import Any, TypeVar
 
-from ..engine.base import Engine
-from ..engine.open import open_engine
-from ..labelling.loaded import LoadedEngines
+from ..labelling.engines import ENGINES
 from ..output.commit import commit_chunk
 from ..source.chunk import Chunk
 from ..source.plan.group import GroupChunk, GroupEnd
@@ -20,42 +17,36 @@ from ..source.read.readers import Readers
 from ..source.read.room import MOST_OF_ONE, Room
 
 _Item = TypeVar("_Item")
-_MOST_LABELLED = 16
-"""Chunks of groups and runs that are classified, or written, at a time."""
+_MOST_AT_ONCE = 16
+"""Chunks of groups and runs that are scored, or written, at a time."""
 
 
 class WorkerState:
     """The state of one process, in which several workers may run.
 
-    open_engine, read, read_group, read_run, commit: the functions that the plugin and the tasks call; assign another to
-    replace one on a worker. computing: a lock, held while engines are loaded or closed, and while a chunk is computed
-    (on a GPU until all of it has been handed over): an engine has one ring of slots, on a CPU one pool of threads.
-    loaded: the engines. readers: the processes that read, where there are some; else this one does. room: for chunks of
-    groups and runs. labelling: threads that classify and write these. stopped: the runs of the graph that begin no
-    further chunk here.
+    read, read_group, read_run, commit: the functions that the tasks call; assign another to replace one on a worker.
+    readers: the processes that read, where there are some; else this one does. room: for chunks of groups and runs.
+    threads: those that score and write these. stopped: the runs of the graph that begin no further chunk here.
     """
 
     def __init__(self) -> None:
-        self.open_engine: Callable[..., Engine] = open_engine
         self.read, self.read_group, self.read_run = self._read_unit, self._read_group, self._read_run
         self.commit = commit_chunk
-        self.computing: AbstractContextManager[object] = threading.Lock()
         self.readers: Readers | None = None
         self.room = Room()
-        self.labelling = ThreadPoolExecutor(_MOST_LABELLED, "broadsheet-label")
+        self.threads = ThreadPoolExecutor(_MOST_AT_ONCE, "broadsheet-label")
         self.stopped: set[str] = set()
-        self.loaded = LoadedEngines(lambda: self.computing)
-
-    def withdraw(self, key: str) -> None:
-        """Give up a worker's offer of an engine; with the last one of all, the processes that read."""
-        if self.loaded.withdraw(key) and self.readers is not None:
-            self.readers.close()
-            self.readers = None
 
     def read_in_processes(self, count: int) -> None:
         """Read in so many processes, which start now, until the last engine is withdrawn."""
         if self.readers is None:
             self.readers = Readers(count)
+            ENGINES.when_empty = self._end_readers
+
+    def _end_readers(self) -> None:
+        if self.readers is not None:
+            self.readers.close()
+            self.readers = None
 
     def _read_unit(self, *given: Any) -> Chunk:
         return self.readers.read_unit(*given) if self.readers else read_unit(*given)

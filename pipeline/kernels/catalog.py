@@ -1,6 +1,7 @@
 """The kernel of each operation: file, template instance, threads and dynamic shared memory. Needs no GPU.
 
-Each is worked out once: every batch asks for all of them, and to word their names takes longer than to launch them.
+Each is worked out once: every batch asks for all of them, and to word their names takes longer than to launch them. At
+the end are those of training, which computes block 1 by them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..errors import UsageError
-from ..model.charcnn import Layer
-from ..model.frame import Frame
+from ..model.layers import Frame, Layer
 from ..model.ngrams import Kinds
-from .ngram_tables import lanes
-from .packing import CLOSING, articles_for_a_full_one, most_units
+from .memory_plan import CLOSING, articles_for_a_full_one, most_units
 from .storage import STORAGE, Element, Storage
+from .tables import lanes
 from .tiles import Launch, LookupTile, ProductTile, Tile, lookup_tile, product_tile, shared_limit
 
 WARP = 32
@@ -199,3 +199,40 @@ def choose_generation(kernels: str, precision: str, capability: tuple[int, int])
     if precision not in known:
         raise UsageError(f"{kernels} kernels compute in {' or '.join(known)}, not in {precision}")
     return kernels, precision
+
+
+FIRST_CAPABILITY = (8, 0)
+"""Of GPUs that compute in bf16, on which training has kernels of its own."""
+
+NUMBERS = ("float", "BFloat")
+"""What the other blocks compute in, in training."""
+
+_TRAINING_FILE = "training/first_block.cu"
+
+
+@dataclass(frozen=True)
+class FirstBlock:
+    """Of a step of training, in order: two for the forward pass, two for the backward pass."""
+
+    sum_rows: Kernel
+    normalise_and_pool: Kernel
+    parameter_gradients: Kernel
+    sum_gradients: Kernel
+
+
+@cache
+def first_block(layer: Layer, rows: int, number: str) -> FirstBlock:
+    """For groups of so many rows. number: one of NUMBERS."""
+
+    def kernel(name: str, *arguments: object) -> Kernel:
+        return Kernel(
+            f"{layer.name} {name}", _TRAINING_FILE, f"{name}<{', '.join(map(str, arguments))}>", layer.outputs
+        )
+
+    pooled = number, rows, layer.pool, layer.outputs
+    return FirstBlock(
+        kernel("sum_rows", layer.kernel, rows, layer.outputs),
+        kernel("normalise_and_pool", *pooled),
+        kernel("parameter_gradients", *pooled),
+        kernel("sum_gradients", *pooled),
+    )

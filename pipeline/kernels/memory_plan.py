@@ -1,23 +1,132 @@
 """An engine's memory, on the GPU and page-locked on the host, planned from the layer table before anything is
 allocated. Needs no GPU.
+
+It is counted in units, the twin of common/packing.cuh. A unit is a row of block 2's pooled output, and what the other
+blocks have in its place. An article has one for each such row that its text reaches, and `CLOSING` more. In the dense
+frame every article reaches all rows.
+
+The text and the results of a small batch, which is launched as one graph, are one run of bytes each, so that one copy
+takes all of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..model.charcnn import Layer
-from ..model.frame import Frame
+from ..model.alphabet import head_bytes
+from ..model.layers import Frame, Layer
 from ..model.ngrams import NGrams
-from .ngram_tables import ngram_bytes
-from .packing import Capacity, capacity, most_units
-from .small_layout import small_batch, small_bytes
 from .storage import Element, Storage
+from .tables import ngram_bytes
+
+CLOSING = 2
+
+_SHORT = 4
+"""Articles in a batch of the text frame for each one of full length that there is room for. News articles reach a
+quarter of the frame.
+"""
+
+
+class Capacity(NamedTuple):
+    """What the buffers of a batch have room for."""
+
+    articles: int
+    units: int
+
+
+def most_units(layers: Sequence[Layer]) -> int:
+    """Units of an article of full length."""
+    return layers[1].rows_pooled + CLOSING
+
+
+def articles_for_a_full_one(frame: Frame) -> int:
+    """Articles in a batch for each one of full length that there is room for."""
+    return _SHORT if frame == "text" else 1
+
+
+def capacity(layers: Sequence[Layer], batch: int, frame: Frame) -> Capacity:
+    """Room for `batch` articles; in the text frame for fewer where they are long."""
+    return Capacity(batch, -(-batch // articles_for_a_full_one(frame)) * most_units(layers))
+
+
+def units_by_length(layers: Sequence[Layer], frame: Frame) -> NDArray[np.int64]:
+    """The units of an article by the index after its last character, from 0 to the length that the network reads."""
+    first, second, *_ = layers
+    lengths = np.arange(first.rows_in + 1)
+    if frame == "dense":
+        return np.full(len(lengths), most_units(layers))
+    rows = np.minimum(-(-lengths // first.pool), first.rows_pooled)
+    reach: NDArray[np.int64] = np.minimum(-(-rows // second.pool), second.rows_pooled)
+    return reach + CLOSING
+
+
+_SMALL_ALIGNMENT = 256
+
+_MOST_SMALL = 32
+"""Articles of a small batch. Of more, kernels take longer than their launches."""
+
+
+class Place(NamedTuple):
+    """An array within a run of bytes."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: type[np.generic]
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+Shapes = dict[str, tuple[tuple[int, ...], type[np.generic]]]
+"""Shapes and types of arrays by name."""
+
+
+def small_batch(layers: Sequence[Layer], room: Capacity) -> int:
+    """Articles of the largest such batch, which a network has room for whatever their lengths."""
+    return min(_MOST_SMALL, room.units // most_units(layers))
+
+
+def small_input(layers: Sequence[Layer], count: int) -> Shapes:
+    return {"offsets": ((count + 1,), np.int64), "text": ((count * head_bytes(layers[0].rows_in),), np.uint8)}
+
+
+def result_shapes(layers: Sequence[Layer], count: int, top_k: int) -> Shapes:
+    classes = layers[-1].outputs
+    return {
+        "labels": ((count, top_k), np.int32),
+        "best": ((count, top_k), np.float32),
+        "scores": ((count, classes), np.float32),
+        "logits": ((count, classes), np.float32),
+        "n_chars": ((count,), np.int64),
+        "truncated": ((count,), np.uint8),
+        "unknown_chars": ((count,), np.int64),
+        "saturated": ((1,), np.uint64),
+    }
+
+
+def places(arrays: Shapes) -> tuple[dict[str, Place], int]:
+    """Where arrays lie that follow each other, aligned for every kernel, and how many bytes all take."""
+    found, end = {}, 0
+    for name, (shape, dtype) in arrays.items():
+        found[name] = Place(end, shape, dtype)
+        end = -(-found[name].stop // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
+    return found, end
+
+
+def small_bytes(layers: Sequence[Layer], most: int) -> tuple[int, int]:
+    """For the text and for the results of such batches of up to `most` articles."""
+    classes = layers[-1].outputs
+    return places(small_input(layers, most))[1], places(result_shapes(layers, most, classes))[1]
+
 
 SLOTS = 3
 """Batches in flight: one copied in, one computed, one copied out."""
@@ -90,18 +199,11 @@ def schedule(layers: tuple[Layer, ...], stored: Storage) -> tuple[Step, ...]:
 
 def slot_arrays(layers: Sequence[Layer], room: Capacity) -> dict[str, tuple[int, type[np.generic]]]:
     """Elements and type of each array of a batch in flight: its text and its results."""
-    batch, classes = room.articles, layers[-1].outputs
+    results = result_shapes(layers, room.articles, layers[-1].outputs)
     return {
         "text": (text_bytes(layers, room), np.uint8),
-        "offsets": (batch + 1, np.int64),
-        "labels": (batch * classes, np.int32),
-        "best": (batch * classes, np.float32),
-        "scores": (batch * classes, np.float32),
-        "logits": (batch * classes, np.float32),
-        "n_chars": (batch, np.int64),
-        "truncated": (batch, np.uint8),
-        "unknown_chars": (batch, np.int64),
-        "saturated": (1, np.uint64),
+        "offsets": (room.articles + 1, np.int64),
+        **{name: (math.prod(shape), dtype) for name, (shape, dtype) in results.items()},
     }
 
 

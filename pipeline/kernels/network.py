@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
 from ..model.alphabet import Alphabet, head_bytes
-from ..model.charcnn import Layer
+from ..model.layers import Layer
 from ..model.ngrams import NGrams
 from ..model.quantised import Integers
 from ..model.reference import Weights
 from ..processes.threads import available_cores
 from . import memory_plan
 from .catalog import Kernel, network_kernels, ngrams_kernel, target
+from .memory_plan import CLOSING, Capacity, capacity
 from .ops import Encoded, Launched, Packing, Scored, load, operations
-from .packing import CLOSING, Capacity, capacity
 from .weights import upload, upload_ngrams
 
 _COPYING_THREADS = 4

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import cupy as cp
 import numpy as np
+from cuda.bindings import driver
+from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
 from ..model.alphabet import head_bytes
-from ..model.charcnn import NORM_EPSILON, Layer
-from ..model.frame import Frame
+from ..model.layers import NORM_EPSILON, Frame, Layer
 from . import catalog
 from .catalog import Kernel
 from .compile import compile_kernel
-from .packing import most_units
+from .memory_plan import most_units
 from .storage import STORAGE, Storage
 from .tables import StatisticsTables
-from .tensor_map import tensor_map
 from .tiles import (
     SLAB_BYTES,
     ProductTile,
@@ -323,3 +323,33 @@ def _int(value: int) -> np.int32:
 
 def _or_null(array: cp.ndarray | None) -> Any:
     return np.uint64(0) if array is None else array
+
+
+@lru_cache(maxsize=512)
+def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> NDArray[np.void]:
+    """A descriptor for Hopper's copy engine (TMA), passed by value to kernels of `sm90/`: 128 bytes, [1] of void128, of
+    the bytes of a C-contiguous array, with the 128-byte swizzle.
+
+    The type of its numbers does not matter to a copy. shape, box: in bytes, outermost dimension first, as in NumPy; the
+    copy engine's order is the reverse. A row of a box has 128. Raises BroadsheetError where the driver rejects it.
+    """
+    rank = len(shape)
+    strides = [int(np.prod(shape[axis:])) for axis in range(rank - 1, 0, -1)]
+    error, found = driver.cuTensorMapEncodeTiled(
+        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        rank,
+        pointer,
+        [driver.cuuint64_t(size) for size in reversed(shape)],
+        [driver.cuuint64_t(stride) for stride in strides],
+        [driver.cuuint32_t(size) for size in reversed(box)],
+        [driver.cuuint32_t(1)] * rank,
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise BroadsheetError(f"no tensor map of {list(shape)} in boxes of {list(box)}: {error.name}")
+    value = np.zeros(1, "V128")
+    value.view(np.uint64)[:] = np.array(found.opaque, np.uint64)
+    return value

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.alphabet import head_bytes
+from .memory_plan import Place, most_units, places, result_shapes, small_batch, small_bytes, small_input
 from .network import Network, NotPageLocked, Result
 from .ops import Encoded, Scored
-from .packing import most_units
-from .small_layout import Place, places, small_batch, small_bytes, small_input, small_output
 
 _KEPT = 64
 """Graphs, of those used last."""
@@ -86,7 +85,7 @@ class SmallBatches:
     def _capture(self, count: int, top_k: int) -> _Captured:
         network, layers = self._network, self._network.layers
         given, given_bytes = places(small_input(layers, count))
-        found, found_bytes = places(small_output(layers, count, top_k))
+        found, found_bytes = places(result_shapes(layers, count, top_k))
         text, out = _views(self._given.device, given), _views(self._found.device, found)
         encoded = Encoded(network.ids(count), out["n_chars"], out["truncated"], out["unknown_chars"])
         scored = Scored(out["logits"], out["scores"], out["labels"], out["best"])

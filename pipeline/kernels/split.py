@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.charcnn import NORM_EPSILON
+from ..model.layers import NORM_EPSILON
 from ..model.reference import Floats, Norm, Weights
 
 GROUP = 32

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..model.charcnn import Layer
+from ..model.layers import Layer
 
 
 class Element(NamedTuple):

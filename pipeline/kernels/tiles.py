@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar, NamedTuple
 
-from ..model.charcnn import Layer
+from ..model.layers import Layer
 from .storage import Element
 
 SLAB_BYTES = 128

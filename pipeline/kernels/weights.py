@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..model.alphabet import Alphabet
-from ..model.charcnn import Layer
+from ..model.layers import Layer
 from ..model.ngrams import Kinds, NGrams
 from ..model.quantised import Integers
 from ..model.reference import Floats, Weights
 from . import split
-from .ngram_tables import ngram_tables
 from .storage import BFLOAT, FLOAT, HALF, STORAGE, Element, Storage
 from .tables import (
     StatisticsTables,
     eight_bit_order,
     fixed_point,
+    ngram_tables,
     rescale_table,
     statistics_tables,
 )

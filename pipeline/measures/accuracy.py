@@ -1,4 +1,4 @@
-"""Accuracy, per-class figures, the confusion matrix, and rows that the model can hardly judge."""
+"""Accuracy, per-class figures, the confusion matrix, and the rows between two classes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..model.reference import NO_LABEL
@@ -145,30 +143,6 @@ LENGTHS = (0, 1, 50, 100, 150, 200, 250, 300, 400, 500, 750, 1000, 2000, 5000, 1
 def count_lengths(n_chars: NDArray[np.int64]) -> list[int]:
     """Articles in each class of LENGTHS."""
     return [int(n) for n in np.histogram(n_chars, [*LENGTHS, np.iinfo(np.int64).max])[0]]
-
-
-EMPTY, OUTSIDE = "empty", "mostly outside the model's alphabet"
-"""Why a row can hardly be judged: its text is empty or blank, or so much of it is outside the alphabet."""
-
-OUTSIDE_SHARE = 0.3
-"""The share of characters, of those that the model reads, from which the label means little. English news has at most
-0.28 outside an alphabet that lacks the space, and next to nothing outside the shipped model's; text in another script
-has 0.37 to 1, the least where it is full of Latin names. A language in Latin script is not noticed."""
-
-
-def count_doubtful(
-    chunk: Chunk, n_chars: NDArray[np.int64], unknown_chars: NDArray[np.int64], length: int
-) -> dict[str, int]:
-    """Rows that a model of `length` characters can hardly judge, by reason. A row has one reason at most."""
-    empty = n_chars == 0
-    filled = np.flatnonzero(np.diff(chunk.offsets) > 0) if chunk.ids is None else np.empty(0, np.intp)
-    # Only what begins with a space is searched: a search of all texts would take a tenth of a GPU's time.
-    spaced = filled[chunk.data[chunk.offsets[filled]] <= ord(" ")]
-    blank = pc.utf8_is_space(chunk.text.take(pa.array(spaced)).cast(pa.large_string()))
-    empty[spaced] |= blank.to_numpy(zero_copy_only=False)
-    outside = ~empty & (unknown_chars >= OUTSIDE_SHARE * np.minimum(n_chars, length))
-    counts = {EMPTY: int(empty.sum()), OUTSIDE: int(outside.sum())}
-    return {reason: rows for reason, rows in counts.items() if rows}
 
 
 def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[tuple[int, int, int]]:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ..engine.base import Predictions
 from ..engine.open import open_engine
 from ..errors import UsageError
-from ..labelling.overflow import set_aside_overflow
+from ..labelling.scored import Scoring, scored
 from ..model.charcnn import Model, load_model
-from ..model.temperature import log_scores, probabilities
+from ..model.scores import log_scores, probabilities
 from ..source.chunk import NO_TRUTH, Chunk, Selection
 from ..source.inputs import identify, open_input
 from ..source.read.read import chunks_here
@@ -217,12 +217,11 @@ def evaluate(
     judged = _Judged(loaded.temperature)
     quarantined = overflowed = abstained = 0
     try:
-        for number, readable in enumerate(chunks_here(job_input)):
-            found_labels = engine.classify(readable.texts, all_scores=True)
-            chunk, (predictions,) = set_aside_overflow(readable, (found_labels,), [engine], first=number == 0)
+        for each in scored(chunks_here(job_input), [engine], [Scoring(all_scores=True)]):
+            chunk, (predictions,) = each.chunk, each.predictions
             labels, scores = predictions.labels[:, 0], predictions.scores[:, 0]
-            quarantined += len(readable.quarantine)
-            overflowed += len(readable) - len(chunk)
+            quarantined += len(chunk.quarantine) - each.overflowed
+            overflowed += each.overflowed
             if chunk.truth is None or not len(chunk):
                 continue
             judged.add(predictions, chunk.truth)

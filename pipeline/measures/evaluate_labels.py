@@ -11,9 +11,9 @@ import numpy as np
 
 from ..engine.open import open_engine
 from ..errors import UsageError
-from ..labelling.overflow import set_aside_overflow
+from ..labelling.scored import Scoring, scored
 from ..model.charcnn import Model, load_model
-from ..model.label_sets import assigned
+from ..model.scores import assigned
 from ..source.chunk import Selection
 from ..source.inputs import identify, open_input
 from ..source.label_sets import label_lists, label_sets
@@ -151,11 +151,10 @@ def evaluate_labels(
     counts = LabelCounts.of(loaded.classes, nothing, nothing)
     unknown = quarantined = overflowed = 0
     try:
-        for number, readable in enumerate(chunks_here(job_input)):
-            found_scores = engine.classify(readable.texts, all_scores=True)
-            chunk, (predictions,) = set_aside_overflow(readable, (found_scores,), [engine], first=number == 0)
-            quarantined += len(readable.quarantine)
-            overflowed += len(readable) - len(chunk)
+        for each in scored(chunks_here(job_input), [engine], [Scoring(all_scores=True)]):
+            chunk, (predictions,) = each.chunk, each.predictions
+            quarantined += len(chunk.quarantine) - each.overflowed
+            overflowed += each.overflowed
             if not len(chunk):
                 continue
             true, others = label_sets(label_lists(chunk.rows, label_column, label_separator), loaded.classes)

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..errors import UsageError
 from ..model.alphabet import encode, of_ids
-from ..model.calibration import CALIBRATION_ROWS, calibrated
 from ..model.charcnn import Model, load_model
+from ..model.quantised import SCALE_ROWS, with_scales
 from ..source.chunk import Selection
 from ..source.delimiter import delimiter_named
 from ..source.find.files import Files
@@ -81,7 +81,7 @@ def quantise(
     separator = None if delimiter is None else delimiter_named(delimiter)
     selection = Selection(texts, header=header, encoding=encoding_named(encoding), delimiter=separator)
     found = identify(source, len(loaded.alphabet), loaded.length, whole_hash=False, by_content=False)
-    sample = sample_input(found, selection, CALIBRATION_ROWS, None)
+    sample = sample_input(found, selection, SCALE_ROWS, None)
     ids = []
     for chunk in sample.chunks:
         if chunk.ids is None:
@@ -94,4 +94,4 @@ def quantise(
     about: dict[str, Any] = {"rows": rows}
     if isinstance(found, Files):
         about["files"] = [os.path.basename(file.path) for file in found.found]
-    return replace(calibrated(loaded, np.concatenate(ids)), card={**loaded.card, "calibrated on": about})
+    return replace(with_scales(loaded, np.concatenate(ids)), card={**loaded.card, "calibrated on": about})

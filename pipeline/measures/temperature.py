@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from ..engine.base import Engine
 from ..engine.open import open_engine
 from ..errors import UsageError
+from ..labelling.scored import texts_of
 from ..model.charcnn import Model, load_model
-from ..model.temperature import CARD, LEAST_ROWS, fitted, log_scores
+from ..model.scores import CARD, LEAST_ROWS, fitted, log_scores
 from ..source.chunk import NO_TRUTH, Chunk, Selection
 from ..source.find.files import Files
 from ..source.inputs import identify, open_input
@@ -160,7 +161,7 @@ def _scored(
         first += len(chunk)
         if not taken.any():
             continue
-        found = engine.classify(chunk.texts.take(taken), all_scores=True)
+        found = engine.classify(texts_of(chunk).take(taken), all_scores=True)
         scored = ~found.overflowed
         assert found.all_scores is not None
         yield found.all_scores[scored], truth[taken][scored]

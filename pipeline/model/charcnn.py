@@ -1,4 +1,4 @@
-"""The network's layer table, its weights, and the parent program's parameter file."""
+"""A model: the network's weights with their alphabet and classes, and where it is loaded from."""
 
 from __future__ import annotations
 
@@ -15,19 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from . import hub, model_file, sidecar
+from . import model_file
 from .alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
-from .frame import FRAMES, Frame
+from .layers import CLASSES, FRAMES, HIDDEN, LENGTHS, PUBLISHED_LENGTH, Frame, Layer, layer_table, parameter_count
+from .model_file import ActivationScales
 from .ngrams import MOST_TABLE_BYTES, NGrams
-from .scales import ActivationScales
-from .temperature import TEMPERATURES
-
-CHANNELS = 256
-HIDDEN = 1024
-NORM_EPSILON = 1e-5
-LENGTHS = (64, 4096)
-CLASSES = (2, 1000)
-PUBLISHED_LENGTH = 1014
+from .scores import TEMPERATURES
 
 
 class Shipped(NamedTuple):
@@ -54,104 +47,6 @@ SHIPPED = {
 
 MEANT_FOR = "meant for"
 """The key of a card that says for which texts a model is."""
-
-# name, kernel width, layer normalisation, pool width
-_CONVOLUTIONS = (
-    ("conv1", 7, "norm1", 3),
-    ("conv2", 7, None, 3),
-    ("conv3", 3, None, 1),
-    ("conv4", 3, None, 1),
-    ("conv5", 3, None, 1),
-    ("conv6", 3, "norm6", 3),
-)
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One block: a valid stride-1 convolution or a linear layer, then norm, ReLU and pool where it has them.
-
-    `rows_in`, `rows_out` and `rows_pooled` are the lengths before the convolution, after it and after the pool; they
-    are 1 for a linear layer. Every block but the last ends with ReLU. `is_lookup`: the input is ids, each one of
-    `inputs` symbols or a zero column, so that the product is a sum of table rows.
-    """
-
-    name: str
-    kind: str
-    inputs: int
-    outputs: int
-    kernel: int
-    norm: str | None
-    pool: int
-    relu: bool
-    rows_in: int
-    rows_out: int
-    rows_pooled: int
-    is_lookup: bool = False
-
-    @property
-    def product_pool(self) -> int:
-        """The pool width within the product kernel; 1 where a norm comes first."""
-        return 1 if self.norm else self.pool
-
-    @property
-    def product_relu(self) -> bool:
-        """Whether ReLU is part of the product kernel; not where a norm comes first."""
-        return self.relu and not self.norm
-
-    @property
-    def ids(self) -> int:
-        """How many ids there are: the symbols, the unknown character and padding."""
-        return self.inputs + 2
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors of this layer by PyTorch's names, in the order of params.bin."""
-        weight = (self.outputs, self.inputs, self.kernel) if self.kind == "conv1d" else (self.outputs, self.inputs)
-        shapes: dict[str, tuple[int, ...]] = {f"{self.name}.weight": weight, f"{self.name}.bias": (self.outputs,)}
-        if self.norm:
-            shapes[f"{self.norm}.weight"] = shapes[f"{self.norm}.bias"] = (self.outputs, self.rows_out)
-        return shapes
-
-    @property
-    def flop(self) -> int:
-        """Floating-point operations an article as a dense product (a multiply and an add count as two)."""
-        return 2 * self.rows_out * self.inputs * self.outputs * self.kernel
-
-
-def layer_table(symbols: int, length: int, classes: int) -> tuple[Layer, ...]:
-    """The nine blocks for an alphabet of `symbols`, `length` characters and `classes` labels.
-
-    Raises ModelError where a number is out of range, or the length leaves no row after the last pool.
-    """
-    if not LENGTHS[0] <= length <= LENGTHS[1]:
-        raise ModelError(f"length {length} is outside {LENGTHS[0]} to {LENGTHS[1]} characters")
-    if not CLASSES[0] <= classes <= CLASSES[1]:
-        raise ModelError(f"{classes} classes: a model has {CLASSES[0]} to {CLASSES[1]}")
-    layers: list[Layer] = []
-    rows, inputs = length, symbols
-    for name, kernel, norm, pool in _CONVOLUTIONS:
-        out = rows - kernel + 1
-        pooled = max(out, 0) // pool
-        layers.append(
-            Layer(name, "conv1d", inputs, CHANNELS, kernel, norm, pool, True, rows, out, pooled, is_lookup=not layers)
-        )
-        rows, inputs = pooled, CHANNELS
-    if not rows:
-        least = next(n for n in range(*LENGTHS) if _pooled_rows(n))
-        raise ModelError(f"length {length} leaves no row after block 6: the network needs at least {least} characters")
-    for name, inputs, outputs, relu in (
-        ("fc1", CHANNELS * rows, HIDDEN, True),
-        ("fc2", HIDDEN, HIDDEN, True),
-        ("fc3", HIDDEN, classes, False),
-    ):
-        layers.append(Layer(name, "linear", inputs, outputs, 1, None, 1, relu, 1, 1, 1))
-    return tuple(layers)
-
-
-def _pooled_rows(rows: int) -> int:
-    for _, kernel, _, pool in _CONVOLUTIONS:
-        rows = max(rows - kernel + 1, 0) // pool
-    return rows
 
 
 @dataclass(frozen=True)
@@ -364,7 +259,7 @@ class Model:
         )  # fmt: skip
         digest = replace(self, tensors=tensors).digest
         tensors |= self._of_ngrams
-        return model_file.encode(tensors, about, [_describe(layer) for layer in self.layers], digest)
+        return model_file.encode(tensors, about, [layer.description for layer in self.layers], digest)
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
         """Write the model to a safetensors file.
@@ -419,20 +314,6 @@ class Model:
         return model
 
 
-def _describe(layer: Layer) -> dict[str, Any]:
-    return {
-        "name": layer.name,
-        "kind": layer.kind,
-        "inputs": layer.inputs,
-        "outputs": layer.outputs,
-        "kernel": layer.kernel,
-        "norm": layer.norm,
-        "pool": layer.pool,
-        "relu": layer.relu,
-        "rows": layer.rows_pooled,
-    }
-
-
 def load_model(source: str | Path | Model = "ag-news") -> Model:
     """Load a model.
 
@@ -472,22 +353,19 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
             raise ModelError(f"{shipped}: the file is damaged: install broadsheet again")
         return model
     path, name = Path(source), str(source)
-    if name.startswith(hub.SCHEME):
-        path, name = hub.fetch(name)
+    if name.startswith(model_file.HUB):
+        path, name = model_file.fetch_from_hub(name)
     try:
         data = read_model_file(path)
     except (OSError, ValueError) as error:
         known = ", ".join(SHIPPED)
         raise ModelError(f"no model {str(source)!r}: neither a shipped one ({known}) nor a readable file") from error
-    return _with_sidecar(data, path) if path.suffix == ".bin" else Model.from_bytes(data, name)
-
-
-def _with_sidecar(data: bytes, path: Path) -> Model:
-    """The model of a parameter file, with what its sidecar says, if there is one."""
-    beside = sidecar.read(path, data)
-    if beside is None:
+    if path.suffix != ".bin":
+        return Model.from_bytes(data, name)
+    sidecar = model_file.read_sidecar(path, data)
+    if sidecar is None:
         return from_params(data, name=str(path))
-    return from_params(data, beside.classes, beside.alphabet, str(path), beside.card, beside.frame)
+    return from_params(data, sidecar.classes, sidecar.alphabet, str(path), sidecar.card, sidecar.frame)
 
 
 def read_model_file(path: Path) -> bytes:
@@ -495,7 +373,7 @@ def read_model_file(path: Path) -> bytes:
 
     Raises OSError or ValueError where there is no such file; ModelError where it is none, or larger than any model.
     """
-    largest = 4 * _parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + model_file.MOST_HEADER_BYTES
+    largest = 4 * parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + model_file.MOST_HEADER_BYTES
     largest += MOST_TABLE_BYTES
     return model_file.read_file(path, largest)
 
@@ -514,13 +392,13 @@ def from_params(
     Raises ModelError where the size fits no number of classes.
     """
     symbols = _alphabet(alphabet, name)
-    least = _parameter_count(len(alphabet), CLASSES[0])
+    least = parameter_count(len(alphabet), CLASSES[0])
     each = HIDDEN + 1
     values, rest = divmod(len(data), 4)
     count, left = divmod(values - least, each)
     count += CLASSES[0]
     if rest or left or not CLASSES[0] <= count <= CLASSES[1]:
-        four = 4 * _parameter_count(len(alphabet), 4)
+        four = 4 * parameter_count(len(alphabet), 4)
         raise ModelError(f"{name}: {len(data):,} bytes is not a parameter file (with 4 classes it has {four:,})")
     names = tuple(classes) if classes else tuple(str(i) for i in range(count))
     if len(names) != count:
@@ -545,7 +423,7 @@ def _alphabet(symbols: str, name: str) -> Alphabet:
 
 
 def to_params(model: Model) -> bytes:
-    """The parameter file of a model, which lacks alphabet, class names and frame: `sidecar` keeps them.
+    """The parameter file of a model, which lacks alphabet, class names and frame: its sidecar keeps them.
 
     Raises ModelError for another length.
     """
@@ -553,8 +431,3 @@ def to_params(model: Model) -> bytes:
         raise ModelError(f"params.bin holds length {PUBLISHED_LENGTH} only, this model has {model.length}")
     order = [name for layer in model.layers for name in layer.shapes]
     return b"".join(np.ascontiguousarray(model.tensors[name], "<f4").tobytes() for name in order)
-
-
-def _parameter_count(symbols: int, classes: int, length: int = PUBLISHED_LENGTH) -> int:
-    layers = layer_table(symbols, length, classes)
-    return sum(int(np.prod(shape)) for layer in layers for shape in layer.shapes.values())

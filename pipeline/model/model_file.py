@@ -1,4 +1,6 @@
-"""A model as a safetensors file: tensors, and metadata in which each value is JSON text.
+"""The files of a model: safetensors, the sidecar of a params.bin, and repositories of the Hugging Face Hub.
+
+A safetensors file has tensors, and metadata in which each value is JSON text.
 
 `features` in the metadata names the values beside those of version 1 that decide what a model computes. A reader
 refuses a feature that it does not know, so a later one needs no new version. Files of version 1 have none.
@@ -8,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import safetensors
@@ -22,10 +25,9 @@ import safetensors.numpy
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from ..errors import ModelError
-from .frame import Frame
+from ..errors import ModelError, UsageError
+from .layers import Frame
 from .ngrams import Kinds
-from .scales import ActivationScales
 
 FORMAT = "broadsheet-charcnn/2"
 FEATURES = ("frame", "scales", "temperature", "ngrams", "thresholds")
@@ -34,6 +36,36 @@ MOST_HEADER_BYTES = 4 << 20
 _CHECKSUM = "checksum"
 _DEEPEST = 50
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class ActivationScales(Struct, frozen=True):
+    """The scales of a model's 8-bit activations, found on texts like those that the model will read.
+
+    Attributes
+    ----------
+    steps : dict of str to float
+        By the name of a convolution: what one step of its input stands for, which is a number from 0 to 255.
+    found_on : str
+        sha256 of the texts on which the steps were found, and of how.
+
+    """
+
+    steps: dict[str, float]
+    found_on: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] = msgspec.field(name="calibration")
+
+    def check(self, layers: Iterable[str], model: str) -> None:
+        """Raise ModelError unless there is a usable step for each of these layers, and for no other."""
+        if set(self.steps) != set(layers):
+            raise ModelError(f"{model}: its activation scales are not those of {', '.join(layers)}")
+        for layer, step in self.steps.items():
+            if not (math.isfinite(step) and _LEAST <= step <= _MOST):
+                raise ModelError(
+                    f"{model}: the activation scale of {layer} is {step:g}, outside {_LEAST:g} to {_MOST:g}"
+                )
+
+
+_LEAST, _MOST = 1e-20, 1e20
+"""Beyond them, a product of scales might leave the range of fp32."""
 
 
 class About(Struct):
@@ -170,3 +202,90 @@ def _damage_told(what: str) -> Iterator[None]:
         yield
     except (safetensors.SafetensorError, ValueError, KeyError, RecursionError) as error:
         raise ModelError(f"{what} ({str(error)[:200]})") from error
+
+
+class Sidecar(Struct, frozen=True, kw_only=True):
+    """The file next to a params.bin for what that has no place for: class names, alphabet, frame, card.
+
+    sha256: of the parameter file that it belongs to. Version 1 knew no frame but the dense one.
+    """
+
+    format: Literal["broadsheet-params/1", "broadsheet-params/2"] = "broadsheet-params/2"
+    alphabet: str
+    classes: list[str]
+    frame: Frame = "dense"
+    card: dict[str, Any] = {}
+    sha256: str
+
+
+def sidecar_path(params: Path) -> Path:
+    """The sidecar's path: that of the parameter file, and `.json`."""
+    return params.with_name(f"{params.name}.json")
+
+
+def read_sidecar(params: Path, data: bytes) -> Sidecar | None:
+    """The sidecar of a parameter file with this content; None where there is none.
+
+    Raises ModelError where it is damaged, or belongs to another parameter file.
+    """
+    path = sidecar_path(params)
+    try:
+        found = msgspec.json.decode(read_file(path, MOST_HEADER_BYTES), type=Sidecar)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{path}, which has the class names of {params.name}, is damaged ({str(error)[:200]}): remove it, and give "
+            "--classes to broadsheet convert"
+        ) from error
+    if found.sha256 != hashlib.sha256(data).hexdigest():
+        raise ModelError(f"{path} belongs to another {params.name}: one of the two was replaced. Remove {path.name}")
+    return found
+
+
+def sidecar_json(alphabet: str, classes: list[str], frame: Frame, card: dict[str, Any], data: bytes) -> bytes:
+    """The content of the sidecar of a parameter file with this content."""
+    digest = hashlib.sha256(data).hexdigest()
+    sidecar = Sidecar(alphabet=alphabet, classes=classes, frame=frame, card=card, sha256=digest)
+    return msgspec.json.format(msgspec.json.encode(sidecar), indent=1) + b"\n"
+
+
+HUB = "hf://"
+HUB_FILE = "model.safetensors"
+"""The model in a repository."""
+
+
+class Fetched(NamedTuple):
+    """A file in the cache, and what it is called: with the commit that it is of."""
+
+    path: Path
+    name: str
+
+
+def repository_of(url: str) -> tuple[str, str | None]:
+    """The repository and the revision, if one is named. Raises UsageError for anything else."""
+    repository, _, revision = url.removeprefix(HUB).partition("@")
+    if repository.count("/") != 1 or not all(repository.split("/")) or url.endswith("@"):
+        raise UsageError(
+            f"{url!r:.200} names no repository of the Hub: write hf://user/name or hf://user/name@revision"
+        )
+    return repository, revision or None
+
+
+def fetch_from_hub(url: str) -> Fetched:
+    """Download a model, or find it in the cache of huggingface_hub, without which UsageError is raised.
+
+    Raises ModelError where the repository, the revision or the file is not there, or the Hub is out of reach and the
+    cache lacks it.
+    """
+    repository, revision = repository_of(url)
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise UsageError("huggingface_hub is not installed: pip install 'broadsheet[hub]'") from error
+    try:
+        path = Path(hf_hub_download(repository, HUB_FILE, revision=revision, library_name="broadsheet"))
+    except Exception as error:  # of HTTP, the name or the cache, each of another library
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(f"{url}: no {HUB_FILE} is to be had there: {reason[:200]}") from error
+    return Fetched(path, f"{HUB}{repository}@{path.parent.name}")

@@ -1,7 +1,7 @@
 """Blocks 2 to 6 in 8-bit integers: the specification of `--precision int8`, and the CPU backend in it.
 
 Activations are unsigned bytes, weights signed ones, and sums 32-bit integers, which are exact: their order does not
-matter. A byte stands for that many steps of its tensor (model/scales.py), a weight for that many steps of its output
+matter. A byte stands for that many steps of its tensor, a weight for that many steps of its output
 channel, and the bias is rounded to steps of the sum. A sum becomes a byte in three operations:
 
     float32(sum + bias) * scale, rounded to the nearest integer, at most 255 and at least 0, which is the ReLU
@@ -13,22 +13,34 @@ kernels gives these sums and these bytes, bit for bit. Block 1, norms and linear
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from ..errors import ModelError, UsageError
+from ..processes.threads import available_cores
 from . import reference
-from .charcnn import Layer, Model
+from .charcnn import Model
+from .layers import Layer
+from .model_file import ActivationScales
 from .reference import Floats, Rows, Weights
-from .scales import ActivationScales
 
 LARGEST = 255
 """The largest activation. A value there is called saturated, since what was above is there too."""
+
+SCALE_ROWS = 2048
+"""Articles on which activation scales are found, unless there are fewer."""
+
+_METHOD = b"largest"
+_GROUP = 32
 
 _LARGEST_WEIGHT = 127
 _LARGEST_BIAS = 1 << 29
@@ -173,3 +185,32 @@ def _norm_block(x: Activations, weights: Weights, layer: Layer, here: Convolutio
 
 def _count_saturated(values: Bytes) -> int:
     return int(np.count_nonzero(values == LARGEST))
+
+
+def with_scales(model: Model, ids: NDArray[np.uint8]) -> Model:
+    """The model with activation scales: the greatest value of each tensor on these articles becomes the greatest byte.
+
+    ids: uint8 [N, length]. Raises UsageError where there is no article, or the model overflows on one.
+    """
+    if not len(ids):
+        raise UsageError("there is no text to calibrate on")
+    blocks = reference.blocks(reference.prepare(model))
+    inputs = [(name, after) for (name, _), (after, _) in pairwise(blocks) if after.startswith("conv")]
+
+    def largest(group: NDArray[np.uint8]) -> list[float]:
+        x: Any = group
+        found = []
+        for _, block in blocks[: len(inputs)]:
+            x = block(x)
+            found.append(float(x.values.max()))  # NaN where one of them is
+        return found
+
+    groups = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
+    with ThreadpoolController().limit(limits=1, user_api="blas"), ThreadPoolExecutor(available_cores()) as pool:
+        found = np.array(list(pool.map(largest, groups))).max(axis=0)
+    if not np.isfinite(found).all():
+        raise UsageError(f"{model.name}: the model overflows on a text of the sample: it cannot compute in int8")
+    # A tensor that is always zero may have any step.
+    steps = {after: float(most) / LARGEST or 1.0 for (_, after), most in zip(inputs, found, strict=True)}
+    digest = hashlib.sha256(_METHOD + np.ascontiguousarray(ids).tobytes()).hexdigest()
+    return replace(model, scales=ActivationScales(steps, digest))

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .alphabet import text_ends
-from .charcnn import NORM_EPSILON, Layer, Model
-from .frame import Frame
+from .charcnn import Model
+from .layers import NORM_EPSILON, Frame, Layer
 
 Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from .charcnn import Model, load_model
-from .hub import SCHEME, repository_of
+from .model_file import HUB, repository_of
 
 _SUFFIXES = (".safetensors", ".bin")
 
@@ -82,7 +82,7 @@ def load_models(source: str | Path | Model | Iterable[str | Path | Model]) -> Mo
 
 
 def _short(name: str) -> str:
-    if name.startswith(SCHEME):
+    if name.startswith(HUB):
         return repository_of(name)[0].partition("/")[2]
     last = name.rstrip("/").rpartition("/")[2] or name
     return next((last.removesuffix(suffix) for suffix in _SUFFIXES if last.endswith(suffix)), last)

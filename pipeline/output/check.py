@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import OutputError
-from .commit import read_committed
-from .labelling import N_CHARS, Names
+from .commit import quarantine_table, read_committed
+from .formats import read_part
 from .layout import QUARANTINE
-from .part_files import read_part
-from .quarantine import quarantine_table
+from .model_columns import N_CHARS, Names
 from .record import Entry
 from .store import Store
 from .where import Where

@@ -1,4 +1,4 @@
-"""The columns of a job's rows: those that are computed, those that are written, and the choice of rows by them."""
+"""A job's rows as a table: the columns that are copied, what each model says, and which rows are written."""
 
 from __future__ import annotations
 
@@ -7,29 +7,82 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..engine.base import Predictions
-from ..source.chunk import Chunk, Selection
-from .labelling import TRUTH, Labelling
-from .parts import label_table, output_schema
+from ..errors import UsageError
+from ..labelling.scored import Scoring
+from ..source.chunk import NO_TRUTH, Chunk, Selection
+from .model_columns import N_CHARS, TRUTH, ModelColumns
 from .where import Where
+
+REASON = pa.field("reason", pa.string())
+"""The last column of results in memory: why a row has no label."""
+
+
+def output_schema(selection: Selection, models: Sequence[ModelColumns]) -> pa.Schema:
+    """The columns of a part. Raises UsageError where a kept column has the name of another."""
+    rows, truth = selection.row_schema, bool(selection.truth or selection.answers)
+    computed = computed_columns(models, truth)
+    for name in rows.names[2:]:
+        if name in ("file", "row", *computed.names, REASON.name):
+            raise UsageError(
+                f"the column {name!r} cannot be copied: the output has a column of that name. Rename it, or leave it "
+                "out of those to copy"
+            )
+    return pa.schema([*rows, *computed])
+
+
+def computed_columns(models: Sequence[ModelColumns], truth: bool) -> pa.Schema:
+    """Those that a job adds to `file`, `row` and the kept columns. Raises UsageError where two have one name."""
+    fields: list[pa.Field] = []
+    for model in models:
+        fields += model.first
+        if truth and model is models[0]:
+            fields.append(TRUTH)
+        fields += model.more
+    fields += [N_CHARS, *(field for model in models for field in model.of_text)]
+    names = [field.name for field in fields]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two models have a column {name!r}: give one of them another file name")
+    return pa.schema(fields)
+
+
+def label_table(
+    chunk: Chunk, predictions: Sequence[Predictions], schema: pa.Schema, models: Sequence[ModelColumns]
+) -> pa.Table:
+    """The labelled rows: the columns of `chunk.rows` and of its predictions by each model, in the order of `schema`."""
+    found = {N_CHARS.name: pa.array(predictions[0].n_chars)}
+    for model, predicted in zip(models, predictions, strict=True):
+        found |= model.columns(predicted)
+    if chunk.truth is not None:
+        names = pa.array(models[0].truths or models[0].classes, pa.string())
+        found[TRUTH.name] = names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
+    computed = schema.names[chunk.rows.num_columns :]
+    return pa.table([*chunk.rows.columns, *(found[name] for name in computed)], schema)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """written: of the parts. labelled: the same, or also the score of every class, where `where` names one of them.
-    labellings: what each model is to say of a row, for `labelled`. where: which rows are written; None for all.
+    """written: of the parts. computed: the same, or also the score of every class, where `where` names one of them.
+    models: those that each model fills, for `computed`. where: which rows are written; None for all.
     """
 
     written: pa.Schema
-    labelled: pa.Schema
-    labellings: tuple[Labelling, ...]
+    computed: pa.Schema
+    models: tuple[ModelColumns, ...]
     where: Where | None
+
+    @property
+    def scoring(self) -> tuple[Scoring, ...]:
+        """What is asked of each model."""
+        return tuple(columns.scoring for columns in self.models)
 
     def table(self, chunk: Chunk, predictions: Sequence[Predictions]) -> pa.Table:
         """The labelled rows of a chunk. predictions: by each model."""
-        return label_table(chunk, predictions, self.labelled, self.labellings)
+        return label_table(chunk, predictions, self.computed, self.models)
 
     def chosen(self, table: pa.Table) -> NDArray[np.bool_]:
         """Which of the labelled rows are written, [N]."""
@@ -41,20 +94,45 @@ class Columns:
         return table if chosen.all() else table.filter(pa.array(chosen))
 
 
-def columns_of(selection: Selection, labellings: Sequence[Labelling], expression: str | None) -> Columns:
-    """The columns of a job with these options. expression: of `where`.
+def columns_of(selection: Selection, models: Sequence[ModelColumns], expression: str | None) -> Columns:
+    """The columns of a job with these options. models: what each fills. expression: of `where`.
 
     Raises UsageError for a kept column with the name of another, and an expression that does not fit the columns.
     """
-    asked = tuple(labellings)
-    written = output_schema(selection, asked)
+    every = tuple(models)
+    written = output_schema(selection, every)
     if expression is None:
-        return Columns(written, written, asked, None)
-    every_score = tuple(labelling.with_every_score for labelling in asked)
+        return Columns(written, written, every, None)
+    every_score = tuple(columns.with_every_score for columns in every)
     where, all_of_them = Where(expression), output_schema(selection, every_score)
     where.check(all_of_them)
-    labels = {labelling.names.label: labelling.labels for labelling in asked}
-    where.check_labels({TRUTH.name: asked[0].truths or asked[0].classes, **labels})
+    labels = {columns.names.label: columns.labels for columns in every}
+    where.check_labels({TRUTH.name: every[0].truths or every[0].classes, **labels})
     if where.columns <= {*written.names}:
-        return Columns(written, written, asked, where)
+        return Columns(written, written, every, where)
     return Columns(written, all_of_them, every_score, where)
+
+
+def every_row(labelled: pa.Table, chunk: Chunk, sources: Sequence[tuple[str, int, int]]) -> pa.Table:
+    """The labelled and the quarantined rows of a chunk in input order, with the column `reason`.
+
+    sources: (file, first row, rows) of each piece that it was read from, in input order.
+    """
+    labelled = labelled.append_column(REASON, pa.nulls(len(labelled), REASON.type))
+    if not len(chunk.quarantine):
+        return labelled
+    bad = chunk.quarantine.select(["file", "row", "reason"])
+    if chunk.bad is not None:
+        bad = pa.table([*bad.columns, *chunk.bad.columns], [*bad.column_names, *chunk.bad.column_names])
+    rows = pa.concat_tables([labelled, bad], promote_options="default")
+    files = pa.array(list(dict.fromkeys(file for file, *_ in sources)), pa.string())
+    return rows.take(np.lexsort((rows["row"], pc.index_in(rows["file"], files))))
+
+
+def rows_set_aside(schema: pa.Schema, sources: Sequence[tuple[str, int, int]], reason: str) -> pa.Table:
+    """The rows of a chunk that was set aside, none of them labelled. schema: of results in memory."""
+    table = schema.empty_table()
+    for file, first, count in sources:
+        known = pa.table({"file": [file] * count, "row": range(first, first + count), "reason": [reason] * count})
+        table = pa.concat_tables([table, known], promote_options="default")
+    return table

@@ -1,8 +1,14 @@
-"""Committing a chunk: its parts and its quarantined rows, then the entry by which all count; and reading them."""
+r"""Committing a chunk: its parts and its quarantined rows, then the entry by which all count; and reading them.
+
+Quarantined rows are JSON Lines: file, row, byte_offset, reason and head, the row's first bytes as escaped text.
+Well-formed UTF-8 stands for itself; any other byte is `\xNN`, and a backslash is doubled, so `unescape` is exact.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from functools import partial
 
 import msgspec
@@ -10,13 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import OutputError
+from ..source.chunk import QUARANTINE_SCHEMA
 from ..source.plan.group import GroupEnd
-from .claim import check_claim
+from .formats import part_files, read_part
 from .layout import QUARANTINE, PartNames, entry_file, quarantine_file
-from .part_files import part_files, read_part
-from .quarantine import quarantine_bytes
 from .record import ClosingEntry, Entry, FileRecord, from_json, to_json
-from .store import Store
+from .store import Store, check_claim
+
+_ESCAPE = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 
 
 def commit_chunk(store: Store, table: pa.Table, quarantine: pa.Table, about: Entry, names: PartNames) -> Entry:
@@ -82,3 +89,26 @@ def committed_rows(store: Store, entry: Entry, schema: pa.Schema) -> pa.Table:
     files = pa.array([file for file, *_ in entry.sources], pa.string()).unique()
     order = pa.table([pc.index_in(rows.column("file"), files), rows.column("row")], ["file", "row"])
     return rows.take(pc.sort_indices(order, [("file", "ascending"), ("row", "ascending")]))
+
+
+def escape(head: bytes) -> str:
+    return head.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+
+
+def unescape(text: str) -> bytes:
+    return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()) if found[1] else b"\\", text.encode())
+
+
+def quarantine_bytes(rows: pa.Table) -> bytes:
+    """The lines of a chunk's file. rows: of QUARANTINE_SCHEMA."""
+    lines = (row | {"head": escape(row["head"])} for row in rows.to_pylist())
+    return b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
+
+
+def quarantine_table(data: bytes, path: object) -> pa.Table:
+    """The rows again. Raises OutputError, with `path`, for what `quarantine_bytes` does not write."""
+    try:
+        rows = [json.loads(line) for line in data.splitlines()]
+        return pa.Table.from_pylist([row | {"head": unescape(row["head"])} for row in rows], QUARANTINE_SCHEMA)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
+        raise OutputError(f"{path} holds no quarantined rows of a job ({error})") from error

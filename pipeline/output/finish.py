@@ -12,13 +12,12 @@ import pyarrow as pa
 from ..errors import OutputError
 from ..processes.threads import threads
 from . import layout
-from .account import Committed, Gap, gaps, groups_of
-from .claim import check_claim
+from .account import Committed, Gap, gaps, groups_of, totals_of
 from .commit import read_committed
 from .folder import REPAIR, OutputFolder, schema_hex
 from .layout import ENTRIES, FOLDERS, MANIFEST, PARTS, QUARANTINE, SUCCESS
 from .record import Entry, Manifest, SavedPlan, Totals, Update, to_json
-from .totals import totals_of
+from .store import check_claim
 
 
 def finish(

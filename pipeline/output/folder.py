@@ -18,9 +18,7 @@ from ..source.plan.group import GroupEnd, part_name
 from . import layout
 from .account import Committed, gaps, groups_of, open_to_change
 from .check import check_chunk
-from .claim import check_claim, claim, claimed_by, is_claimed, take_over
 from .commit import commit_end, committed_entry
-from .labelling import Labelling
 from .layout import (
     CLAIM,
     ENTRIES,
@@ -34,7 +32,8 @@ from .layout import (
     SUCCESS,
     PartNames,
 )
-from .place import open_store
+from .model_columns import ModelColumns
+from .object_store import open_store
 from .record import (
     ClosingEntry,
     Entry,
@@ -47,7 +46,7 @@ from .record import (
     to_json,
 )
 from .saved_plan import check_plan, together
-from .store import Location, Store
+from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
 
 _FORMAT, _OLD_FORMAT = b'"broadsheet-output"', b'"broadsheet-output/1"'
@@ -292,9 +291,9 @@ class OutputFolder:
                 closed[entry.group] = entry
         return Committed(chunks, closed)
 
-    def committed(self, job: str, labellings: Sequence[Labelling], schema: pa.Schema, update: int) -> Committed:
+    def committed(self, job: str, models: Sequence[ModelColumns], schema: pa.Schema, update: int) -> Committed:
         """The entries by which a resumed job skips chunks and groups: not those that are damaged, or have labels other
-        than `labellings` give or other rows than their group, or whose files are not there in their size. Such a chunk
+        than `models` give or other rows than their group, or whose files are not there in their size. Such a chunk
         is computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
 
         A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and groups in
@@ -312,12 +311,12 @@ class OutputFolder:
         size = self.store.sizes((PARTS, QUARANTINE))  # once the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
-            if not _is_of(entry, labellings):
+            if not _is_of(entry, models):
                 return False
             if not finished:
                 return all(size(file.name) == file.bytes for file in entry.files)
             try:
-                check_chunk(self.store, entry, schema, where, [labelling.names for labelling in labellings])
+                check_chunk(self.store, entry, schema, where, [model.names for model in models])
             except OutputError:
                 return False
             return True
@@ -445,13 +444,13 @@ def schema_hex(schema: pa.Schema) -> str:
     return str(schema.serialize().to_pybytes().hex())
 
 
-def _is_of(entry: Entry, labellings: Sequence[Labelling]) -> bool:
+def _is_of(entry: Entry, models: Sequence[ModelColumns]) -> bool:
     """Whether an entry's labels are those of the models."""
-    if len(entry.judged) != len(labellings):
+    if len(entry.judged) != len(models):
         return False
-    for judged, labelling in zip(entry.judged, labellings, strict=True):
-        count = len(labelling.classes)
-        if not judged.labels.keys() <= {*labelling.labels}:
+    for judged, model in zip(entry.judged, models, strict=True):
+        count = len(model.classes)
+        if not judged.labels.keys() <= {*model.labels}:
             return False
         if not all(NO_TRUTH <= a < count and NO_LABEL <= b < count for a, b, _ in judged.confusion or ()):
             return False

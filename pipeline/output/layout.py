@@ -12,20 +12,22 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
 
+from ..storage.names import ENTRIES as ENTRIES
+from ..storage.names import MANIFEST as MANIFEST
+from ..storage.names import OLD_MANIFEST as OLD_MANIFEST
+from ..storage.names import PARTS as PARTS
+
 FORMATS = ("parquet", "jsonl", "csv")
 """The formats of parts; each is also the ending of its files."""
 
-PARTS, QUARANTINE, ENTRIES, RUNS = "parts", "_quarantine", "_entries", "_runs"
+QUARANTINE, RUNS = "_quarantine", "_runs"
 FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
-MANIFEST, PLAN, CLAIM, SUCCESS = "_manifest.json", "_plan.json", "_claim.json", "_SUCCESS"
+PLAN, CLAIM, SUCCESS = "_plan.json", "_claim.json", "_SUCCESS"
 
 VERSION: Final = 4
 """The version of this layout and of every file in it but the parts."""
 
 _CLOSING, _UPDATE = "group-", "_plan-"
-
-OLD_MANIFEST = "manifest.json"
-"""The manifest of version 1, by which such a folder is recognised and refused."""
 
 PART_ENCODING = 3
 """The version of the encoding of parts: another encoding gives other bytes for the same rows."""

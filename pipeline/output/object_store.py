@@ -3,15 +3,19 @@
 Nothing is renamed there, and nothing needs to be: an object is written whole or not at all, one that must not be
 replaced is written on the condition that it does not exist (`If-None-Match: *`), and one that is replaced on the
 condition that it is still the one that was read (`If-Match`). A store that does not keep to these is refused.
+
+Here too: which store a path or a URL names.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from obstore.exceptions import AlreadyExistsError, PreconditionError
@@ -19,9 +23,11 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 from ..errors import OutputError, OutputUnavailable, UsageError
 from ..processes.threads import threads
 from ..storage.bucket_errors import FIRST_PATIENCE, PATIENCE, patiently
-from ..storage.buckets import BucketPath, bucket_client
+from ..storage.buckets import BucketPath, bucket_client, is_bucket, split_bucket
+from ..storage.names import as_url, without_secrets
 from .layout import MANIFEST, PLAN
-from .store import Store, no_check
+from .local_store import LocalStore
+from .store import Location, Store, no_check
 
 if TYPE_CHECKING:
     import obstore.store
@@ -239,3 +245,30 @@ class ObjectStore(Store):
 
     def remove_empty_folders(self, folder: str) -> None:
         """There are none."""
+
+
+def place_of(output: str | os.PathLike[str], endpoint: str | None = None) -> Location:
+    """The place that a path or URL names. endpoint: as of `bucket_client`.
+
+    Raises UsageError for the URL of anything but an object store, of which only a local folder with such a name could
+    be made.
+    """
+    given = os.fspath(output)
+    url = as_url(given)
+    if url is None:
+        return Path(given).absolute()
+    if not is_bucket(url):
+        raise UsageError(
+            f"{without_secrets(url)}: labels are written into a folder, or into an object store (s3://, gs://, az://): "
+            "give one of these, and copy it when the job is done"
+        )
+    bucket, key = split_bucket(url)
+    names = key.strip("/").split("/")
+    if {"", ".", ".."} & {*names} and names != [""]:
+        raise UsageError(f"{without_secrets(url)}: a folder in a bucket has no empty names in it, and no '.' or '..'")
+    return BucketPath(bucket, "/".join(names), endpoint)
+
+
+def open_store(place: Location) -> Store:
+    """The store at a place."""
+    return ObjectStore(place) if isinstance(place, BucketPath) else LocalStore(place)

@@ -20,7 +20,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ..engine.base import Backend
 from ..errors import OutputError
 from ..measures.accuracy import LENGTHS
-from .labelling import Names
 from .layout import (
     CHUNK_PATTERN,
     FILE_PATTERN,
@@ -32,6 +31,7 @@ from .layout import (
     entry_file,
     quarantine_file,
 )
+from .model_columns import Names
 
 _MOST = 1 << 53
 """The most of anything that is counted: every JSON reader and NumPy have such an integer."""

@@ -1,4 +1,8 @@
-"""What an output folder is kept in, seen as a store of whole files by name, with "/" between folder and file."""
+"""What an output folder is kept in, seen as a store of whole files by name, with "/" between folder and file.
+
+Whose folder it is says a small file, the claim, created once, that only `--overwrite` replaces. Every write of a job is
+checked against it (see `Store.add`), so that a job whose folder has been taken writes nothing more there, however late.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from ..errors import OutputError
 from ..storage.buckets import BucketPath
+from .layout import CLAIM
+from .record import Claim, from_json, to_json
 
 Location = Path | BucketPath
 """Where an output folder is."""
@@ -117,3 +124,37 @@ class Store(ABC):
     @abstractmethod
     def remove_empty_folders(self, folder: str) -> None:
         """Remove the empty folders in a folder."""
+
+
+def claim(store: Store, job: str) -> bool:
+    """Claim a folder for a job unless it is claimed; return whether this call claimed it. Raises OutputError."""
+    return store.create(CLAIM, to_json(Claim(job)))
+
+
+def take_over(store: Store, job: str) -> None:
+    """Claim a folder for a job, whosever it was. Raises OutputError."""
+    store.put(CLAIM, to_json(Claim(job)))
+
+
+def claimed_by(store: Store) -> str:
+    """The id of the job that owns the folder. Raises OutputError where the claim is missing or damaged."""
+    try:
+        return from_json(store.read(CLAIM), Claim, store.root / CLAIM).job
+    except OutputError as error:
+        remedy = ". If no other job runs there, remove it, then" if store.has(CLAIM) else ":"
+        raise OutputError(f"{error.message}{remedy} continue with --resume") from error
+
+
+def is_claimed(store: Store) -> bool:
+    """Whether a job, of any id, owns the folder by a claim that can be read."""
+    try:
+        claimed_by(store)
+    except OutputError:
+        return False
+    return True
+
+
+def check_claim(store: Store, job: str) -> None:
+    """Raise OutputError where another job has taken the folder."""
+    if claimed_by(store) != job:
+        raise OutputError(f"another job has overwritten {store.root}: the labels of this one are lost")

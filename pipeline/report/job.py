@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,152 +11,21 @@ import msgspec
 import pyarrow as pa
 
 from ..errors import in_python
-from ..job.tasks import Done, Noted, SetAside, Stopped
-from ..measures.accuracy import LENGTHS, Confusion, Example, confusion_of
-from ..output.account import Committed
-from ..source.plan.group import GroupEnd, group_name
-from ..telemetry.profiling.measure import Profile
+from ..measures.accuracy import LENGTHS, Confusion
 from .breakdown import Breakdown, break_down
-from .growth import Growth
+from .facts import JobFacts, ModelFigures, RunFacts, models_of
 from .join import Frame
-from .reach import Reach
 from .remarks import READ_AGAIN, hints, not_read
 from .results import Results
 from .summary import as_html, as_text
 from .tally import Tally
-from .timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
 
 DONE, SET_ASIDE, STOPPED = 0, 3, 4
-EXAMPLES = 10
-"""How many of the rows whose two best classes were closest are kept."""
-
 _NAMED = 10
 """How many of the files that were left out are named."""
-
-
-@dataclass(frozen=True)
-class JobFacts:
-    """What the job is, known before its first chunk.
-
-    Attributes
-    ----------
-    model : str
-        Name of the model.
-    classes : tuple of str
-        Names of the labels.
-    output : str or None
-        The output folder; None for rows in memory.
-    backend : str
-        Device, precision and kernels of the workers.
-    precision : str
-        "fp32", "fp16", "bf16" or "int8".
-    chunk_rows : int
-        Rows in a chunk at most.
-    answers : str, optional
-        The answer file that the labels are compared with.
-    no_gpu : str, optional
-        Why the CPU was chosen, where the device was "auto" and something on the workers points to a GPU.
-    meant_for : str, optional
-        The texts that the model is for, where its card says so.
-    left_out : tuple of str
-        Files that were not read, since their suffix belongs to no format, in folders; folders that a pattern matched.
-    growth : Growth, optional
-        Of an update: how the input differs from what was labelled before.
-    models : tuple of (str, tuple of str)
-        Name and labels of each model, in order; `model` has all names, `classes` and `meant_for` are the first one's.
-
-    """
-
-    model: str
-    classes: tuple[str, ...]
-    output: str | None
-    backend: str
-    precision: str
-    chunk_rows: int
-    answers: str | None = None
-    no_gpu: str | None = None
-    meant_for: str | None = None
-    left_out: tuple[str, ...] = ()
-    growth: Growth | None = None
-    models: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-
-@dataclass(frozen=True)
-class OfModel:
-    """What one of a job's models says of its rows.
-
-    Attributes
-    ----------
-    name : str
-        The model.
-    labels : Counter of str
-        Written rows by label.
-    unlabelled : int
-        Written rows without a label.
-    confusion : Confusion or None
-        Rows by true and predicted class, where there is a truth column.
-
-    """
-
-    name: str
-    labels: Counter[str]
-    unlabelled: int
-    confusion: Confusion | None
-
-    @property
-    def accuracy(self) -> float | None:
-        """Share of rows whose label is the true class; None without a truth column."""
-        return None if self.confusion is None else self.confusion.accuracy
-
-
-@dataclass
-class Run:
-    """What this run of the job did.
-
-    Attributes
-    ----------
-    timeline : Timeline
-        Its spans.
-    reach : Reach
-        How far it is, with the chunks that tasks have committed and not returned yet.
-    chunks_before : int
-        Chunks that earlier runs committed.
-    rows : int
-        Rows that it read.
-    remarks : list of str
-        What would make the next run faster.
-    set_aside : list of (str, str)
-        Chunks without a result, each with the reason.
-    stopped : bool
-        Whether it was stopped early.
-    seconds : float
-        Its duration.
-    timings : dict of str to float
-        Seconds by phase: "plan", "start", "classify", "commit".
-    examples : list of Example
-        Rows whose two best classes were closest, if requested.
-    profile : Profile or None
-        The kernels of one worker, if requested.
-    page : str or None
-        The file of its page, if requested.
-
-    """
-
-    timeline: Timeline = field(default_factory=Timeline)
-    reach: Reach = field(default_factory=Reach)
-    chunks_before: int = 0
-    rows: int = 0
-    remarks: list[str] = field(default_factory=list)
-    set_aside: list[tuple[str, str]] = field(default_factory=list)
-    stopped: bool = False
-    seconds: float = 0.0
-    timings: dict[str, float] = field(default_factory=dict)
-    examples: list[Example] = field(default_factory=list)
-    profile: Profile | None = None
-    page: str | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,7 +38,7 @@ class JobReport:
         What the job is: model, backend, output folder, rows in a chunk.
     tally : Tally
         Totals over its rows, those of earlier runs too: counts, labels, confusion, problems.
-    run : Run
+    run : RunFacts
         What this run did: timings, spans, chunks set aside.
     results : Results
         The rows, in memory or in the output folder; `to_arrow`, `to_pandas`, `join` and `quarantine` read them.
@@ -187,7 +55,7 @@ class JobReport:
 
     job: JobFacts
     tally: Tally
-    run: Run
+    run: RunFacts
     results: Results
 
     def __repr__(self) -> str:
@@ -196,49 +64,11 @@ class JobReport:
         return f"<JobReport: {counts}{where}>"
 
     def __str__(self) -> str:
-        return as_text(self)
+        return as_text(self.job, self.tally, self.run)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return as_html(self)
-
-    def committed_before(self, before: Committed) -> None:
-        """Count chunks that an earlier run committed, and groups that are not read again."""
-        for entry in before.chunks.values():
-            self.tally.add([entry])
-            self.run.reach.add(entry.chunk, entry.rows_read)
-        for number, end in before.closed.items():
-            if group_name(number) in before.done:
-                self.close(GroupEnd(number, end.files, end.chunks, end.problems, end.unread))
-        self.run.reach.begin()
-        self.run.chunks_before = len(before.chunks)
-
-    def close(self, end: GroupEnd) -> None:
-        """Count what was amiss with the files of a group."""
-        self.tally.close(end.problems, end.unread)
-        self.run.reach.close(end)
-
-    def add(self, event: Done | GroupEnd | Noted | SetAside | Stopped) -> None:
-        """Count what this run did."""
-        run = self.run
-        if isinstance(event, Noted):
-            run.reach.note(event.name, event.rows, event.stored)
-            run.timeline.add(event.name, event.rows, event.spans, event.place)
-        elif isinstance(event, GroupEnd):
-            self.close(event)
-        elif isinstance(event, Stopped):
-            run.stopped = True
-        elif isinstance(event, SetAside):
-            self.results.add(event)
-            run.set_aside.append((event.name, event.reason))
-        else:
-            self.results.add(event)
-            self.tally.add([event.entry])
-            run.rows += event.entry.rows_read
-            run.reach.add(event.name, event.entry.rows_read)
-            run.examples = sorted([*run.examples, *event.examples])[:EXAMPLES]
-            if event.place is not None:
-                run.timeline.add(event.name, event.entry.rows_read, event.spans, event.place)
+        return as_html(self.job, self.tally, self.run)
 
     @property
     def exit_code(self) -> int:
@@ -278,7 +108,7 @@ class JobReport:
     @property
     def articles_per_second(self) -> float:
         """Rows of this run over the time in which chunks were read, classified and written."""
-        return self.run.rows / max(self.run.timings.get("classify", 0.0), 1e-9)
+        return self.run.articles_per_second
 
     @property
     def wrong_answers(self) -> int:
@@ -297,22 +127,9 @@ class JobReport:
         return None if self.confusion is None else self.confusion.accuracy
 
     @property
-    def models(self) -> tuple[OfModel, ...]:
+    def models(self) -> tuple[ModelFigures, ...]:
         """What each model says, in the order in which they were named; the report's own figures are the first one's."""
-        name = self.job.models[0][0] if self.job.models else self.job.model
-        others = zip(self.job.models[1:], self.tally.others, strict=False)
-        return (
-            OfModel(name, self.tally.labels, self.tally.unlabelled, self.confusion),
-            *(
-                OfModel(
-                    name,
-                    Counter(judged.labels),
-                    judged.unlabelled,
-                    None if judged.confusion is None else confusion_of(judged.confusion, classes),
-                )
-                for (name, classes), judged in others
-            ),
-        )
+        return models_of(self.job, self.tally)
 
     @property
     def not_read(self) -> list[str]:

@@ -133,7 +133,7 @@ def _content(report: JobReport) -> dict[str, Any]:
         },
         "matrix": _matrix(report.confusion),
         "pairs": _pairs(report.confusion),
-        "doubt": doubt(report),
+        "doubt": doubt(report.job, report.tally),
         "timeline": _picture(partial(plots.timeline, report.run.timeline, breakdown)) if ran else None,
         "throughput": _picture(partial(plots.throughput, report.run.timeline, breakdown)) if ran else None,
         "roofline": profile and _picture(partial(plots.roofline, profile)),

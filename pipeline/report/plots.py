@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from ..errors import visible
 from ..measures.accuracy import Confusion
 from ..measures.reliability import Reliability
-from ..telemetry.profiling.measure import Point, Profile
+from ..telemetry.profile import Point, Profile
 from ..telemetry.spans import Span
 from .breakdown import Breakdown
 from .breakdown_table import device_name

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from ..errors import UsageError
-from ..job.tasks import Done, SetAside
-from ..output.commit import committed_rows
+from ..output.columns import REASON, rows_set_aside
+from ..output.commit import committed_rows, quarantine_table
 from ..output.folder import OutputFolder
 from ..output.layout import QUARANTINE, of_job
-from ..output.memory import rows_set_aside
-from ..output.parts import REASON
-from ..output.quarantine import quarantine_table
 from ..output.store import Location
 from ..source.chunk import QUARANTINE_SCHEMA, Selection
 from .join import Frame, as_pandas, is_frame, refuse_other_frame, refuse_taken, with_columns
@@ -47,12 +44,12 @@ def origin_of(source: Any, selection: Selection) -> Origin:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _ChunkRows:
     """Those of a chunk: all, and those in quarantine. index: of a Dask DataFrame's partition."""
 
     table: pa.Table
     quarantine: pa.Table
-    index: pd.Index | None = None
+    index: pd.Index | None
 
 
 class Results:
@@ -63,17 +60,16 @@ class Results:
         self._folder = folder
         self._job = job
         self._origin = origin
-        self._chunks: dict[str, _Rows] = {}
+        self._chunks: dict[str, _ChunkRows] = {}
 
-    def add(self, event: Done | SetAside) -> None:
-        """Keep the rows of a chunk, where there is no output folder."""
-        if self._folder is not None:
-            return
-        if isinstance(event, SetAside):
-            rows = rows_set_aside(self._schema, event.sources, event.reason)
-            self._chunks[event.name] = _Rows(rows, QUARANTINE_SCHEMA.empty_table())
-        elif event.table is not None and event.quarantine is not None:
-            self._chunks[event.name] = _Rows(event.table, event.quarantine, event.index)
+    def add(self, chunk: str, table: pa.Table, quarantine: pa.Table, index: pd.Index | None) -> None:
+        """Keep the rows of a chunk of results in memory. index: of a Dask DataFrame's partition."""
+        self._chunks[chunk] = _ChunkRows(table, quarantine, index)
+
+    def set_aside(self, chunk: str, sources: Sequence[tuple[str, int, int]], reason: str) -> None:
+        """Keep the rows of a chunk without a result, where there is no output folder."""
+        if self._folder is None:
+            self.add(chunk, rows_set_aside(self._schema, sources, reason), QUARANTINE_SCHEMA.empty_table(), None)
 
     def rows(self) -> pa.Table:
         """In input order: in memory every row, from a folder those that are labelled."""
@@ -134,7 +130,7 @@ class Results:
         else:
             yield from (quarantine_table(data, path) for data, path in self._quarantine_files(self._folder))
 
-    def _in_order(self) -> Iterator[_Rows]:
+    def _in_order(self) -> Iterator[_ChunkRows]:
         return (rows for _, rows in sorted(self._chunks.items()))
 
     def _quarantine_files(self, folder: OutputFolder) -> Iterator[tuple[bytes, Location]]:

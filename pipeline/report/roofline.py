@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..telemetry.profiling.kernel_work import Ceilings, KernelProfile
+from ..telemetry.profile import Ceilings, KernelProfile
 
 NEAR = 0.5
 """A kernel that reaches this share of a ceiling is bound by it."""

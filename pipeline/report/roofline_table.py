@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from ..telemetry.profiling.measure import Point, Profile
+from ..telemetry.profile import Point, Profile
 from .console import PlainConsole
 from .roofline import judge
 

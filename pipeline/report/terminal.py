@@ -16,11 +16,12 @@ from rich.table import Table
 from ..measures.accuracy import Confusion
 from .breakdown_table import print_breakdown
 from .console import PlainConsole, facts_table, lines, print_fact, say
-from .job import JobReport, OfModel, Progress
-from .reach import Reach
+from .facts import ModelFigures
+from .job import JobReport, Progress
 from .remarks import unread_line
 from .roofline_table import print_profile
 from .summary import doubt, facts, unfinished
+from .tally import Reach
 
 _MOST_CLASSES = 20
 _MOST_LINES = 10
@@ -124,13 +125,13 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
     _print_list("files", [message for _, message in report.tally.problems], console)
     _print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.run.set_aside], console)
     growth = report.job.growth.lines if report.job.growth else []
-    for remark in (*growth, unfinished(report), doubt(report), *report.hints):
+    for remark in (*growth, unfinished(report.run), doubt(report.job, report.tally), *report.hints):
         if remark:
             console.print(lines(remark, "yellow"), soft_wrap=True)
 
 
 def _print_totals(report: JobReport, console: PlainConsole) -> None:
-    console.print(facts_table(facts(report)))
+    console.print(facts_table(facts(report.job, report.tally, report.run)))
     for name, path in (("output", report.job.output), ("page", report.run.page)):
         if path:
             print_fact(name, path, console)
@@ -143,7 +144,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _label_table(model: OfModel, written: int) -> Table:
+def _label_table(model: ModelFigures, written: int) -> Table:
     table = _table("label", "rows", "share")
     shown = model.labels.most_common(_MOST_CLASSES)
     for name, rows in shown:

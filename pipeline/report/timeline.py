@@ -12,8 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..source.inputs import Loaded, Source
-from ..telemetry.clocks import Clock
-from ..telemetry.spans import Place, Span, brought_home, span
+from ..telemetry.spans import Clock, Place, Span, brought_home, span
 
 Intervals = NDArray[np.float64]
 """[n, 2]: begin and end, ascending and disjoint."""

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Send
 
 from ..engine.base import Predictions
-from ..output.labelling import Labelling, Names
+from ..output.model_columns import ModelColumns, Names
 from . import answers, openapi
 from .bodies import ARROW, JSON, Asked, BadRequest, from_arrow, from_json, packed_of
 from .log import log
@@ -125,11 +125,11 @@ class App:
         if self._settings.log_texts:
             seen.logged = asked.texts if isinstance(asked.texts, list) else asked.texts.to_pylist()
         served, found = await self._classified(scope, asked, is_small, seen)
-        labelling = labelling_of(served.classes, served.thresholds, asked.top_k, asked.scores)
+        columns = columns_of(served.classes, served.thresholds, asked.top_k, asked.scores)
         if kind == _JSON:
-            write = partial(answers.to_json, served.name, found, labelling)
+            write = partial(answers.to_json, served.name, found, columns)
         else:
-            write = partial(answers.to_arrow, found, labelling)
+            write = partial(answers.to_arrow, found, columns)
         return kind, write() if seen.texts <= _AT_ONCE_TEXTS else await asyncio.to_thread(write)
 
     async def _classified(self, scope: Any, asked: Asked, is_small: bool, seen: _Seen) -> tuple[Served, Predictions]:
@@ -272,10 +272,12 @@ def _shows(headers: dict[bytes, bytes], token: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def labelling_of(classes: tuple[str, ...], thresholds: tuple[float, ...] | None, top_k: int, scores: bool) -> Labelling:
+def columns_of(
+    classes: tuple[str, ...], thresholds: tuple[float, ...] | None, top_k: int, scores: bool
+) -> ModelColumns:
     """What a job would say of each row, with these options."""
     names = Names(multi_label=thresholds is not None)
-    return Labelling(classes, top_k, scores, names, thresholds=thresholds)
+    return ModelColumns(classes, top_k, scores, names, thresholds=thresholds)
 
 
 def _json(value: object, status: int = 200) -> Response:

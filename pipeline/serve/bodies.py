@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..model.charcnn import CLASSES
+from ..model.layers import CLASSES
 from ..source.limits import LIMITS
 from .requests import Packed
 

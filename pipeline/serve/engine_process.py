@@ -1,7 +1,6 @@
 """An engine in a process of its own, which a failure of the device takes down alone.
 
-`python -m broadsheet.pipeline.serve.engine_process FD`: the number of an open socket, over which `engines.py` sends
-requests.
+Started by `engines.py`.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
 
 from ..engine.base import Engine, Texts
 from ..engine.open import open_engine
 from ..errors import BroadsheetError
 from ..model.charcnn import Model
-from . import wire
+from ..processes.child import parent_of
+from ..processes.messages import Closed, packed, receive, send, unpacked
 from .batch_time import measure
-from .wire import Classified, Classify, Failed, Load, Loaded, Unload
+from .engines import Classified, Classify, Failed, Load, Loaded, Unload
 
 
 def load(asked: Load) -> tuple[Engine, Loaded]:
@@ -42,51 +42,49 @@ def serve(connection: socket.socket) -> None:
     engines: dict[str, Engine] = {}
     sending = threading.Lock()
 
-    def send(message: Any) -> None:
+    def answer(message: Loaded | Classified | Failed) -> None:
+        frames = packed(message)
         with sending:
-            connection.sendall(wire.encode(message))
+            send(connection, frames)
 
     def load_beside(asked: Load) -> None:
         try:
             engines[asked.key], loaded = load(asked)
         except BroadsheetError as error:
-            send(Failed(asked.key, error))
+            answer(Failed(asked.key, error))
         except Exception as error:  # whatever the device's libraries raise
-            send(Failed(asked.key, BroadsheetError(f"the model cannot be loaded: {type(error).__name__}: {error}")))
+            answer(Failed(asked.key, BroadsheetError(f"the model cannot be loaded: {type(error).__name__}: {error}")))
         else:
             gc.freeze()
-            send(loaded)
+            answer(loaded)
 
     while True:
-        message = wire.receive(connection)
+        message = unpacked(receive(connection))
         if isinstance(message, Load):  # others are computed meanwhile
             threading.Thread(target=load_beside, args=(message,), daemon=True).start()
         elif isinstance(message, Unload):
             engines.pop(message.key).close()
         else:
-            _answer(message, engines[message.key], send)
+            _answer(message, engines[message.key], answer)
 
 
-def _answer(asked: Classify, engine: Engine, send: Callable[[Any], None]) -> None:
+def _answer(asked: Classify, engine: Engine, answer: Callable[[Classified | Failed], None]) -> None:
     began = time.perf_counter()
     try:
         found = engine.classify(asked.texts, asked.top_k, all_scores=True)
     except Exception as error:
         told = error if isinstance(error, BroadsheetError) else BroadsheetError(f"{type(error).__name__}: {error}")
-        send(Failed("", told))
+        answer(Failed("", told))
         raise
-    send(Classified(asked.number, found, time.perf_counter() - began))
+    answer(Classified(asked.number, found, time.perf_counter() - began))
 
 
 def main() -> None:
     """Run until the server closes its end: signals of a terminal or a batch system are the server's to act on."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    try:
-        with socket.socket(fileno=int(sys.argv[1])) as connection:
-            serve(connection)
-    except (EOFError, ConnectionError):
-        pass
+    with suppress(Closed):
+        serve(parent_of(sys.argv[1]))
 
 
 if __name__ == "__main__":

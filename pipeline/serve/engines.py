@@ -5,20 +5,18 @@ it ends.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from ..engine.base import Backend, Predictions, Texts
 from ..errors import BroadsheetError
 from ..model.charcnn import Model
-from . import wire
+from ..processes.child import Child
+from ..processes.messages import Closed, Frame, packed, pieces, read, unpacked
 from .batch_time import Point
-from .wire import Classified, Classify, Failed, Load, Loaded, Unload
 
 _BUFFER_BYTES = 4 << 20
 _PATIENCE_SECONDS = 60.0
@@ -67,6 +65,55 @@ class Ready:
     batch: int | None
 
 
+class Load(NamedTuple):
+    """Load a model under `key`, beside those that are there. longest: seconds of the longest batch to measure."""
+
+    key: str
+    name: str
+    model: bytes
+    device: str
+    precision: str
+    kernels: str
+    threads: int
+    longest: float
+
+
+class Loaded(NamedTuple):
+    """points: what was measured of batches. batch: texts in one at most, or None."""
+
+    key: str
+    backend: Backend
+    device_name: str
+    points: list[Point]
+    batch: int | None
+
+
+class Unload(NamedTuple):
+    key: str
+
+
+class Classify(NamedTuple):
+    number: int
+    key: str
+    texts: Texts
+    top_k: int
+
+
+class Classified(NamedTuple):
+    """seconds: on the device."""
+
+    number: int
+    predictions: Predictions
+    seconds: float
+
+
+class Failed(NamedTuple):
+    """A model that could not be loaded under `key`; or with a key of "", the device: the process ends."""
+
+    key: str
+    error: BroadsheetError
+
+
 class Engine(Protocol):
     """One device. name: for people, in logs and metrics."""
 
@@ -86,9 +133,9 @@ class Engine(Protocol):
 class ProcessEngine:
     """An engine in a process of this machine. `start` makes one."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], choice: Choice, threads: int) -> None:
+    def __init__(self, name: str, child: Child, choice: Choice, threads: int) -> None:
         self.name = name
-        self.process = process
+        self._child = child
         self._choice, self._threads = choice, threads
         self._loading: dict[str, asyncio.Future[Any]] = {}
         self._computing: dict[int, asyncio.Future[Any]] = {}
@@ -100,21 +147,10 @@ class ProcessEngine:
     @classmethod
     async def start(cls, name: str, environment: dict[str, str], choice: Choice, threads: int) -> ProcessEngine:
         """Start a process for the device that `environment` names; no model is loaded yet."""
-        ours, its = socket.socketpair()
-        for end in (ours, its):
-            for kind in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                end.setsockopt(socket.SOL_SOCKET, kind, _BUFFER_BYTES)
-        with its:
-            command = [sys.executable, "-m", "broadsheet.pipeline.serve.engine_process", str(its.fileno())]
-            process = await asyncio.to_thread(
-                subprocess.Popen,
-                command,
-                pass_fds=[its.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        engine = cls(name, process, choice, threads)
-        reader, engine._writer = await asyncio.open_connection(sock=ours)
+        start_child = partial(Child, environment=environment, buffer_bytes=_BUFFER_BYTES)
+        child = await asyncio.to_thread(start_child, "broadsheet.pipeline.serve.engine_process")
+        engine = cls(name, child, choice, threads)
+        reader, engine._writer = await asyncio.open_connection(sock=child.connection)
         engine._reading = asyncio.create_task(engine._read(reader))
         return engine
 
@@ -131,19 +167,19 @@ class ProcessEngine:
             self._threads,
             choice.longest,
         )
-        self._write(await asyncio.to_thread(wire.encode, asked))  # some tens of MB
+        self._write(await asyncio.to_thread(packed, asked))  # some tens of MB
         ready: Ready = await answer
         return ready
 
     async def unload(self, key: str) -> None:
-        self._write(wire.encode(Unload(key)))
+        self._write(packed(Unload(key)))
 
     async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Predictions, float]:
         self._number += 1
         answer = self._computing[self._number] = asyncio.get_running_loop().create_future()
         watch = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._lose, "it does not answer")
         try:
-            self._write(wire.encode(Classify(self._number, key, texts, top_k)))
+            self._write(packed(Classify(self._number, key, texts, top_k)))
             found: tuple[Predictions, float] = await answer
             return found
         finally:
@@ -158,22 +194,22 @@ class ProcessEngine:
         if self._writer is not None:
             self._writer.close()
         try:
-            await asyncio.to_thread(self.process.wait, _ENDING_SECONDS)
+            await asyncio.to_thread(self._child.process.wait, _ENDING_SECONDS)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            await asyncio.to_thread(self.process.wait)
+            self._child.kill()
+            await asyncio.to_thread(self._child.process.wait)
 
-    def _write(self, message: bytes) -> None:
+    def _write(self, frames: list[Frame]) -> None:
         if self._lost.done() or self._writer is None:
             raise EngineLost(f"the engine on {self.name} is gone: {self._lost.result()}")
-        self._writer.write(message)
+        self._writer.writelines(pieces(frames))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Hand over what the process answers, until it ends."""
         why = "its process ended"
-        with suppress(EOFError, ConnectionError):  # IncompleteReadError is an EOFError
+        with suppress(Closed):
             while True:
-                message = await wire.read(reader)
+                message = unpacked(await read(reader))
                 if isinstance(message, Classified):
                     _resolve(self._computing.pop(message.number), (message.predictions, message.seconds))
                 elif isinstance(message, Loaded):
@@ -188,9 +224,13 @@ class ProcessEngine:
         self._lose(why)
 
     @property
+    def pid(self) -> int:
+        return self._child.process.pid
+
+    @property
     def exit_code(self) -> int | None:
         """Of its process, once that has ended; a negative one is a signal's number."""
-        return self.process.poll()
+        return self._child.process.poll()
 
     def _lose(self, why: str) -> None:
         """All that was asked of the process fails, and it is killed if it is not gone."""
@@ -198,7 +238,7 @@ class ProcessEngine:
             return
         self._lost.set_result(why)
         if why != "the server stops":
-            self.process.kill()
+            self._child.kill()
         for answer in [*self._loading.values(), *self._computing.values()]:
             if not answer.done():
                 answer.set_exception(EngineLost(f"the engine on {self.name} is gone: {why}"))

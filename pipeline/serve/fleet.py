@@ -90,4 +90,4 @@ def _environments(gpus: int) -> dict[str, dict[str, str]]:
 
 def _about(engine: ProcessEngine, **more: object) -> dict[str, object]:
     rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in more.items()}
-    return {"engine": engine.name, "process": engine.process.pid, **rounded}
+    return {"engine": engine.name, "process": engine.pid, **rounded}

@@ -1,7 +1,6 @@
 """One of the processes that speak HTTP: it reads and checks requests, asks the main process, and writes the answers.
 
-`python -m broadsheet.pipeline.serve.http_process FD`: the number of an open socket, over which
-`http_processes.py` sends `Begin`, and then messages.
+Started by `http_processes.py`, which sends it `Begin`, and then messages.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ import uvicorn
 import uvloop
 
 from ..errors import UsageError
-from . import wire
+from ..processes.child import parent_of
+from ..processes.messages import Closed, receive, unpacked
 from .app import App
 from .http_limits import LimitedProtocol
 from .log import start_log
@@ -130,10 +130,10 @@ def main() -> None:
     """Run until the main process says so, or is gone."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection = parent_of(sys.argv[1])
     try:
-        begin: Begin = wire.receive(connection)
-    except (EOFError, ConnectionError):
+        begin: Begin = unpacked(receive(connection))
+    except Closed:
         return
     start_log(begin.settings.log_json)
     sys.setswitchinterval(_SWITCH_SECONDS)

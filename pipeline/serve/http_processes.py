@@ -5,10 +5,7 @@ started again, and costs its own connections only.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -20,7 +17,8 @@ import numpy as np
 
 from ..engine.base import Texts
 from ..errors import BroadsheetError
-from . import wire
+from ..processes.child import Child
+from ..processes.messages import packed, send
 from .dispatcher import Dispatcher
 from .engines import LoadedModel
 from .http_process import Begin
@@ -154,36 +152,29 @@ class _HttpProcess:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        child: Child,
         dispatcher: Dispatcher,
         metrics: Metrics,
         calls: Callable[[str, str], Awaitable[tuple[int, bytes]]],
     ) -> None:
-        self.pid = process.pid
+        self.pid = child.process.pid
         loop = asyncio.get_running_loop()
         self.listens: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.link = Link(FromHttp, self._take, self._lost)
-        self._process, self._dispatcher, self._metrics, self._calls = process, dispatcher, metrics, calls
+        self._child, self._dispatcher, self._metrics, self._calls = child, dispatcher, metrics, calls
         self._open: dict[int, Request] = {}
         self._counting: deque[asyncio.Future[None]] = deque()
         self._calling: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def start(cls, begin: Begin, *arguments: Any) -> _HttpProcess:
-        ours, its = socket.socketpair()
-        with its:
-            command = [sys.executable, "-m", "broadsheet.pipeline.serve.http_process", str(its.fileno())]
-            process = await asyncio.to_thread(
-                subprocess.Popen,
-                command,
-                pass_fds=[its.fileno(), begin.listening, begin.held],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        ours.sendall(wire.encode(begin))
-        made = cls(process, *arguments)
-        await asyncio.get_running_loop().create_connection(lambda: made.link, sock=ours)
+        descriptors = [begin.listening, begin.held]
+        start = partial(Child, descriptors=descriptors, stderr=None)  # it writes the log itself
+        child = await asyncio.to_thread(start, "broadsheet.pipeline.serve.http_process")
+        send(child.connection, packed(begin))
+        made = cls(child, *arguments)
+        await asyncio.get_running_loop().create_connection(lambda: made.link, sock=child.connection)
         return made
 
     @property
@@ -203,8 +194,7 @@ class _HttpProcess:
     async def close(self) -> int:
         """Its exit code, once it is gone."""
         self.link.close()
-        self._process.kill()
-        return await asyncio.to_thread(self._process.wait)
+        return await asyncio.to_thread(self._child.end)
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Ask):

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..engine.base import Texts
 from ..errors import UsageError
 from .limits import LIMITS
 from .open.encoding import UTF8, why_not_decoded
@@ -133,11 +132,6 @@ class Chunk:
             return np.zeros(1, np.int64)
         raw = np.frombuffer(self.text.buffers()[1], np.int64)
         return raw[self.text.offset : self.text.offset + len(self.text) + 1]
-
-    @property
-    def texts(self) -> Texts:
-        """The articles as an engine takes them."""
-        return Texts(self.data, self.offsets, self.ids, self.n_chars)
 
     @property
     def text_bytes(self) -> int:

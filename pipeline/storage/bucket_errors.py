@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-from ..source.find.names import without_secrets
+from .names import without_secrets
 
 PATIENCE = 300.0
 """Seconds for which a request is repeated while its error may pass."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..errors import UsageError
-from ..source.find.names import as_url, without_secrets
+from .names import as_url, without_secrets
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..model.charcnn import Model
-from ..model.frame import Frame
+from ..model.layers import Frame
 from .after import model_of, multi_label_model_of
 from .baseline import Compared
 from .beginning import beginning

@@ -15,11 +15,10 @@ from scipy.special import expit
 
 from ..measures.f1 import LabelCounts
 from ..measures.reliability import improvement
-from ..model.calibration import CALIBRATION_ROWS, calibrated
 from ..model.charcnn import Model
-from ..model.label_sets import DEFAULT_THRESHOLD, assigned, best_thresholds
 from ..model.ngrams import scores
-from ..model.temperature import CARD, LEAST_ROWS, fitted
+from ..model.quantised import SCALE_ROWS, with_scales
+from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, assigned, best_thresholds, fitted
 from .baseline import Compared, compared, plain
 from .branch import Branch
 from .data import Labelled
@@ -106,7 +105,7 @@ class _Parts:
             self._factors = factor, its
         self._tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
         # A network of zeros has the same activations for every text.
-        count = CALIBRATION_ROWS if weights["fc3.weight"].any() else 1
+        count = SCALE_ROWS if weights["fc3.weight"].any() else 1
         self._sample = np.random.default_rng(0).permutation(prepared.fit)[:count]
 
     def card(self, job: Job, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +146,7 @@ class _Parts:
             temperature=temperature, ngrams=None if self._branch is None else self._branch.ngrams,
             thresholds=thresholds,
         )  # fmt: skip
-        return calibrated(model, data.ids[self._sample])
+        return with_scales(model, data.ids[self._sample])
 
 
 def _sigmoids(logits: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..model.charcnn import Model, load_model
-from ..model.frame import Frame
+from ..model.layers import Frame
 from .recipe import WITH_SPACE
 
 _LENGTH = 1014

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..model.alphabet import Alphabet, encode
-from ..model.charcnn import CLASSES
+from ..model.layers import CLASSES
 from ..model.ngrams import MOST_READ
 from ..source.chunk import NO_TRUTH, Selection, truth_indices
 from ..source.inputs import identify, open_input

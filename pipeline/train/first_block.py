@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from ..kernels.catalog import Kernel
-from ..kernels.training import FIRST_CAPABILITY, NUMBERS, first_block
-from ..model.charcnn import NORM_EPSILON, Layer
+from ..kernels.catalog import FIRST_CAPABILITY, NUMBERS, Kernel, first_block
+from ..model.layers import NORM_EPSILON, Layer
 from .layout import GROUP, Layout
 
 _NUMBERS = {torch.float32: "float", torch.bfloat16: "BFloat"}

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..model.alphabet import Alphabet
-from ..model.charcnn import Layer, layer_table
-from ..model.frame import FRAMES, Frame
+from ..model.layers import FRAMES, Frame, Layer, layer_table
 from .checkpoint import Checkpoint
 from .group import Group
 from .loop import Rows, Run, Saving

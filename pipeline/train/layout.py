@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..model.charcnn import Layer
-from ..model.frame import Frame
+from ..model.layers import Frame, Layer
 
 GROUP = 9
 """Rows of block 1 in a group: the pools of blocks 1 and 2 are 3 wide each."""

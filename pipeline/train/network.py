@@ -10,8 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..model.charcnn import NORM_EPSILON, Layer
-from ..model.frame import Frame
+from ..model.layers import NORM_EPSILON, Frame, Layer
 
 _CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from ..model.charcnn import Layer
+from ..model.layers import Layer
 from . import first_block
 from .layout import GROUP, Layout, groups_of, lay_out, reached_rows
 from .network import CharCNN

@@ -1,4 +1,4 @@
-"""A process that runs a job, or its part of one. Started by `processes.py`, with which it ends.
+"""A process that runs a job, or its part of one. Started by `processes.py`.
 
 Usage: python -m broadsheet.pipeline.train.process CONNECTION (a file descriptor)
 """
@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
 
 from ..errors import BroadsheetError
-from ..source.read.messages import Closed, packed, receive, send, unpacked
+from ..processes.child import parent_of
+from ..processes.messages import Closed, packed, receive, send, unpacked
 from .group import Group
 from .job import device_of, run
 from .processes import Done, Failed, Part, Told, WasStopped
@@ -42,8 +42,8 @@ def joined(part: Part) -> Iterator[Group]:
         dist.destroy_process_group()
 
 
-def main(descriptor: int) -> None:
-    connection = socket.socket(fileno=descriptor)
+def main(descriptor: str) -> None:
+    connection = parent_of(descriptor)
     sending = threading.Lock()
     stop = threading.Event()
     told = time.monotonic()
@@ -60,13 +60,11 @@ def main(descriptor: int) -> None:
             answer(Told(what))
 
     def listen() -> None:
-        """Any message says that the run is to stop; when the other side is gone, nobody waits for it."""
-        try:
+        """Any message says that the run is to stop."""
+        with suppress(Closed):
             while True:
                 receive(connection)
                 stop.set()
-        except Closed:
-            os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     part: Part
@@ -86,4 +84,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(sys.argv[1])

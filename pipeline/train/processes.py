@@ -6,11 +6,6 @@ checkpoint is where it goes on.
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,12 +19,12 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import BroadsheetError, UsageError
+from ..processes.child import Child
+from ..processes.messages import Closed, packed, receive, send, unpacked
 from ..processes.threads import share_of_cores
-from ..source.read.messages import Closed, packed, receive, send, unpacked
 from .job import Examples, Job, Outcome
 from .progress import Cost, Epoch, Note, Step, Stopped, Tell
 
-_END_SECONDS = 5.0
 _OTHERS_SECONDS = 2.0  # in which the others of a run may say why they fail too
 _PATIENCE = {"OMP_WAIT_POLICY": "PASSIVE"}  # its threads do not take cores from other processes while they wait
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -87,24 +82,17 @@ class Process:
 
     def __init__(self, part: Part, examples: Examples, loopback: bool) -> None:
         self._part, self._examples = part, examples
-        self._connection, theirs = socket.socketpair()
-        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        network = _LOOPBACK if loopback else {}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "broadsheet.pipeline.train.process", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
-                env={**_PATIENCE, **network, **os.environ, "PYTHONPATH": path}, process_group=0,
-            )  # fmt: skip
+        defaults = {**_PATIENCE, **(_LOOPBACK if loopback else {})}
+        self._child = Child("broadsheet.pipeline.train.process", defaults=defaults)
 
     def follow(self, tell: Tell) -> Outcome | None:
         """Let it run to its end. Raises Stopped where it was stopped, Lost, or what it raised."""
         try:
-            send(self._connection, packed((self._part, self._examples)))
-            while isinstance(message := unpacked(receive(self._connection)), Told):
+            send(self._child.connection, packed((self._part, self._examples)))
+            while isinstance(message := unpacked(receive(self._child.connection)), Told):
                 tell(message.what)
         except Closed:
-            raise Lost(f"process {self._part.rank + 1} of {self._part.size} {self._end()}") from None
+            raise Lost(f"process {self._part.rank + 1} of {self._part.size} {self._child.how_it_ended()}") from None
         if isinstance(message, WasStopped):
             raise Stopped
         if isinstance(message, Failed):
@@ -112,30 +100,18 @@ class Process:
         done: Done = message
         return done.outcome
 
-    def _end(self) -> str:
-        try:
-            code = self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "has closed its connection"
-        if code >= 0:
-            return f"has ended with exit code {code}"
-        why = " (out of memory?)" if code == -signal.SIGKILL else ""
-        return f"was ended by {signal.Signals(-code).name}{why}"
-
     def stop(self) -> None:
         """Tell it to stop between two steps."""
         with suppress(Closed):
-            send(self._connection, packed(None))
+            send(self._child.connection, packed(None))
 
     def kill(self) -> None:
         """End it, whatever it does; whoever follows it hears of it."""
-        self._process.kill()
+        self._child.kill()
 
     def end(self) -> None:
         """End it, if it has not ended, and forget it."""
-        self.kill()
-        self._process.wait()
-        self._connection.close()
+        self._child.end()
 
 
 def run_here(job: Job, examples: Examples, count: int, tell: Tell, stop: Callable[[], bool]) -> Outcome:

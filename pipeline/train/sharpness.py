@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from ..model.temperature import TEMPERATURES, fitted, log_loss
+from ..model.scores import TEMPERATURES, fitted, log_loss
 
 Doubles = NDArray[np.float64]
 

@@ -14,12 +14,12 @@ from typing import Any, BinaryIO, cast
 
 from ...errors import SourceError, UsageError
 from ...processes.threads import available_cores, threads
+from ...storage.names import InArchive, file_part, in_archive, is_url, located, member_name, named, root_of
 from ..formats.base import Format, InputFile, Member, Seek
 from ..formats.registry import FORMATS
 from ..open.compression import SUFFIXES
 from ..open.opening import open_at, open_location, reason
 from . import archive
-from .names import InArchive, file_part, in_archive, is_url, located, member_name, named, root_of
 from .search import Listed, Problem, printable, search
 
 _REMEDIES = {

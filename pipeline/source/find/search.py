@@ -24,17 +24,26 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from ...errors import UsageError
-from ...output.layout import ENTRIES, MANIFEST, OLD_MANIFEST, PARTS
 from ...processes.threads import threads
 from ...storage.bucket_errors import FIRST_PATIENCE
 from ...storage.buckets import is_bucket, split_bucket
+from ...storage.names import (
+    ENTRIES,
+    MANIFEST,
+    OLD_MANIFEST,
+    PARTS,
+    as_url,
+    in_archive,
+    is_url,
+    is_web,
+    member_name,
+    without_secrets,
+)
+from ...storage.objects import State, objects_below, objects_in, state_of_object
 from ..open.opening import reason, refuse_irregular
-from ..remote.bucket import objects_below, objects_in, state_of_object
 from ..remote.driver import driver, listed_state, why
 from ..remote.file import REQUESTS
 from ..remote.open import open_remote
-from ..remote.origin import State
-from .names import as_url, in_archive, is_url, is_web, member_name, without_secrets
 
 Problem = tuple[str, str]
 """A path, and a message about the problem of that file or folder."""

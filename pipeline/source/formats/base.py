@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from ...storage.names import is_url
 from ...telemetry.spans import Span
 from ..chunk import Chunk, Selection
-from ..find.names import is_url
 from ..limits import LIMITS, Limits
 from ..open.encoding import UTF8
 from ..read.records import Records, Splitter
@@ -55,7 +55,7 @@ class InputFile:
     Attributes
     ----------
     path : str
-        What it is called in the output and in messages; see `broadsheet.pipeline.source.find.names`.
+        What it is called in the output and in messages; see `broadsheet.pipeline.storage.names`.
     format : Format
         How it is read.
     compression : str or None

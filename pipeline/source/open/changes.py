@@ -11,11 +11,10 @@ from itertools import chain, islice
 from ...errors import InputChanged
 from ...processes.threads import available_cores, threads
 from ...storage.buckets import is_bucket, split_bucket
-from ..find.names import is_url
+from ...storage.names import is_url
+from ...storage.objects import State, objects_below
 from ..formats.base import InputFile
 from ..plan.plan import Plan
-from ..remote.bucket import objects_below
-from ..remote.origin import State
 from .opening import check_unchanged
 
 _AT_ONCE = 32

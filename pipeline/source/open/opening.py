@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any, BinaryIO, cast
 
 from ...errors import InputChanged, InputUnavailable, SourceError
-from ..find.names import is_url, without_secrets
+from ...storage.names import is_url, without_secrets
+from ...storage.objects import State
 from ..formats.base import InputFile
 from ..read.front_to_back import FrontToBack
 from ..remote.file import RemoteFile
 from ..remote.open import open_remote, state_now
-from ..remote.origin import State
 from .encoding import UTF8, Transcoded
 
 _KINDS = {

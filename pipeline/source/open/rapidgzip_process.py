@@ -2,8 +2,8 @@
 
 How many bytes of the file as it is stored that took is kept in a second, small file: eight bytes, little-endian.
 
-It imports nothing of ours, so that it starts at once. It ends by itself with its reader (EPIPE), with its parent, and
-where it would hold more memory than it may.
+It imports next to nothing of ours, so that it starts at once. It ends by itself with its reader (EPIPE), and where it
+would hold more memory than it may.
 
 Exit code: 0 where all of the file was decompressed; anything else says that one core must read on.
 """
@@ -17,6 +17,8 @@ import time
 
 import rapidgzip
 
+from ...processes.child import parent_of
+
 _BLOCK = 1 << 20
 _CHUNK = 1 << 20
 """Compressed bytes that a thread decompresses at once: memory for four times as much is new each time, page by page."""
@@ -25,7 +27,7 @@ _TOO_MUCH = 3
 
 
 def main(path: str, compression: str, threads: int, most_bytes: int, position: int) -> None:
-    threading.Thread(target=_watch, args=(os.getppid(), most_bytes), daemon=True).start()
+    threading.Thread(target=_watch, args=(most_bytes,), daemon=True).start()
     opened = rapidgzip.IndexedBzip2File if compression == "bz2" else rapidgzip.RapidgzipFile
     block = memoryview(bytearray(_BLOCK))  # one for all: `read` would copy each twice more, all in this thread
     more = {} if compression == "bz2" else {"chunk_size": _CHUNK}
@@ -39,19 +41,19 @@ def main(path: str, compression: str, threads: int, most_bytes: int, position: i
     os._exit(0 if whole else 1)
 
 
-def _watch(parent: int, most_bytes: int) -> None:
+def _watch(most_bytes: int) -> None:
     page = os.sysconf("SC_PAGE_SIZE")
     with open("/proc/self/statm", "rb", buffering=0) as about:
-        while os.getppid() == parent:
+        while True:
             about.seek(0)
             if int(about.read().split()[1]) * page > most_bytes:
                 os._exit(_TOO_MUCH)
             time.sleep(_LOOK_SECONDS)
-    os._exit(1)
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
+        parent_of(sys.argv[1])
+        main(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
     except BaseException:  # damage, which one core finds again; rapidgzip itself ends a process in other ways
         os._exit(1)

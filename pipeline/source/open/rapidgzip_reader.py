@@ -13,9 +13,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import BinaryIO
 
+from ...processes.child import Child
 from ..read.parsing import PARSING
 from .compression import Compression
 from .decompress import Decompressed
@@ -27,7 +27,7 @@ LEAST_CORES = {"gzip": 6, "bz2": 2}
 _MOST_CORES = 16
 _MOST_MEMORY = 1536 << 20
 _PIPE_BYTES = 1 << 20
-_PROGRAM = Path(__file__).with_name("rapidgzip_process.py")
+_MODULE = "broadsheet.pipeline.source.open.rapidgzip_process"
 _one_at_a_time = threading.Lock()
 
 
@@ -84,14 +84,13 @@ class RapidgzipReader:
         self._rest: Decompressed | None = None
         self._told = open(os.memfd_create("position"), "rb", buffering=0)  # noqa: SIM115 - until `close`
         cores = min(PARSING.share(), _MOST_CORES)
-        command = [sys.executable, "-P", str(_PROGRAM), f"/proc/self/fd/{descriptor}"]
-        self._process = subprocess.Popen(
-            [*command, compression.name, str(cores), str(most_memory), str(self._told.fileno())],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-            pass_fds=(descriptor, self._told.fileno()), process_group=0,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        self._pipe = self._process.stdout
+        position = self._told.fileno()
+        about = (f"/proc/self/fd/{descriptor}", compression.name, cores, most_memory, position)
+        self._child = Child(
+            _MODULE, *about, descriptors=[descriptor, position], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert self._child.process.stdout is not None
+        self._pipe = self._child.process.stdout
         fcntl.fcntl(self._pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def read(self, size: int) -> bytes:
@@ -102,7 +101,7 @@ class RapidgzipReader:
             if block:
                 self._given += len(block)
                 return block
-            self._ended = self._process.wait() == 0
+            self._ended = self._child.process.wait() == 0
             self._stop()
             if not self._ended:
                 self._rest = Decompressed(self._open_raw, self._compression)
@@ -132,7 +131,6 @@ class RapidgzipReader:
     def _stop(self) -> None:
         if not self._pipe.closed:
             self._pipe.close()
-            self._process.kill()
-            self._process.wait()
+            self._child.end()
             self._raw.close()
             _one_at_a_time.release()

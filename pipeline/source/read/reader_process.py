@@ -1,28 +1,26 @@
 """A process that reads input for a worker, so that the two do not share a GIL. Started by `readers.py`.
 
-It ends with its worker, however that ends: the connection is closed then, and a thread always waits for that.
-
 Usage: python -m broadsheet.pipeline.source.read.reader_process CONNECTION SHARE (two file descriptors)
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 from ...errors import BroadsheetError
+from ...processes.child import parent_of
+from ...processes.messages import Closed, packed, receive, send, unpacked
 from ...telemetry.spans import Span
 from ..chunk import Chunk
 from ..plan.group import GroupChunk, GroupEnd
 from ..plan.plan import Run, Unit
-from .messages import Closed, Frame, packed, receive, send, unpacked
 from .parsing import PARSING
 from .read import read_group, read_run, read_unit
 from .readers import Answer, End, Failure, Item, Question, Request, Share, Size
@@ -31,27 +29,15 @@ from .run_ahead import ahead
 
 
 class _Reading:
-    """What answers the requests of one connection, in a thread of its own."""
+    """What answers the requests of one connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._received: SimpleQueue[list[Frame]] = SimpleQueue()
         self._sending = threading.Lock()
-        threading.Thread(target=self._run, daemon=True).start()
 
-    def receive(self) -> None:
-        """Take all that the worker sends, until it is gone."""
-        while True:
-            self._received.put(receive(self._connection))
-
-    def _run(self) -> None:
-        try:
-            while True:
-                self._answer(self._received.get())
-        except BaseException:  # the worker is gone, or what it is sent cannot be
-            os._exit(1)
-
-    def _answer(self, frames: list[Frame]) -> None:
+    def answer(self) -> None:
+        """Answer the next request. Raises Closed."""
+        frames = receive(self._connection)
         spans: list[Span] = []
         try:
             for item in ahead([partial(self._items, unpacked(frames), spans)], 1, 1):  # one is sent, the next one read
@@ -82,7 +68,7 @@ class _Reading:
 
     def _is_skipped(self, name: str) -> bool:
         self._send(Question(name))
-        answer: Answer = unpacked(self._received.get())
+        answer: Answer = unpacked(receive(self._connection))
         return answer.is_skipped
 
     def _send(self, message: Size | Item | Question | Failure | End) -> None:
@@ -97,13 +83,13 @@ def _chunk_of(item: Chunk | GroupChunk | GroupEnd | None) -> Chunk | None:
     return item if isinstance(item, Chunk) else None
 
 
-def main(connection: int, share: int) -> None:
-    PARSING.share = Share(share).get
-    try:
-        _Reading(socket.socket(fileno=connection)).receive()
-    except Closed:
-        os._exit(0)
+def main(descriptor: str, share: str) -> None:
+    PARSING.share = Share(int(share)).get
+    reading = _Reading(parent_of(descriptor))
+    with suppress(Closed):
+        while True:
+            reading.answer()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*sys.argv[1:])

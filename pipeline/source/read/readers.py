@@ -7,11 +7,6 @@ them, the process reads two ahead, and waits.
 from __future__ import annotations
 
 import mmap
-import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Generator
@@ -23,15 +18,15 @@ from typing import Any
 import cloudpickle
 
 from ...errors import BroadsheetError
+from ...processes.child import Child
+from ...processes.messages import Closed, packed, receive, send, unpacked
 from ...telemetry.spans import WHERE, Span
 from ..chunk import Chunk, Selection
 from ..plan.group import Group, GroupChunk, GroupEnd
 from ..plan.plan import Run, Unit
-from .messages import Closed, packed, receive, send, unpacked
 
 _MODULE = "broadsheet.pipeline.source.read.reader_process"
 _SOCKET_BYTES = 1 << 20
-_END_SECONDS = 5
 
 
 class ReaderLost(BroadsheetError):
@@ -272,52 +267,30 @@ class _Reader:
     """One process. Raises OSError where it cannot be started."""
 
     def __init__(self, share: int) -> None:
-        self._connection, theirs = socket.socketpair()
-        with theirs:
-            for end in (self._connection, theirs):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), str(share)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(), share),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                process_group=0,
-            )  # fmt: skip
+        self._child = Child(_MODULE, share, descriptors=[share], buffer_bytes=_SOCKET_BYTES)
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return self._child.is_alive
 
     def ask(self, request: Request) -> None:
         with suppress(Closed):  # `next` says so
-            send(self._connection, [cloudpickle.dumps(request)])
+            send(self._child.connection, [cloudpickle.dumps(request)])
 
     def tell(self, answer: Answer) -> None:
         with suppress(Closed):
-            send(self._connection, packed(answer))
+            send(self._child.connection, packed(answer))
 
     def next(self, request: Request) -> Size | Item | Question | Failure | End:
         """The next message. Raises ReaderLost."""
         try:
-            message: Size | Item | Question | Failure | End = unpacked(receive(self._connection))
+            message: Size | Item | Question | Failure | End = unpacked(receive(self._child.connection))
         except Closed as error:
-            raise ReaderLost(f"{request.files}: the process that read it {self._end()}") from error
+            raise ReaderLost(f"{request.files}: the process that read it {self._child.how_it_ended()}") from error
         return message
 
-    def _end(self) -> str:
-        """How the process has ended."""
-        try:
-            code = self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "has closed its connection"
-        if code >= 0:
-            return f"ended with exit code {code}"
-        why = " (out of memory?)" if code == -signal.SIGKILL else ""
-        return f"was ended by {signal.Signals(-code).name}{why}"
-
     def kill(self) -> None:
-        self._process.kill()
+        self._child.kill()
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._connection.close()
+        self._child.end()

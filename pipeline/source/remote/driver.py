@@ -12,8 +12,8 @@ from typing import Any
 import fsspec
 from fsspec import AbstractFileSystem
 
-from ..find.names import without_secrets
-from .origin import Origin, State
+from ...storage.names import without_secrets
+from ...storage.objects import Origin, State
 
 _STAMPS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 """What file systems call the time at which a file was modified, or a tag that changes with its content."""

@@ -14,7 +14,7 @@ from functools import cache
 from threading import Lock
 from typing import Any
 
-from .origin import Origin, State
+from ...storage.objects import Origin, State
 
 REQUESTS = 32
 """Requests of a process that are under way at a time."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from ...errors import UsageError
 from ...storage.bucket_errors import PATIENCE
 from ...storage.buckets import is_bucket
-from ..find.names import is_web
-from .bucket import BucketObject, state_of_object
+from ...storage.names import is_web
+from ...storage.objects import BucketObject, Origin, State, state_of_object
 from .driver import DriverFile, state_by_driver
 from .file import RemoteFile
-from .origin import Origin, State
 
 
 def open_remote(

@@ -17,8 +17,8 @@ from urllib3.exceptions import HTTPError, LocationParseError, NameResolutionErro
 from urllib3.util import make_headers, parse_url
 
 from ...storage.bucket_errors import FIRST_PATIENCE, PATIENCE
-from ..find.names import without_secrets
-from .origin import Origin, State
+from ...storage.names import without_secrets
+from ...storage.objects import Origin, State
 
 _TIMEOUT = Timeout(connect=10, read=60)
 _REDIRECTS = Retry(total=None, connect=0, read=0, other=0, status=0, redirect=10, raise_on_status=False)

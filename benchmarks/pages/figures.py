@@ -1,0 +1,225 @@
+"""What the figures of the pages are computed with, where a result does not hold them as they are shown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import mean, median
+from typing import Any
+
+__all__ = ["mean", "median"]
+
+Result = Any
+"""A part of a recorded result, or the whole."""
+
+_NAMES = {"python": "Python", "numpy": "NumPy", "cuda": "CUDA", "nvrtc": "NVRTC", "cupy": "CuPy", "torch": "PyTorch",
+          "dask": "Dask"}  # fmt: skip
+
+
+def machine(about: Result, *names: str) -> str:
+    """GPUs, driver, processor, versions of the named packages, commit and date, as far as they were recorded.
+
+    Records of other times have one "gpu", and versions beside the rest.
+    """
+    found, gpus = about | about.get("versions", {}), [about.gpu] if "gpu" in about else about.get("gpus", [])
+    said = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
+    said += [f"driver {about.driver}"] if gpus else []
+    said += [about.processor] if "processor" in about else []
+    said += [f"{about.cores} core{'s' if about.cores > 1 else ''}"] if "cores" in about else []
+    said += [f"{_NAMES.get(name, name)} {found[name]}" for name in names if name in found]
+    said += [f"commit {about.commit}"] if about.get("commit") else []
+    return ", ".join([*said, about.date]) + (f"; {about.note}" if "note" in about else "")
+
+
+def listed(parts: Iterable[str], between: str = ", ") -> str:
+    return between.join(parts)
+
+
+def one_cell(text: str) -> str:
+    """Text from elsewhere, such as an error's, without what would end a cell."""
+    return " ".join(text.replace("|", "/").split())
+
+
+# performance.md
+
+
+def rate_of_ours(gpu: Result, peer: Result) -> float:
+    """Articles a second, end to end, of our own in a peer's frame and precision."""
+    precision = next((name for name in ("fp32", "int8") if name in peer.kind), "fp16")
+    wanted = (peer.get("frame", "dense"), precision, "these")
+    (found,) = [row for row in gpu.both_frames if (row.frame, row.precision, row.texts) == wanted]
+    return float(found.end_to_end_articles_per_second)
+
+
+# ladder.md
+
+
+def steps(ladder: Result, kind: str) -> list[Result]:
+    """The steps of one kind: "product", "cumulative" or "alone"."""
+    return [step for step in ladder.steps if step.kind == kind]
+
+
+def rate(step: Result) -> str:
+    """Articles a second, or why there is no figure."""
+    if "articles_per_second" in step:
+        return f"**{step.articles_per_second:,.0f}**"
+    return one_cell(f"skipped: {step.skipped}" if "skipped" in step else f"failed: {step.error}")
+
+
+def whole(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def predicted(step: Result) -> str:
+    if "articles_per_second" not in step:
+        return ""
+    factor = step.get("predicted_factor")
+    return f"{step.predicted_articles_per_second:,.0f}" if factor is None else f"{factor:g} ×"
+
+
+def gained(ladder: Result, step: Result) -> str:
+    """On the rung before. What begins with a file, or runs on more GPUs, is no step up from that."""
+    rungs = steps(ladder, "cumulative")
+    before = rungs[max(0, rungs.index(step) - 1)]
+    is_comparable = step.name.startswith("+") and "articles_per_second" in step and "articles_per_second" in before
+    return f"{step.articles_per_second / before.articles_per_second:.2f}" if is_comparable else ""
+
+
+def lost(ladder: Result, step: Result) -> str:
+    """How many times slower than the product it is."""
+    (product,) = steps(ladder, "product")
+    compared = step.get("of_articles_per_second", product.get("articles_per_second"))
+    return f"{compared / step.articles_per_second:.2f} ×" if compared and "articles_per_second" in step else ""
+
+
+# decompression.md
+
+
+def by_library(decompression: Result) -> list[list[Result]]:
+    """Of each library, what it reached with short texts and with long ones."""
+    found = defaultdict(list)
+    for row in decompression.libraries:
+        found[row.compression, row.library].append(row)
+    return list(found.values())
+
+
+# training_speed.md
+
+KINDS_OF_STEPS = {"plain": "all rows", "packed": "rows of the text", "graphs": "rows of the text, CUDA graphs"}
+
+
+def one_gpu(training: Result, run: Result) -> Result:
+    """The run with the same batch on one GPU."""
+    return next(one for one in training.epochs if one.gpus == 1 and one.batch == run.batch)
+
+
+# accuracy.md
+
+
+def cases(accuracy: Result, trial: str) -> list[list[Result]]:
+    """The runs of a trial by rows and set, each with several seeds."""
+    found = defaultdict(list)
+    for run in accuracy.runs:
+        if run.trial == trial and {"ours", "words", "words or characters"} <= run.keys():
+            found[run.rows, run.set].append(run)
+    return [found[case] for case in sorted(found)]
+
+
+def sets_by_rows(accuracy: Result) -> list[tuple[int, list[list[Result]]]]:
+    """The plain runs, for each number of rows by set."""
+    found = defaultdict(list)
+    for runs in cases(accuracy, ""):
+        found[runs[0].rows].append(runs)
+    return list(found.items())
+
+
+def mean_of(runs: list[Result], way: str) -> str:
+    return f"{mean(run[way] for run in runs):.1f}"
+
+
+def ahead(runs: list[Result], *of: str) -> float:
+    """Of the better of some peers, or of both, by its mean over the seeds."""
+    peers = of or ("words", "words or characters")
+    return min(mean(run.ours - run[peer] for run in runs) for peer in peers)
+
+
+# reliability.md
+
+
+def by_kind(trials: list[Result]) -> list[list[Result]]:
+    found = defaultdict(list)
+    for trial in trials:
+        found[trial.kind].append(trial)
+    return list(found.values())
+
+
+def verdicts(trials: list[Result]) -> dict[str, int]:
+    """How many trials had each verdict."""
+    return {name: sum(trial.verdict == name for trial in trials) for name in ("identical", "told", "wrong", "hung")}
+
+
+# serving.md
+
+
+def rounded(value: float, whole_from: float = 20) -> str:
+    return f"{value:,.0f}" if value >= whole_from or not value else f"{value:.1f}"
+
+
+def latency(row: Result, number: int) -> str:
+    """p50 and p99 at one of the shares of the highest rate, where there is one."""
+    if not row.below:
+        return "–"
+    return f"{rounded(row.below[number].p50_ms, 10)}, {rounded(row.below[number].p99_ms, 10)}"
+
+
+def tuned(row: Result) -> str:
+    """The highest rate with each batch and wait that was tried."""
+    tried = listed(f"{one.batch}:{one.wait_ms:g} {rounded(one.highest)}" for one in row.tuned)
+    return f"{row.stack}, {row.each} a request: {tried}"
+
+
+# scaling.md
+
+
+def seconds_of(job: Result) -> str:
+    """Of each phase of a job."""
+    before = {"before the call": job.before_the_call_seconds} if "before_the_call_seconds" in job else {}
+    return listed(f"{name} {seconds:.1f}" for name, seconds in (before | job.timings).items())
+
+
+def shares_of(job: Result) -> str:
+    """Of the time in which chunks ran, the mean over the devices."""
+    devices = job.breakdown.devices
+    return listed(f"{name} {mean(device.shares[name] for device in devices):.0%}" for name in devices[0].shares)
+
+
+def by_gpus(scheduler: Result) -> list[tuple[int, list[Result]]]:
+    """The runs by number of GPUs, in the order of their chunk sizes."""
+    found = defaultdict(list)
+    for run in sorted(scheduler.runs, key=lambda run: (run.gpus, run.chunk_rows)):
+        found[run.gpus].append(run)
+    return list(found.items())
+
+
+def busy_and_chunks(run: Result) -> str:
+    return f"{min(run.busy, 1):.0%}, {run.chunks_per_second:,.0f}/s"
+
+
+def cores_of_fastest(scheduler: Result) -> str:
+    fastest = max(scheduler.runs, key=lambda run: run.chunks_per_second)
+    return listed(f"{role} {seconds / fastest.seconds:.2f}" for role, seconds in fastest.processor_seconds.items())
+
+
+def limit_of(scheduler: Result) -> float:
+    """Chunks a second that the scheduler reaches with any number of GPUs: the least of their best rates."""
+    return min(max(run.chunks_per_second for run in runs) for _, runs in by_gpus(scheduler))
+
+
+def engine_rate(corpora: Result, run: Result) -> float:
+    """Articles a second of the engine alone, on texts as long as those of a run."""
+    return float(corpora.engine["long" if run.name.startswith(("long", "one")) else "short"].articles_per_second)
+
+
+def most_memory(run: Result) -> int:
+    """Bytes of the largest process of the job, and of the job with a stand-in for the network."""
+    return max(*run.job.peak_bytes.values(), *run.reader.peak_bytes.values())

@@ -1,0 +1,252 @@
+"""A model's kernels measured on one device, and how throughput and latency change with batch and precision.
+
+The kernels of the CPU engine are measured here, those of a GPU in `profile_cuda`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BroadsheetError, UsageError
+from ..kernels.storage import STORAGE
+from ..kernels.work import kernels_of
+from ..model import reference
+from ..model.alphabet import encode, text_ends
+from ..model.charcnn import Model, load_model
+from ..model.layers import Layer
+from ..telemetry.profile import Ceilings, KernelProfile, Point, Profile, counted_bytes
+from ..telemetry.spans import Span
+from .base import PRECISIONS, Engine, Texts
+from .cpu import CpuEngine
+from .open import open_engine
+
+BATCH = {"cpu": 128, "cuda": 4096}
+"""Articles in the measured batch by default: a few groups for each thread of a CPU, or enough to fill a GPU."""
+
+BATCHES = {"cpu": (1, 2, 4, 8, 16, 32, 64, 128, 256), "cuda": tuple(4**n for n in range(8))}
+"""The batch sizes of a sweep."""
+
+_KERNEL_NAMES = (
+    "regex:^(encode|norm_statistics|first_units|closing_units|(split_)?lookup_norm_pool|(split_)?conv1d|"
+    "norm_relu_pool|head)"
+)
+_REPEATS = 5
+_CEILING_REPEATS = 15
+_PRODUCT_SIDE = 1536
+_COPIED_BYTES = 64 << 20  # larger than any cache
+_FP32 = 4
+
+
+def measure(engine: Engine, batch: int | None = None) -> Profile:
+    """Profile an open engine."""
+    usual = BATCH[engine.backend.device]
+    batch = batch or min(usual, engine.batch or usual)  # a small GPU takes smaller batches
+    texts = sample(engine.model, batch)
+    kernels, ceilings = _kernels(engine, texts)
+    return Profile(str(engine.backend), engine.device_name, batch, _latency(engine, texts), kernels, ceilings)
+
+
+def _kernels(engine: Engine, texts: Texts) -> tuple[tuple[KernelProfile, ...], Ceilings]:
+    """Every kernel over `texts` in one batch, in the order they run, and the ceilings of the device."""
+    if isinstance(engine, CpuEngine):
+        return tuple(_cpu_kernels(engine, texts)), _cpu_ceilings(engine)
+    from . import profile_cuda  # needs CuPy, and so does the next
+    from .cuda import CudaEngine
+
+    assert isinstance(engine, CudaEngine)
+    return tuple(profile_cuda.kernels(engine, texts)), profile_cuda.ceilings(engine)
+
+
+def profile(
+    model: str | Model = "ag-news",
+    batch: int | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+) -> Profile:
+    """Measure every kernel of a model on this machine; on a GPU with `ncu` also the bytes that the hardware counts.
+
+    Raises as `load_model` and `open_engine` do; warns where ncu is installed and cannot read the counters.
+    """
+    loaded = load_model(model)
+    with closing(open_engine(loaded, device, precision, kernels=kernels)) as engine:
+        found = measure(engine, batch)
+    if engine.backend.device != "cuda":
+        return found
+    try:
+        counted = _counted_bytes(loaded, engine.backend.precision, engine.backend.kernels, found.batch)
+    except (BroadsheetError, subprocess.TimeoutExpired) as error:
+        warnings.warn(f"without hardware counters: {error}", RuntimeWarning, stacklevel=2)
+        return found
+    if counted is None or len(counted) < len(found.kernels):
+        return found
+    pairs = zip(found.kernels, counted[-len(found.kernels) :], strict=True)  # some run when the model is loaded
+    return replace(found, kernels=tuple(replace(kernel, counted_bytes=number) for kernel, number in pairs))
+
+
+def sweep_batch(model: str | Model, device: str = "auto", precision: str = "auto") -> list[Point]:
+    """Latency over batch size, in one precision."""
+    loaded = load_model(model)
+    with closing(open_engine(loaded, device, precision)) as engine:
+        return _points(engine, BATCHES[engine.backend.device])
+
+
+def sweep_precision(model: str | Model, batch: int | None = None, device: str = "auto") -> list[Point]:
+    """Latency in each precision that the device computes in."""
+    loaded = load_model(model)
+    points = []
+    for precision in PRECISIONS:
+        if precision == "auto":
+            continue
+        try:
+            engine = open_engine(loaded, device, precision)
+        except UsageError:
+            continue  # not available on this device
+        with closing(engine):
+            points += _points(engine, [batch or BATCH[engine.backend.device]])
+    return points
+
+
+def _counted_bytes(model: Model, precision: str, kernels: str, batch: int) -> list[int] | None:
+    """What ncu counts of the kernels of a process that classifies a batch. Raises as `counted_bytes`."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.safetensors"
+        model.save(file)
+        child = [sys.executable, "-m", "broadsheet.pipeline.engine.profile", str(file), precision, kernels, str(batch)]
+        return counted_bytes(child, _KERNEL_NAMES)
+
+
+def _points(engine: Engine, batches: Iterable[int]) -> list[Point]:
+    return [Point(engine.backend.precision, batch, _latency(engine, sample(engine.model, batch))) for batch in batches]
+
+
+def _latency(engine: Engine, texts: Texts) -> float:
+    return _median(lambda: engine.classify(texts))
+
+
+def sample(model: Model, articles: int) -> Texts:
+    """Random text, its lengths spread like AG News's (normal, 236 ± 67 characters), the same in every run."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.normal(236, 67, articles), 20, model.length).astype(np.int64)
+    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz .,-", np.uint8)
+    return Texts(rng.choice(letters, int(lengths.sum())), np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def _cpu_kernels(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
+    """Every kernel alone (wall clock of all threads on the batch) and within the network (summed over groups, divided
+    by the threads that ran them). Needs memory for the activations of two blocks, 0.5 MB an article.
+    """
+    model, each_group = engine.model, engine.each_group
+    ids = encode(texts.data, texts.offsets, model.alphabet, model.length)[0]
+    alone = {"encode": _median(lambda: encode(texts.data, texts.offsets, model.alphabet, model.length))}
+    groups: list[Any] = engine.groups(ids)
+    for name, block in engine.blocks:
+        alone[name] = _median(lambda block=block, groups=groups: each_group(block, groups))  # type: ignore[misc]
+        groups = each_group(block, groups)
+    logits = np.concatenate(groups)
+    if engine.model.ngrams is not None:
+        alone["ngrams"] = _median(lambda: engine.branch(texts))
+    alone["head"] = _median(lambda: reference.top_k(reference.class_scores(logits, model), 1))
+    stream = _in_the_network(engine, texts)
+    moved = _modelled_bytes(model, ids, len(texts.data), len(engine.groups(ids)))
+    return [
+        KernelProfile(
+            w.name, w.category, alone[w.name], stream[w.name], w.flop, w.least_bytes, moved.get(w.name, w.least_bytes)
+        )
+        for w in kernels_of(model, texts, STORAGE["simt"]["fp32"])
+    ]
+
+
+def _cpu_ceilings(engine: CpuEngine) -> Ceilings:
+    """A square fp32 product and a large copy on each thread, all at once."""
+    threads, each_group = engine.threads, engine.each_group
+    rng = np.random.default_rng(0)
+    factors = [rng.random((2, _PRODUCT_SIDE, _PRODUCT_SIDE), np.float32) for _ in range(threads)]
+    blocks = [np.ones((2, _COPIED_BYTES), np.uint8) for _ in range(threads)]
+    product = min(_times(lambda: each_group(lambda pair: pair[0] @ pair[1], factors), _CEILING_REPEATS))
+    copy = min(_times(lambda: each_group(lambda pair: np.copyto(pair[1], pair[0]), blocks), _CEILING_REPEATS))
+    where = f"each of {threads} threads at once" if threads > 1 else "1 thread"
+    how = f"fp32 product {_PRODUCT_SIDE}³ and copy of {_COPIED_BYTES >> 20} MiB on {where}"
+    return Ceilings(threads * 2 * _PRODUCT_SIDE**3 / product, threads * 2 * _COPIED_BYTES / copy, how)
+
+
+def _times(work: Callable[[], Any], repeats: int) -> list[float]:
+    work()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def _median(work: Callable[[], Any]) -> float:
+    return statistics.median(_times(work, _REPEATS))
+
+
+def _in_the_network(engine: CpuEngine, texts: Texts) -> dict[str, float]:
+    """Median seconds of each kernel over whole runs; the time of a block is divided by the threads that ran it."""
+    runs: list[dict[str, float]] = []
+    for _ in range(_REPEATS):
+        spans: list[Span] = []
+        engine.classify(texts, spans=spans, each_kernel=True)
+        threads = len({s.lane for s in spans if s.lane.startswith("thread")})
+        seconds: dict[str, float] = {}
+        for s in spans:
+            share = threads if s.lane.startswith("thread") else 1
+            seconds[s.name] = seconds.get(s.name, 0.0) + s.seconds / share
+        runs.append(seconds)
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+def _modelled_bytes(model: Model, ids: NDArray[np.uint8], text_bytes: int, groups: int) -> dict[str, int]:
+    """Bytes that NumPy's passes read and write, as if no cache kept data from one to the next."""
+    last = text_ends(ids, model.alphabet.padding)
+    moved = {"encode": text_bytes * 2 + 3 * ids.size, "head": _FP32 * len(ids) * len(model.classes) * 8}
+    for layer in model.layers:
+        if layer.is_lookup:  # each tap: a table row read, written, read again and added
+            touched = int(np.minimum(last, layer.rows_out).sum())
+            passes = layer.outputs * (5 * layer.kernel * touched + len(ids) * layer.rows_out)
+            moved[layer.name] = _FP32 * (passes + len(ids) * _after_product(layer))
+        elif layer.kind == "conv1d":
+            moved[layer.name] = _FP32 * len(ids) * (_taps(layer) + _after_product(layer))
+        else:
+            weights = layer.inputs * layer.outputs * groups
+            moved[layer.name] = _FP32 * (weights + len(ids) * (layer.inputs + 5 * layer.outputs))
+    return moved
+
+
+def _taps(layer: Layer) -> int:
+    """Values moved by the shifted products of one article: rows and weights in, a product out, which is then added."""
+    rows, weights = layer.rows_out * (layer.inputs + layer.outputs), layer.inputs * layer.outputs
+    return layer.kernel * (rows + weights) + (layer.kernel - 1) * 3 * layer.rows_out * layer.outputs
+
+
+def _after_product(layer: Layer) -> int:
+    """Values moved by bias, norm, ReLU and pool of one article."""
+    elements = layer.rows_out * layer.outputs
+    norm = 14 * elements if layer.norm else 0
+    return 2 * elements + norm + elements + (2 * layer.pool - 1) * layer.rows_pooled * layer.outputs
+
+
+def _classify_once(file: str, precision: str, kernels: str, batch: int) -> None:
+    loaded = load_model(file)
+    with closing(open_engine(loaded, "cuda", precision, kernels=kernels)) as engine:
+        engine.classify(sample(loaded, batch))
+
+
+if __name__ == "__main__":
+    _classify_once(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,211 @@
+"""The CUDA backend's kernels measured one by one, and the ceilings of its GPU."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ..errors import UsageError
+from ..kernels import catalog
+from ..kernels.catalog import Kernel
+from ..kernels.compile import compile_kernel, resources
+from ..kernels.memory_plan import units_by_length
+from ..kernels.ops import Operations, load, tile_shape
+from ..kernels.storage import FLOAT, Storage
+from ..kernels.work import ELEMENT_WISE, PRODUCT, REDUCTION, KernelWork, computed_rows, kernels_of
+from ..model.charcnn import Model
+from ..model.layers import Layer
+from ..telemetry.profile import Ceilings, KernelProfile
+from ..telemetry.spans import Span
+from .base import Texts
+from .cuda import CudaEngine
+
+_REPEATS = 9
+_COPIED_BYTES = 1 << 30
+_PRODUCT_SIDE = 8192
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of a batch, recorded so that it can be repeated."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+
+
+def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
+    """Every kernel of one batch: alone, each repeated on the output of the one before; and within the network, by
+    events between them. Raises UsageError for more texts than fit one batch.
+    """
+    count, batch = len(texts), engine.batch
+    if count > batch:
+        raise UsageError(f"a batch here holds {batch} articles at most: profile no more than that")
+    model, ops = engine.model, engine.network.ops
+    launches = _record(engine, texts)
+    with engine.device:
+        alone = {launch.kernel.name: _seconds(lambda at=launch: _launch(ops, at)) for launch in launches}  # type: ignore[misc]
+    stream = _in_the_network(engine, texts)
+    works = _works(model, texts, ops.stored)
+    rows = computed_rows(model, texts)
+    units = int(units_by_length(model.layers, model.frame)[np.minimum(np.diff(texts.offsets), model.length)].sum())
+    layers = {layer.name: layer for layer in model.layers}
+    found = []
+    for launch in launches:
+        name, kernel = launch.kernel.name, launch.kernel
+        work = works[name]
+        target = catalog.target(ops.generation, ops.architecture)
+        report = resources(compile_kernel(kernel.file, kernel.expression, target).log)
+        resident, occupancy = _residency(kernel, target)
+        layer = layers.get(name)
+        tiles, waste, moved = _blocks(launch), None, work.least_bytes
+        shape = tile_shape(ops, layer) if layer is not None else None
+        if layer is not None and shape is not None:
+            computed = units * layer.product_pool if layer.kind == "conv1d" else count
+            kept = rows.get(name, count)
+            tiles, waste, shared = _tiles(layer, shape, computed, kept)
+            moved += shared * ops.stored.read_by(layer).bytes
+        waves = tiles / (resident * ops.sms)
+        found.append(
+            KernelProfile(
+                name=name,
+                category=work.category,
+                seconds=alone[name],
+                stream_seconds=stream[name],
+                flop=work.flop,
+                least_bytes=work.least_bytes,
+                modelled_bytes=moved,
+                occupancy=occupancy,
+                registers=report.registers,
+                shared_bytes=kernel.shared_bytes + report.shared_bytes,
+                waves=waves,
+                tail_waste=1 - waves / math.ceil(waves),
+                tile_waste=waste,
+            )
+        )
+    return found
+
+
+def ceilings(engine: CudaEngine) -> Ceilings:
+    """A large copy within the GPU's memory and a square product by cuBLAS, on random data (zeros would run faster)."""
+    with engine.device:
+        stored = engine.network.ops.stored
+        found = _ceilings("fp32" if stored.rows is FLOAT else "fp16")
+    if stored.is_int8:
+        # By design tensor cores take 8-bit operands at twice the rate; cuBLAS's own int8 is far from that.
+        return replace(found, flop_per_second=2 * found.flop_per_second, how=f"twice {found.how}")
+    if stored.is_split:
+        three = f"{found.how}, three products for each one of fp32"
+        return replace(found, flop_per_second=found.flop_per_second / 3, how=three)
+    return found
+
+
+def _ceilings(number: str) -> Ceilings:
+    generator = cp.random.default_rng(0)
+    kind = cp.float32 if number == "fp32" else cp.float16
+    factors = generator.standard_normal((2, _PRODUCT_SIDE, _PRODUCT_SIDE), dtype=cp.float32).astype(kind)
+    product = _seconds(lambda: cp.matmul(factors[0], factors[1]))
+    source = generator.standard_normal(_COPIED_BYTES // 4, dtype=cp.float32)
+    target = cp.empty_like(source)
+    copy = _seconds(lambda: target.data.copy_from_device_async(source.data, _COPIED_BYTES, cp.cuda.Stream.null))
+    how = f"{number} product {_PRODUCT_SIDE}³ by cuBLAS and copy of {_COPIED_BYTES >> 30} GiB on this GPU"
+    return Ceilings(2 * _PRODUCT_SIDE**3 / product, 2 * _COPIED_BYTES / copy, how)
+
+
+def _record(engine: CudaEngine, texts: Texts) -> list[Launch]:
+    """Classify once and record the launches, with their arguments."""
+    found: list[Launch] = []
+    engine.network.watcher = lambda kernel, grid, arguments: found.append(Launch(kernel, grid, arguments))
+    try:
+        engine.classify(texts)
+    finally:
+        engine.network.watcher = None
+    return found
+
+
+def _launch(ops: Operations, launch: Launch) -> None:
+    kernel = launch.kernel
+    function = load(kernel.file, kernel.expression, catalog.target(ops.generation, ops.architecture))
+    function(launch.grid, (kernel.threads,), launch.arguments, shared_mem=kernel.shared_bytes)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    """Median of several runs between events, after a warm-up run."""
+    work()
+    times = []
+    for _ in range(_REPEATS):
+        before, after = cp.cuda.Event(), cp.cuda.Event()
+        before.record()
+        work()
+        after.record()
+        after.synchronize()
+        times.append(cp.cuda.get_elapsed_time(before, after) * 1e-3)
+    return float(statistics.median(times))
+
+
+def _in_the_network(engine: CudaEngine, texts: Texts) -> dict[str, float]:
+    times: dict[str, list[float]] = {}
+    for _ in range(_REPEATS + 1):
+        spans: list[Span] = []
+        engine.classify(texts, spans=spans, each_kernel=True)
+        for span in spans:
+            times.setdefault(span.name, []).append(span.seconds)
+    return {name: statistics.median(found[1:]) for name, found in times.items()}
+
+
+def _works(model: Model, texts: Texts, stored: Storage) -> dict[str, KernelWork]:
+    """The work of each kernel. Kernels differ from blocks in four places: block 1's statistics and block 6's norm are
+    separate kernels, two find where the rows lie, and one kernel computes the last layer and the head.
+    """
+    count, text_bytes = len(texts), len(texts.data)
+    rows, second = computed_rows(model, texts), model.layers[1]
+    works = {work.name: work for work in kernels_of(model, texts, stored)}
+    works["first units"] = KernelWork("first units", ELEMENT_WISE, 0, 8 * count)
+    works["closing units"] = KernelWork(
+        "closing units", ELEMENT_WISE, 0, 4 * count + rows[second.name] // second.product_pool
+    )
+    for layer in model.layers:
+        elements = layer.rows_out * layer.outputs
+        if layer.norm and layer.is_lookup:
+            # Seven look-ups a position, for two sums.
+            name, tables = f"{layer.name} statistics", 4 * (layer.kernel * layer.ids) ** 2
+            works[name] = KernelWork(name, REDUCTION, 14 * text_bytes, count * model.length + tables)
+        elif layer.norm:
+            whole, out = works[layer.name], count * layer.rows_pooled * layer.outputs * stored.features.bytes
+            product = rows[layer.name] * layer.flop // layer.rows_out
+            raw = rows[layer.name] * layer.outputs * stored.norms.bytes
+            affine = 2 * elements * stored.norms.bytes
+            name = f"{layer.name} norm"
+            works[name] = KernelWork(name, REDUCTION, whole.flop - product, raw + out + affine)
+            works[layer.name] = KernelWork(layer.name, PRODUCT, product, whole.least_bytes - out - affine + raw)
+    last, head = model.layers[-1].name, works.pop("head")
+    works[last] = KernelWork(last, PRODUCT, works[last].flop + head.flop, works[last].least_bytes + head.least_bytes)
+    return works
+
+
+def _residency(kernel: Kernel, target: str) -> tuple[int, float]:
+    """Blocks that an SM holds at once, and their warps over the most it can hold."""
+    function = load(kernel.file, kernel.expression, target)
+    blocks = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, kernel.threads, kernel.shared_bytes)
+    most = cp.cuda.Device().attributes["MaxThreadsPerMultiProcessor"]
+    return max(1, blocks), blocks * kernel.threads / most
+
+
+def _blocks(launch: Launch) -> int:
+    return int(np.prod(launch.grid))
+
+
+def _tiles(layer: Layer, shape: tuple[int, int], computed: int, kept: int) -> tuple[int, float, int]:
+    """The number of tiles over `computed` rows, the share of these that is discarded, and the elements that are read
+    more than once by design: rows that neighbouring tiles share, and all of them for every tile of outputs.
+    """
+    rows, outputs = shape
+    m_tiles, n_tiles = -(-computed // rows), layer.outputs // outputs
+    shared = (m_tiles * (rows + layer.kernel - 1) * n_tiles - computed) * layer.inputs
+    return m_tiles * n_tiles, 1 - kept / (m_tiles * rows), max(0, shared)

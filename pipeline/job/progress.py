@@ -1,0 +1,94 @@
+"""A job's progress on the Dask dashboard: its client sends it to the scheduler, whose page "Broadsheet" shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from distributed import Client, Scheduler
+
+from ...cluster.heartbeat import PAGE, TOPIC
+from ..errors import visible
+from ..report.job import JobReport, Progress
+
+_SECONDS_BETWEEN = 0.5
+
+_has_page: WeakKeyDictionary[Client, bool] = WeakKeyDictionary()
+"""Whether a client's scheduler has the page: requested once."""
+
+
+class DashboardProgress(Progress):
+    """Passes everything on to another `Progress`, and sends it to the scheduler at most twice a second.
+
+    It does not wait for the scheduler, except for the last message, that the job is over.
+
+    report: the job's, in which chunks of earlier runs are counted already.
+    """
+
+    def __init__(self, other: Progress, client: Client, report: JobReport) -> None:
+        self._other = other
+        self.patience = other.patience
+        self._client = client
+        self._report = report
+        self._began = self._told = 0.0
+        self._turn = asyncio.Lock()
+
+    def start(self, rows: int, dashboard: str) -> None:
+        self._began = time.monotonic()
+        self._tell()
+        if self._client not in _has_page:
+            _has_page[self._client] = self._client.run_on_scheduler(_knows_page)
+        if _has_page[self._client]:
+            dashboard = dashboard.removesuffix("/status") + PAGE
+        self._other.start(rows, dashboard)
+
+    def advance(self, report: JobReport) -> None:
+        if time.monotonic() - self._told > _SECONDS_BETWEEN:
+            self._tell()
+        self._other.advance(report)
+
+    def warn(self, message: str) -> None:
+        self._other.warn(message)
+
+    def stop(self) -> None:
+        if self._client.status == "running":
+            # Waited for: the client may close after it, and the page would show the job as running for ever.
+            self._client.sync(self._send, self._snapshot(ended=True))
+        self._other.stop()
+
+    def _tell(self) -> None:
+        self._told = time.monotonic()
+        self._client.loop.add_callback(self._send, self._snapshot())
+
+    async def _send(self, snapshot: dict[str, Any]) -> None:
+        async with self._turn:  # in order, since the last message stays on the page
+            if self._client.status == "running":
+                with suppress(OSError):  # the scheduler has just gone; the job itself reports that
+                    await self._client.set_metadata([TOPIC], snapshot)
+
+    def _snapshot(self, ended: bool = False) -> dict[str, Any]:
+        job, tally, run = self._report.job, self._report.tally, self._report.run
+        reach = run.reach
+        return {
+            "model": visible(job.model),
+            "backend": job.backend,
+            "output": job.output and visible(job.output),  # not every path is UTF-8, and messages of Dask are
+            "rows": reach.rows,
+            "rows_known": reach.rows_known,
+            "share": reach.share,
+            "seconds_left": reach.seconds_left(time.monotonic() - self._began),
+            "rows_quarantined": tally.rows_quarantined,
+            "chunks": reach.chunks,
+            "ended": ended,
+            "updated": time.time(),
+        }
+
+
+def _knows_page(dask_scheduler: Scheduler) -> bool:
+    """Whether it has the page, or will have it once somebody opens the dashboard."""
+    will_have = getattr(dask_scheduler.http_application, "when_opened", None) is not None
+    return will_have or "broadsheet.cluster.dashboard" in sys.modules

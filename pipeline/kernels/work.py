@@ -1,0 +1,88 @@
+"""The work of each kernel over a batch: operations, and the bytes that must move.
+
+As in Williams, Waterman and Patterson, "Roofline" (2009).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.charcnn import Model
+from ..model.ngrams import count_rows
+from .storage import Storage
+
+ELEMENT_WISE, REDUCTION, PRODUCT = "element-wise", "reduction", "product"
+
+_NORM_FLOP = 7
+"""Operations of layer normalisation an element: mean, subtract, square, sum, scale, γ, β."""
+
+
+class Texts(Protocol):
+    """N texts, as `engine.base.Texts`."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]: ...
+    @property
+    def offsets(self) -> NDArray[np.int64]: ...
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """The work of one kernel for a batch. flop: a multiply and an add count as two; a comparison or a conversion does
+    not count. least_bytes: every input, weight and output moved once.
+    """
+
+    name: str
+    category: str
+    flop: int
+    least_bytes: int
+
+
+def computed_rows(model: Model, texts: Texts) -> dict[str, int]:
+    """Rows of ASCII texts that each convolution computes, before its pool: all, or those that the text reaches."""
+    convolutions = [layer for layer in model.layers if layer.kind == "conv1d"]
+    if model.frame == "dense":
+        return {layer.name: len(texts) * layer.rows_out for layer in convolutions}
+    rows, found = np.diff(texts.offsets), {}
+    for layer in convolutions:
+        pool = layer.pool if layer.is_lookup else layer.product_pool
+        rows = np.minimum(-(-rows // pool), layer.rows_out // pool)
+        found[layer.name] = int(rows.sum()) * pool
+    return found
+
+
+def kernels_of(model: Model, texts: Texts, stored: Storage) -> list[KernelWork]:
+    """Every kernel of the network over ASCII texts, from its layer table. stored: the types of weights and activations.
+
+    Block 1 counts as a look-up: seven additions an element, and the norm.
+    """
+    articles, length, classes = len(texts), model.length, len(model.classes)
+    works = [KernelWork("encode", ELEMENT_WISE, 0, len(texts.data) + 8 * (articles + 1) + articles * length)]
+    rows = computed_rows(model, texts)
+    for layer, following in zip(model.layers, [*model.layers[1:], model.layers[-1]], strict=True):
+        elements = layer.rows_out * layer.outputs
+        share = rows.get(layer.name, articles) / layer.rows_out  # articles' worth of rows
+        norm = _NORM_FLOP * elements if layer.norm else 0
+        element = (stored.norms if layer.is_lookup else stored.read_by(layer)).bytes
+        weights = (layer.kernel * layer.inputs * layer.outputs + layer.outputs) * element
+        weights += 2 * elements * stored.norms.bytes if layer.norm else 0
+        written = layer.rows_pooled * layer.outputs * stored.read_by(following).bytes
+        if layer.is_lookup:
+            category, flop, read = REDUCTION, layer.kernel * elements + norm, length
+        else:
+            category, flop, read = PRODUCT, layer.flop + norm, layer.rows_in * layer.inputs * element
+        # After block 6 every article has all rows.
+        moved = share * read + (articles if layer.norm and not layer.is_lookup else share) * written
+        works.append(KernelWork(layer.name, category, round(share * flop), round(moved) + weights))
+    if model.ngrams is not None:
+        found, row_bytes = count_rows(texts.data, texts.offsets, model.ngrams), model.ngrams.table[0].nbytes
+        moved = len(texts.data) + 4 * articles * classes + min(found * row_bytes, model.ngrams.table.nbytes)
+        works.append(KernelWork("ngrams", REDUCTION, found * (classes + 1), moved))
+    # softmax: subtract, exponential, sum, divide; the outputs are a label and a score
+    works.append(KernelWork("head", REDUCTION, articles * 4 * classes, articles * (classes * 4 + 8)))
+    return works

@@ -1,0 +1,162 @@
+"""The engines of a process: those of several models and jobs side by side, as long as there is memory for them.
+
+An engine is loaded when it is first used, and kept for the next task and the next job. Where memory is short, or there
+are many, the one that was used longest ago is closed, but never one in use: it is loaded again if a task needs it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+from ..engine.base import Engine
+from ..engine.open import open_engine
+from ..errors import BroadsheetError, NoRoom
+from ..telemetry.activity import COUNTS
+from ..telemetry.spans import WHERE, Place
+
+MOST_ENGINES = 8
+"""Of a process. An engine takes some 200 MB of a host, and on a GPU what its batches take."""
+
+
+@dataclass
+class _Held:
+    """holds: how many uses there are now. used: the number of the last one. kept: whether it stays after its uses."""
+
+    engine: Engine
+    place: Place
+    holds: int = 0
+    used: int = 0
+    kept: bool = True
+
+
+class EngineCache:
+    """The engines of a process, by key.
+
+    open_engine: what those who offer an engine call; assign another to replace it on a worker. computing: a lock, held
+    while engines are loaded or closed, and while a chunk is computed (on a GPU until all of it has been handed over),
+    since an engine has one ring of slots, and on a CPU each limits the threads of a library that all share. is_short:
+    whether there is little memory left; the workers of the process set it. when_empty: called once the last offer is
+    withdrawn.
+    """
+
+    def __init__(self) -> None:
+        self.open_engine: Callable[..., Engine] = open_engine
+        self.computing: AbstractContextManager[object] = Lock()
+        self.is_short: Callable[[], bool] = lambda: False
+        self.when_empty: Callable[[], object] = lambda: None
+        self._lock, self._loading = Lock(), Lock()
+        self._loads: dict[str, Callable[[], Engine]] = {}
+        self._offers: Counter[str] = Counter()
+        self._engines: dict[str, _Held] = {}
+        self._uses = 0
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """Those that are loaded now."""
+        with self._lock:
+            return {key: loaded.engine for key, loaded in self._engines.items()}
+
+    def offer(self, key: str, load: Callable[[], Engine]) -> None:
+        """Say how to load an engine. Each worker of the process does so, and withdraws it at its end."""
+        with self._lock:
+            self._loads[key] = load
+            self._offers[key] += 1
+
+    def withdraw(self, key: str) -> None:
+        """Give up one offer; the last one of a key closes its engine, once nobody uses it."""
+        with self._lock:
+            self._offers[key] -= 1
+            found = None
+            if self._offers[key] <= 0:
+                del self._offers[key]
+                self._loads.pop(key, None)
+                found = self._engines.pop(key, None)
+            if found is not None:
+                found.kept = False
+            is_idle, is_last = found is not None and not found.holds, not self._offers
+        if found is not None and is_idle:
+            self._close(found)
+        if is_last:
+            self.when_empty()
+
+    @contextmanager
+    def use(self, keys: Sequence[str]) -> Iterator[list[tuple[Engine, Place]]]:
+        """The engines under these keys, and their places, loaded where they are not; they stay for the block.
+
+        Raises BroadsheetError for a key that no worker here has offered, and what loading raises.
+        """
+        with ExitStack() as held:
+            yield [held.enter_context(self._use(key)) for key in keys]
+
+    @contextmanager
+    def _use(self, key: str) -> Iterator[tuple[Engine, Place]]:
+        loaded = self._held(key) or self._load(key)
+        try:
+            yield loaded.engine, loaded.place
+        finally:
+            with self._lock:
+                loaded.holds -= 1
+                is_over = not loaded.kept and not loaded.holds
+            if is_over:
+                self._close(loaded)
+
+    def _held(self, key: str) -> _Held | None:
+        """One that is loaded, from now on in use."""
+        with self._lock:
+            loaded = self._engines.get(key)
+            if loaded is not None:
+                self._uses += 1
+                loaded.holds, loaded.used = loaded.holds + 1, self._uses
+            return loaded
+
+    def _load(self, key: str) -> _Held:
+        with self._loading:
+            if (loaded := self._held(key)) is not None:  # by another thread meanwhile
+                return loaded
+            load = self._loads.get(key)
+            if load is None:
+                raise BroadsheetError(
+                    "this worker does not have the job's model: its cluster was restarted, or is ending"
+                )
+            while (self.is_short() or len(self._engines) >= MOST_ENGINES) and self._evict():
+                pass
+            while True:
+                started = time.time()
+                try:
+                    with self.computing:
+                        engine = load()
+                    break
+                except NoRoom:
+                    if not self._evict():
+                        raise
+            COUNTS.add(engines_loaded=1)
+            place = Place(WHERE, engine.device_name, started, engine.memory_ready, time.time())
+            with self._lock:
+                self._uses += 1
+                self._engines[key] = loaded = _Held(engine, place, 1, self._uses)
+                loaded.kept = key in self._offers
+            return loaded
+
+    def _evict(self) -> bool:
+        """Close the engine that was used longest ago, of those that nobody uses; False where there is none."""
+        with self._lock:
+            idle = {key: loaded for key, loaded in self._engines.items() if not loaded.holds}
+            if not idle:
+                return False
+            found = self._engines.pop(min(idle, key=lambda key: idle[key].used))
+        self._close(found)
+        COUNTS.add(engines_evicted=1)
+        return True
+
+    def _close(self, loaded: _Held) -> None:
+        with self.computing:
+            loaded.engine.close()
+
+
+ENGINES = EngineCache()
+"""Those of this process."""

@@ -1,0 +1,198 @@
+"""Scored chunks: texts through all models of a job, between reading and writing.
+
+Whatever of a text several models share is done once: it is read once, and encoded once where they have the same
+alphabet and length. A row on which a model overflows, so that its scores are not finite, goes to the chunk's
+quarantine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ..engine.base import Engine, Predictions, Texts
+from ..errors import UsageError
+from ..source.chunk import HEAD_BYTES, QUARANTINE_SCHEMA, Chunk
+from ..telemetry.spans import Span
+from .windows import Windows
+
+EMPTY, OUTSIDE = "empty", "mostly outside the model's alphabet"
+"""Why a row can hardly be judged: its text is empty or blank, or so much of it is outside the alphabet."""
+
+OUTSIDE_SHARE = 0.3
+"""The share of characters, of those that the model reads, from which the label means little. English news has at most
+0.28 outside an alphabet that lacks the space, and next to nothing outside the shipped model's; text in another script
+has 0.37 to 1, the least where it is full of Latin names. A language in Latin script is not noticed."""
+
+_NO_COINCIDENCE = 16
+"""Where so many articles overflow, and no other is in their chunk, the cause is the model and not the articles."""
+
+_REMEDIES = {
+    "fp16": "use --precision bf16 or --precision fp32",
+    "bf16": "use --precision fp32",
+    "int8": "use --precision fp32",
+    "fp32": "its weights are damaged or too large",
+}
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What is asked of a model. top_k: that many of the best labels. all_scores: the score of every class. windows: how
+    long texts are scored; None where only their beginning is.
+    """
+
+    top_k: int = 1
+    all_scores: bool = False
+    windows: Windows | None = None
+
+    def reads(self, length: int) -> int:
+        """Characters of a text on which its label depends, of a model of this length."""
+        return length if self.windows is None else self.windows.reads(length)
+
+
+@dataclass(frozen=True)
+class ScoredChunk:
+    """A chunk without the rows on which a model overflows, which are in its quarantine, and what each model says of it.
+
+    doubtful: rows that the model could hardly judge by reason, for each model. overflowed: rows taken out.
+    """
+
+    chunk: Chunk
+    predictions: tuple[Predictions, ...]
+    doubtful: tuple[dict[str, int], ...]
+    overflowed: int
+
+
+def scored(chunks: Iterable[Chunk], engines: Sequence[Engine], scoring: Sequence[Scoring]) -> Iterator[ScoredChunk]:
+    """Every chunk of an input, in order, once each model has scored it. scoring: what is asked of each.
+
+    Raises UsageError as `score` does, and where a model overflows on all rows of the first chunk, or of a larger one.
+    """
+    for number, chunk in enumerate(chunks):
+        yield score_chunk(chunk, engines, scoring, is_first=number == 0)
+
+
+def score_chunk(
+    chunk: Chunk,
+    engines: Sequence[Engine],
+    scoring: Sequence[Scoring],
+    *,
+    is_first: bool = False,
+    compute: Callable[[Texts], tuple[Predictions, ...]] | None = None,
+) -> ScoredChunk:
+    """One of the chunks of `scored`. is_first: of its job. compute: what calls `score`, where more is to be done.
+
+    Raises UsageError as `scored` does.
+    """
+    texts = texts_of(chunk)
+    rows = len(chunk)
+    predictions = compute(texts) if compute else score(texts, engines, scoring)
+    for i, engine in enumerate(engines):
+        lost = predictions[i].overflowed
+        if lost.any():
+            chunk = _without_overflowed(chunk, lost, engine, is_first)
+            predictions = tuple(found.take(~lost) for found in predictions)
+    doubtful = tuple(
+        _count_doubtful(chunk, found, each.reads(engine.model.length))
+        for engine, each, found in zip(engines, scoring, predictions, strict=True)
+    )
+    return ScoredChunk(chunk, predictions, doubtful, rows - len(chunk))
+
+
+def score(
+    texts: Texts,
+    engines: Sequence[Engine],
+    scoring: Sequence[Scoring],
+    spans: list[Span] | None = None,
+    each_kernel: bool = False,
+    handed_over: Callable[[], object] | None = None,
+) -> tuple[Predictions, ...]:
+    """What each model says of N texts. handed_over: called where another thread may use the engines before this one has
+    the labels.
+
+    Raises UsageError for texts that are encoded already, in a way that is not a model's.
+    """
+    if len(engines) > 1:
+        texts = replace(texts, shared={})
+    found = []
+    for number, (engine, each) in enumerate(zip(engines, scoring, strict=True), 1):
+        if texts.ids is not None:
+            _refuse_other_ids(engine, engines[0])
+        over = handed_over if number == len(engines) else None
+        given = each.top_k, each.all_scores, spans, each_kernel, over
+        if each.windows is None:
+            found.append(engine.classify(texts, *given))
+        else:
+            found.append(each.windows.classify(texts, engine, *given))
+    return tuple(found)
+
+
+def texts_of(chunk: Chunk) -> Texts:
+    """The articles of a chunk as an engine takes them."""
+    return Texts(chunk.data, chunk.offsets, chunk.ids, chunk.n_chars)
+
+
+def rows_of(chunk: Chunk, rows: NDArray[np.bool_]) -> Chunk:
+    """The readable rows of a chunk where `rows`, [N], is true. Those in its quarantine stay."""
+    kept = pa.array(rows)
+    return replace(
+        chunk,
+        text=chunk.text.filter(kept),
+        rows=chunk.rows.filter(kept),
+        ids=None if chunk.ids is None else chunk.ids[rows],
+        truth=None if chunk.truth is None else chunk.truth[rows],
+        n_chars=None if chunk.n_chars is None else chunk.n_chars[rows],
+    )
+
+
+def _refuse_other_ids(engine: Engine, first: Engine) -> None:
+    same = engine.model.alphabet.symbols == first.model.alphabet.symbols and engine.model.length == first.model.length
+    if not same:
+        raise UsageError(
+            f"the input is encoded already, for {first.model.name}, and {engine.model.name} has another alphabet or "
+            "length: label it in a job of its own"
+        )
+
+
+def _without_overflowed(chunk: Chunk, lost: NDArray[np.bool_], engine: Engine, is_first: bool) -> Chunk:
+    """Raises UsageError where all rows of the first chunk overflow, or all of a larger one: the other chunks would fare
+    no better.
+    """
+    precision = engine.backend.precision
+    if lost.all() and (is_first or len(chunk) >= _NO_COINCIDENCE):
+        raise UsageError(
+            f"{engine.model.name}: overflows in {precision} on each of the {len(chunk):,} articles of a chunk: "
+            f"{_REMEDIES[precision]}"
+        )
+    mask = pa.array(lost)
+    rows = chunk.rows.filter(mask)
+    columns = [
+        rows["file"],
+        rows["row"],
+        pa.nulls(len(rows), pa.int64()),
+        pa.repeat(f"the model overflows in {precision} on this text", len(rows)),
+        pc.binary_slice(chunk.text.filter(mask), 0, HEAD_BYTES).cast(pa.binary()),
+    ]
+    return replace(
+        rows_of(chunk, ~lost),
+        quarantine=pa.concat_tables([chunk.quarantine, pa.table(columns, QUARANTINE_SCHEMA)]),
+        bad=None if chunk.bad is None else pa.concat_tables([chunk.bad, rows.select(chunk.bad.column_names)]),
+    )
+
+
+def _count_doubtful(chunk: Chunk, found: Predictions, reads: int) -> dict[str, int]:
+    """Rows that a model which reads so many characters can hardly judge, by reason. A row has one reason at most."""
+    empty = found.n_chars == 0
+    filled = np.flatnonzero(np.diff(chunk.offsets) > 0) if chunk.ids is None else np.empty(0, np.intp)
+    # Only what begins with a space is searched: a search of all texts would take a tenth of a GPU's time.
+    spaced = filled[chunk.data[chunk.offsets[filled]] <= ord(" ")]
+    blank = pc.utf8_is_space(chunk.text.take(pa.array(spaced)).cast(pa.large_string()))
+    empty[spaced] |= blank.to_numpy(zero_copy_only=False)
+    outside = ~empty & (found.unknown_chars >= OUTSIDE_SHARE * np.minimum(found.n_chars, reads))
+    counts = {EMPTY: int(empty.sum()), OUTSIDE: int(outside.sum())}
+    return {reason: rows for reason, rows in counts.items() if rows}

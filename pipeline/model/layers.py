@@ -1,0 +1,135 @@
+"""The network's layer table, and its two frames: what becomes of the positions after an article's text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ..errors import ModelError
+
+Frame = Literal["text", "dense"]
+"""dense: the published network. text: block 1's output is zero from position n on, after its ReLU and before its pool,
+where n is the index after the article's last character, known or unknown (0 for an empty text). Nothing else differs:
+both norms take their statistics over all rows. So from block 2 on, rows that no character reaches are vectors of the
+model, one a layer and the same for every article, which need not be computed.
+"""
+
+FRAMES: tuple[Frame, ...] = get_args(Frame)
+
+CHANNELS = 256
+HIDDEN = 1024
+NORM_EPSILON = 1e-5
+LENGTHS = (64, 4096)
+CLASSES = (2, 1000)
+PUBLISHED_LENGTH = 1014
+
+# name, kernel width, layer normalisation, pool width
+_CONVOLUTIONS = (
+    ("conv1", 7, "norm1", 3),
+    ("conv2", 7, None, 3),
+    ("conv3", 3, None, 1),
+    ("conv4", 3, None, 1),
+    ("conv5", 3, None, 1),
+    ("conv6", 3, "norm6", 3),
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One block: a valid stride-1 convolution or a linear layer, then norm, ReLU and pool where it has them.
+
+    `rows_in`, `rows_out` and `rows_pooled` are the lengths before the convolution, after it and after the pool; they
+    are 1 for a linear layer. Every block but the last ends with ReLU. `is_lookup`: the input is ids, each one of
+    `inputs` symbols or a zero column, so that the product is a sum of table rows.
+    """
+
+    name: str
+    kind: str
+    inputs: int
+    outputs: int
+    kernel: int
+    norm: str | None
+    pool: int
+    relu: bool
+    rows_in: int
+    rows_out: int
+    rows_pooled: int
+    is_lookup: bool = False
+
+    @property
+    def product_pool(self) -> int:
+        """The pool width within the product kernel; 1 where a norm comes first."""
+        return 1 if self.norm else self.pool
+
+    @property
+    def product_relu(self) -> bool:
+        """Whether ReLU is part of the product kernel; not where a norm comes first."""
+        return self.relu and not self.norm
+
+    @property
+    def ids(self) -> int:
+        """How many ids there are: the symbols, the unknown character and padding."""
+        return self.inputs + 2
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The tensors of this layer by PyTorch's names, in the order of params.bin."""
+        weight = (self.outputs, self.inputs, self.kernel) if self.kind == "conv1d" else (self.outputs, self.inputs)
+        shapes: dict[str, tuple[int, ...]] = {f"{self.name}.weight": weight, f"{self.name}.bias": (self.outputs,)}
+        if self.norm:
+            shapes[f"{self.norm}.weight"] = shapes[f"{self.norm}.bias"] = (self.outputs, self.rows_out)
+        return shapes
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """For people and other programs, in a model file."""
+        names = ("name", "kind", "inputs", "outputs", "kernel", "norm", "pool", "relu")
+        return {name: getattr(self, name) for name in names} | {"rows": self.rows_pooled}
+
+    @property
+    def flop(self) -> int:
+        """Floating-point operations an article as a dense product (a multiply and an add count as two)."""
+        return 2 * self.rows_out * self.inputs * self.outputs * self.kernel
+
+
+def layer_table(symbols: int, length: int, classes: int) -> tuple[Layer, ...]:
+    """The nine blocks for an alphabet of `symbols`, `length` characters and `classes` labels.
+
+    Raises ModelError where a number is out of range, or the length leaves no row after the last pool.
+    """
+    if not LENGTHS[0] <= length <= LENGTHS[1]:
+        raise ModelError(f"length {length} is outside {LENGTHS[0]} to {LENGTHS[1]} characters")
+    if not CLASSES[0] <= classes <= CLASSES[1]:
+        raise ModelError(f"{classes} classes: a model has {CLASSES[0]} to {CLASSES[1]}")
+    layers: list[Layer] = []
+    rows, inputs = length, symbols
+    for name, kernel, norm, pool in _CONVOLUTIONS:
+        out = rows - kernel + 1
+        pooled = max(out, 0) // pool
+        layers.append(
+            Layer(name, "conv1d", inputs, CHANNELS, kernel, norm, pool, True, rows, out, pooled, is_lookup=not layers)
+        )
+        rows, inputs = pooled, CHANNELS
+    if not rows:
+        least = next(n for n in range(*LENGTHS) if _pooled_rows(n))
+        raise ModelError(f"length {length} leaves no row after block 6: the network needs at least {least} characters")
+    for name, inputs, outputs, relu in (
+        ("fc1", CHANNELS * rows, HIDDEN, True),
+        ("fc2", HIDDEN, HIDDEN, True),
+        ("fc3", HIDDEN, classes, False),
+    ):
+        layers.append(Layer(name, "linear", inputs, outputs, 1, None, 1, relu, 1, 1, 1))
+    return tuple(layers)
+
+
+def _pooled_rows(rows: int) -> int:
+    for _, kernel, _, pool in _CONVOLUTIONS:
+        rows = max(rows - kernel + 1, 0) // pool
+    return rows
+
+
+def parameter_count(symbols: int, classes: int, length: int = PUBLISHED_LENGTH) -> int:
+    layers = layer_table(symbols, length, classes)
+    return sum(int(np.prod(shape)) for layer in layers for shape in layer.shapes.values())

@@ -1,0 +1,109 @@
+"""What is fitted to a model's scores on rows with labels: one temperature, or with several labels a text thresholds.
+
+A temperature is as in Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks" (2017). A network is
+trained to be right, not to know how often it is: the recipe's dropout and label smoothing leave its scores too low,
+other recipes too high. One number, by which all logits are divided, makes them probabilities that are right about as
+often as they say. It changes no label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+TEMPERATURES = (0.05, 20.0)
+"""The range in which a temperature is looked for, and that a model may have."""
+
+LEAST_ROWS = 100
+"""Labelled rows on which a temperature is fitted at least; on fewer it would follow a handful of mistakes."""
+
+CARD = "temperature fitted on"
+"""The key of a model's card under which it says by which rows its scores were calibrated."""
+
+_STEPS = 60
+
+
+def log_scores(scores: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.float64]:
+    """Logits up to a constant of each row, of scores [N, classes] that were computed at `temperature`."""
+    logits: NDArray[np.float64] = np.log(np.maximum(scores, np.finfo(np.float32).tiny, dtype=np.float64)) * temperature
+    return logits
+
+
+def probabilities(logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+    """Softmax of [N, classes] at a temperature, in float64."""
+    powers = np.exp((logits - logits.max(axis=1, keepdims=True)) / temperature)
+    found: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+    return found
+
+
+def log_loss(
+    logits: NDArray[np.float64],
+    truth: NDArray[np.int64],
+    temperature: float,
+    weights: NDArray[np.float64] | None = None,
+) -> float:
+    """The mean negative log likelihood of the true classes, [N], at a temperature. weights: [N], of the rows."""
+    of_truth = probabilities(logits, temperature)[np.arange(len(truth)), truth]
+    return float(np.average(-np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)), weights=weights))
+
+
+def fitted(
+    logits: NDArray[np.float64], truth: NDArray[np.int64], weights: NDArray[np.float64] | None = None
+) -> float | None:
+    """The temperature at which the negative log likelihood of the true classes is least.
+
+    logits: float64 [N, classes], each row up to a constant. truth: class indices [N]. weights: [N], how much each row
+    counts; None: all the same. None where there is no best one
+    within TEMPERATURES, as of rows that are all labelled right; their scores could then be as near to 1 as one likes.
+    """
+
+    def slope(sharpness: float) -> float:
+        """Of the negative log likelihood, which is convex in one over the temperature, times N."""
+        expected = (probabilities(logits, 1 / sharpness) * logits).sum(axis=1)
+        each = expected - logits[np.arange(len(truth)), truth]
+        return float(each.sum() if weights is None else each @ weights)
+
+    low, high = 1 / TEMPERATURES[1], 1 / TEMPERATURES[0]
+    if slope(low) >= 0 or slope(high) <= 0:
+        return None
+    for _ in range(_STEPS):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if slope(middle) > 0 else (middle, high)
+    return float(np.float32((low * high) ** -0.5))
+
+
+DEFAULT_THRESHOLD = 0.5
+"""Of a class that no held-out row has."""
+
+
+def assigned(scores: NDArray[np.float32], thresholds: Sequence[float]) -> NDArray[np.bool_]:
+    """Which classes each of N texts is given, [N, classes]: those whose score reaches its threshold.
+
+    scores: float32 [N, classes]. None of an article without scores, which are NaN.
+    """
+    given: NDArray[np.bool_] = scores >= np.asarray(thresholds, np.float32)
+    return given
+
+
+def best_thresholds(scores: NDArray[np.float32], truth: NDArray[np.bool_]) -> tuple[float, ...]:
+    """For each class the threshold with the best F1 on N rows, both [N, classes].
+
+    It lies half-way between the scores of two rows; of several that are as good, it is the highest.
+    """
+    return tuple(_best(scores[:, i], truth[:, i]) for i in range(scores.shape[1]))
+
+
+def _best(scores: NDArray[np.float32], truth: NDArray[np.bool_]) -> float:
+    """scores, truth: of one class, [N]. With h hits among the n highest scores, F1 is 2 h / (n + true rows)."""
+    if not truth.any():
+        return DEFAULT_THRESHOLD
+    order = np.argsort(-scores, kind="stable")
+    ranked, hits = scores[order].astype(np.float64), np.cumsum(truth[order])
+    f1 = 2 * hits / (np.arange(1, len(ranked) + 1) + truth.sum())
+    f1[:-1][ranked[1:] == ranked[:-1]] = -1  # a threshold takes all rows of a score or none
+    last = int(np.argmax(f1))
+    below = ranked[last + 1] if last + 1 < len(ranked) else 0.0
+    threshold = np.float32((ranked[last] + below) / 2)
+    return float(np.clip(threshold, np.float32(1e-6), np.float32(1 - 1e-6)))

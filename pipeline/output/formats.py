@@ -1,0 +1,327 @@
+"""The files of a chunk's rows: their formats, a folder for each label where that is asked for, and the rows again.
+
+Text files hold numbers, booleans, strings, and lists and structs of these. What else a column holds is text there, as
+Arrow writes it ("2024-05-01 12:00:00"); bytes are base64, a duration is an integer. A float32 becomes the float64 with
+the fewest digits that reads back as the same float32: 0.9, not 0.8999999761581421.
+"""
+
+from __future__ import annotations
+
+import base64
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import csv
+
+from ..errors import OutputError, UsageError
+from .layout import NULL_FOLDER, PartNames, folder_label, label_folder
+from .model_columns import N_CHARS, TRUTH, Names, names_in
+
+_TAKEN_FROM_FOLDER = ("parquet",)
+"""Formats whose readers take the label from the folder's name; some of them refuse to have it in the file as well. Of
+the readers of other formats only DuckDB knows such folders.
+"""
+
+_LONGEST_NAME = 255
+"""Bytes of a file name on every common file system."""
+
+_DAY = "1970-01-01 "
+
+
+class PartFormat(ABC):
+    """Rows as the bytes of a file, and back. The same rows are always the same bytes."""
+
+    @abstractmethod
+    def write(self, table: pa.Table) -> bytes:
+        """The file. Raises UnwritableType for a column of a type that it cannot hold."""
+
+    @abstractmethod
+    def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
+        """Some columns of the rows. schema: of the table that was written. Raises ValueError, KeyError, TypeError,
+        OSError, RecursionError or pyarrow.ArrowException where `data` is something else.
+        """
+
+
+class UnwritableType(TypeError):
+    """A type that a format cannot hold."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        super().__init__(f"cannot hold {kind}")
+
+
+class _Parquet(PartFormat):
+    """Parquet files, with dictionaries and delta encoding: a third of the size that the defaults give."""
+
+    def write(self, table: pa.Table) -> bytes:
+        repeating, counts = ["file", TRUTH.name], ["row", N_CHARS.name]
+        for names in names_in(table.column_names) or [Names()]:
+            repeating += [f"{names.label}.list.element" if names.multi_label else names.label]
+            repeating.append(f"{names.top_labels}.list.element")
+            counts.append(names.unknown_chars)
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            table,
+            sink,
+            compression="zstd",
+            use_dictionary=repeating,
+            column_encoding=dict.fromkeys(counts, "DELTA_BINARY_PACKED"),
+        )
+        return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+    def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        if not file.schema_arrow.equals(_stored(schema)):
+            raise ValueError(f"its columns are {_described(file.schema_arrow)}, those of the job {_described(schema)}")
+        return file.read(chosen.names, use_threads=False).select(chosen.names).cast(chosen)
+
+
+class _JsonLines(PartFormat):
+    """An object for each row, with every column. A NaN or an infinity is null, as JSON has neither."""
+
+    def write(self, table: pa.Table) -> bytes:
+        names = table.column_names
+        columns = [to_plain(column.combine_chunks()).to_pylist() for column in table.columns]
+        return msgspec.json.Encoder().encode_lines([dict(zip(names, row, strict=True)) for row in zip(*columns)])  # noqa: B905
+
+    def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
+        rows = msgspec.json.Decoder().decode_lines(data)
+        if any(list(row) != schema.names for row in rows):
+            raise ValueError("a line has other columns than the job")
+        arrays = [
+            from_plain(pa.array([row[field.name] for row in rows], writable_type(field.type)), field.type)
+            for field in chosen
+        ]
+        return pa.table(arrays, chosen)
+
+
+class _Csv(PartFormat):
+    """CSV after RFC 4180, with a header: text is quoted, a null is an empty field without quotes, and a list or struct
+    is its JSON text. A list whose field names a separator is a text with that between the values.
+    """
+
+    def write(self, table: pa.Table) -> bytes:
+        columns = [
+            _flat(to_plain(column.combine_chunks()), _separator(field))
+            for field, column in zip(table.schema, table.columns, strict=True)
+        ]
+        sink = pa.BufferOutputStream()
+        csv.write_csv(pa.table(columns, table.column_names), sink, csv.WriteOptions(quoting_header="needed"))
+        return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+    def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
+        plain = {field.name: writable_type(field.type) for field in schema}
+        table = csv.read_csv(
+            pa.BufferReader(data),
+            csv.ReadOptions(use_threads=False, block_size=max(len(data), 1)),
+            csv.ParseOptions(newlines_in_values=True),
+            csv.ConvertOptions(
+                column_types={name: pa.string() if pa.types.is_nested(kind) else kind for name, kind in plain.items()},
+                null_values=[""],
+                true_values=["true"],
+                false_values=["false"],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+        if table.column_names != schema.names:
+            raise ValueError("its header names other columns than those of the job")
+        texts = ((table.column(field.name).combine_chunks(), field) for field in chosen)
+        nested = ((_nested(column, plain[field.name], _separator(field)), field) for column, field in texts)
+        return pa.table([from_plain(column, field.type) for column, field in nested], chosen)
+
+
+PART_FORMATS: dict[str, PartFormat] = {"parquet": _Parquet(), "jsonl": _JsonLines(), "csv": _Csv()}
+"""By the name that the user gives."""
+
+
+def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) -> None:
+    """Raise UsageError for a column that the format cannot hold, or a class that cannot name a folder."""
+    for field in schema:
+        try:
+            PART_FORMATS[names.format].write(pa.schema([field]).empty_table())
+        except UnwritableType as error:
+            raise UsageError(f"the column {field.name!r} cannot be written: {names.format} {error}") from error
+    for label in classes if names.by is not None else ():
+        if label == NULL_FOLDER or len(label_folder(names.by or "", label)) > _LONGEST_NAME:
+            raise UsageError(f"the class {label!r} cannot be the name of a folder, as --partition-by needs it")
+
+
+def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[tuple[str, int, bytes]]:
+    """The name, number of rows and bytes of each part of a chunk."""
+    write, by = PART_FORMATS[names.format].write, names.by
+    found = []
+    for name, label in names.files(chunk, job, [] if by is None else pc.unique(table.column(by)).to_pylist()):
+        rows = table
+        if by is not None:
+            rows = table.filter(_has(table.column(by), label))
+            rows = rows.drop_columns(by) if names.format in _TAKEN_FROM_FOLDER else rows
+        found.append((name, len(rows), write(rows)))
+    return found
+
+
+def _has(labels: pa.ChunkedArray, label: str | None) -> pa.ChunkedArray:
+    """Which rows have this label, or none."""
+    return labels.is_null() if label is None else pc.fill_null(pc.equal(labels, label), False)
+
+
+def read_part(
+    data: bytes, name: str, path: object, schema: pa.Schema, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The rows of a part, or some columns of it. schema: of the job's parts. Raises OutputError, with `path`, for
+    another kind of file.
+    """
+    format_, (by, label) = PartNames.like(name).format, folder_label(name)
+    try:
+        chosen = pa.schema([schema.field(name) for name in (schema.names if columns is None else columns)])
+        if by is None or format_ not in _TAKEN_FROM_FOLDER:
+            table = PART_FORMATS[format_].read(data, schema, chosen)
+            if by in chosen.names and not pc.all(_has(table.column(by), label)).as_py():
+                raise ValueError(f"it has rows with another label than {label!r}")
+            return table
+        without = schema.remove(schema.get_field_index(by))
+        table = PART_FORMATS[format_].read(data, without, pa.schema([field for field in chosen if field.name != by]))
+        labels = pa.array([label], pa.string()).take(pa.array(np.zeros(len(table), np.int64)))
+        return table.append_column(schema.field(by), labels).select(chosen.names)
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, RecursionError, pa.ArrowException) as error:
+        raise OutputError(f"{path} is not a part of this job ({error})") from error
+
+
+@cache
+def _stored(schema: pa.Schema) -> pa.Schema:
+    """As a file has it: a time in seconds becomes one in milliseconds, for example."""
+    return pq.ParquetFile(pa.BufferReader(PART_FORMATS["parquet"].write(schema.empty_table()))).schema_arrow
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _separator(field: pa.Field) -> str | None:
+    """What is between the values of a list; None for JSON text."""
+    found = (field.metadata or {}).get(b"separator")
+    return None if found is None else found.decode()
+
+
+def _flat(column: pa.Array, separator: str | None) -> pa.Array:
+    """Lists and structs as JSON text, or joined by a separator."""
+    if not pa.types.is_nested(column.type):
+        return column
+    if separator is not None:
+        return pc.binary_join(column.cast(pa.list_(pa.string())), separator)
+    encode = msgspec.json.Encoder().encode
+    return pa.array([None if value is None else encode(value).decode() for value in column.to_pylist()], pa.string())
+
+
+def _nested(column: pa.Array, kind: pa.DataType, separator: str | None) -> pa.Array:
+    if not pa.types.is_nested(kind):
+        return column
+    if separator is not None:
+        values = [text.split(separator) if text else [] for text in column.to_pylist()]
+        return pa.array(values, pa.list_(pa.string())).cast(kind)
+    return pa.array([None if text is None else msgspec.json.decode(text) for text in column.to_pylist()], kind)
+
+
+def writable_type(kind: pa.DataType) -> pa.DataType:
+    """The type of `to_plain` of such a column. Raises UnwritableType for maps, unions and other rare types."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return writable_type(kind.value_type)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(writable_type(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([pa.field(field.name, writable_type(field.type)) for field in kind])
+    if types.is_boolean(kind) or types.is_integer(kind):
+        return kind
+    if types.is_floating(kind):
+        return pa.float64()
+    if types.is_duration(kind):
+        return pa.int64()
+    if _is_text(kind) or _is_bytes(kind) or types.is_temporal(kind) or types.is_decimal(kind) or types.is_null(kind):
+        if types.is_interval(kind):
+            raise UnwritableType(kind)
+        return pa.string()
+    raise UnwritableType(kind)
+
+
+def to_plain(column: pa.Array) -> pa.Array:
+    """Raises UnwritableType."""
+    kind, types = column.type, pa.types
+    target = writable_type(kind)
+    if types.is_dictionary(kind):
+        return to_plain(column.dictionary_decode())
+    if types.is_list(target):
+        return _list(column, to_plain(column.flatten()))
+    if types.is_struct(target):
+        return _struct(column, [to_plain(child) for child in column.flatten()], target)
+    if types.is_float16(kind) or types.is_float32(kind):
+        return _shortest(column)
+    if _is_bytes(kind):
+        texts = [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
+        return pa.array(texts, target)
+    return column.cast(target)
+
+
+def from_plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The column of type `kind` again. Raises ValueError or pyarrow.ArrowException for other values."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return from_plain(column, kind.value_type).cast(kind)
+    if types.is_list(column.type):
+        return _list(column, from_plain(column.flatten(), kind.value_type)).cast(kind)
+    if types.is_struct(column.type):
+        children = zip(column.flatten(), kind, strict=True)
+        return _struct(column, [from_plain(child, field.type) for child, field in children], kind)
+    if _is_bytes(kind):
+        values = [None if text is None else base64.b64decode(text, validate=True) for text in column.to_pylist()]
+        return pa.array(values, kind)
+    if types.is_time(kind):
+        unit = "ns" if types.is_time64(kind) else "ms"
+        return pc.binary_join_element_wise(_DAY, column, "").cast(pa.timestamp(unit)).cast(kind)
+    if types.is_float16(kind):
+        return pa.array(column.to_numpy(zero_copy_only=False).astype(np.float16), kind, mask=_nulls(column))
+    if types.is_null(kind):
+        return pa.nulls(len(column))
+    return column.cast(kind)
+
+
+def _shortest(column: pa.Array) -> pa.Array:
+    short = column.cast(pa.string()).cast(pa.float64())
+    back = short.to_numpy(zero_copy_only=False).astype(column.type.to_pandas_dtype())
+    same = back == column.to_numpy(zero_copy_only=False)  # it is rounded twice; a NaN is as it was in either
+    return pc.if_else(pa.array(same), short, column.cast(pa.float64()))
+
+
+def _list(column: pa.Array, values: pa.Array) -> pa.Array:
+    """The lists of `column` with other values."""
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, values, mask=column.is_null())
+
+
+def _struct(column: pa.Array, children: list[pa.Array], kind: pa.DataType) -> pa.Array:
+    """The structs of `column` with other children."""
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
+
+
+def _nulls(column: pa.Array) -> np.ndarray:
+    return np.asarray(column.is_null().to_numpy(zero_copy_only=False))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )

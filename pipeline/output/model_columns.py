@@ -1,0 +1,218 @@
+"""How a model's labels become columns: the one place that names them, types them, and fills and counts them.
+
+Formats, results in memory, `verify` and the report know the columns of a model by what is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..engine.base import Predictions
+from ..labelling.scored import Scoring
+from ..labelling.windows import Windows
+from ..measures.accuracy import count_pairs
+from ..model.reference import NO_LABEL
+from ..model.scores import assigned
+from ..source.chunk import NO_TRUTH
+from ..source.label_sets import SEPARATOR
+
+TRUTH = pa.field("truth", pa.string())
+"""The true class of a row, where the input has one."""
+
+N_CHARS = pa.field("n_chars", pa.int64())
+"""Characters of the whole text: one column, however many models read it."""
+
+JOINED = {b"separator": SEPARATOR.encode()}
+"""Metadata of a column of lists that a CSV file has as texts, with this between the values."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of a model's columns. prefix: of each of them. multi_label: whether a row has a list of labels."""
+
+    prefix: str = ""
+    multi_label: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.prefix}labels" if self.multi_label else f"{self.prefix}label"
+
+    @property
+    def score(self) -> str:
+        return f"{self.prefix}scores" if self.multi_label else f"{self.prefix}score"
+
+    def score_of(self, label: str) -> str:
+        return f"{self.prefix}score_{label}"
+
+    @property
+    def top_labels(self) -> str:
+        return f"{self.prefix}top_labels"
+
+    @property
+    def top_scores(self) -> str:
+        return f"{self.prefix}top_scores"
+
+    @property
+    def truncated(self) -> str:
+        return f"{self.prefix}truncated"
+
+    @property
+    def unknown_chars(self) -> str:
+        return f"{self.prefix}unknown_chars"
+
+    @property
+    def n_windows(self) -> str:
+        return f"{self.prefix}n_windows"
+
+
+def names_in(columns: Collection[str]) -> list[Names]:
+    """Of the models whose columns are among these."""
+    found = []
+    for column in columns:
+        prefix = column.removesuffix("unknown_chars")
+        both = (Names(prefix), Names(prefix, multi_label=True)) if column == f"{prefix}unknown_chars" else ()
+        found += [names for names in both if {names.label, names.score, names.truncated} <= {*columns}]
+    return found
+
+
+@dataclass(frozen=True)
+class ModelColumns:
+    """The columns that one model fills.
+
+    classes: of the model. top_k: the best labels and their scores, where above 1. scores: of every class. names: of its
+    columns. truths: the classes that a truth may name, where these are not the model's: of several, those of all.
+    abstain: a row whose score is below it has no label. thresholds: of a model that gives several labels, by class.
+    windows: how long texts are labelled; None where only their beginning is.
+    """
+
+    classes: tuple[str, ...]
+    top_k: int = 1
+    scores: bool = False
+    names: Names = Names()
+    truths: tuple[str, ...] = ()
+    abstain: float | None = None
+    thresholds: tuple[float, ...] | None = None
+    windows: Windows | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the column of labels may hold."""
+        return self.classes
+
+    @property
+    def scoring(self) -> Scoring:
+        """What these columns need of the model."""
+        return Scoring(self.top_k, self.scores or self.thresholds is not None, self.windows)
+
+    @property
+    def with_every_score(self) -> ModelColumns:
+        """The same with the score of every class."""
+        return replace(self, scores=True)
+
+    @cached_property
+    def first(self) -> tuple[pa.Field, ...]:
+        """The columns that come first: the label, and how sure of it the model is; or the labels, best first, and their
+        scores.
+        """
+        if self.thresholds is not None:
+            kinds = ((self.names.label, pa.string()), (self.names.score, pa.float32()))
+            labels, scores = (pa.field(name, pa.list_(kind), metadata=JOINED) for name, kind in kinds)
+            return labels, scores
+        return pa.field(self.names.label, pa.string()), pa.field(self.names.score, pa.float32())
+
+    @cached_property
+    def more(self) -> tuple[pa.Field, ...]:
+        """Further columns about the classes, where they are asked for."""
+        fields = [pa.field(self.names.score_of(name), pa.float32()) for name in self.classes if self.scores]
+        if self.top_k > 1:
+            fields.append(pa.field(self.names.top_labels, pa.list_(pa.string())))
+            fields.append(pa.field(self.names.top_scores, pa.list_(pa.float32())))
+        return tuple(fields)
+
+    @cached_property
+    def of_text(self) -> tuple[pa.Field, ...]:
+        """Columns about the text as this model reads it."""
+        windows = [pa.field(self.names.n_windows, pa.int64())] if self.windows else []
+        return pa.field(self.names.truncated, pa.bool_()), pa.field(self.names.unknown_chars, pa.int64()), *windows
+
+    def columns(self, predictions: Predictions) -> dict[str, pa.Array]:
+        """The columns of N rows, by name."""
+        known, names = pa.array(self.classes, pa.string()), self.names
+        count, k = predictions.labels.shape
+        found = {
+            **self._first_columns(predictions, known),
+            names.truncated: pa.array(predictions.truncated),
+            names.unknown_chars: pa.array(predictions.unknown_chars),
+        }
+        if predictions.n_windows is not None:
+            found[names.n_windows] = pa.array(predictions.n_windows)
+        if self.scores and predictions.all_scores is not None:
+            for name, scores in zip(self.classes, predictions.all_scores.T, strict=True):
+                found[names.score_of(name)] = pa.array(np.ascontiguousarray(scores))
+        if self.top_k > 1:
+            bounds = pa.array(np.arange(count + 1, dtype=np.int32) * k)
+            labels = known.take(pa.array(predictions.labels.reshape(-1)))
+            found[names.top_labels] = pa.ListArray.from_arrays(bounds, labels)
+            found[names.top_scores] = pa.ListArray.from_arrays(bounds, pa.array(predictions.scores.reshape(-1)))
+        return found
+
+    def _first_columns(self, predictions: Predictions, known: pa.Array) -> dict[str, pa.Array]:
+        names = self.names
+        if self.thresholds is None:
+            best = self.best(predictions)
+            label = known.take(pa.array(best, mask=best == NO_LABEL))
+            return {names.label: label, names.score: pa.array(predictions.scores[:, 0])}
+        given = self._given(predictions)
+        row, number = np.nonzero(given)
+        scores = self._scores(predictions)[given]
+        order = np.lexsort((number, -scores, row))  # best first, and the lowest class first on a tie
+        bounds = pa.array(np.concatenate([[0], np.cumsum(given.sum(axis=1))]).astype(np.int32))
+        return {
+            names.label: pa.ListArray.from_arrays(bounds, known.take(pa.array(number[order]))),
+            names.score: pa.ListArray.from_arrays(bounds, pa.array(scores[order])),
+        }
+
+    def _scores(self, predictions: Predictions) -> NDArray[np.float32]:
+        if predictions.all_scores is None:
+            raise ValueError("a model that gives several labels needs the score of every class")
+        return predictions.all_scores
+
+    def _given(self, predictions: Predictions) -> NDArray[np.bool_]:
+        """Which labels each row is given by a model that gives several, [N, classes]."""
+        return assigned(self._scores(predictions), self.thresholds or ())
+
+    def best(self, predictions: Predictions) -> NDArray[np.int32]:
+        """The class that each row is given, [N]; NO_LABEL where its score is too low."""
+        best: NDArray[np.int32] = predictions.labels[:, 0]
+        return best if self.abstain is None else np.where(predictions.scores[:, 0] < self.abstain, NO_LABEL, best)
+
+    def unlabelled(self, predictions: Predictions) -> int:
+        """Rows that are given no label."""
+        if self.thresholds is not None:
+            return int((~self._given(predictions).any(axis=1)).sum())
+        return 0 if self.abstain is None else int((self.best(predictions) == NO_LABEL).sum())
+
+    def counts(self, predictions: Predictions) -> dict[str, int]:
+        """Rows by label, as the column of labels has them. A row without a label is not among them."""
+        if self.thresholds is not None:
+            rows = self._given(predictions).sum(axis=0).tolist()
+            return {name: n for name, n in zip(self.classes, rows, strict=True) if n}
+        numbers, counts = np.unique(self.best(predictions), return_counts=True)
+        return {self.classes[i]: int(n) for i, n in zip(numbers, counts, strict=True) if i != NO_LABEL}
+
+    def pairs(self, predictions: Predictions, truth: NDArray[np.int32]) -> list[tuple[int, int, int]]:
+        """Rows by true class and label, as `accuracy.count_pairs` has them.
+
+        truth: [N], one of `truths`, or NO_TRUTH. A class that the model does not have counts as no truth.
+        """
+        if self.truths and self.truths != self.classes:
+            own = {name: i for i, name in enumerate(self.classes)}
+            of_truth = np.array([*(own.get(name, NO_TRUTH) for name in self.truths), NO_TRUTH], np.int32)
+            truth = of_truth[truth]  # NO_TRUTH is -1: the last
+        return count_pairs(truth, self.best(predictions))

@@ -1,0 +1,228 @@
+"""What is known of a job and of one run of it: its settings, how its input has grown, what each model says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..measures.accuracy import Confusion, Example, confusion_of
+from ..telemetry.profile import Profile
+from .tally import Reach, Tally
+from .timeline import Timeline
+
+EXAMPLES = 10
+"""How many of the rows whose two best classes were closest are kept."""
+
+_NAMED = 3
+"""Files that a message names."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The files of the input, against those that were labelled before.
+
+    Attributes
+    ----------
+    new : int
+        Files that this update labels.
+    before : int
+        Files that were labelled before it.
+    changed : tuple of str
+        Files that have another size, time of modification or hash than when they were labelled. They are not labelled
+        again.
+    gone : tuple of str
+        Files that are not there any more; their labels stay.
+    later : int
+        New files that came since the update or job that is continued began. They are left to the next update.
+
+    """
+
+    new: int
+    before: int
+    changed: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    later: int = 0
+
+    def __str__(self) -> str:
+        if self.later and not self.new:
+            return ""
+        new = _count(self.new, "new file") if self.new else "nothing new"
+        return f"{new}; {_count(self.before, 'file')} labelled before"
+
+    @property
+    def lines(self) -> list[str]:
+        """A line about what has changed, and one about what is gone."""
+        found = []
+        if self.changed:
+            verb, their = ("has", "its") if len(self.changed) == 1 else ("have", "their")
+            found.append(
+                f"{_count(len(self.changed), 'file')} {verb} changed since {their} rows were labelled; {their} labels "
+                f"are the old ones: {_first(self.changed)}. To label all files anew, start again with --overwrite"
+            )
+        if self.gone:
+            verb, their = ("is", "its") if len(self.gone) == 1 else ("are", "their")
+            found.append(f"{_count(len(self.gone), 'file')} {verb} gone; {their} labels stay: {_first(self.gone)}")
+        if self.later:
+            verb, them = ("is", "it") if self.later == 1 else ("are", "them")
+            found.append(f"{_count(self.later, 'file')} {verb} new since this began: --update labels {them}")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What the job is, known before its first chunk.
+
+    Attributes
+    ----------
+    model : str
+        Name of the model.
+    classes : tuple of str
+        Names of the labels.
+    output : str or None
+        The output folder; None for rows in memory.
+    backend : str
+        Device, precision and kernels of the workers.
+    precision : str
+        "fp32", "fp16", "bf16" or "int8".
+    chunk_rows : int
+        Rows in a chunk at most.
+    answers : str, optional
+        The answer file that the labels are compared with.
+    no_gpu : str, optional
+        Why the CPU was chosen, where the device was "auto" and something on the workers points to a GPU.
+    meant_for : str, optional
+        The texts that the model is for, where its card says so.
+    left_out : tuple of str
+        Files that were not read, since their suffix belongs to no format, in folders; folders that a pattern matched.
+    growth : Growth, optional
+        Of an update: how the input differs from what was labelled before.
+    models : tuple of (str, tuple of str)
+        Name and labels of each model, in order; `model` has all names, `classes` and `meant_for` are the first one's.
+
+    """
+
+    model: str
+    classes: tuple[str, ...]
+    output: str | None
+    backend: str
+    precision: str
+    chunk_rows: int
+    answers: str | None = None
+    no_gpu: str | None = None
+    meant_for: str | None = None
+    left_out: tuple[str, ...] = ()
+    growth: Growth | None = None
+    models: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """What one of a job's models says of its rows.
+
+    Attributes
+    ----------
+    name : str
+        The model.
+    labels : Counter of str
+        Written rows by label.
+    unlabelled : int
+        Written rows without a label.
+    confusion : Confusion or None
+        Rows by true and predicted class, where there is a truth column.
+
+    """
+
+    name: str
+    labels: Counter[str]
+    unlabelled: int
+    confusion: Confusion | None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of rows whose label is the true class; None without a truth column."""
+        return None if self.confusion is None else self.confusion.accuracy
+
+
+@dataclass
+class RunFacts:
+    """What this run of the job did.
+
+    Attributes
+    ----------
+    timeline : Timeline
+        Its spans.
+    reach : Reach
+        How far it is, with the chunks that tasks have committed and not returned yet.
+    chunks_before : int
+        Chunks that earlier runs committed.
+    rows : int
+        Rows that it read.
+    remarks : list of str
+        What would make the next run faster.
+    set_aside : list of (str, str)
+        Chunks without a result, each with the reason.
+    stopped : bool
+        Whether it was stopped early.
+    seconds : float
+        Its duration.
+    timings : dict of str to float
+        Seconds by phase: "plan", "start", "classify", "commit".
+    examples : list of Example
+        Rows whose two best classes were closest, if requested.
+    profile : Profile or None
+        The kernels of one worker, if requested.
+    page : str or None
+        The file of its page, if requested.
+
+    """
+
+    timeline: Timeline = field(default_factory=Timeline)
+    reach: Reach = field(default_factory=Reach)
+    chunks_before: int = 0
+    rows: int = 0
+    remarks: list[str] = field(default_factory=list)
+    set_aside: list[tuple[str, str]] = field(default_factory=list)
+    stopped: bool = False
+    seconds: float = 0.0
+    timings: dict[str, float] = field(default_factory=dict)
+    examples: list[Example] = field(default_factory=list)
+    profile: Profile | None = None
+    page: str | None = None
+
+    @property
+    def articles_per_second(self) -> float:
+        """Rows over the time in which chunks were read, classified and written."""
+        return self.rows / max(self.timings.get("classify", 0.0), 1e-9)
+
+
+def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
+    """What each model says, in the order in which they were named."""
+    name = job.models[0][0] if job.models else job.model
+    others = zip(job.models[1:], tally.others, strict=False)
+    return (
+        ModelFigures(name, tally.labels, tally.unlabelled, tally.confusion),
+        *(
+            ModelFigures(
+                name,
+                Counter(judged.labels),
+                judged.unlabelled,
+                None if judged.confusion is None else confusion_of(judged.confusion, classes),
+            )
+            for (name, classes), judged in others
+        ),
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

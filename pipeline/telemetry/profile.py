@@ -1,0 +1,127 @@
+"""A profile's figures: what each kernel took, what the device can reach, and the bytes that NVIDIA's `ncu` counts.
+
+`ncu` cannot attach to a running process, so another one classifies one batch under it. GPU clocks are not changed.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import BroadsheetError
+
+_METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+_UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """A kernel's measurements for a batch.
+
+    seconds: median, run alone, its input in memory. stream_seconds: median, within the whole network. modelled_bytes:
+    moved by the design of the kernel, without regard to caches. counted_bytes: the same by hardware counters, where
+    they could be read. occupancy: resident warps over the maximum of an SM. registers: a thread. shared_bytes: a block.
+    waves: blocks over the blocks that fit the device at once. tail_waste: share of the capacity of all waves that the
+    last one leaves idle. tile_waste: share of computed rows and columns that is discarded.
+    """
+
+    name: str
+    category: str
+    seconds: float
+    stream_seconds: float
+    flop: int
+    least_bytes: int
+    modelled_bytes: int
+    counted_bytes: int | None = None
+    occupancy: float | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+    waves: float | None = None
+    tail_waste: float | None = None
+    tile_waste: float | None = None
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device reached in this run. flop_per_second: of a large product, in the engine's precision.
+    bytes_per_second: of a large copy, reads and writes. how: a description of the two measurements.
+    """
+
+    flop_per_second: float
+    bytes_per_second: float
+    how: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The measurements of a model. kernels: in the order they run. seconds: median to classify the batch, from text to
+    labels.
+    """
+
+    backend: str
+    device: str
+    batch: int
+    seconds: float
+    kernels: tuple[KernelProfile, ...]
+    ceilings: Ceilings
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "kernels": [asdict(kernel) for kernel in self.kernels]}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a sweep. seconds: median latency of classifying `batch` articles."""
+
+    precision: str
+    batch: int
+    seconds: float
+
+    @property
+    def articles_per_second(self) -> float:
+        return self.batch / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "articles_per_second": round(self.articles_per_second, 1)}
+
+
+def counted_bytes(command: Sequence[str], kernels: str) -> list[int] | None:
+    """Bytes read and written by every kernel of a command, in the order they run; None where `ncu` is not installed.
+
+    kernels: what ncu takes as their names. Raises BroadsheetError with its message where it cannot read the counters
+    (often only administrators may), and subprocess.TimeoutExpired.
+    """
+    if shutil.which("ncu") is None:
+        return None
+    options = ["--csv", "--page", "raw", "--metrics", ",".join(_METRICS), "--clock-control", "none"]
+    run = subprocess.run(
+        ["ncu", *options, "--kernel-name-base", "function", "--kernel-name", kernels, *command],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    found = read_report(run.stdout.splitlines())
+    if not found:
+        words = [line for line in (run.stdout + run.stderr).splitlines() if "ERR" in line or "rror" in line]
+        raise BroadsheetError(f"ncu counted nothing: {' '.join(words[:2]) or 'it printed no kernel'}")
+    return found
+
+
+def read_report(lines: Iterable[str]) -> list[int]:
+    """The bytes of each kernel in ncu's CSV: output of the program, a header, a row of units, a row a kernel."""
+    rows = list(csv.reader(line for line in lines if line.startswith('"')))
+    if len(rows) < 3:
+        return []
+    columns = [rows[0].index(metric) for metric in _METRICS]
+    factors = [_UNITS[rows[1][column]] for column in columns]
+    return [
+        round(sum(float(re.sub(",", "", row[c])) * factor for c, factor in zip(columns, factors, strict=True)))
+        for row in rows[2:]
+    ]
