@@ -99,7 +99,7 @@ def run_job(*arguments: object, client: str = "client", **variables: str) -> tup
 
     Raises RuntimeError where it fails.
     """
-    command = [sys.executable, "-m", "pipeline", "classify", *map(str, arguments), "--json"]
+    command = [sys.executable, "-m", "broadsheet", "classify", *map(str, arguments), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(**variables))
     with Sampler(family(process.pid, client)) as sampler:
         answer, _ = process.communicate()

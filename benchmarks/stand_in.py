@@ -12,8 +12,8 @@ import numpy as np
 from distributed import Worker
 
 from cluster.plugin import read_for_a_gpu
-from pipeline.engine.base import Backend, Predictions
-from pipeline.labelling.engines import ENGINES
+from broadsheet.pipeline.engine.base import Backend, Predictions
+from broadsheet.pipeline.labelling.engines import ENGINES
 
 WORKERS = "STAND_IN_WORKERS"
 

@@ -59,7 +59,7 @@ class Server:
 
 @contextmanager
 def serving(*arguments: object) -> Iterator[Server]:
-    command = [sys.executable, "-m", "pipeline", "serve", "--port", "0", "--log-format", "json", "--device", "cpu"]
+    command = [sys.executable, "-m", "broadsheet", "serve", "--port", "0", "--log-format", "json", "--device", "cpu"]
     with subprocess.Popen(
         [*command, *map(str, arguments)], stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"}
     ) as process:

@@ -11,7 +11,7 @@ import pytest
 import pipeline
 import pipeline.duckdb
 from pipeline import UsageError
-from pipeline.labelling.engines import ENGINES
+from broadsheet.pipeline.labelling.engines import ENGINES
 from pipeline.model.charcnn import Model
 
 

@@ -130,7 +130,7 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(resume: Resume, job, tmp
     slow = tmp_path / "slow.py"
     slow.write_text(slowed("read", 0.5))
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", *map(str, arguments), "-o", str(out), "--workers", "1"],
+        [sys.executable, "-m", "broadsheet", *map(str, arguments), "-o", str(out), "--workers", "1"],
         env={**os.environ, "DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)},
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,

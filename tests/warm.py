@@ -39,14 +39,12 @@ _AT_IMPORT = ("PYTHON", "LD_", "OPENBLAS_CORETYPE", "NVTX", "CUDA", "ARROW_", "N
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
 """As Dask has it in workers: BLAS counts its threads when it is loaded."""
 
-_imported_with: dict[str, str] = {}
+_MAIN = type(process.current_process())  # in the one that all are forks of
 
 
 def get_ready() -> None:
     """Start the process that all others are forks of, and have Dask's workers begin as such."""
-    if METHOD in context._concrete_contexts:
-        return
-    context._concrete_contexts[METHOD] = Context()
+    _imported_with.clear()
     _imported_with.update(_read_at_import(os.environ))
     multiprocessing.get_context("forkserver").set_forkserver_preload(MODULES)
     before = dict(os.environ)
@@ -65,6 +63,9 @@ def _set_method() -> None:
 
 def _read_at_import(environment: Any) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_AT_IMPORT)}
+
+
+_imported_with = _read_at_import(os.environ)
 
 
 class Process(process.BaseProcess):
@@ -89,6 +90,9 @@ class Process(process.BaseProcess):
 class Context(context.BaseContext):
     _name = METHOD
     Process = Process
+
+
+context._concrete_contexts[METHOD] = Context()
 
 
 def _take_on(environment: dict[str, str]) -> None:
@@ -173,7 +177,7 @@ def start(
             *arguments, env=environment, cwd=cwd, start_new_session=start_new_session, preexec_fn=preexec_fn
         )
     return subprocess.Popen(
-        [sys.executable, "-m", "pipeline", *map(str, arguments)],
+        [sys.executable, "-m", "broadsheet", *map(str, arguments)],
         env=environment,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
@@ -194,11 +198,13 @@ def _run(
     streams: list[connection.Connection],
 ) -> None:
     """Become the command, in the new process, and end as a process of Python ends."""
-    process._current_process, process._parent_process = process._MainProcess(), None
+    process._current_process, process._parent_process = _MAIN(), None
     context._default_context._actual_context = None
     for number, stream in enumerate(streams, 1):
         os.dup2(stream.fileno(), number)
         stream.close()
+    sys.stdin = open(0, closefd=False)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     if new_session:
         os.setsid()
     if cwd is not None:

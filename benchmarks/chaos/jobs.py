@@ -61,7 +61,7 @@ def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
     write, more = _KINDS[name]
     write(folder / "in", _rows(name))
     asked = ("classify", "in", "--root", ".", "--chunk-size", str(_CHUNK_ROWS), *more, *options)  # in any folder
-    command = (sys.executable, "-m", "pipeline", *asked)
+    command = (sys.executable, "-m", "broadsheet", *asked)
     began = time.perf_counter()
     subprocess.run([*command, "-o", "out"], cwd=folder, env=environment(), check=True, capture_output=True)
     return Job(name, folder, command, time.perf_counter() - began)

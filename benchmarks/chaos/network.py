@@ -165,7 +165,7 @@ def _submit(nodes: SlurmNodes, trial: Trial) -> str:
     python, _, _, _, *arguments = trial.job.command
     options = ["--nodes", str(trial.workers + 1), "--protocol", "tcp", "--site", "site.yaml", "-o", str(trial.out)]
     found = subprocess.run(
-        [python, "-m", "pipeline", "submit", *arguments, *options],
+        [python, "-m", "broadsheet", "submit", *arguments, *options],
         cwd=trial.folder,
         env=environment(**nodes.environment, **_SETTINGS, **trial.environment),
         capture_output=True,

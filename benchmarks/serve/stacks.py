@@ -101,7 +101,7 @@ def _command(
     if stack == OURS:
         options = ["--port", str(port), "--model", model, "--device", device, "--target-ms", str(target_ms)]
         options += ["--no-log-requests", "--max-connections", "5000"]
-        return [sys.executable, "-m", "pipeline", "serve", *options], "/v1/classify", {}
+        return [sys.executable, "-m", "broadsheet", "serve", *options], "/v1/classify", {}
     if stack == "LitServe":
         return [python, "-m", "benchmarks.serve.litserve_app", *given], "/classify", {}
     if stack == "Ray Serve":
