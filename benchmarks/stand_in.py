@@ -11,9 +11,9 @@ import time
 import numpy as np
 from distributed import Worker
 
-from cluster.plugin import read_for_a_gpu
 from broadsheet.pipeline.engine.base import Backend, Predictions
 from broadsheet.pipeline.labelling.engines import ENGINES
+from cluster.plugin import read_for_a_gpu
 
 WORKERS = "STAND_IN_WORKERS"
 

@@ -1,7 +1,7 @@
 """Processes that begin with everything imported: forks of one that has, which each process of pytest starts once.
 
-The workers of clusters in tests begin so, and the command where a test runs it in a process of its own. It is one as any
-other: with a number, signals, an exit code, streams, folder and environment of its own. What is read while modules are
+The workers of clusters in tests begin so, and the command where a test runs it in a process of its own. That is one as
+any other: with a number, signals, exit code, streams, folder and environment of its own. What is read while modules are
 imported is as in the environment of pytest; where that differs, and in the tests of how things start, a process begins
 afresh.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import multiprocessing
 import os
 import signal
@@ -30,9 +31,9 @@ import dask
 METHOD = "warm"
 """The name in Dask's configuration, `distributed.worker.multiprocessing-method`."""
 
-MODULES = ["warm", "pandas", "distributed.nanny", "pipeline.__main__", "pipeline.cli", "pipeline.api", "pipeline.job.run",
-           "pipeline.job.worker", "pipeline.engine.cpu", "pipeline.report.job", "cluster.local", "cluster.plugin",
-           "pyarrow.parquet", "pyarrow.csv"]  # fmt: skip
+MODULES = ["warm", "pandas", "distributed.nanny", "pipeline.__main__", "pipeline.cli", "pipeline.api",
+           "pipeline.job.run", "pipeline.job.worker", "pipeline.engine.cpu", "pipeline.report.job", "cluster.local",
+           "cluster.plugin", "pyarrow.parquet", "pyarrow.csv"]  # fmt: skip
 _AT_IMPORT = ("PYTHON", "LD_", "OPENBLAS_CORETYPE", "NVTX", "CUDA", "ARROW_", "NO_COLOR", "FORCE_COLOR")
 """Environment variables that are read while modules are imported begin so."""
 
@@ -173,9 +174,7 @@ def start(
     """Start `broadsheet` in a process of its own. env: what it has beside the environment of this process."""
     environment = {**os.environ, **(env or {})}
     if _read_at_import(environment) == _imported_with:
-        return Command(
-            *arguments, env=environment, cwd=cwd, start_new_session=start_new_session, preexec_fn=preexec_fn
-        )
+        return Command(*arguments, env=environment, cwd=cwd, start_new_session=start_new_session, preexec_fn=preexec_fn)
     return subprocess.Popen(
         [sys.executable, "-m", "broadsheet", *map(str, arguments)],
         env=environment,
@@ -203,8 +202,9 @@ def _run(
     for number, stream in enumerate(streams, 1):
         os.dup2(stream.fileno(), number)
         stream.close()
-    sys.stdin = open(0, closefd=False)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="backslashreplace", line_buffering=True)
     if new_session:
         os.setsid()
     if cwd is not None:
@@ -251,4 +251,3 @@ def _fork_again() -> None:
     os.close(read)
     server = forkserver._forkserver
     server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, write, number
-
