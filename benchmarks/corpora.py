@@ -15,15 +15,15 @@ import multiprocessing
 import os
 import shutil
 import statistics
-from contextlib import ExitStack
+import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from benchmarks.corpora_files import Corpus, texts_of, write_corpus
-from benchmarks.processes import Sampler, family
-from benchmarks.record import RESULTS, ROOT, about, parser, seconds_of, write
+from benchmarks.processes import PRELOAD, STAND_IN, Sampler, family, run_job
+from benchmarks.record import RESULTS, about, parser, seconds_of, write
 from cluster import connect
 from pipeline import classify
 from pipeline.engine.base import Texts
@@ -67,41 +67,41 @@ def job(inputs: Path, warm: Path, out: Path, options: dict[str, Any]) -> dict[st
         given = {"model": options["model"], "chunk_size": options["chunk_rows"], "overwrite": True, "client": client}
         classify(str(warm), out, **given)
         report = classify(str(inputs), out, **given)
-    found = report.to_dict()
     shutil.rmtree(out)
-    told = found["breakdown"]
-    return {
-        "rows": found["rows_written"],
-        "chunks": found["chunks"],
-        "seconds": found["seconds"],
-        "timings": found["timings"],
-        "window": told["window"],
-        "rows_per_second": told["rows_per_second"],
-        "busy": told["busy"],
-        "shares": [device["shares"] for device in told["devices"]],
-        "verdict": told["verdict"],
-    }
+    return _told(report.to_dict())
+
+
+def _told(report: dict[str, Any]) -> dict[str, Any]:
+    by_device = report["breakdown"]
+    kept = {name: report[name] for name in ("chunks", "seconds", "timings")}
+    kept |= {name: by_device[name] for name in ("window", "rows_per_second", "busy", "verdict")}
+    return kept | {"rows": report["rows_written"], "shares": [device["shares"] for device in by_device["devices"]]}
 
 
 def measured(inputs: Path, warm: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]:
     """`job` in a process of its own, and the peak memory of that process and of its largest child."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_answer, args=(theirs, inputs, warm, out, options))
-    process.start()
-    theirs.close()
-    with Sampler(family(process.pid, "client and scheduler")) as sampler:
-        try:
-            found: dict[str, Any] = ours.recv()
-        except EOFError:
-            raise RuntimeError(f"the job over {inputs} failed") from None
-        finally:
-            process.join()
+    with (
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+        Sampler(family(pool.submit(os.getpid).result(), "client and scheduler")) as sampler,
+    ):
+        found = pool.submit(job, inputs, warm, out, options).result()
     return found | {"peak_bytes": {role: max(values) for role, values in sampler.bytes.items()}}
 
 
-def _answer(pipe: Connection, *arguments: Any) -> None:
-    pipe.send(job(*arguments))
+def commanded(inputs: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """The same job as a user calls it, from the start of the command to the last file of its commit."""
+    began = time.time()
+    report, sampler = run_job(
+        inputs, "-o", out, "--cluster", options["where"], "--workers", options["workers"], "--quiet",
+        "--chunk-size", options["chunk_rows"], "--model", options["model"], client="client and scheduler",
+    )  # fmt: skip
+    seconds = (out / "_SUCCESS").stat().st_mtime - began
+    shutil.rmtree(out)
+    return _told(report) | {
+        "seconds": seconds,
+        "before_the_call_seconds": seconds - report["seconds"],
+        "peak_bytes": {role: max(values) for role, values in sampler.bytes.items()},
+    }
 
 
 def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -116,11 +116,13 @@ def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[s
     out = options.folder / "labels"
     if options.where == "cuda":
         found["job"] = measured(inputs, warm, out, given)
-    with ExitStack() as stack:
-        os.environ["DASK_DISTRIBUTED__WORKER__PRELOAD"] = str(ROOT / "benchmarks" / "stand_in.py")
-        stack.callback(os.environ.pop, "DASK_DISTRIBUTED__WORKER__PRELOAD")
-        os.environ["STAND_IN_WORKERS"] = str(workers)
+        if options.command:
+            found["command"] = commanded(inputs, out, given)
+    os.environ |= {PRELOAD: STAND_IN, "STAND_IN_WORKERS": str(workers)}
+    try:
         found["reader"] = measured(inputs, warm, out, given | {"where": "local"})
+    finally:
+        del os.environ[PRELOAD]
     if not options.keep:
         shutil.rmtree(inputs)
     return found
@@ -137,6 +139,7 @@ def main() -> None:
     command.add_argument("--corpora", nargs="+", default=[c.name for c in CORPORA], choices=[c.name for c in CORPORA])
     command.add_argument("--chunk-rows", type=int, default=131_072)
     command.add_argument("--scale", type=float, default=1.0, help="rows, as a share of the usual number")
+    command.add_argument("--command", action="store_true", help="the job as a command too, from its start to its end")
     command.add_argument("--keep", action="store_true", help="leave the inputs for the next run")
     options = command.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +153,7 @@ def main() -> None:
                 continue
             found = measure(corpus, workers, options)
             result["runs"].append(found)
-            for way in ("job", "reader"):
+            for way in ("job", "command", "reader"):
                 if ran := found.get(way):
                     print(
                         f"{workers} x {corpus.name}, {way}: {ran['rows_per_second']:,.0f} rows/s, "

@@ -33,8 +33,7 @@ import zstandard
 from benchmarks.record import about, parser, seconds_of, write
 from pipeline.processes.threads import available_cores
 from pipeline.source.open.compression import COMPRESSIONS
-from pipeline.source.open.decompress import Decompressed
-from pipeline.source.open.frames import Frames
+from pipeline.source.open.decompress import Decompressed, Frames
 from pipeline.source.open.rapidgzip_reader import start
 
 ARTICLES_JOINED = {"short": 1, "long": 20}

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.processes import run_job
+from benchmarks.processes import PRELOAD, STAND_IN, run_job
 from benchmarks.record import about, parser, write
 
-STAND_IN = str(Path(__file__).with_name("stand_in.py"))
 _BLOCK = 1 << 20
 
 
@@ -38,7 +37,7 @@ def measure(megabytes: int, model: str, chunk_size: int | None) -> dict[str, Any
         write_csv(path, megabytes)
         rows = ["--chunk-size", chunk_size] if chunk_size else []
         out = Path(folder) / "out"
-        report, sampler = run_job(path, "-o", out, "--model", model, *rows, DASK_DISTRIBUTED__WORKER__PRELOAD=STAND_IN)
+        report, sampler = run_job(path, "-o", out, "--model", model, *rows, **{PRELOAD: STAND_IN})
         return {
             "input_bytes": path.stat().st_size,
             "rows": report["rows_written"],

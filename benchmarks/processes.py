@@ -16,6 +16,10 @@ import psutil
 
 from benchmarks.record import ROOT
 
+PRELOAD = "DASK_DISTRIBUTED__WORKER__PRELOAD"
+STAND_IN = str(ROOT / "benchmarks" / "stand_in.py")
+"""What the workers of a job without a network load."""
+
 FLAT = 0.05
 """Memory that grows by less than this share from 30 % of a job to 95 % is called flat."""
 

@@ -21,8 +21,8 @@ from pipeline.processes.threads import available_cores
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = (
-    "numpy", "pyarrow", "dask", "distributed", "dask-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch", "triton", "jax",
-    "jaxlib", "nvidia-cudnn-cu13", "nvidia-cublas",
+    "numpy", "pyarrow", "dask", "distributed", "dask-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch", "triton",
+    "nvidia-cudnn-cu13", "nvidia-cublas",
     "scipy", "scikit-learn", "isal", "zlib-ng", "zstandard", "backports.zstd", "lz4", "rapidgzip",
 )  # fmt: skip
 

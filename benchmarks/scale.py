@@ -1,116 +1,199 @@
-"""Speed and scale: a small and a large job on the GPUs of one host, planning, one scheduler's limit, and memory over a
-long job.
+"""Speed and scale: a small job on the GPUs of one host, planning, one scheduler's limit, and memory over a long job.
 
     python -m benchmarks.scale small --articles-csv ag_news/test.csv
-    python -m benchmarks.scale large --articles-csv ag_news/test.csv --folder /tmp/scale --gpus 1 2 4
     python -m benchmarks.scale planning --articles-csv ag_news/test.csv --folder /tmp/scale
     python -m benchmarks.scale scheduler
     python -m benchmarks.scale memory --articles-csv ag_news/test.csv --folder /tmp/scale-memory
 
 Each part writes its own key of --output, with the machine it ran on, and leaves the others as they are; several may be
-named at once. small and large need GPUs (--where local tries them on a CPU); scheduler and memory put engines in their
-place that only sleep.
+named at once. small needs GPUs (--where local tries it on a CPU); scheduler and memory put engines in their place that
+only sleep. The large job is benchmarks.corpora's, with --command.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RESULTS, about, parser, write
+from benchmarks import scale_stubs
+from benchmarks.articles import ag_news
+from benchmarks.corpora_files import Corpus, write_corpus
+from benchmarks.record import RESULTS, about, parser, seconds_of, write
+from cluster import connect
+from cluster.scanner import workers_scanner
+from pipeline import classify
+from pipeline.model.charcnn import load_model
+from pipeline.processes.threads import available_cores
+from pipeline.report.job import JobReport
+from pipeline.source.chunk import Selection
+from pipeline.source.inputs import Paths, identify, open_input
+from pipeline.source.plan.scan import MOST_THREADS, threads_scanner
 
-PARTS = ("small", "large", "planning", "scheduler", "memory")
+Part = dict[str, Any]
+Keep = Callable[[Part], None]
+"""Called with what has been measured so far."""
+
+_SMALL_WARM_UP, _SMALL_CHUNK_ROWS = 5, 2_048
+_COLUMNS = ("class", "title", "description")
+_PLANNED_CHUNK_ROWS, _PLANNED_TIMES = 131_072, 5
+_MEMORY_CHUNK_ROWS, _MEMORY_GPUS = 512, 16
+_WORKER_PROCESSES = 16
 
 
-def replace_part(path: Path, part: str, value: dict[str, Any]) -> None:
-    """Write one part, and leave the others as they are."""
-    whole = (json.loads(path.read_text()) if path.exists() else {}) | {part: value}
-    write({name: whole[name] for name in PARTS if name in whole}, path)
+def small(options: argparse.Namespace, keep: Keep) -> Part:
+    """Articles as a list of strings in the client to labels there, on a warm cluster."""
+    articles = ag_news(options.articles_csv, options.articles)
+    texts = [
+        articles.data[a:b].tobytes().decode() for a, b in zip(articles.offsets, articles.offsets[1:], strict=False)
+    ]
+    model, seconds, steps = load_model(options.model), [], []
+    with connect(options.where, workers=options.workers) as client:
+        for _ in range(_SMALL_WARM_UP + options.repeats):
+            began = time.perf_counter()
+            report = classify(texts, client=client, model=model, chunk_size=_SMALL_CHUNK_ROWS)
+            called = time.perf_counter()
+            labels = report.to_arrow()["label"].to_pylist()
+            ended = time.perf_counter()
+            if len(labels) != len(texts):
+                raise RuntimeError(f"{len(labels)} labels came back, of {len(texts)} articles")
+            seconds.append(ended - began)
+            steps.append(_seconds_by_step(report) | {"labels as a list": ended - called})
+        devices = sorted({place.device for place in report.run.timeline.places.values()})
+    seconds, steps = seconds[_SMALL_WARM_UP:], steps[_SMALL_WARM_UP:]
+    return {
+        "articles": len(texts),
+        "text_bytes": len(articles.data),
+        "chunk_rows": _SMALL_CHUNK_ROWS,
+        "workers": options.workers,
+        "where": options.where,
+        "devices_used_last": devices,
+        "backend": report.backend,
+        "median_seconds": statistics.median(seconds),
+        "seconds": seconds,
+        "median_phase_seconds": {name: statistics.median(step[name] for step in steps) for name in steps[0]},
+    }
 
 
-def measure(part: str, options: argparse.Namespace) -> None:
-    began, machine = time.perf_counter(), about(options)
+def _seconds_by_step(report: JobReport) -> dict[str, float]:
+    """The job's own phases, and of the computing what the spans that came home tell."""
+    timeline = report.run.timeline
+    began = timeline.ended - report.run.timings["classify"]
+    infer = [s for s in timeline.spans if s.lane == "infer"]
+    written = max(s.end for s in timeline.spans if s.lane == "write")
+    return {f"phase: {name}": seconds for name, seconds in report.run.timings.items()} | {
+        "until the first chunk begins": min(s.start for s in infer) - began,
+        "from the first chunk's begin to the last one's end": written - min(s.start for s in infer),
+        "one chunk on its device, the longest": max(s.seconds for s in infer),
+        "from the last chunk's end to its result in the client": timeline.ended - written,
+    }
 
-    def keep(value: dict[str, Any]) -> None:
-        replace_part(options.output, part, {"about": machine, "wall_seconds": time.perf_counter() - began, **value})
 
-    if part == "small":
-        from benchmarks.scale_small import small_part
+def planning(options: argparse.Namespace, keep: Keep) -> Part:
+    """Plan one CSV, whole repeats of an AG News file, by threads of the client and by workers, a few times each.
 
-        result = small_part(
-            options.articles_csv, options.small_articles, options.small_chunk_rows, options.workers, options.where,
-            options.repeats, options.model,
-        )  # fmt: skip
-        print(f"small: {result['median_seconds'] * 1e3:.1f} ms, median of {options.repeats}", flush=True)
-    elif part == "large":
-        from benchmarks.scale_large import large_part
+    Workers are processes of four threads on this host; they only scan the file, so no GPU is used. Raises
+    RuntimeError where two ways make different plans.
+    """
+    options.folder.mkdir(parents=True, exist_ok=True)
+    path, content = options.folder / "articles.csv", options.articles_csv.read_bytes()
+    with open(path, "wb") as file:
+        for _ in range(-(-options.csv_bytes // len(content))):
+            file.write(content)
+    result: Part = {"bytes": path.stat().st_size, "chunk_rows": _PLANNED_CHUNK_ROWS, "runs": []}
+    plans: list[list[Any]] = []
 
-        result = large_part(options, keep)
-    elif part == "planning":
-        from benchmarks.scale_planning import planning_part
+    def measure(by: str, count: int, client: Any) -> None:
+        def plan() -> None:
+            found = identify(Paths([str(path)]), 70, 1014, whole_hash=False, by_content=True)
+            with workers_scanner(client) if client else nullcontext() as scanner:
+                if client and scanner is None:
+                    raise RuntimeError(f"{count} workers are too few to plan with")
+            scanner = partial(workers_scanner, client) if client else threads_scanner
+            selection = Selection(text=_COLUMNS[1:], header=_COLUMNS)
+            plans.append(list(open_input(found, selection, _PLANNED_CHUNK_ROWS, scanner=scanner).chunks(())))
 
-        result = planning_part(options.articles_csv, options.folder, options.csv_bytes, options.planning_workers, keep)
-    elif part == "scheduler":
-        from benchmarks.scale_stubs import scheduler_part
+        seconds = seconds_of(plan, _PLANNED_TIMES + 1)[1:]
+        median = statistics.median(seconds)
+        result["rows"] = sum(unit.rows for unit in plans[-1])
+        result["runs"].append({"by": by, "count": count, "seconds": seconds, "median_seconds": median})
+        print(f"{by} {count}: {result['bytes'] / median / 1e9:.2f} GB/s", flush=True)
+        keep(result)
+        if plans[-1] != plans[0]:
+            raise RuntimeError(f"{count} {by} planned otherwise than {result['runs'][0]['count']} threads")
+        del plans[1:]
 
-        result = scheduler_part(
-            options.stub_gpus, options.stub_rows, options.seconds, options.least_chunks, options.worker_processes, keep
-        )  # fmt: skip
-    else:
-        from benchmarks.scale_large import write_articles
-        from benchmarks.scale_stubs import memory_part
+    measure("threads", min(MOST_THREADS, available_cores()), None)
+    for count in options.planning_workers:
+        with connect("local", workers=count) as client:
+            measure("workers", count, client)
+    path.unlink()
+    return result
 
-        rows = options.memory_chunk_rows
-        source = write_articles(options.articles_csv, options.folder / "memory", options.memory_chunks * rows, rows)
-        result = memory_part(source, rows, options.memory_chunks, options.memory_gpus, options.worker_processes)
-        for role in ("scheduler", "client", "worker"):
-            found = result["memory"][role]
+
+def scheduler(options: argparse.Namespace, keep: Keep) -> Part:
+    """What one scheduler feeds."""
+    sizes = options.stub_gpus, options.stub_rows, options.seconds, options.least_chunks
+    return scale_stubs.scheduler_part(*sizes, _WORKER_PROCESSES, keep)
+
+
+def memory(options: argparse.Namespace, keep: Keep) -> Part:
+    """What grows in a long job."""
+    corpus = Corpus("memory", ".parquet", 1, options.memory_chunks * _MEMORY_CHUNK_ROWS)
+    source = write_corpus(options.articles_csv, options.folder, corpus)
+    result = scale_stubs.memory_part(source, _MEMORY_CHUNK_ROWS, options.memory_chunks, _MEMORY_GPUS, _WORKER_PROCESSES)
+    for role, found in result["memory"].items():
+        if role != "seconds":
             print(f"{role}: peak {found['peak_bytes'] / 1e6:.0f} MB, {found['growth_bytes'] / 1e6:+.1f} MB from 30 % "
                   f"of the job to 95 %, {'flat' if found['flat'] else 'not flat'}", flush=True)  # fmt: skip
-    keep(result)
+    return result
+
+
+PARTS = {part.__name__: part for part in (small, planning, scheduler, memory)}
+
+
+def replace_part(path: Path, part: str, value: Part) -> None:
+    """Write one part, and leave the others as they are."""
+    whole = (json.loads(path.read_text()) if path.exists() else {}) | {part: value}
+    order = ["small", "large", *list(PARTS)[1:]]
+    write({name: whole[name] for name in order if name in whole}, path)
 
 
 def main() -> None:
     command = parser(__doc__, RESULTS / "scale.json")
     command.add_argument("parts", nargs="+", metavar="PART", choices=PARTS, help=", ".join(PARTS))
     command.add_argument("--articles-csv", type=Path, help="an AG News CSV: class, title, description")
-    command.add_argument(
-        "--folder", type=Path, help="large, planning, memory: for input and output; 60 GB for 64 million articles"
-    )
-    command.add_argument("--where", default="cuda", choices=("cuda", "local"), help="small, large")
-    small = command.add_argument_group("small")
-    small.add_argument("--workers", type=int, default=4)
-    small.add_argument("--repeats", type=int, default=20)
-    small.add_argument("--small-articles", type=int, default=8_192)
-    small.add_argument("--small-chunk-rows", type=int, default=2_048)
-    large = command.add_argument_group("large")
-    large.add_argument("--count", type=int, default=64_000_000, help="articles")
-    large.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4])
-    large.add_argument("--chunk-rows", type=int, default=131_072)
-    large.add_argument("--own-articles", type=int, default=262_144, help="that the engine alone labels")
-    planning = command.add_argument_group("planning")
-    planning.add_argument("--csv-bytes", type=int, default=7_400_000_000)
-    planning.add_argument("--planning-workers", type=int, nargs="+", default=[4, 16], help="three or more each")
-    scheduler = command.add_argument_group("scheduler")
-    scheduler.add_argument("--stub-gpus", type=int, nargs="+", default=[16, 64, 256, 1_024])
-    scheduler.add_argument("--stub-rows", type=int, nargs="+", default=[2**n for n in (13, 15, 17, 19, 21)])
-    scheduler.add_argument("--seconds", type=float, default=20.0, help="of each run, about")
-    scheduler.add_argument("--least-chunks", type=int, default=6, help="of a run, for each GPU")
-    scheduler.add_argument("--worker-processes", type=int, default=16, help="scheduler, memory: at most")
-    memory = command.add_argument_group("memory")
-    memory.add_argument("--memory-chunks", type=int, default=20_000)
-    memory.add_argument("--memory-chunk-rows", type=int, default=512)
-    memory.add_argument("--memory-gpus", type=int, default=16)
+    command.add_argument("--folder", type=Path, help="planning, memory: for input and output")
+    command.add_argument("--where", default="cuda", choices=("cuda", "local"), help="small")
+    command.add_argument("--workers", type=int, default=4, help="small")
+    command.add_argument("--repeats", type=int, default=20, help="small")
+    command.add_argument("--articles", type=int, default=8_192, help="small")
+    command.add_argument("--csv-bytes", type=int, default=7_400_000_000, help="planning")
+    command.add_argument("--planning-workers", type=int, nargs="+", default=[4, 16], help="three or more each")
+    command.add_argument("--stub-gpus", type=int, nargs="+", default=[16, 64, 256, 1_024], help="scheduler")
+    command.add_argument("--stub-rows", type=int, nargs="+", default=[2**n for n in (13, 15, 17, 19)], help="scheduler")
+    command.add_argument("--seconds", type=float, default=20.0, help="scheduler: of each run, about")
+    command.add_argument("--least-chunks", type=int, default=6, help="scheduler: of a run, for each GPU")
+    command.add_argument("--memory-chunks", type=int, default=20_000, help="memory")
     options = command.parse_args()
     if set(options.parts) - {"scheduler"} and not options.articles_csv:
         command.error("--articles-csv is needed")
-    if {"large", "planning", "memory"} & set(options.parts) and not options.folder:
+    if {"planning", "memory"} & set(options.parts) and not options.folder:
         command.error("--folder is needed")
     for part in options.parts:
-        measure(part, options)
+        began, machine = time.perf_counter(), about(options)
+
+        def keep(value: Part, part: str = part, began: float = began, machine: Part = machine) -> None:
+            value = {"about": machine, "wall_seconds": time.perf_counter() - began, **value}
+            replace_part(options.output, part, value)
+
+        keep(PARTS[part](options, keep))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
 r"""How fast training is: with all rows, without those that no text reaches, as CUDA graphs; and on several GPUs.
 
     python -m benchmarks.training --articles-csv ag_news/train.csv --gpus 1 2 4 \
-        --output benchmarks/results/training.json --trace trace.json
+        --output benchmarks/results/training.json
     python -m benchmarks.training --articles-csv ag_news/train.csv --device cpu --steps 2 --batch 64 \
         --output benchmarks/results/training_cpu.json
 
 A step of each kind is a whole one of the recipe: augmentation, forward and backward pass, AdamW and the average of the
 weights. On several GPUs the batch is shared, with the recipe's 256 articles and with 2,048; an epoch includes the
-held-out rows. The trace is one process's of the most GPUs, for `chrome://tracing` or Perfetto, and the overlap is the
-share of the time of NCCL's kernels in which others ran beside them.
+held-out rows.
 """
 
 from __future__ import annotations
 
 import csv
-import tempfile
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -23,14 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.record import about, parser, write
 from pipeline.model.alphabet import Alphabet, encode
-from pipeline.train.group import Group
-from pipeline.train.job import Examples, Job, run
-from pipeline.train.loop import Rows, Run
+from pipeline.train.group import ProcessGroup
+from pipeline.train.job import Examples, TrainingJob, run
+from pipeline.train.loop import DeviceExamples, TrainingRun
 from pipeline.train.network import CharCNN
 from pipeline.train.objective import OneLabel
 from pipeline.train.packed import PackedCNN
@@ -70,13 +67,13 @@ def examples_in(articles: Path) -> Examples:
     return Examples(ids, labels, np.sort(order[held:]), np.sort(order[:held]))
 
 
-def job_of(device: str, recipe: Recipe) -> Job:
+def job_of(device: str, recipe: Recipe) -> TrainingJob:
     """The recipe's job."""
     objective = OneLabel(recipe.label_smoothing)
-    return Job(CLASSES, Alphabet(WITH_SPACE), LENGTH, "text", recipe, objective, seed=0, device=device)
+    return TrainingJob(CLASSES, Alphabet(WITH_SPACE), LENGTH, "text", recipe, objective, seed=0, device=device)
 
 
-def loop_of(job: Job, examples: Examples, kind: str, steps: int, group: Group) -> Run:
+def loop_of(job: TrainingJob, examples: Examples, kind: str, steps: int) -> TrainingRun:
     """A run whose epochs have so many steps, on this process's device."""
     device = torch.device("cuda" if job.device == "cuda" else "cpu")
     compute = torch.bfloat16 if job.device == "cuda" else torch.float32
@@ -85,19 +82,30 @@ def loop_of(job: Job, examples: Examples, kind: str, steps: int, group: Group) -
     made = Plain if kind == "plain" else PackedCNN
     network = made(job.layers, job.frame, compute, recipe.dropout, recipe.input_dropout).to(device)
     fit = examples.fit[: steps * recipe.batch_size]
-    rows = Rows(torch.from_numpy(examples.ids[fit]).to(device), torch.from_numpy(examples.targets[fit]).to(device))
-    loop = Run(network, rows, Rows(rows.ids[:0], rows.targets[:0]), job.symbols, recipe, job.objective, 0, group)
+    rows = DeviceExamples(
+        torch.from_numpy(examples.ids[fit]).to(device), torch.from_numpy(examples.targets[fit]).to(device)
+    )
+    loop = TrainingRun(
+        network,
+        rows,
+        DeviceExamples(rows.ids[:0], rows.targets[:0]),
+        job.symbols,
+        recipe,
+        job.objective,
+        0,
+        ProcessGroup(),
+    )
     if kind != "graphs":
         loop._replayed = None
     return loop
 
 
-def milliseconds_a_step(job: Job, examples: Examples, kind: str, steps: int) -> float:
+def milliseconds_a_step(job: TrainingJob, examples: Examples, kind: str, steps: int) -> float:
     """In the faster of two epochs after one that warms up. On a CPU: of one core's time, which other programs take none
     of.
     """
     clock = time.perf_counter if job.device == "cuda" else time.process_time
-    loop = loop_of(job, examples, kind, steps, Group())
+    loop = loop_of(job, examples, kind, steps)
     loop.network.train()
     found = []
     with torch.backends.cudnn.flags(enabled=True, benchmark=job.device == "cuda"):
@@ -109,7 +117,7 @@ def milliseconds_a_step(job: Job, examples: Examples, kind: str, steps: int) -> 
     return 1000 * min(found[1:]) / steps
 
 
-def epochs_on(job: Job, examples: Examples, gpus: int) -> dict[str, Any]:
+def epochs_on(job: TrainingJob, examples: Examples, gpus: int) -> dict[str, Any]:
     """Seconds of the fastest epoch but the first, and the accuracy that the run ends with."""
     ends: list[tuple[float, Epoch]] = []
 
@@ -132,54 +140,13 @@ def epochs_on(job: Job, examples: Examples, gpus: int) -> dict[str, Any]:
     }
 
 
-def traced(rank: int, size: int, folder: str, job: Job, examples: Examples, steps: int) -> None:
-    """In a process of its own: trace an epoch after two that warm up."""
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", f"file://{folder}/meeting", rank=rank, world_size=size)
-    loop = loop_of(job, examples, "graphs", steps, Group(rank, size))
-    loop.network.train()
-    for epoch in (1, 2):
-        loop._epoch(epoch, lambda what: None, lambda: False)
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        loop._epoch(3, lambda what: None, lambda: False)
-        torch.cuda.synchronize()
-    if rank == 0:
-        profile.export_chrome_trace(f"{folder}/trace.json")
-        kernels = [e for e in profile.events() or [] if e.device_type == torch.autograd.DeviceType.CUDA]
-        spans = [(e.time_range.start, e.time_range.end, "nccl" in e.name.lower()) for e in kernels]
-        np.save(f"{folder}/spans.npy", np.array(spans, np.float64))
-    if loop._replayed:
-        loop._replayed.release()
-    dist.destroy_process_group()
-
-
-def overlap(spans: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Milliseconds in which NCCL's kernels ran, and in which others did so beside them."""
-    nccl, others = (_merged(spans[spans[:, 2] == kind, :2]) for kind in (1, 0))
-    both = sum(max(0.0, min(end, e) - max(begin, b)) for begin, end in nccl for b, e in others)
-    whole = sum(end - begin for begin, end in nccl)
-    return {"nccl_ms": whole / 1e3, "beside_others_ms": both / 1e3, "share": both / whole if whole else 0.0}
-
-
-def _merged(spans: np.ndarray[Any, Any]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
-    for begin, end in spans[np.argsort(spans[:, 0])].tolist():
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
-
-
 def main() -> None:
     command = parser(__doc__)
     command.add_argument("--articles-csv", type=Path, required=True, help="AG News as CSV: class, title, description")
     command.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     command.add_argument("--gpus", type=int, nargs="*", default=[1], help="numbers of GPUs to train on")
-    command.add_argument("--steps", type=int, default=48, help="in an epoch of the comparison, and of the trace")
+    command.add_argument("--steps", type=int, default=48, help="in an epoch of the comparison")
     command.add_argument("--batch", type=int, default=256, help="articles in a step of the comparison")
-    command.add_argument("--trace", type=Path, help="write a trace of the most GPUs, and measure the overlap in it")
     options = command.parse_args()
     if options.device == "cpu":
         torch.set_num_threads(1)
@@ -198,13 +165,6 @@ def main() -> None:
             for batch in BATCHES
             for gpus in options.gpus
         ]
-    if options.trace:
-        size = max(options.gpus)
-        with tempfile.TemporaryDirectory() as folder:
-            work = (size, folder, job, examples, options.steps)
-            torch.multiprocessing.spawn(traced, work, nprocs=size)  # type: ignore[no-untyped-call]
-            result["overlap"] = {"gpus": size, **overlap(np.load(f"{folder}/spans.npy"))}
-            options.trace.write_bytes((Path(folder) / "trace.json").read_bytes())
     write(result, options.output)
 
 

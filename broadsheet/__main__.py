@@ -1,6 +1,8 @@
 """The command `broadsheet`, also as `python -m broadsheet`."""
 
-from .pipeline.__main__ import main
+from .pipeline.cli import look_less_for_garbage, main
+
+look_less_for_garbage()  # here, since a worker process imports the command's module before all others
 
 if __name__ == "__main__":
     main()

@@ -29,14 +29,13 @@ if TYPE_CHECKING:  # the one list: type checkers and editors read it as it stand
         UsageError as UsageError,
     )
     from .job.estimate import Estimate as Estimate, dry_run as dry_run
-    from .measures.int8_scales import quantise as quantise
-    from .measures.temperature import calibrate as calibrate
+    from .measures.fitting import calibrate as calibrate, quantise as quantise
     from .model.charcnn import Model as Model, load_model as load_model
     from .options import Options as Options
     from .output.verify import verify as verify
     from .report.job import JobReport as JobReport
     from .source.inputs import Paths as Paths
-    from .train.module import torch_module as torch_module
+    from .train.network import torch_module as torch_module
 
     __version__: str
 

@@ -10,13 +10,11 @@ from typing import Any, Unpack
 
 from distributed import Client
 
-from .ecosystem.gpu_frames import is_gpu_frame, label_gpu_frame
-from .ecosystem.hugging_face import is_dataset, label_dataset
-from .ecosystem.lazy import is_lazy, label_lazily
+from .ecosystem.frames import function_for
 from .ecosystem.resident import release
 from .errors import UsageError
 from .graph import classify_chunks
-from .job.phases import OnDemand, Request, Running
+from .job.beginning import OnDemand, Request, Running
 from .job.run import run_job
 from .model.charcnn import Model
 from .model.quantised import scales_of
@@ -26,7 +24,7 @@ from .output.columns import REASON, computed_columns
 from .output.folder import OutputFolder
 from .output.object_store import place_of
 from .report.job import JobReport, Progress
-from .report.join import Frame, refuse_taken
+from .report.results import Frame, refuse_taken
 from .report.summary import doubt
 from .source.find.search import printable
 
@@ -178,15 +176,15 @@ def label(
 
     """
     settings = Options(**options)
-    if is_lazy(frame) or is_dataset(frame) or is_gpu_frame(frame):
+    label_here = function_for(frame)
+    if label_here is not None:
         later = f"a {type(frame).__name__} is labelled as it is computed"
         for name, given in (("client", client), ("progress", progress), ("workers", settings.workers)):
             if given is not None:
                 raise UsageError(f"{name} is for frames in memory: {later}")
         if settings.allow_mixed:
             raise UsageError(f"allow_mixed is for a job: {later}")
-        labelled_as = {is_lazy(frame): label_lazily, is_gpu_frame(frame): label_gpu_frame}.get(True, label_dataset)
-        made: Frame = labelled_as(frame, model, settings, suffix)
+        made: Frame = label_here(frame, model, settings, suffix)
         return made
     models = load_models(model)
     added = computed_columns(settings.model_columns(models), settings.truth_column is not None)

@@ -27,14 +27,11 @@ from distributed.scheduler import NoValidWorkerError, NoWorkerError
 from ..cluster.settings import GPU_EXECUTOR, NO_SCHEDULER, NO_WORKERS
 from .errors import BroadsheetError, SourceError
 from .job import tasks
-from .job.group_tasks import TOPIC, Labelled, begin_no_more, label_group, label_run
-from .job.suspects import Suspects
-from .job.task_keys import run_of, task_key
+from .job.group_tasks import TOPIC, ChunksDone, begin_no_more, label_group, label_run
 from .job.tasks import Done, Event, Job, Noted, SetAside, Stopped
-from .job.watchdog import Watchdog
-from .source.inputs import Loaded, Partition, Source, Unread
-from .source.plan.group import Group, part_name
-from .source.plan.plan import Run, Unit
+from .job.watchdog import RunAlone, Watchdog, run_of, task_key
+from .source.inputs import Loaded, Partition, Source, UnreadChunk
+from .source.plan.plan import Group, RowGroups, Unit, part_name
 from .source.read.readers import ReaderLost
 
 _SUSPECT_LOSSES = 2
@@ -61,16 +58,16 @@ def classify_chunks(
     no further chunk.
     """
     run = _Run(client, job, watchdog, stop)
-    suspects = Suspects()
+    alone = RunAlone()
     try:
-        yield from _run_together(run, iter(sources), suspects, job.strict)
-        yield from _run_alone(run, suspects)
+        yield from _run_together(run, iter(sources), alone, job.strict)
+        yield from _run_alone(run, alone)
     finally:
         run.cancel()
 
 
-def _run_together(run: _Run, waiting: Iterator[Source], suspects: Suspects, strict: bool) -> Iterator[Event]:
-    """Run all sources, except those that become suspects."""
+def _run_together(run: _Run, waiting: Iterator[Source], alone: RunAlone, strict: bool) -> Iterator[Event]:
+    """Run all sources, except those that are to run alone."""
     more = True
     while True:
         if more and run.has_room:
@@ -94,7 +91,7 @@ def _run_together(run: _Run, waiting: Iterator[Source], suspects: Suspects, stri
                 # Perhaps not the cause: a worker that dies takes its other tasks with it.
                 run.submit([ended.source], ended.losses)
             else:
-                suspects.sources.append(ended.source)
+                alone.sources.append(ended.source)
 
 
 def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
@@ -109,10 +106,10 @@ def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
     return found, True
 
 
-def _events(result: Done | Labelled | list[SetAside]) -> Iterator[Event]:
+def _events(result: Done | ChunksDone | list[SetAside]) -> Iterator[Event]:
     if isinstance(result, Done):
         yield result
-    elif isinstance(result, Labelled):
+    elif isinstance(result, ChunksDone):
         yield from result.chunks
         if result.end is not None:
             yield result.end
@@ -124,7 +121,7 @@ def _events(result: Done | Labelled | list[SetAside]) -> Iterator[Event]:
 
 def _unread(sources: list[Source], strict: bool) -> Iterator[SetAside]:
     for source in sources:
-        if isinstance(source, Unread):
+        if isinstance(source, UnreadChunk):
             if strict:
                 raise SourceError(source.reason)
             yield from _set_aside(source, source.reason)
@@ -133,14 +130,14 @@ def _unread(sources: list[Source], strict: bool) -> Iterator[SetAside]:
 def _set_aside(source: Source, reason: str) -> list[SetAside]:
     if isinstance(source, Group):
         return [SetAside(part_name(source.number, 0), reason, (), source.number)]
-    units = source.units if isinstance(source, Run) else [source]
+    units = source.units if isinstance(source, RowGroups) else [source]
     return [SetAside(unit.name, reason, unit.sources) for unit in units]
 
 
-def _run_alone(run: _Run, suspects: Suspects) -> Iterator[Event]:
-    """Run suspects one at a time; set aside those that kill their worker again, and what cannot be told from them."""
-    for source in suspects.sources:
-        cause = suspects.cause(source)
+def _run_alone(run: _Run, alone: RunAlone) -> Iterator[Event]:
+    """Run these one at a time; set aside those that kill their worker again, and what cannot be told from them."""
+    for source in alone.sources:
+        cause = alone.cause(source)
         if cause is not None:
             yield from _set_aside(source, f"not tried: {cause}")
             continue
@@ -151,7 +148,7 @@ def _run_alone(run: _Run, suspects: Suspects) -> Iterator[Event]:
             ended = run.next_event(wait=True)
             if isinstance(ended, Noted):
                 yield ended
-        suspects.ran_alone(source, isinstance(ended.result, KilledWorker))
+        alone.ran_alone(source, isinstance(ended.result, KilledWorker))
         if isinstance(ended.result, KilledWorker):
             yield from _set_aside(source, "it kills every worker that takes it")
         elif isinstance(ended.result, ReaderLost):
@@ -179,7 +176,7 @@ class _Ended:
     """What became of a source. losses: workers, or reader processes, lost with it since it last committed a chunk."""
 
     source: Source
-    result: Done | Labelled | list[SetAside] | KilledWorker | ReaderLost
+    result: Done | ChunksDone | list[SetAside] | KilledWorker | ReaderLost
     losses: int
 
 
@@ -198,7 +195,7 @@ class _Run:
         self._job = job
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
-        self._heard: SimpleQueue[tuple[Any, Done | Labelled | Noted | BaseException]] = SimpleQueue()
+        self._heard: SimpleQueue[tuple[Any, Done | ChunksDone | Noted | BaseException]] = SimpleQueue()
         self._workers, self._threads, self._asked = 0, 0, float("-inf")
 
     @property
@@ -234,7 +231,7 @@ class _Run:
         urgency = _LOST_FIRST if losses else 0
         units = [s for s in sources if isinstance(s, Unit)]
         groups = [s for s in sources if isinstance(s, Group)]
-        runs = [s for s in sources if isinstance(s, Run)]
+        runs = [s for s in sources if isinstance(s, RowGroups)]
         loaded = [s for s in sources if isinstance(s, Loaded)]
         partitions = [s for s in sources if isinstance(s, Partition)]
         if groups or runs:
@@ -334,7 +331,7 @@ class _Run:
             if ended is not None:
                 return ended
 
-    def _ended(self, key: Any, result: Done | Labelled | BaseException) -> _Ended | None:
+    def _ended(self, key: Any, result: Done | ChunksDone | BaseException) -> _Ended | None:
         """What became of a source; None where it runs again. Raises what stops the job."""
         flight = self.live.pop(key)
         self._spent.append(flight)

@@ -242,8 +242,8 @@ def _entries() -> dict[str, tuple[Any, Option]]:
 TYPES = {name: kind for name, (kind, _) in _entries().items()}
 TABLE: dict[str, Option] = {name: option for name, (_, option) in _entries().items()}
 
-NAMES, HEADER = str | Iterable[str], Iterable[str] | None
-"""The types of options that name columns."""
+NAMES, HEADER, FILE = str | Iterable[str], Iterable[str] | None, str | os.PathLike[str] | None
+"""The types of options that name columns, the columns of a file without a header, and a file."""
 
 FLAGS.update({name.replace("_", "-"): option.default is False for name, option in TABLE.items()})
 
@@ -331,9 +331,9 @@ class Options(_Values):
 
     def _check(self) -> None:
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
-        from .output.expression import parse
-        from .source.delimiter import delimiter_named
-        from .source.open.encoding import encoding_named
+        from .output.where import parse
+        from .source.formats.record_format import delimiter_named
+        from .source.open.compression import encoding_named
         from .storage.buckets import check_endpoint
         from .storage.names import root_of
 
@@ -437,7 +437,7 @@ class Options(_Values):
 
     def _refuse_unfit(self, models: Models) -> None:
         """Raise UsageError for what a model that gives several labels cannot do."""
-        from .source.label_sets import SEPARATOR
+        from .source.columns import SEPARATOR
 
         several = next((model for model in models.every if model.is_multi_label), None)
         if several is None:

@@ -11,10 +11,8 @@ from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.find.files import find_files
 from pipeline.source.formats.base import InputFile
 from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.plan.group import Group, GroupChunk, GroupEnd
-from pipeline.source.plan.plan import Plan, Run, Unit, plan_files
+from pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, RowGroups, Unit, plan_files, split
 from pipeline.source.plan.scan import SEGMENT_BYTES, Scanner, threads_scanner
-from pipeline.source.plan.split import split
 from pipeline.source.read.read import read_group, read_run, read_unit
 
 
@@ -65,9 +63,9 @@ def read_files(files: Sequence[InputFile], selection: Selection, chunk_rows: int
     return result
 
 
-def units_of(plan: Plan, scanner: Scanner) -> tuple[list[Unit | Run], list[GroupEnd]]:
+def units_of(plan: Plan, scanner: Scanner) -> tuple[list[Unit | RowGroups], list[GroupEnd]]:
     """The chunks of files as if each were large, and what is amiss with them."""
-    units: list[Unit | Run] = []
+    units: list[Unit | RowGroups] = []
     ends: list[GroupEnd] = []
     for number, file in enumerate(plan.files):
         for each in split(Group(number, (file,), plan.first), plan.selection, plan.chunk_rows, scanner.scan):

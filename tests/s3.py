@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import socket
 import struct
@@ -18,13 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from pathlib import Path
 
 import obstore
 import pytest
 from obstore.store import S3Store
-
-from benchmarks.object_store import free_ports
 
 KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-tests"}
 READER = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "another-secret"}
@@ -98,6 +98,24 @@ def seaweed(folder: Path) -> Iterator[str]:
         assert server.stdin is not None
         server.stdin.close()
         server.wait(30)
+
+
+def free_ports(count: int) -> list[int]:
+    """Free ones, whose gRPC ports, which SeaweedFS puts 10,000 above them, are free too.
+
+    All lie below those that the kernel gives to outgoing connections: one of these might take them before the server.
+    """
+    tried = random.SystemRandom().sample(range(10_000, 20_000), 1000)
+    return list(islice(filter(_is_free, tried), count))
+
+
+def _is_free(port: int) -> bool:
+    try:
+        for each in (port, port + 10_000):
+            socket.create_server(("127.0.0.1", each)).close()
+    except OSError:
+        return False
+    return True
 
 
 def _credentials(keys: dict[str, str]) -> dict[str, str]:

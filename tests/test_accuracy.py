@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.measures.accuracy import confusion_of, count_pairs
-from pipeline.source.chunk import NO_TRUTH
+from pipeline.source.columns import NO_TRUTH
 
 ROWS = st.lists(st.tuples(st.integers(NO_TRUTH, 999), st.integers(0, 999)) | st.tuples(st.just(3), st.just(0)))
 

@@ -97,7 +97,7 @@ BOMB = """
 import sys
 from pathlib import Path
 from pipeline.source.inputs import identify, open_input
-from pipeline.source.read.read import chunks_here
+from pipeline.source.inputs import chunks_here
 from pipeline.source.chunk import Selection
 given = identify(sys.argv[1], 70, 1014, whole_hash=False, by_content=False)
 rows = sum(chunk.rows_read for chunk in chunks_here(open_input(given, Selection(), 131_072)))

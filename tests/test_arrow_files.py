@@ -23,10 +23,9 @@ from pipeline.errors import BroadsheetError
 from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Chunk, Selection, concat
 from pipeline.source.find.files import find_files
-from pipeline.source.inputs import identify, open_input
+from pipeline.source.inputs import chunks_here, identify, open_input
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.plan.plan import Plan
-from pipeline.source.read.read import chunks_here
 
 TEXTS = [f"article {i} é" if i % 7 else None for i in range(1000)]
 TABLE = pa.table({"id": pa.array(range(1000), pa.int32()), "text": TEXTS, "kind": ["a", "bb"] * 500})

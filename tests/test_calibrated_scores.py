@@ -20,8 +20,8 @@ from pipeline.engine.base import Texts
 from pipeline.engine.cpu import CpuEngine
 from pipeline.errors import ModelError, UsageError
 from pipeline.measures.evaluate import evaluate
-from pipeline.measures.held_out import hold_out
 from pipeline.measures.reliability import reliability, threshold
+from pipeline.measures.rows import hold_out
 from pipeline.model.charcnn import Model
 from pipeline.model.scores import fitted, log_loss, log_scores, probabilities
 

@@ -116,7 +116,7 @@ def test_a_closed_one_says_so_and_calls_that_have_begun_end(small_model: Model) 
     held.close()
     for caller in callers:
         caller.join(timeout=30)
-    assert errors == ["this classifier is closed: load another with pipeline.load()"] * 4
+    assert errors == ["this classifier is closed: load another with broadsheet.load()"] * 4
     assert repr(held).endswith("closed>")
 
 

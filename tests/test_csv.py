@@ -16,9 +16,9 @@ from reading import found, read_split
 from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
 from pipeline.source.formats.csv import Csv, Dialect
 from pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
+from pipeline.source.formats.records import read_records, split_lines
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.plan.scan import SEGMENT_BYTES
-from pipeline.source.read.records import read_records, split_lines
 
 TWO = Selection(text=("text",), kept=("id",))
 

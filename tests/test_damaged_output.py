@@ -27,7 +27,7 @@ from test_racing_jobs import Once
 from typer.testing import CliRunner
 
 from pipeline import BroadsheetError, OutputError, Paths, SourceError, UsageError, classify, verify
-from pipeline.cli import app
+from pipeline.cli.commands import app
 from pipeline.model.charcnn import Model
 from pipeline.report.job import JobReport
 

@@ -22,14 +22,13 @@ from reading import found, read_files
 
 from pipeline.errors import InputChanged, SourceError
 from pipeline.source.chunk import Selection
-from pipeline.source.find.files import find_files
+from pipeline.source.find.files import FORMATS, find_files
 from pipeline.source.formats.base import InputFile
-from pipeline.source.formats.registry import FORMATS
 from pipeline.source.open.compression import COMPRESSIONS, Compression
 from pipeline.source.open.decompress import Damaged, Decompressed
-from pipeline.source.open.one_core import how_it_is_read
 from pipeline.source.open.opening import open_at
 from pipeline.source.open.rapidgzip_reader import start
+from pipeline.source.plan.sample import how_it_is_read
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,

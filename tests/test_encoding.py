@@ -18,10 +18,9 @@ from pipeline import UsageError, classify, verify
 from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
 from pipeline.source.find.files import find_files
-from pipeline.source.inputs import open_input
+from pipeline.source.inputs import chunks_here, open_input
 from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.open.encoding import encoding_named
-from pipeline.source.read.read import chunks_here
+from pipeline.source.open.compression import encoding_named
 
 ENCODINGS = ["latin-1", "cp1252", "utf-16", "utf-16-be", "utf-32", "gb18030", "shift_jis", "iso2022_jp", "utf-8-sig"]
 LETTERS = {"shift_jis": "日本ア", "iso2022_jp": "日本ア", "gb18030": "中文é😀", "latin-1": "éß", "cp1252": "é€"}

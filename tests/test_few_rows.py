@@ -20,9 +20,9 @@ from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import scores
 from pipeline.train import Epoch, Note, Recipe, Trained, train
-from pipeline.train.fusion import factors
+from pipeline.train.after import factors
 from pipeline.train.linear import Fitter
-from pipeline.train.stuck import Stuck
+from pipeline.train.progress import Stuck
 
 
 def few(table: pa.Table, **options: object) -> Trained:

@@ -13,12 +13,12 @@ import pytest
 import pipeline
 from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Chunk, Selection
+from pipeline.source.find.files import register, unregister
 from pipeline.source.formats.base import Format, InputFile, Schema, Seek, Stream
 from pipeline.source.formats.record_format import RecordFormat
-from pipeline.source.formats.registry import register, unregister
+from pipeline.source.formats.records import Split
 from pipeline.source.memory.tables import table_chunk
 from pipeline.source.open.opening import open_at
-from pipeline.source.read.records import Split
 
 TEXTS = [f"article {i}\nin {i % 3} paragraphs" for i in range(100)]
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.source.chunk import Selection
 from pipeline.source.find.files import find_files
-from pipeline.source.plan.group import Group, GroupChunk, GroupEnd, group_sizes, part_name
-from pipeline.source.plan.plan import Plan, plan_files
+from pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, group_sizes, part_name, plan_files
 from pipeline.source.read.read import read_group
 
 SELECTION = Selection(kept=("id",), reads=40)

@@ -25,7 +25,7 @@ from pipeline.report.job import Progress
 from pipeline.source.chunk import Selection
 from pipeline.source.find.files import find_files
 from pipeline.source.limits import Limits
-from pipeline.source.plan.plan import Run, plan_files
+from pipeline.source.plan.plan import RowGroups, plan_files
 from pipeline.source.plan.scan import threads_scanner
 from pipeline.source.read.read import read_unit
 
@@ -283,7 +283,7 @@ def test_batches_of_a_row_group_are_read_in_any_order(tmp_path: Path, chunk_byte
     plan = plan_files(limited, Selection(text=("title", "text"), kept=("n",), reads=123), 100)
     with threads_scanner() as scanner:
         runs, _ = units_of(plan, scanner)
-    units = [unit for run in runs if isinstance(run, Run) for unit in run.units]
+    units = [unit for run in runs if isinstance(run, RowGroups) for unit in run.units]
     assert len(units) > 1
     for unit in [*reversed(units[:4]), *units]:
         chunk = read_unit(unit, plan.selection)

@@ -23,8 +23,8 @@ from pipeline.model.charcnn import Model
 from pipeline.output.saved_plan import plan_bytes, plan_from
 from pipeline.report.job import Progress
 from pipeline.source.chunk import Selection
+from pipeline.source.columns import copied, is_held_by
 from pipeline.source.plan.plan import plan_files
-from pipeline.source.read.kept import copied, is_held_by
 
 COLUMNS = {
     "id": pa.array([7, None], pa.int32()),

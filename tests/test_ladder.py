@@ -20,7 +20,7 @@ from pipeline.model.layers import layer_table
 def result(broken: str) -> dict[str, Any]:
     """As if measured; the step called `broken` failed."""
     found = []
-    for step in steps("sm90", 1):
+    for step in steps("sm90"):
         record: dict[str, Any] = {"kind": step.kind, "name": step.name, "setting": asdict(step.setting)}
         record["parent"] = step.parent
         if step.predicted:
@@ -28,7 +28,7 @@ def result(broken: str) -> dict[str, Any]:
             record |= {f"predicted_{unit}": step.predicted.value, "reason": step.predicted.reason}
         if step.name == broken:
             record["error"] = "Error: a | b"
-        elif step.way == "gpus":
+        elif step.name == "+ three streams":
             record["skipped"] = "there is one GPU here"
         else:
             record |= {"articles": 1000, "batch": 10, "articles_per_second": 5e5, "labels_unlike_product": 0}
@@ -44,7 +44,7 @@ def test_everything_off_turned_on_step_by_step_is_the_product() -> None:
         assert switch.off(PRODUCT) != PRODUCT
         at = switch.on(at)
     assert at == PRODUCT
-    assert all(step.setting.generation != "sm90" for step in steps("sm80", 1))
+    assert all(step.setting.generation != "sm90" for step in steps("sm80"))
 
 
 def test_page_and_picture_of_a_run_with_a_step_that_failed(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_every_kernel_of_every_variant_compiles_clean(architecture: str) -> None
     from benchmarks.ladder.network import needed
 
     wanted = set()
-    for step in steps("sm90" if architecture == "sm_90" else "sm80", 1):
+    for step in steps("sm90" if architecture == "sm_90" else "sm80"):
         wanted |= needed(step.setting, layer_table(70, 1014, 4), "text", architecture)
     for file, expression, target in sorted(wanted):
         report = resources(compile_kernel(file, expression, target).log)

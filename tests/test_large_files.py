@@ -11,10 +11,9 @@ from s3 import KEYS, Folder, Proxy, proxy, s3, s3_server  # noqa: F401
 from pipeline.report.tally import Reach
 from pipeline.source.chunk import Selection
 from pipeline.source.find.files import find_files
-from pipeline.source.inputs import Paths, identify, open_input
-from pipeline.source.plan.group import Group, GroupChunk, GroupEnd
-from pipeline.source.plan.plan import Unit, is_split, plan_files
-from pipeline.source.read.read import read_group, read_here, read_unit
+from pipeline.source.inputs import Paths, identify, open_input, read_here
+from pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Unit, is_split, plan_files
+from pipeline.source.read.read import read_group, read_unit
 
 
 def lines(count: int) -> bytes:

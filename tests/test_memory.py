@@ -259,10 +259,10 @@ def test_long_texts_make_smaller_chunks_wherever_batches_begin(source: str) -> N
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (lambda here: [str(here / "a.txt")], r"the list holds paths, for example '.+a.txt': .+ pipeline.Paths"),
+        (lambda here: [str(here / "a.txt")], r"the list holds paths, for example '.+a.txt': .+ broadsheet.Paths"),
         (lambda here: (str(file) for file in here.iterdir()), r"the generator holds paths"),
         (lambda here: ["here.jsonl", "*.csv.gz"], r"the list holds paths, for example 'here.jsonl'"),  # of no file
-        (lambda here: here.glob("*.txt"), r"item 0 of the \w+ is of type PosixPath: give pipeline.Paths of it"),
+        (lambda here: here.glob("*.txt"), r"item 0 of the \w+ is of type PosixPath: give broadsheet.Paths of it"),
         (lambda here: "Did stocks fall?", r"no input at 'Did stocks fall\?': .+ To label a text, give a list of texts"),
         (lambda here: "x" * 5000, r"no input at 'x{60}…'"),
         (lambda here: [None, 1, "a"], r"item 1 of the list is of type int: give strings, or dicts by column"),

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
-from pipeline.source.read.records import Records, read_records
+from pipeline.source.formats.records import Records, read_records
 
 ODD = {
     "null": b'{"id": 1, "text": null}',

@@ -15,7 +15,6 @@ from pipeline.model.quantised import with_scales
 torch = pytest.importorskip("torch")
 
 from benchmarks.peers import measure, torch_int8, torch_peer, torch_text  # noqa: E402
-from benchmarks.peers.peer import channels_last  # noqa: E402
 
 ARTICLES = 6
 TOLERANCE = 1e-5
@@ -74,19 +73,6 @@ def test_frames_for_short_text_give_the_text_frame(small_model: Model, ids: NDAr
     truth = reference.forward(short.numpy(), reference.prepare(model))
     with torch.no_grad():
         assert relative_error(frames[27](short).numpy(), truth) < TOLERANCE
-
-
-@pytest.mark.parametrize("block1", ["dense", "table"])
-def test_the_jax_network_agrees_with_the_reference(
-    block1: str, small_model: Model, ids: NDArray[np.uint8], truth: NDArray[np.float32]
-) -> None:
-    jax = pytest.importorskip("jax")
-    from benchmarks.peers import jax_peer
-
-    weights = channels_last(small_model, np.float32)
-    with jax.default_matmul_precision("highest"):
-        logits = jax.jit(jax_peer.network(small_model, block1))(weights, ids)
-    assert relative_error(np.asarray(logits), truth) < TOLERANCE
 
 
 def test_a_pass_covers_every_article_and_keeps_the_order(

@@ -16,7 +16,7 @@ from pipeline.engine.base import Texts
 from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.work import kernels_of
 from pipeline.model.charcnn import Model
-from pipeline.report.roofline import judge
+from pipeline.report.breakdown import judge
 from pipeline.telemetry.profile import Ceilings, KernelProfile
 
 NAMES = ["encode", "conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2", "fc3", "head"]

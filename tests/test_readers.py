@@ -24,8 +24,7 @@ from pipeline.errors import InputChanged
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
 from pipeline.source.chunk import Selection
-from pipeline.source.plan.group import GroupEnd
-from pipeline.source.plan.plan import Plan, plan_files
+from pipeline.source.plan.plan import GroupEnd, Plan, plan_files
 from pipeline.source.plan.scan import threads_scanner
 from pipeline.source.read.read import read_group
 from pipeline.source.read.readers import ReaderLost, Readers

@@ -19,7 +19,7 @@ from reading import found, read_files, read_split
 
 from pipeline.source.chunk import Chunk, Selection, concat
 from pipeline.source.formats.jsonl import Jsonl
-from pipeline.source.read.records import read_records
+from pipeline.source.formats.records import read_records
 
 READS = 40
 TEXT = Selection(reads=READS)

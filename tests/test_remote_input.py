@@ -22,9 +22,8 @@ from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Selection
 from pipeline.source.find.files import find_files, is_known
 from pipeline.source.find.search import search
-from pipeline.source.open.changes import changed_chunks
 from pipeline.source.open.opening import expect, open_at
-from pipeline.source.plan.plan import plan_files
+from pipeline.source.plan.plan import changed_chunks, plan_files
 
 TEXTS = [f"article {i}, in a bucket" for i in range(300)]
 LINES = b"".join(b'{"text": "%s"}\n' % text.encode() for text in TEXTS)

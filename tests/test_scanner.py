@@ -23,11 +23,10 @@ from pipeline.errors import BroadsheetError, SourceError
 from pipeline.source.chunk import Selection
 from pipeline.source.formats.base import InputFile
 from pipeline.source.formats.csv import Csv
+from pipeline.source.formats.records import Split
 from pipeline.source.inputs import identify, open_input
-from pipeline.source.plan.group import GroupEnd
-from pipeline.source.plan.plan import Run, Unit, plan_files
+from pipeline.source.plan.plan import GroupEnd, RowGroups, Unit, plan_files
 from pipeline.source.plan.scan import Scanner, threads_scanner
-from pipeline.source.read.records import Split
 
 COLUMNS = Selection(text=("text",), kept=("id",))
 ROWS = 40_000
@@ -44,7 +43,7 @@ def content() -> bytes:
     return b"id,text\n" + b"".join(rows)
 
 
-def planned(path: str, scanner: Scanner | None) -> list[Unit | Run]:
+def planned(path: str, scanner: Scanner | None) -> list[Unit | RowGroups]:
     plan = plan_files(found([path]), COLUMNS, 1000)
     with threads_scanner() as here:
         units, ends = units_of(plan, scanner or here)
@@ -157,7 +156,7 @@ def test_what_fails_on_workers_is_reported_and_done_here(
         assert scanner is not None
         offsets = [int(offset) for block in scanner.scan(file, 8, split) for offset in block.offsets]
     assert offsets == list(begun(client, file))
-    (warning,) = (record.getMessage() for record in caplog.records if record.name == "pipeline.source.plan.scan")
+    (warning,) = (record.getMessage() for record in caplog.records if record.name.endswith("pipeline.source.plan.scan"))
     assert file.path in warning
     assert "a worker of another version" in warning
 

@@ -14,12 +14,10 @@ import pytest
 
 from pipeline.engine.base import Backend, Predictions, Texts
 from pipeline.model.charcnn import Model
-from pipeline.serve.batch_time import BatchTime, Point
 from pipeline.serve.dispatcher import Dispatcher
-from pipeline.serve.engines import EngineLost, LoadedModel, Ready
+from pipeline.serve.engines import BatchTime, EngineLost, LoadedModel, Point, Ready
 from pipeline.serve.metrics import Metrics
-from pipeline.serve.requests import Refused
-from pipeline.serve.rows import from_rows
+from pipeline.serve.requests import Refused, from_rows
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):

@@ -28,9 +28,9 @@ import pipeline
 from pipeline.engine.base import Texts
 from pipeline.engine.cpu import CpuEngine
 from pipeline.errors import ModelError, UsageError
-from pipeline.measures.evaluate_labels import evaluate_labels
-from pipeline.measures.f1 import LabelCounts
-from pipeline.measures.held_out import hold_out, rarest
+from pipeline.measures.accuracy import LabelCounts
+from pipeline.measures.evaluate import evaluate_labels
+from pipeline.measures.rows import hold_out, rarest
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model

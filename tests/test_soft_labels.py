@@ -14,8 +14,8 @@ from pipeline.errors import UsageError
 from pipeline.model import reference
 from pipeline.model.alphabet import Alphabet
 from pipeline.train import SoftLabels
+from pipeline.train.data import ArticleReader, read_taught
 from pipeline.train.recipe import WITH_SPACE
-from pipeline.train.soft import read_taught
 
 __all__ = ["one_thread"]  # a fixture of every test here too
 
@@ -34,7 +34,7 @@ COLUMNS = ("score_sport", "score_money", "score_space")
 
 
 def read(table: pa.Table, columns: tuple[str, ...] = COLUMNS, label: str | None = "kind", **options: object):
-    return read_taught(table, ("text",), label, columns, None, Alphabet(WITH_SPACE), LENGTH, **options)
+    return read_taught(table, ArticleReader(("text",), Alphabet(WITH_SPACE), LENGTH), label, columns, None, **options)
 
 
 def test_columns_of_probabilities_are_by_class_and_rows_without_a_label_have_the_most_probable_one() -> None:
@@ -69,7 +69,7 @@ def test_a_student_learns_from_teachers_what_nobody_labelled() -> None:
     assert trained.model.card["data"]["rows"] == 44
     assert trained.model.card["data"]["held_out_rows"] == 8
     assert len(trained.model.card["soft_labels"]["teachers"]) == 2
-    taught = soft.read(articles(4), ("text",), "kind", Alphabet(WITH_SPACE), LENGTH, None, None)
+    taught = soft.read(articles(4), ArticleReader(("text",), Alphabet(WITH_SPACE), LENGTH), "kind", None)
     logits = [reference.forward(taught.data.ids[4:], reference.prepare(model)) for model in (first, second)]
     one, other = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in logits)
     assert taught.probabilities[4:] == pytest.approx((one + other[:, ::-1]) / 2, abs=1e-5)

@@ -18,13 +18,13 @@ from reading import Read, found, read_files, read_split, units_of
 
 from pipeline.errors import OutputError, SourceError, UsageError
 from pipeline.output.saved_plan import plan_bytes, plan_from
-from pipeline.source.chunk import Chunk, Selection, concat, truth_indices
+from pipeline.source.chunk import Chunk, Selection, concat
+from pipeline.source.columns import truth_indices
 from pipeline.source.find.files import find_files
 from pipeline.source.inputs import identify, open_input
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.memory.tables import of_table
-from pipeline.source.plan.group import Group, GroupEnd
-from pipeline.source.plan.plan import Run, Unit, plan_files
+from pipeline.source.plan.plan import Group, GroupEnd, RowGroups, Unit, plan_files
 from pipeline.source.plan.scan import threads_scanner
 from pipeline.source.read.read import read_unit
 
@@ -100,10 +100,10 @@ def test_a_large_file_is_split_and_a_compressed_one_has_one_reader(tmp_path: Pat
     job_input = open_input(given, TEXT_AND_ID, 300)
     assert (job_input.rows, job_input.bytes) == (0, sum(f.stat().st_size for f in tmp_path.iterdir()))
     sources = list(job_input.chunks((), ends.append))
-    assert [type(source) for source in sources] == [Group] * 2 + [Run] * 4 + [Unit] * 14
+    assert [type(source) for source in sources] == [Group] * 2 + [RowGroups] * 4 + [Unit] * 14
     assert [source.number for source in sources[:2]] == [0, 3]
     assert [end.files[0][1] for end in ends] == [4000, 4000]
-    runs = [source for source in sources if isinstance(source, Run)]
+    runs = [source for source in sources if isinstance(source, RowGroups)]
     assert [[unit.rows for unit in run.units] for run in runs] == [[300, 300, 300, 100]] * 4
     done = {"group-000001", *(unit.name for run in runs[1:] for unit in run.units)}
     assert [source.name for source in job_input.chunks(done)][2:] == ["part-000002-0000000"]

@@ -10,15 +10,23 @@ import subprocess
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import distributed
 import pytest
+import typer
 from conftest import ROOT
 from threadpoolctl import threadpool_info
+from typer.testing import CliRunner
 
 import broadsheet as face
 import pipeline
-from pipeline.options import Options
+from pipeline.cli.commands import app
+from pipeline.errors import FLAGS, in_python
+from pipeline.labelling.windows import SCORES
+from pipeline.options import PANELS, TABLE, EngineKeywords, LabelKeywords, Options, help_of
+from pipeline.output.layout import FORMATS
+from pipeline.output.record import Settings
 
 HEAVY = {
     "bokeh",
@@ -61,6 +69,15 @@ def python(code: str, cwd: Path | None = None, **env: str) -> subprocess.Complet
 def test_help_version_and_import_load_no_heavy_package(code: str) -> None:
     run = python(f"{code}\nprint('loaded:', sorted({HEAVY!r} & set(__import__('sys').modules)))")
     assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "loaded: []"), run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("command", ["broadsheet", "pipeline"])
+def test_a_worker_of_the_command_looks_seldom_for_garbage_from_the_beginning(command: str) -> None:
+    """A worker process imports the command's module before all others."""
+    loaded = f"sorted({HEAVY | {'typer'}!r} & set(sys.modules))"
+    code = f"import gc, sys, {command}.__main__; print(gc.get_threshold()[0], {loaded})"
+    run = python(code, cwd=ROOT)
+    assert (run.returncode, run.stdout) == (0, "50000 []\n"), run.stderr
 
 
 def test_the_version_comes_with_what_a_bug_report_needs() -> None:
@@ -145,3 +162,49 @@ def test_classify_takes_every_option_by_name_as_an_editor_shows_it() -> None:
     assert [name for name in takes if name in options] == list(options)
     about = (pipeline.classify.__doc__ or "").partition("Parameters")[2].partition("Returns")[0]
     assert re.findall(r"^(\w+) : ", about, re.MULTILINE) == list(takes)
+
+
+def commands() -> dict[str, Any]:
+    return typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def test_an_option_is_one_entry_of_the_table() -> None:
+    """All else follows from it: keywords, flags and their help, what messages call it, and what the record holds."""
+    for name, option in TABLE.items():
+        flag = f"--{name.replace('_', '-')}"
+        assert getattr(Options(), name) == option.default
+        for function in (pipeline.classify, pipeline.dry_run):
+            assert inspect.signature(function).parameters[name].default == option.default
+            assert re.search(rf"^{name} : \w", inspect.getdoc(function) or "", re.MULTILINE)
+        (param,) = (one for one in commands()["classify"].params if flag in one.opts)
+        assert param.help == help_of(name) != ""
+        assert param.is_flag == FLAGS[flag[2:]] == (option.default is False)
+        expected = f"{name}=True" if param.is_flag else f"{name}="
+        assert in_python(f"see {flag}") == f"see {expected}"
+    for function, keywords in ((pipeline.label, LabelKeywords), (pipeline.duckdb.register, EngineKeywords)):
+        assert set(inspect.signature(function).parameters) >= set(keywords.__annotations__)
+    called = {"text_column": "text_columns", "id_column": "kept_columns", "keep": "kept_columns"}
+    called |= dict.fromkeys(("overlap", "window_score"), "windows")
+    recorded = {called.get(name, name) for name, option in TABLE.items() if option.recorded}
+    assert recorded == set(Settings.__struct_fields__) - {"models", "multi_label"}  # which follow from the models
+
+
+def test_choices_are_those_of_the_rooms_that_use_them() -> None:
+    assert TABLE["format"].choices == FORMATS
+    assert TABLE["window_score"].choices == SCORES
+
+
+@pytest.mark.parametrize("name", ["", *commands()])
+def test_the_help_is_readable_at_80_columns(name: str) -> None:
+    told = CliRunner().invoke(app, [*([name] if name else []), "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
+    assert told.exit_code == 0
+    lines = told.output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "<bool>" not in told.output
+    command = commands()[name] if name else typer.main.get_command(app)
+    for param in command.params:
+        for flag in (*param.opts, *param.secondary_opts):
+            assert flag[:1] != "-" or any(re.match(rf"│[ *]+.*(?<![\w-]){flag}(?![\w-])", line) for line in lines), flag
+    if name == "classify":
+        panels = [line.strip("╭╮─ ") for line in lines if line.startswith("╭")]
+        assert panels == ["Arguments", "Options", *PANELS]

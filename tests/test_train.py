@@ -22,18 +22,17 @@ from conftest import Command, random_model
 
 from pipeline import calibrate
 from pipeline.errors import BroadsheetError, UsageError
-from pipeline.measures.held_out import hold_out
+from pipeline.measures.rows import hold_out
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import Frame, layer_table
 from pipeline.train import Epoch, Recipe, Step, train
-from pipeline.train.augment import augment
-from pipeline.train.by_size import recipe_for
-from pipeline.train.data import read_labelled
+from pipeline.train.data import ArticleReader, read_labelled
+from pipeline.train.loop import augment
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.objective import OneLabel
 from pipeline.train.packed import PackedCNN
-from pipeline.train.recipe import WITH_SPACE
+from pipeline.train.recipe import WITH_SPACE, recipe_for
 
 STILL = {"dropped_words": 0.0, "random_characters": 0.0, "erased_spans": 0, "shift": 0, "cut": 0}
 QUICK = Recipe(epochs=4, batch_size=32, learning_rate=2e-3, dropout=0.0, input_dropout=0.0, warmup=0.2, **STILL)
@@ -222,7 +221,7 @@ def test_bad_labels_are_told(table: pa.Table, message: str) -> None:
 
 
 def read(table: pa.Table, **options: object):
-    return read_labelled(table, ("text",), "kind", Alphabet(WITH_SPACE), LENGTH, **options)
+    return read_labelled(table, ArticleReader(("text",), Alphabet(WITH_SPACE), LENGTH), "kind", **options)
 
 
 def test_labels_are_names_or_numbers() -> None:
@@ -397,7 +396,7 @@ def test_the_command_says_that_pytorch_is_missing(broadsheet: Command, tmp_path:
 
 def test_the_training_curve(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from pipeline.train.curve import draw_curve, plot_curve
+    from pipeline.train.progress import draw_curve, plot_curve
 
     figure = draw_curve([Epoch(n, 1 / n, 0.9 - 0.5 / n) for n in range(1, 40)])
     figure.draw_without_rendering()

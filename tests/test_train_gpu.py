@@ -13,9 +13,8 @@ from test_train import QUICK, articles, quick_train
 
 from pipeline.model.layers import FRAMES, Frame, layer_table
 from pipeline.train import graphs
-from pipeline.train.first_block import can_compute
 from pipeline.train.network import CharCNN
-from pipeline.train.packed import PackedCNN
+from pipeline.train.packed import PackedCNN, can_compute
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU")]
 

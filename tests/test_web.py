@@ -24,10 +24,9 @@ from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Selection
 from pipeline.source.find.files import Files, find_files
-from pipeline.source.inputs import identify, open_input
-from pipeline.source.open.changes import changed_chunks
+from pipeline.source.inputs import chunks_here, identify, open_input
 from pipeline.source.open.opening import open_location
-from pipeline.source.read.read import chunks_here
+from pipeline.source.plan.plan import changed_chunks
 
 TEXTS = [f"article {i}, on the web" for i in range(600)]
 CSV = b"id,text\n" + b"".join(b'%d,"%s"\n' % (i, text.encode()) for i, text in enumerate(TEXTS))

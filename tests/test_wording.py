@@ -15,7 +15,7 @@ import pipeline
 from cluster import connect
 from pipeline import BroadsheetError, OutputError, UsageError, classify
 from pipeline.errors import FLAGS, in_python
-from pipeline.measures.evaluate_labels import evaluate_labels
+from pipeline.measures.evaluate import evaluate_labels
 from pipeline.report.job import Progress
 
 ERRORS = {"BroadsheetError", "UsageError", "ModelError", "SourceError", "InputChanged", "InputUnavailable"}

@@ -3,17 +3,13 @@
     python -m benchmarks.ladder --articles-csv ag_news/test.csv
     python -m benchmarks.ladder --articles-csv ag_news/test.csv --quick --output /tmp/ladder.json
 
-Everything is measured from text in host memory to labels there, but for the steps that begin with a CSV file. The
-result is written after each step. A step that fails is recorded with its error; where it leaves the GPU unusable for
-this process, a new process continues with the next step.
+Everything is measured from text in host memory to labels there; what reading ahead is worth, benchmarks.corpora tells.
+The result is written after each step. A step that fails is recorded with its error.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,23 +18,6 @@ from benchmarks.record import RESULTS, about, parser, write
 
 ARTICLES, REPEATS = 262_144, 5
 QUICK_ARTICLES, QUICK_REPEATS = 2_048, 1
-FROM_FILE = ("from a CSV file, read first", "+ reading ahead")
-
-
-def reading_alone(found: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The reading switch, from the two steps that begin with a file: its product reads ahead from that file."""
-    from benchmarks.ladder.switches import READING
-
-    first, ahead = (next((r for r in found if r["name"] == n), {}) for n in FROM_FILE)
-    if "articles_per_second" not in first or "articles_per_second" not in ahead:
-        return None
-    return first | {
-        "kind": "alone",
-        "name": "no overlap of reading and computing",
-        "of_articles_per_second": ahead["articles_per_second"],
-        "predicted_factor": READING.value,
-        "reason": READING.reason,
-    }
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -46,43 +25,30 @@ def measure(options: argparse.Namespace) -> None:
     import cupy as cp
     from cuda.bindings import nvrtc
 
-    from benchmarks.ladder.measure import Bench, answers, compile_all
+    from benchmarks.ladder.measure import Bench, compile_all
     from benchmarks.ladder.switches import steps
     from pipeline.kernels.catalog import choose_generation
 
     digits = cp.cuda.Device().compute_capability
     best, _ = choose_generation("auto", "auto", (int(digits[:-1]), int(digits[-1])))
-    planned = steps(best, cp.cuda.runtime.getDeviceCount())
+    planned = steps(best)
     most = QUICK_ARTICLES if options.quick else options.articles
     repeats = QUICK_REPEATS if options.quick else options.repeats
-    if options.resume and options.output.exists():
-        result = json.loads(options.output.read_text())
-    else:
-        versions = {"cuda": cp.cuda.runtime.runtimeGetVersion(), "nvrtc": ".".join(map(str, nvrtc.nvrtcVersion()[1:]))}
-        result = {"about": about(options, **versions), "articles": most, "repeats": repeats, "steps": []}
-        result["compile_seconds"] = compile_all(planned, options.model, f"sm_{digits}")
-        print(f"kernels compiled in {result['compile_seconds']:.1f} s", flush=True)
-    done = {(record["kind"], record["name"]) for record in result["steps"]}
+    versions = {"cuda": cp.cuda.runtime.runtimeGetVersion(), "nvrtc": ".".join(map(str, nvrtc.nvrtcVersion()[1:]))}
+    result: dict[str, Any] = {"about": about(options, **versions), "articles": most, "repeats": repeats, "steps": []}
+    result["compile_seconds"] = compile_all(planned, options.model, f"sm_{digits}")
+    print(f"kernels compiled in {result['compile_seconds']:.1f} s", flush=True)
     bench = Bench(options.model, options.articles_csv, most, repeats, best)
     for step in planned:
-        if (step.kind, step.name) in done:
-            continue
         record = bench.measure(step)
         result["steps"].append(record)
         write(result, options.output)
-        said = record.get("error") or record.get("skipped") or (
+        said = record.get("error") or (
             f"{record['articles_per_second']:,.0f} articles/s ({record['articles']:,} articles, "
             f"{record['labels_unlike_product']} labels unlike the product's)"
         )  # fmt: skip
         print(f"{step.kind}: {step.name}: {said}", flush=True)
-        if not answers():
-            print("the GPU no longer answers in this process: a new one continues", flush=True)
-            again = [a for a in sys.argv[1:] if a != "--resume"]
-            os.execv(sys.executable, [sys.executable, "-m", "benchmarks.ladder", *again, "--resume"])
-    reading = reading_alone(result["steps"])
-    if reading and not any(r["kind"] == "alone" and r["name"] == reading["name"] for r in result["steps"]):
-        result["steps"].append(reading)
-    result["wall_seconds"] = result.get("wall_seconds", 0) + time.perf_counter() - began
+    result["wall_seconds"] = time.perf_counter() - began
     write(result, options.output)
     print(f"{result['wall_seconds']:.0f} s in all; {options.output}", flush=True)
 
@@ -93,7 +59,6 @@ def main() -> None:
     command.add_argument("--articles", type=int, default=ARTICLES, help="of a fast variant; slow ones take fewer")
     command.add_argument("--repeats", type=int, default=REPEATS)
     command.add_argument("--quick", action="store_true", help="2,048 articles and one pass: does every variant run?")
-    command.add_argument("--resume", action="store_true", help="continue after the steps that --output holds")
     measure(command.parse_args())
 
 

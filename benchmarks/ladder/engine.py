@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import cupy as cp
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from benchmarks.articles import Articles
 from benchmarks.ladder.network import LadderNetwork
 from benchmarks.ladder.switches import Setting
-from pipeline.engine.base import Backend, Texts
+from pipeline.engine.base import Texts
 from pipeline.engine.cuda import Batch, CudaEngine
 from pipeline.kernels.memory_plan import units_by_length
 from pipeline.kernels.network import Slot
@@ -50,29 +49,24 @@ class LadderEngine(CudaEngine):
     """The product's engine as a setting says."""
 
     def __init__(self, model: Model, setting: Setting, batch: int, device: int = 0) -> None:
-        self.model = model
-        self.setting = setting
-        self.device = cp.cuda.Device(device)
+        super().__init__(model, setting.precision, setting.generation, batch=1, device=device)
         with self.device:
-            architecture = f"sm_{self.device.compute_capability}"
-            self.backend = Backend("cuda", setting.generation, architecture, setting.precision)
+            self.network.close()
             weights = reference.prepare(model)
             integers = quantised.prepare(weights, quantised.scales_of(model)) if setting.eight_bits else None
             self.network = LadderNetwork(setting, weights, integers, model.alphabet, model.length, self.device)
             self._units = units_by_length(model.layers, "dense" if self.network.whole else model.frame)
             self._allocate(batch)
-        self.device_name = f"cuda:{device}"
-        self.memory_ready = time.time()
 
     def _is_small(self, texts: Texts) -> bool:
         """No graphs, here: what is turned off is launched one by one."""
         return False
 
-    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int) -> None:
+    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int, keep: cp.ndarray | None) -> None:
         if isinstance(texts, Columns):
             self.network.start_columns(slot, texts.columns[batch.first : batch.last], top_k)
         else:
-            super()._start(slot, texts, batch, top_k)
+            super()._start(slot, texts, batch, top_k, keep)
 
 
 def labels_of(engine: CudaEngine, articles: Articles, chunk: int) -> NDArray[np.int32]:

@@ -5,33 +5,26 @@ from __future__ import annotations
 import gc
 import os
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import cuda.core  # noqa: F401  here, for threads that are the first to import it disturb each other
 import cupy as cp
-import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.articles import ag_news
 from benchmarks.ladder.engine import Columns, LadderEngine, labels_of, one_hot
-from benchmarks.ladder.gpus import Shared, seconds_on
 from benchmarks.ladder.network import needed
-from benchmarks.ladder.reading import FromFile
 from benchmarks.ladder.switches import Setting, Step
 from benchmarks.record import seconds_of
 from pipeline.engine.cuda import CudaEngine
 from pipeline.kernels.compile import compile_kernel
-from pipeline.model.charcnn import load_model
+from pipeline.model.charcnn import Model, load_model
 
 LARGE_CHUNK, SMALL_CHUNK = 131_072, 512
-FILE_COPIES = 4
 _LARGEST_BATCH = 8_448  # rows of a dense block 1 in tiles of simt: a grid has 65,535 of them at most
 _ONE_HOT_BATCH = 2_048
 _ARTICLES_ALONE, _ARTICLES_ONE_HOT, _ARTICLES_FP32 = 512, 8_192, 32_768
@@ -41,8 +34,8 @@ class Bench:
     """The articles, the product's labels of them, and every step. most: articles of a fast variant."""
 
     def __init__(self, model: str, csv: Path, most: int, repeats: int, best: str) -> None:
-        self._name, self._csv, self._repeats = model, csv, repeats
-        self.model = load_model(model)
+        self._repeats = repeats
+        self.model = network_alone(model)
         self.articles = ag_news(csv, most)
         self._columns: dict[bool, Columns] = {}
         engine = CudaEngine(self.model, kernels=best)
@@ -59,70 +52,31 @@ class Bench:
             record |= {f"predicted_{unit}": step.predicted.value, "reason": step.predicted.reason}
         record["parent"] = step.parent
         try:
-            record |= self._measured(step)
+            record |= self._from_memory(step)
         except Exception as error:  # one that fails leaves the others' figures
             record["error"] = f"{type(error).__name__}: {error}"[:600]
         release()
         return record
 
-    def _measured(self, step: Step) -> dict[str, Any]:
-        if step.way == "gpus":
-            return self._on_all_gpus()
-        if step.way.startswith("file"):
-            return self._from_file(step)
-        return self._from_memory(step)
-
     def _from_memory(self, step: Step) -> dict[str, Any]:
         setting, count = step.setting, self._count(step.setting)
         articles = (self.articles if setting.text else self._one_hot(setting.page_locked)).part(0, count)
         chunk = LARGE_CHUNK if setting.large_chunks else SMALL_CHUNK
-        with self._opened(step) as engine:
-            found = self._passes(lambda: labels_of(engine, articles, chunk), self.expected[: len(articles)])
-            return {"batch": engine.batch, "chunk": chunk, **found}
-
-    def _from_file(self, step: Step) -> dict[str, Any]:
-        few = len(self.articles) < LARGE_CHUNK
-        copies, rows = (1, -(-len(self.articles) // 8)) if few else (FILE_COPIES, LARGE_CHUNK)
-        with tempfile.TemporaryDirectory() as folder, self._opened(step) as engine:
-            began = time.perf_counter()
-            file = FromFile(self.articles, copies, rows, Path(folder), engine)
-            planned = time.perf_counter() - began
-            work = file.ahead if step.way == "file ahead" else file.first
-            found = self._passes(work, np.tile(self.expected, copies))
-            return {"batch": engine.batch, "chunk": rows, "write_and_plan_seconds": planned, **found}
-
-    def _on_all_gpus(self) -> dict[str, Any]:
-        gpus = cp.cuda.runtime.getDeviceCount()
-        if gpus < 2:
-            return {"skipped": "there is one GPU here"}
-        shared = Shared(self._name, self._csv, len(self.articles), LARGE_CHUNK, self._repeats)
-        seconds, labels = seconds_on(gpus, shared)
-        return {"gpus": gpus, **self._figures(seconds, labels, np.tile(self.expected, gpus))}
-
-    def _passes(self, work: Callable[[], NDArray[np.int32]], expected: NDArray[np.int32]) -> dict[str, Any]:
-        labels = work()
-        return self._figures(seconds_of(work, self._repeats), labels, expected)
-
-    @staticmethod
-    def _figures(seconds: list[float], labels: NDArray[np.int32], expected: NDArray[np.int32]) -> dict[str, Any]:
-        return {
-            "articles": len(labels),
-            "seconds": seconds,
-            "articles_per_second": len(labels) / statistics.median(seconds),
-            "labels_unlike_product": int((labels != expected).sum()),
-        }
-
-    @contextmanager
-    def _opened(self, step: Step) -> Iterator[CudaEngine]:
-        setting = step.setting
-        if step.kind == "product" or step.way != "memory":
+        if step.kind == "product":
             engine = CudaEngine(self.model, kernels=setting.generation)
         else:
             engine = LadderEngine(self.model, setting, self._batch(setting))
-        try:
-            yield engine
-        finally:
-            engine.close()
+        with closing(engine):
+            labels = labels_of(engine, articles, chunk)
+            seconds = seconds_of(lambda: labels_of(engine, articles, chunk), self._repeats)
+        return {
+            "batch": engine.batch,
+            "chunk": chunk,
+            "articles": len(labels),
+            "seconds": seconds,
+            "articles_per_second": len(labels) / statistics.median(seconds),
+            "labels_unlike_product": int((labels != self.expected[: len(articles)]).sum()),
+        }
 
     def _batch(self, setting: Setting) -> int:
         if not setting.batches:
@@ -149,9 +103,14 @@ class Bench:
         return self._columns[page_locked]
 
 
+def network_alone(name: str) -> Model:
+    """A model without a branch of n-grams: one-hot columns hold no text for it."""
+    return replace(load_model(name), ngrams=None)
+
+
 def compile_all(steps: list[Step], name: str, architecture: str) -> float:
     """Compile what all steps launch, on every core, so that no pass waits for it; the seconds it took."""
-    model = load_model(name)
+    model = network_alone(name)
     wanted = set()
     for setting in {step.setting for step in steps}:
         wanted |= needed(setting, model.layers, model.frame, architecture)
@@ -165,16 +124,5 @@ def compile_all(steps: list[Step], name: str, architecture: str) -> float:
 def release() -> None:
     """Give back the memory of closed engines."""
     gc.collect()
-    try:
-        cp.get_default_memory_pool().free_all_blocks()
-        cp.get_default_pinned_memory_pool().free_all_blocks()
-    except Exception as error:  # the GPU is lost: `answers` will say so
-        print(error, flush=True)
-
-
-def answers() -> bool:
-    """Whether the GPU still works in this process; after an illegal address it does not."""
-    try:
-        return int(cp.arange(3).sum()) == 3
-    except Exception:
-        return False
+    cp.get_default_memory_pool().free_all_blocks()
+    cp.get_default_pinned_memory_pool().free_all_blocks()

@@ -1,23 +1,28 @@
-"""Launchers of the slow variants' own kernels, beside those of pipeline/kernels/ops.py."""
+"""The product's operations with things turned off, and the kernels of this folder that take their place."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cupy as cp
 import numpy as np
 
+from benchmarks.ladder.switches import Setting
 from pipeline.kernels.catalog import WARP, WARPS, Kernel
-from pipeline.kernels.ops import Operations
+from pipeline.kernels.memory_plan import most_units
+from pipeline.kernels.ops import Operations, Packing
 from pipeline.kernels.storage import Storage
-from pipeline.kernels.weights import DeviceNorm
-from pipeline.model.layers import NORM_EPSILON
+from pipeline.kernels.weights import DeviceNorm, DeviceTable
+from pipeline.model.layers import NORM_EPSILON, Frame, Layer
 
 FOLDER = Path(__file__).resolve().parent
 DENSE_CHANNELS = 128
 """Of the one-hot input of a dense block 1: the products take whole slabs of channels."""
 
 _THREADS = WARPS * WARP
+_VECTOR = 8  # values that a thread takes at a time
 
 
 def kernels(stored: Storage, channels: int = 256, pool: int = 3) -> dict[str, Kernel]:
@@ -36,66 +41,167 @@ def kernels(stored: Storage, channels: int = 256, pool: int = 3) -> dict[str, Ke
     return {name: Kernel(name, str(FOLDER / file), instance) for name, (file, instance) in sources.items()}
 
 
-class SlowOperations:
-    """The steps that the product fuses or does without; everything on CuPy's current stream."""
+def plain(layer: Layer) -> Layer:
+    """The same product without norm, ReLU and pool, in tiles of its own."""
+    return replace(layer, name=f"{layer.name} plain", norm=None, pool=1, relu=False)
 
-    def __init__(self, ops: Operations) -> None:
-        self._ops = ops
-        self._kernels = kernels(ops.stored)
 
-    def add_bias(self, values: cp.ndarray, bias: cp.ndarray) -> None:
-        vectors = values.size // 8
-        self._launch("bias", vectors, values, bias, np.int64(vectors), np.int32(values.shape[-1]))
+def dense(first: Layer) -> Layer:
+    """Block 1 as a product like the others, its input filled up to whole slabs of channels."""
+    return replace(first, name="conv1 dense", inputs=DENSE_CHANNELS, is_lookup=False)
 
-    def relu(self, values: cp.ndarray) -> None:
-        vectors = values.size // 8
-        self._launch("ReLU", vectors, values, np.int64(vectors))
 
-    def max_pool(self, values: cp.ndarray, rows_out: int, out: cp.ndarray) -> None:
-        """values [N, rows, channels] to the first `rows_out` rows of out [N, pitch, channels]."""
-        count, rows, channels = values.shape
-        vectors = count * rows_out * channels // 8
-        sizes = (np.int32(size) for size in (rows, rows_out, out.shape[1], channels))
-        self._launch("max pool", vectors, values, out, np.int64(vectors), *sizes)
+@dataclass(frozen=True)
+class DenseBlock1:
+    """Weight and bias of block 1 as a product, and the characters and symbols of its input."""
 
-    def clear_after_text(self, values: cp.ndarray, text_end: cp.ndarray) -> None:
-        """values [N, rows, channels], zero from row text_end, int32 [N], on."""
-        _, rows, channels = values.shape
-        vectors = values.size // 8
-        sizes = (np.int64(vectors), np.int32(rows), np.int32(channels))
-        self._launch("zeros after text", vectors, values, text_end, *sizes)
+    weight: cp.ndarray
+    bias: cp.ndarray
+    length: int
+    symbols: int
 
-    def layer_norm(self, values: cp.ndarray, norm: DeviceNorm) -> None:
-        """The first rows of values [N, pitch, channels], as many as the norm has, in place."""
-        count, pitch, _ = values.shape
-        arguments = (
-            values,
-            norm.gamma,
-            norm.beta,
-            np.int32(len(norm.gamma)),
-            np.int32(pitch),
-            np.float32(NORM_EPSILON),
-        )
-        self._ops._launch(self._kernels["layer norm"], (count,), arguments)
 
-    def one_hot(self, ids: cp.ndarray, length: int, symbols: int, out: cp.ndarray) -> None:
-        """ids uint8 [N, pitch] to out [N, length, DENSE_CHANNELS]."""
-        vectors = out.size // 8
-        sizes = (np.int32(size) for size in (ids.shape[1], length, symbols))
-        self._launch("one-hot", vectors, ids, *sizes, np.int64(vectors), out)
+@dataclass(frozen=True)
+class SlowOperations(Operations):
+    """`Operations` as a setting says. block1: where it is no look-up. no_bias: zeros, as many as a layer has outputs.
+
+    Without the product's kernels the whole frame is computed, [N, rows, channels]: each article has as many rows as in
+    the layer's input, of which the last ones, whose taps reach into the next article, are never read.
+    """
+
+    setting: Setting
+    block1: DenseBlock1 | None
+    no_bias: cp.ndarray
+
+    def lookup_norm_pool(
+        self, ids: cp.ndarray, layers: Sequence[Layer], frame: Frame, table: DeviceTable, norm: DeviceNorm,
+        statistics: cp.ndarray, text_end: cp.ndarray, packing: Packing, out: cp.ndarray,
+        steps_in_one: float = 1.0, saturated: cp.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        first, second, *_ = layers
+        shape = (len(ids), most_units(layers) * second.product_pool, first.outputs)
+        if self.block1 is None:
+            super().lookup_norm_pool(
+                ids, layers, frame, table, norm, statistics, text_end, packing, out, steps_in_one, saturated
+            )
+        else:
+            columns = cp.empty((len(ids), self.block1.length, DENSE_CHANNELS), out.dtype)
+            self._one_hot(ids, self.block1, columns)
+            raw = cp.empty((*columns.shape[:2], first.outputs), out.dtype)
+            self._plain_product(columns, dense(first), self.block1.weight, self.block1.bias, packing, raw)
+            self._layer_norm(raw, norm)
+            self._each("ReLU", raw)
+            if frame == "text":
+                self._clear_after_text(raw, text_end)
+            self._max_pool(raw, shape[1], _rows(out, shape))
+        self._turn_around(out, shape)
+
+    def conv1d(
+        self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing,
+        constant: cp.ndarray | None, out: cp.ndarray, saturated: cp.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        count = len(packing.first) - 1
+        pitch = packing.most // count
+        shape = (count, pitch, layer.outputs)
+        if self.setting.fused:
+            super().conv1d(rows, layer, weight, bias, packing, constant, out, saturated)
+        else:
+            read, written = _rows(rows, (count, pitch * layer.product_pool, layer.inputs)), _rows(out, shape)
+            raw = written if layer.product_pool == 1 else cp.empty((*read.shape[:2], layer.outputs), out.dtype)
+            self._plain_product(read, layer, weight, self.no_bias, packing, raw)
+            self._each("bias", raw, bias, np.int32(layer.outputs))
+            if not layer.norm:
+                self._each("ReLU", raw)
+            if layer.product_pool > 1:
+                self._max_pool(raw, layer.rows_pooled, written)
+        if not layer.norm:
+            self._turn_around(out, shape)
+
+    def norm_relu_pool(
+        self, rows: cp.ndarray, layer: Layer, norm: DeviceNorm, packing: Packing, constant: cp.ndarray, out: cp.ndarray
+    ) -> None:
+        count = len(packing.first) - 1
+        shape = (count, layer.rows_pooled, layer.outputs)
+        if self.setting.fused:
+            super().norm_relu_pool(rows, layer, norm, packing, constant, out)
+        else:
+            raw = _rows(rows, (count, packing.most // count, layer.outputs))
+            self._layer_norm(raw, norm)
+            self._each("ReLU", raw)
+            self._max_pool(raw, layer.rows_pooled, _rows(out, shape))
+        self._turn_around(out, shape)
+
+    def linear(
+        self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
+    ) -> None:
+        if self.setting.fused:
+            super().linear(x, layer, weight, bias, packing, out)
+            return
+        super().linear(x, plain(layer), weight, self.no_bias, packing, out)
+        written = _rows(out, (len(packing.first) - 1, layer.outputs))
+        self._each("bias", written, bias, np.int32(layer.outputs))
+        self._each("ReLU", written)
 
     def columns_to_ids(self, columns: cp.ndarray, out: cp.ndarray) -> None:
         """columns fp32 [N, symbols, length] to out uint8 [N, pitch]."""
         count, symbols, length = columns.shape
         pitch = out.shape[1]
         arguments = (columns, np.int32(symbols), np.int32(length), np.int32(pitch), out)
-        self._ops._launch(self._kernels["columns to ids"], (-(-pitch // _THREADS), count), arguments)
+        self._run("columns to ids", (-(-pitch // _THREADS), count), *arguments)
 
-    def transpose(self, values: cp.ndarray, out: cp.ndarray) -> None:
-        """values [N, rows, columns] to out [N, columns, rows]."""
-        count, rows, columns = values.shape
-        grid = (-(-columns // WARP), -(-rows // WARP), count)
-        self._ops._launch(self._kernels["transpose"], grid, (values, out, np.int32(rows), np.int32(columns)))
+    def _plain_product(
+        self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
+    ) -> None:
+        """A convolution of rows [N, pitch, inputs] without ReLU and pool, a row of the output for each of the input."""
+        count = rows.shape[0] * rows.shape[1]
+        all_rows = packing._replace(counts=cp.full(1, count, np.int32), most=count, closing=None)
+        super().conv1d(rows, plain(layer), weight, bias, all_rows, None, out)
 
-    def _launch(self, name: str, vectors: int, *arguments: object) -> None:
-        self._ops._launch(self._kernels[name], (-(-vectors // _THREADS),), arguments)
+    def _each(self, name: str, values: cp.ndarray, *more: object) -> None:
+        """The bias, [channels], or ReLU, in place."""
+        bias, sizes = more[:1], more[1:]
+        vectors = values.size // _VECTOR
+        self._run(name, (-(-vectors // _THREADS),), values, *bias, np.int64(vectors), *sizes)
+
+    def _max_pool(self, values: cp.ndarray, rows_out: int, out: cp.ndarray) -> None:
+        """values [N, rows, channels] to the first `rows_out` rows of out [N, pitch, channels]."""
+        count, rows, channels = values.shape
+        vectors = count * rows_out * channels // _VECTOR
+        sizes = (np.int32(size) for size in (rows, rows_out, out.shape[1], channels))
+        self._run("max pool", (-(-vectors // _THREADS),), values, out, np.int64(vectors), *sizes)
+
+    def _clear_after_text(self, values: cp.ndarray, text_end: cp.ndarray) -> None:
+        """values [N, rows, channels], zero from row text_end, int32 [N], on."""
+        vectors = values.size // _VECTOR
+        sizes = (np.int64(vectors), *map(np.int32, values.shape[1:]))
+        self._run("zeros after text", (-(-vectors // _THREADS),), values, text_end, *sizes)
+
+    def _layer_norm(self, values: cp.ndarray, norm: DeviceNorm) -> None:
+        """The first rows of values [N, pitch, channels], as many as the norm has, in place."""
+        sizes = (np.int32(len(norm.gamma)), np.int32(values.shape[1]), np.float32(NORM_EPSILON))
+        self._run("layer norm", (len(values),), values, norm.gamma, norm.beta, *sizes)
+
+    def _one_hot(self, ids: cp.ndarray, block1: DenseBlock1, out: cp.ndarray) -> None:
+        """ids uint8 [N, pitch] to out [N, length, DENSE_CHANNELS]."""
+        vectors = out.size // _VECTOR
+        sizes = (np.int32(size) for size in (ids.shape[1], block1.length, block1.symbols))
+        self._run("one-hot", (-(-vectors // _THREADS),), ids, *sizes, np.int64(vectors), out)
+
+    def _turn_around(self, buffer: cp.ndarray, shape: tuple[int, int, int]) -> None:
+        """Store rows channels-first between two layers, as a framework of that layout does: there, and back for our
+        kernels, which read channels-last.
+        """
+        if not self.setting.channels_last:
+            count, pitch, channels = shape
+            rows, stored = _rows(buffer, shape), cp.empty((count, channels, pitch), buffer.dtype)
+            for values, out in ((rows, stored), (stored, rows)):
+                grid = (-(-values.shape[2] // WARP), -(-values.shape[1] // WARP), count)
+                self._run("transpose", grid, values, out, *map(np.int32, values.shape[1:]))
+
+    def _run(self, name: str, grid: tuple[int, ...], *arguments: object) -> None:
+        self._launch(kernels(self.stored)[name], grid, arguments)
+
+
+def _rows(buffer: cp.ndarray, shape: tuple[int, ...]) -> cp.ndarray:
+    """The beginning of a buffer that has room for more."""
+    return buffer.reshape(-1)[: int(np.prod(shape))].reshape(shape)

@@ -36,6 +36,11 @@ class Setting:
     eight_bits: bool = False
 
     @property
+    def has_product_kernels(self) -> bool:
+        """And no others."""
+        return self.text and self.channels_last and self.fused and self.table
+
+    @property
     def precision(self) -> str:
         return "fp32" if self.generation == "simt" else "int8" if self.eight_bits else "fp16"
 
@@ -77,7 +82,6 @@ class Switch:
 
 
 PARENT_ONE_GPU = "3,235 articles/s: the whole parent program on one H200, 8,192 articles in 2.53 s"
-PARENT_CLUSTER = "22,307 articles/s: 8,192 articles in 0.367 s on 16 GPUs of an older kind, bound by the network"
 PARENT_INPUT = "2.3 GB of one-hot input for 8,192 articles; on 16 GPUs it was bound by sending that"
 
 BOTTOM = Predicted(700, "about 25 launches an article, most on a few of 132 processors: 1.4 ms, fc1 half of it")
@@ -122,28 +126,20 @@ SWITCHES = (
 )  # fmt: skip
 
 EIGHT_BITS = Predicted(0.75, "an earlier run had 4.92 M articles/s for int8 and 3.67 M for fp16: a quarter faster")
-READ_FIRST = Predicted(590_000, "one thread parses 0.7 M rows a second, then the GPU labels them")
-READ_AHEAD = Predicted(2_400_000, "four threads parse 0.7 M rows a second each, less than the GPU takes")
-READING = Predicted(4.2, "parsing 1.4 µs a row in front of 0.28 µs, against a quarter of the former")
-SEVERAL = 0.97
-"""Of N times one GPU that N are to reach: each has a process and a share of its own, and nothing is shared."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement. kind: "product", "alone" or "cumulative". way: from "memory", from a file ("file first", "file
-    ahead"), or on several "gpus". setting: of what is measured from memory. predicted: of `kind`.
-    """
+    """One measurement. kind: "product", "alone" or "cumulative". predicted: of `kind`."""
 
     kind: str
     name: str
     setting: Setting
     predicted: Predicted | None
     parent: str | None = None
-    way: str = "memory"
 
 
-def steps(best: str, gpus: int) -> list[Step]:
+def steps(best: str) -> list[Step]:
     """Every step in the order of measuring, for a GPU whose best kernel generation is `best`."""
     usable = GENERATIONS[: GENERATIONS.index(best) + 1]
     product = replace(PRODUCT, generation=best)
@@ -157,8 +153,4 @@ def steps(best: str, gpus: int) -> list[Step]:
     found += [Step("alone", s.without, s.off(product), s.alone, s.parent) for s in switches]
     if best != "simt":
         found.append(Step("alone", "int8 instead of fp16", replace(product, eight_bits=True), EIGHT_BITS))
-    found.append(Step("cumulative", "from a CSV file, read first", product, READ_FIRST, way="file first"))
-    found.append(Step("cumulative", "+ reading ahead", product, READ_AHEAD, way="file ahead"))
-    predicted = Predicted(gpus * SEVERAL * 3_600_000, "nothing is shared but the host's memory")
-    found.append(Step("cumulative", "every GPU of this host, from memory", product, predicted, PARENT_CLUSTER, "gpus"))
     return found

@@ -1,13 +1,10 @@
 """What this GPU itself can do, measured through PyTorch on random data: the figures to hold a kernel against.
 
-    python -m benchmarks.peers.ceilings
-
 Random data, for zeros draw less power and so run at a higher clock. Each figure is a median of CUDA-event timings.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -102,7 +99,3 @@ def _tf32(allowed: bool) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32 = before
-
-
-if __name__ == "__main__":
-    print(json.dumps(ceilings(), indent=1))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.peers import torch_int8, torch_peer, torch_text
 from benchmarks.peers.peer import Peer
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import Frame
@@ -38,8 +39,6 @@ KINDS = {
     "compiled-text": Kind(
         "torch.compile max-autotune, the same of the text, sorted by length, in four frames", 8192, "text"
     ),
-    "jax-dense": Kind("JAX jit, channels-last fp16, block 1 dense", 8192),
-    "jax-table": Kind("JAX jit, channels-last fp16, block 1 as seven table rows", 8192),
 }
 
 
@@ -52,20 +51,9 @@ def build(kind: str, model: Model, ids: torch.Tensor, batch: int | None = None) 
     batch = min(batch or usual, len(ids))
     if len(ids) % batch:
         raise ValueError(f"a batch of {batch:,} does not divide {len(ids):,} articles")
-    library, _, variant = kind.partition("-")
-    if library == "jax":
-        from benchmarks.peers import jax_peer
-
-        return jax_peer.peer(name, model, ids, batch, variant)
-    from benchmarks.peers import torch_peer
-
     if kind == "compiled-text":
-        from benchmarks.peers import torch_text
-
         return torch_text.peer(name, torch_text.compiled(model, ids.device), model, ids, batch)
     if kind == "compiled-int8":
-        from benchmarks.peers import torch_int8
-
         forward = torch_peer.compiled(torch_int8.Int8(model, torch.float16), ids.device)
     else:
         forward = torch_peer.network(kind, model, ids.device)

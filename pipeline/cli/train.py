@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -15,6 +16,7 @@ import typer
 
 from ..errors import UsageError
 from ..report.console import PlainConsole, say
+from .flags import Columns, Device, Quiet, SchedulerFile, Texts, in_panel, names_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -23,106 +25,76 @@ if TYPE_CHECKING:
 
 _AXIS = re.compile(r"\w+=[^=/]+")  # of --sweep, after the first
 _DATA = "Files, folders, globs or URLs, read as `classify` reads them."
+_data, _network, _recipe, _soft, _computing, _cluster, _report = (
+    partial(in_panel, panel)
+    for panel in ("Input", "Network", "Recipe", "Scores of other models", "Computing", "Cluster", "Report")
+)
 
 
 def command(
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=_DATA, show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="MODEL", help="The model file to write.")],
-    label_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column with the class; needed without soft labels.")
-    ] = None,
-    text_column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Column with the text; several are joined by a space.  [default: text]"),
-    ] = None,
-    columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="Column names of a headerless CSV.")] = None,
+    label_column: Annotated[str | None, _data("NAME", "Column with the class; needed without soft labels.")] = None,
+    text_column: Texts = None,
+    columns: Columns = None,
     classes: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,C", help="Class names in order; labels are then names or numbers from 1."),
+        str | None, _data("A,B,C", "Class names in order; labels are then names or numbers from 1.")
     ] = None,
     multi_label: Annotated[
-        bool, typer.Option("--multi-label", help="A text may have several labels: the label column holds lists.")
+        bool, _data("", "A text may have several labels: the label column holds lists.", "--multi-label")
     ] = False,
     label_separator: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The label column holds texts with this between two labels.")
+        str | None, _data("TEXT", "The label column holds texts with this between two labels.")
     ] = None,
     init: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A model whose network to begin with, but for its last layer.")
+        str | None, _network("MODEL", "A model whose network to begin with, but for its last layer.")
     ] = None,
     alphabet: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE", help="published, or a UTF-8 file with the symbols.  [default: with-space]"),
+        str | None, _network("NAME|FILE", "published, or a UTF-8 file with the symbols.  [default: with-space]")
     ] = None,
-    length: Annotated[
-        int | None, typer.Option(metavar="CHARACTERS", help="Characters read of an article.  [default: 1014]")
-    ] = None,
+    length: Annotated[int | None, _network("CHARACTERS", "Characters read of an article.  [default: 1014]")] = None,
     frame: Annotated[
-        str | None,
-        typer.Option(metavar="text|dense", help="Compute the text only, or the whole length.  [default: text]"),
+        str | None, _network("text|dense", "Compute the text only, or the whole length.  [default: text]")
     ] = None,
-    hold_out: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Share of each class held out.  [default: 0.05]")
-    ] = None,
-    test: Annotated[
-        list[str] | None, typer.Option(metavar="DATA", help="Rows to evaluate the finished model on, once.")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.  [default: 80]")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Articles per step.  [default: by the rows]")
-    ] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(metavar="RATE", help="Its peak.  [default: by the rows]")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the recipe.")
-    ] = None,
+    hold_out: Annotated[float | None, _data("SHARE", "Share of each class held out.  [default: 0.05]")] = None,
+    test: Annotated[list[str] | None, _data("DATA", "Rows to evaluate the finished model on, once.")] = None,
+    epochs: Annotated[int | None, _recipe("N", "Passes over the data.  [default: 80]")] = None,
+    batch_size: Annotated[int | None, _recipe("N", "Articles per step.  [default: by the rows]")] = None,
+    learning_rate: Annotated[float | None, _recipe("RATE", "Its peak.  [default: by the rows]")] = None,
+    set_: Annotated[list[str] | None, _recipe("NAME=VALUE", "Any other setting of the recipe.", "--set")] = None,
     ngrams: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Buckets for n-grams, a power of two; 0: none.  [default: by the classes]"),
+        int | None, _network("N", "Buckets for n-grams, a power of two; 0: none.  [default: by the classes]")
     ] = None,
-    balanced: Annotated[bool, typer.Option("--balanced", help="Every class weighs the same.")] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of every random choice.")] = 0,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: the GPU, if there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="auto|fp32|bf16", help="Of products; auto: bf16 on a GPU.")] = (
-        "auto"
-    ),
-    dtype: Annotated[str, typer.Option(metavar="float16|float32", help="Of the stored weights.")] = "float16",
+    balanced: Annotated[bool, _recipe("", "Every class weighs the same.", "--balanced")] = False,
+    seed: Annotated[int, _recipe("N", "Of every random choice.")] = 0,
+    device: Device = "auto",
+    precision: Annotated[str, _computing("auto|fp32|bf16", "Of products; auto: bf16 on a GPU.")] = ("auto"),
+    dtype: Annotated[str, _network("float16|float32", "Of the stored weights.")] = "float16",
     checkpoint_every: Annotated[
-        int, typer.Option(metavar="EPOCHS", min=0, help="How often to write MODEL.checkpoint; 0: never.")
+        int, _computing("EPOCHS", "How often to write MODEL.checkpoint; 0: never.", min=0)
     ] = 10,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from MODEL.checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model file, and its checkpoint.")] = False,
-    teacher: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL", help="Learn its scores too; of several, the mean.")
-    ] = None,
+    teacher: Annotated[list[str] | None, _soft("MODEL", "Learn its scores too; of several, the mean.")] = None,
     soft_labels: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="Learn these probabilities: a column of lists, or one for each class."),
+        list[str] | None, _soft("COLUMN", "Learn these probabilities: a column of lists, or one for each class.")
     ] = None,
-    soft_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Of what is learned of a row that has a label too.")
-    ] = 0.5,
-    unlabelled: Annotated[
-        list[str] | None, typer.Option(metavar="DATA", help="More text, for a --teacher to label.")
-    ] = None,
+    soft_share: Annotated[float, _soft("SHARE", "Of what is learned of a row that has a label too.")] = 0.5,
+    unlabelled: Annotated[list[str] | None, _soft("DATA", "More text, for a --teacher to label.")] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=A,B …",
-            help="Run a grid of settings and seeds on the cluster; keep the best by held-out rows.",
-        ),
+        _recipe("NAME=A,B …", "Run a grid of settings and seeds on the cluster; keep the best by held-out rows."),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="GPUs that share each batch.  [default: 1; all of a cluster]")
+        int | None, _computing("N", "GPUs that share each batch.  [default: 1; all of a cluster]", min=1)
     ] = None,
     cluster: Annotated[
-        str | None,
-        typer.Option(metavar="WHERE", help="Train on workers: local, cuda, slurm, or a scheduler's address."),
+        str | None, _cluster("WHERE", "Train on workers: local, cuda, slurm, or a scheduler's address.")
     ] = None,
-    scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File of a running scheduler.")] = None,
-    note: Annotated[str | None, typer.Option(metavar="TEXT", help="A line for the model card.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the training curve.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    scheduler_file: SchedulerFile = None,
+    note: Annotated[str | None, _report("TEXT", "A line for the model card.")] = None,
+    plot: Annotated[Path | None, _report("FILE.png", "Draw the training curve.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train the network on labelled articles.
 
@@ -131,7 +103,7 @@ def command(
     """
     try:
         from ..train import CHECKPOINT, Recipe, SoftLabels, train
-        from ..train.curve import plot_curve
+        from ..train.progress import plot_curve
         from ..train.recipe import ALPHABETS
         from .training import TrainingProgress
     except ModuleNotFoundError as error:
@@ -180,8 +152,8 @@ def command(
         "soft_labels": soft,
         "text_column": text_column or (),
         "label_column": label_column,
-        "columns": None if columns is None else columns.split(","),
-        "classes": None if classes is None else classes.split(","),
+        "columns": names_of(columns),
+        "classes": names_of(classes),
         "multi_label": multi_label,
         "label_separator": label_separator,
         "alphabet": None if alphabet is None else ALPHABETS.get(alphabet) or _symbols(alphabet),

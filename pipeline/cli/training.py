@@ -14,10 +14,10 @@ from rich.table import Table
 
 from ..report.console import PlainConsole
 from ..train import Cost, Epoch, Note, Step, Trained
-from ..train.data import Labelled
+from ..train.data import LabelledArticles
 
 if TYPE_CHECKING:
-    from ..train.sweep import Trial
+    from ..train.on_cluster import Trial
 
 _SECONDS_BETWEEN_LINES = 60.0
 _LONG = 600.0  # seconds for which a GPU is worth a line
@@ -32,7 +32,7 @@ class TrainingProgress:
         self._first: tuple[float, float] | None = None
         self._bar: Progress | None = None
 
-    def start(self, data: Labelled, held_out: int) -> None:
+    def start(self, data: LabelledArticles, held_out: int) -> None:
         """Tell what is trained on."""
         skipped = f", {data.skipped:,} unreadable rows left out" if data.skipped else ""
         self._console.print(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from ..source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
 from ..source.limits import CHUNK_ROWS, LIMITS
 from ..source.memory.tables import MEMORY, of_table, resolve
 from .resident import Resident, in_use, resident
+
+ModelOrModels = str | Path | Model | Iterable[str | Path | Model]
+"""As the option `model` takes it."""
 
 _TOO_LONG = pa.scalar(LIMITS.long_text)
 
@@ -98,10 +101,11 @@ def _without_text(rows: int, first: int, selection: Selection) -> Chunk:
     return Chunk(pa.repeat(pa.scalar(b"", pa.large_binary()), rows), about, QUARANTINE_SCHEMA.empty_table())
 
 
-def labels_of(models: Sequence[str | Path | Model], options: Options, schema: pa.Schema) -> Labels:
+def labels_of(model: ModelOrModels, options: Options, schema: pa.Schema) -> Labels:
     """What is to be said of rows with this schema. Raises UsageError for a column or option that does not fit."""
+    models = [model] if isinstance(model, str | Path | Model) else list(model)
     loaded = load_models(models)
     how = (options.device, options.precision, options.kernels)
-    named = tuple(resident(model, *how)[0] for model in models)
+    named = tuple(resident(one, *how)[0] for one in models)
     selection = resolve(schema, options.selection(loaded))
     return Labels(named, options, selection, columns_of(selection, options.model_columns(loaded), None))

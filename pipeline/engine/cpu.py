@@ -161,7 +161,7 @@ def text_blocks(weights: Weights) -> list[tuple[str, Callable[[Any], Any]]]:
 
 
 @dataclass(frozen=True)
-class _Convolution:
+class _TextConvolution:
     """One of blocks 2 to 6.
 
     weight: fp32 [kernel * inputs, outputs]. before: the constant row of its input, fp32 [inputs]. step: the multiple at
@@ -211,14 +211,14 @@ class _Convolution:
         return first
 
 
-def _convolutions(weights: Weights, layers: list[Layer]) -> list[_Convolution]:
+def _convolutions(weights: Weights, layers: list[Layer]) -> list[_TextConvolution]:
     flat = {layer.name: weights.conv[layer.name].reshape(-1, layer.outputs) for layer in layers}
     period = next(period for period in _PERIODS if all(_repeats(weight, period) for weight in flat.values()))
-    found: list[_Convolution] = []
+    found: list[_TextConvolution] = []
     before = np.zeros(layers[0].inputs, np.float32)
     for layer in layers:
         step = math.lcm(period, layer.product_pool)
-        found.append(_Convolution(layer, flat[layer.name], weights.bias[layer.name], before, step))
+        found.append(_TextConvolution(layer, flat[layer.name], weights.bias[layer.name], before, step))
         after = found[-1].after
         before = np.maximum(after, 0) if np.isfinite(after).all() else np.full_like(after, np.nan)
     return found
@@ -231,7 +231,7 @@ def _repeats(weight: Floats, period: int) -> bool:
     return np.array_equal(product[period:], product[:-period], equal_nan=True)
 
 
-def _first_block(ids: NDArray[np.uint8], weights: Weights, layer: Layer, following: _Convolution) -> Rows:
+def _first_block(ids: NDArray[np.uint8], weights: Weights, layer: Layer, following: _TextConvolution) -> Rows:
     """Block 1. A window after the text is the bias, so the statistics need no more than the windows of the text."""
     table, bias, norm = weights.table, weights.bias[layer.name], weights.norm[layer.name]
     ends = np.minimum(text_ends(ids, weights.padding), layer.rows_out)
@@ -266,7 +266,7 @@ def _normalise(values: Floats, scratch: Floats, rest: Floats, norm: Norm, rows: 
     values += norm.beta[: len(values)]
 
 
-def _block(rows: Rows, here: _Convolution, following: _Convolution) -> Rows:
+def _block(rows: Rows, here: _TextConvolution, following: _TextConvolution) -> Rows:
     """Blocks 2 to 5: ReLU, and max pool where the layer has one."""
     pool = here.layer.pool
     sums, begins, counts = here.products(rows)
@@ -284,7 +284,7 @@ def _block(rows: Rows, here: _Convolution, following: _Convolution) -> Rows:
     return Rows(out, offsets)
 
 
-def _norm_block(rows: Rows, here: _Convolution, norm: Norm) -> Rows:
+def _norm_block(rows: Rows, here: _TextConvolution, norm: Norm) -> Rows:
     """Block 6: layer norm of all rows, the constant ones too, ReLU, max pool."""
     layer = here.layer
     sums, begins, counts = here.products(rows)

@@ -27,7 +27,7 @@ from ..model import reference
 from ..model.alphabet import encode, text_ends
 from ..model.charcnn import Model, load_model
 from ..model.layers import Layer
-from ..telemetry.profile import Ceilings, KernelProfile, Point, Profile, counted_bytes
+from ..telemetry.profile import Ceilings, KernelProfile, Profile, SweepPoint, counted_bytes
 from ..telemetry.spans import Span
 from .base import PRECISIONS, Engine, Texts
 from .cpu import CpuEngine
@@ -97,14 +97,14 @@ def profile(
     return replace(found, kernels=tuple(replace(kernel, counted_bytes=number) for kernel, number in pairs))
 
 
-def sweep_batch(model: str | Model, device: str = "auto", precision: str = "auto") -> list[Point]:
+def sweep_batch(model: str | Model, device: str = "auto", precision: str = "auto") -> list[SweepPoint]:
     """Latency over batch size, in one precision."""
     loaded = load_model(model)
     with closing(open_engine(loaded, device, precision)) as engine:
         return _points(engine, BATCHES[engine.backend.device])
 
 
-def sweep_precision(model: str | Model, batch: int | None = None, device: str = "auto") -> list[Point]:
+def sweep_precision(model: str | Model, batch: int | None = None, device: str = "auto") -> list[SweepPoint]:
     """Latency in each precision that the device computes in."""
     loaded = load_model(model)
     points = []
@@ -129,8 +129,10 @@ def _counted_bytes(model: Model, precision: str, kernels: str, batch: int) -> li
         return counted_bytes(child, _KERNEL_NAMES)
 
 
-def _points(engine: Engine, batches: Iterable[int]) -> list[Point]:
-    return [Point(engine.backend.precision, batch, _latency(engine, sample(engine.model, batch))) for batch in batches]
+def _points(engine: Engine, batches: Iterable[int]) -> list[SweepPoint]:
+    return [
+        SweepPoint(engine.backend.precision, batch, _latency(engine, sample(engine.model, batch))) for batch in batches
+    ]
 
 
 def _latency(engine: Engine, texts: Texts) -> float:

@@ -32,7 +32,7 @@ _PRODUCT_SIDE = 8192
 
 
 @dataclass(frozen=True)
-class Launch:
+class RecordedLaunch:
     """A launch of a batch, recorded so that it can be repeated."""
 
     kernel: Kernel
@@ -118,10 +118,10 @@ def _ceilings(number: str) -> Ceilings:
     return Ceilings(2 * _PRODUCT_SIDE**3 / product, 2 * _COPIED_BYTES / copy, how)
 
 
-def _record(engine: CudaEngine, texts: Texts) -> list[Launch]:
+def _record(engine: CudaEngine, texts: Texts) -> list[RecordedLaunch]:
     """Classify once and record the launches, with their arguments."""
-    found: list[Launch] = []
-    engine.network.watcher = lambda kernel, grid, arguments: found.append(Launch(kernel, grid, arguments))
+    found: list[RecordedLaunch] = []
+    engine.network.watcher = lambda kernel, grid, arguments: found.append(RecordedLaunch(kernel, grid, arguments))
     try:
         engine.classify(texts)
     finally:
@@ -129,7 +129,7 @@ def _record(engine: CudaEngine, texts: Texts) -> list[Launch]:
     return found
 
 
-def _launch(ops: Operations, launch: Launch) -> None:
+def _launch(ops: Operations, launch: RecordedLaunch) -> None:
     kernel = launch.kernel
     function = load(kernel.file, kernel.expression, catalog.target(ops.generation, ops.architecture))
     function(launch.grid, (kernel.threads,), launch.arguments, shared_mem=kernel.shared_bytes)
@@ -197,7 +197,7 @@ def _residency(kernel: Kernel, target: str) -> tuple[int, float]:
     return max(1, blocks), blocks * kernel.threads / most
 
 
-def _blocks(launch: Launch) -> int:
+def _blocks(launch: RecordedLaunch) -> int:
     return int(np.prod(launch.grid))
 
 

@@ -1,1 +1,1 @@
-"""A job: its phases, its tasks on workers, what it waits for, what it would take."""
+"""A job: how it begins, its steps, its tasks on workers, what it waits for, what it would take."""

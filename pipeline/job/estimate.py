@@ -31,9 +31,8 @@ from ..source.chunk import Chunk, concat
 from ..source.find.files import Files
 from ..source.inputs import identify
 from ..source.limits import CHUNK_ROWS
-from ..source.open.one_core import slow_to_read
-from ..source.plan.group import part_name
-from ..source.plan.sample import Sample, sample_input
+from ..source.plan.plan import part_name
+from ..source.plan.sample import Sample, sample_input, slow_to_read
 
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES = 1500
@@ -125,7 +124,7 @@ class Estimate:
 
 
 @dataclass
-class _Labelled:
+class _SampleFigures:
     """A sample with its labels. bytes: of its parts, for each row read. rate: rows a second, 0 where there are none."""
 
     labels: Counter[str]
@@ -227,9 +226,9 @@ def dry_run(
     return replace(estimate, warnings=tuple(warnings))
 
 
-def _label(sample: Sample, models: Models, engines: list[Engine], options: Options) -> _Labelled:
+def _label(sample: Sample, models: Models, engines: list[Engine], options: Options) -> _SampleFigures:
     """Label the sample, and measure how long that takes and how large its parts are."""
-    found = _Labelled(Counter(), Counter())
+    found = _SampleFigures(Counter(), Counter())
     columns = columns_of(sample.selection, options.model_columns(models), options.where)
     chunk_rows = options.chunk_size or CHUNK_ROWS[engines[0].backend.device]
     names = options.settings(chunk_rows, models).names
@@ -283,7 +282,7 @@ def _timed(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> t
 
 
 def _warnings(
-    estimate: Estimate, sample: Sample, labelled: _Labelled, options: Options, path: Location | None, length: int
+    estimate: Estimate, sample: Sample, labelled: _SampleFigures, options: Options, path: Location | None, length: int
 ) -> Iterator[str]:
     """What to look at before the job."""
     bad = sum(labelled.reasons.values())

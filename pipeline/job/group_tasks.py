@@ -19,12 +19,11 @@ from ..errors import SourceError
 from ..labelling.engines import ENGINES
 from ..output.commit import commit_end, committed_entry
 from ..output.record import Entry
-from ..source.plan.group import Group, GroupChunk, GroupEnd
-from ..source.plan.plan import Run
-from ..source.read.room import bytes_of
+from ..source.plan.plan import Group, GroupChunk, GroupEnd, RowGroups
+from ..source.read.readers import bytes_of
 from ..telemetry.spans import Span, span
-from .task_keys import Key, run_of
 from .tasks import Done, Job, Noted, Work, infer, number_of, output_of, refuse_bad_rows, write
+from .watchdog import Key, run_of
 from .worker import STATE
 
 TOPIC = "broadsheet-chunks"
@@ -34,8 +33,8 @@ _ENDING = (Status.closing, Status.closed, Status.failed)
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """What a task has labelled. chunks: in input order, those too that it found committed. end: of a group that was
+class ChunksDone:
+    """What a task has done. chunks: in input order, those too that it found committed. end: of a group that was
     read to its end. whole: whether that is all there is; the job may have been stopped.
     """
 
@@ -44,47 +43,47 @@ class Labelled:
     whole: bool = True
 
 
-def label_group(group: Group, alone: bool, job: Job) -> Labelled:
+def label_group(group: Group, alone: bool, job: Job) -> ChunksDone:
     """Read a group's files one after the other, label each chunk, and commit the group's end.
 
     alone: begin no chunk before the last one is committed. Raises as `read`, `infer` and `write` do; what was committed
     by then stays. Not for a file that cannot be read, which is a problem of the group's end, unless the job is strict.
     """
     end = None
-    with _Labelling(job, alone) as labelling:
+    with _Chunks(job, alone) as chunks:
         spans: list[Span] = []
-        given = (group, job.selection, job.chunk_rows, labelling.is_committed, spans, labelling.take)
+        given = (group, job.selection, job.chunk_rows, chunks.is_committed, spans, chunks.take)
         with closing(STATE.read_group(*given)) as reading:
-            while end is None and labelling.may_read:
-                with span("read", spans, "read", number=labelling.begun):
+            while end is None and chunks.may_read:
+                with span("read", spans, "read", number=chunks.begun):
                     found = next(reading, None)
                 if found is None:
                     break
                 if isinstance(found, GroupEnd):
                     end = found
                 else:
-                    labelling.label(found, spans)
+                    chunks.begin(found, spans)
     if end is not None:
         _close(end, job)
-    return Labelled(labelling.done, end, end is not None)
+    return ChunksDone(chunks.done, end, end is not None)
 
 
-def label_run(run: Run, alone: bool, job: Job) -> Labelled:
+def label_run(run: RowGroups, alone: bool, job: Job) -> ChunksDone:
     """Decode a run of row groups once, and label each chunk. Raises as `label_group` does, and SourceError for a file
     that cannot be read.
     """
-    with _Labelling(job, alone) as labelling:
+    with _Chunks(job, alone) as chunks:
         spans: list[Span] = []
-        with closing(STATE.read_run(run, job.selection, labelling.is_committed, spans, labelling.take)) as reading:
-            while labelling.begun < len(run.units) and labelling.may_read:
-                number = number_of(run.units[labelling.begun].name)
+        with closing(STATE.read_run(run, job.selection, chunks.is_committed, spans, chunks.take)) as reading:
+            while chunks.begun < len(run.units) and chunks.may_read:
+                number = number_of(run.units[chunks.begun].name)
                 with span("read", spans, "read", number=number):
                     found = next(reading, None)
                 if found is None:
                     break
                 unit, chunk = found
-                labelling.label(GroupChunk(unit.name, unit.sources, chunk), spans)
-    return Labelled(labelling.done, whole=labelling.begun == len(run.units))
+                chunks.begin(GroupChunk(unit.name, unit.sources, chunk), spans)
+    return ChunksDone(chunks.done, whole=chunks.begun == len(run.units))
 
 
 def begin_no_more(run: str) -> None:
@@ -101,7 +100,7 @@ def _close(end: GroupEnd, job: Job) -> None:
         commit_end(store, end, job.fingerprint)
 
 
-class _Labelling(AbstractContextManager["_Labelling"]):
+class _Chunks(AbstractContextManager["_Chunks"]):
     """The chunks of one task, from reading to commit. At the end of the block all that have begun are committed; if one
     could not be, its error is raised.
     """
@@ -117,7 +116,7 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         self._room: int | None = None  # that was taken for a chunk that has yet to come
         self._engines = ExitStack()
 
-    def __enter__(self) -> _Labelling:
+    def __enter__(self) -> _Chunks:
         self._engines.enter_context(ENGINES.use(self._job.engines))  # not to be loaded again for each chunk
         return self
 
@@ -156,7 +155,7 @@ class _Labelling(AbstractContextManager["_Labelling"]):
         task = self._worker.state.tasks.get(self._key)
         return task is not None and task.state == "executing" and self._worker.status not in _ENDING
 
-    def label(self, found: GroupChunk, spans: list[Span]) -> None:
+    def begin(self, found: GroupChunk, spans: list[Span]) -> None:
         """Begin to label a chunk that was read; its spans are taken from `spans`."""
         own = spans[:]
         del spans[: len(own)]  # threads that parse ahead go on adding to it

@@ -30,14 +30,12 @@ from ..output.columns import REASON, columns_of, every_row
 from ..output.formats import PART_FORMATS, PartFormat, check_writable
 from ..output.layout import PartNames
 from ..processes.threads import available_cores
-from ..source.chunk import Chunk, Selection, concat
+from ..source.chunk import Chunk, Selection, concat, first_chunks
 from ..source.find.files import Files
-from ..source.inputs import Paths, Unread, identify, open_input
+from ..source.inputs import Paths, UnreadChunk, identify, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
-from ..source.open.encoding import not_decoded
-from ..source.plan.group import GroupEnd
-from ..source.read.first_rows import first_chunks
-from ..source.read.read import read_here
+from ..source.open.compression import not_decoded
+from ..source.plan.plan import GroupEnd
 
 KINDS = ("jsonl", "csv")
 """The formats of parts whose rows can go to a pipe one by one."""
@@ -103,7 +101,7 @@ def pipe(
         found = Piped(models)
         began = time.perf_counter()
         selection, pieces = _opened(source, models, options, most, found)
-        labelling = _Labelling(engines, selection, options, kind, found)
+        labelling = _Columns(engines, selection, options, kind, found)
         rows = _Rows(PART_FORMATS[kind], labelling.schema)
         for batch in _batches(pieces, most):
             table = labelling.of(batch)
@@ -138,7 +136,7 @@ def _opened(
         for one in read_here(planned):
             if isinstance(one, GroupEnd):
                 found.problems += [message for _, message in one.problems]
-            elif isinstance(one, Unread):
+            elif isinstance(one, UnreadChunk):
                 found.problems.append(one.reason)
             elif one.chunk is not None:
                 yield _Piece(one.chunk, one.sources)
@@ -189,7 +187,7 @@ def _batches(pieces: Iterator[_Piece], most: int) -> Iterator[_Piece]:
             return
 
 
-class _Labelling:
+class _Columns:
     """What is done with each batch. schema: of the rows that are written. found: where they are counted."""
 
     def __init__(self, engines: list[Engine], selection: Selection, options: Options, kind: str, found: Piped) -> None:

@@ -1,8 +1,8 @@
-"""A job in its phases: prepare -> plan -> execute -> finish, each a function of the result of the one before.
+"""A job in its steps: prepare -> plan -> run_chunks -> finish, each a function of the result of the one before.
 
-prepare: check the request, and an output folder that may exist; list the input. plan: put its files into groups, and
-find its columns; beside it a cluster starts, and loads the engines. execute: run every chunk through the graph. finish:
-write the totals, the report and the timeline.
+prepare: check the request; list the input; decide by the folder how the job begins. plan: put the files into groups,
+and find their columns; meanwhile a cluster starts, and loads the engines. run_chunks: run every chunk through the
+graph. finish: write the totals, the report and the timeline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 import pyarrow as pa
 
 from ..engine.open import expected_device
@@ -26,26 +25,35 @@ from ..output.columns import columns_of
 from ..output.finish import finish as finish_folder
 from ..output.folder import OutputFolder
 from ..output.formats import check_writable
-from ..output.layout import MANIFEST, PLAN
-from ..output.record import WRITER, Fingerprint, ListedFile, Manifest, listing_digest, to_json
-from ..output.saved_plan import changes, plan_again, plan_from
+from ..output.record import Fingerprint, ListedFile, Manifest, listing_digest, to_json
 from ..processes.threads import in_background
-from ..report.facts import Growth, JobFacts, RunFacts
+from ..report.facts import RunFacts
 from ..report.job import JobReport
-from ..report.perfetto import save_trace
 from ..report.results import Results, origin_of
 from ..report.tally import Tally
-from ..report.timeline import Timeline
+from ..report.timeline import Timeline, save_trace
 from ..source.find.files import Files
-from ..source.inputs import Given, Rows, Scanners, identify, open_input, planned_files
+from ..source.inputs import RowsInMemory, Scanners, identify, open_input, planned_files
 from ..source.limits import CHUNK_ROWS
 from ..source.memory.stdin import Stdin
-from ..source.open.changes import changed_chunks
+from ..source.plan.plan import changed_chunks
 from ..source.plan.scan import Scanner
 from ..telemetry.spans import Clock
-from .execute import execute, refuse_difference
-from .phases import Engines, Executed, OnDemand, Planned, Prepared, Request, Running
-from .update import Update, begin, only_known, unfinished
+from .beginning import (
+    Engines,
+    OnDemand,
+    Outcome,
+    Planned,
+    Prepared,
+    Request,
+    Resumed,
+    Running,
+    Update,
+    Updated,
+    beginning_of,
+    only_known,
+)
+from .chunks import facts_of, run_chunks
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -59,18 +67,19 @@ _HEAD_START_SECONDS = 0.2
 
 
 def run_job(request: Request) -> JobReport:
-    """Run all phases; of an update twice, where a job or an update was interrupted and files have come since."""
+    """Run all steps; of an update twice, where a job or an update was interrupted and files have come since."""
     options = request.options
     if options.update and request.folder is not None and _is_interrupted(request.folder):
         report = run_job(replace(request, options=options.changed(update=False, resume=True)))
         if report.run.set_aside or report.run.stopped or not (report.job.growth and report.job.growth.later):
             return report
     prepared = prepare(request)
-    update = prepared.update
-    if prepared.before is not None and update is not None and update.is_empty:
-        return _nothing_new(prepared, prepared.before, update)
+    beginning = prepared.beginning
+    if isinstance(beginning, Updated) and beginning.update.is_empty:
+        return _nothing_new(prepared, beginning.before, beginning.update)
     report = _run(prepared)
-    if options.update and update and update.growth.later and not (report.run.set_aside or report.run.stopped):
+    later = options.update and isinstance(beginning, Updated) and beginning.growth.later
+    if later and not (report.run.set_aside or report.run.stopped):
         return run_job(request)
     return report
 
@@ -86,26 +95,26 @@ def _is_interrupted(folder: OutputFolder) -> bool:
 def _run(prepared: Prepared) -> JobReport:
     """Raises what stops the job. Where its output is out of reach, a message says so once, with the remedy."""
     try:
-        return _phases(prepared)
+        return _steps(prepared)
     except OutputUnavailable as error:
         raise OutputUnavailable(f"{error.message}. What is committed stays: continue with --resume") from error
 
 
-def _phases(prepared: Prepared) -> JobReport:
+def _steps(prepared: Prepared) -> JobReport:
     request = prepared.request
     if isinstance(request.cluster, Running):
         client = request.cluster.client
         engines = _start_engines(client, request)
         planned = plan(prepared, engines, partial(_scanner, prepared, lambda: client), lambda: len(client.nthreads()))
-        return finish(planned, execute(planned, client, engines))
+        return finish(planned, run_chunks(planned, client, engines))
     with in_background(_with_engines(request.cluster, request), _HEAD_START_SECONDS) as started:
         scanner = partial(_scanner, prepared, lambda: started()[0])
         planned = plan(prepared, None, scanner, lambda: len(started()[0].nthreads()))
         began = time.perf_counter()
         client, engines = started()
         engines = replace(engines, seconds=time.perf_counter() - began)
-        executed = execute(planned, client, engines)
-    return finish(planned, executed)
+        outcome = run_chunks(planned, client, engines)
+    return finish(planned, outcome)
 
 
 @contextmanager
@@ -132,7 +141,7 @@ def prepare(request: Request) -> Prepared:
         root=options.root,
         endpoint=options.endpoint,
     )
-    if folder and options.resume and folder.is_begun and isinstance(found, Rows) and found.once:
+    if folder and options.resume and folder.is_begun and isinstance(found, RowsInMemory) and found.once:
         raise UsageError(
             f"cannot resume {folder.path}: a {found.held.kind} is read once, so which of its rows the job has labelled "
             "is not known. Start again with --overwrite. What a list, a table or files hold can be resumed"
@@ -140,65 +149,24 @@ def prepare(request: Request) -> Prepared:
     identity = listing_digest(ListedFile(**about) for about in found.identity)
     if folder:
         folder.store.probe()
-    before = folder.take_up() if folder and (options.resume or options.update) else None
-    saved = update = growth = None
-    if folder and before:
-        # Checked before its plan is used; the backend is compared once it is known.
-        chunk_rows = options.chunk_size or before.fingerprint.settings.chunk_size
-        settings, digest = options.settings(chunk_rows, request.models), request.models.digest
-        now = msgspec.structs.replace(before.fingerprint, settings=settings, model=digest, writer=WRITER)
-        refuse_difference(folder, before.fingerprint, now, options.update)
-        update = begin(folder, before, found, options.strict) if options.update else _continued(folder, before, found)
-        if update is not None:
-            growth = update.growth
-        elif (before.updates or folder.plan() is not None) and isinstance(found, Files):
-            saved = folder.checked_plan(before)
-        if saved is not None and isinstance(found, Files):
-            differ = changes(saved, found)
-            if differ.changed or differ.gone:
-                raise UsageError(f"cannot resume {folder.path}: {differ}. Start again with --overwrite")
-            growth = Growth(0, len(saved.files), later=len(differ.new)) if differ.new else None
-            found = only_known(saved, found)
-        elif update is None and before.fingerprint.input != identity:
-            raise UsageError(f"cannot resume {folder.path}: the input changed. Start again with --overwrite")
-        identity = before.fingerprint.input
-    elif folder and options.update and folder.is_begun:
-        raise OutputError(f"{folder.path / MANIFEST} is damaged: --resume repairs this")
-    return Prepared(request, found, identity, before, saved, update, growth, began, started)
-
-
-def _continued(folder: OutputFolder, before: Manifest, found: Given) -> Update | None:
-    """The update that was interrupted, for a job that is resumed. Raises UsageError where its files have changed."""
-    update = unfinished(folder, before, found)
-    if update is None or update.saved is None or not isinstance(found, Files):
-        return None
-    differ = changes(update.saved, found)
-    if differ.changed or differ.gone:
-        differ = replace(differ, new=())
-        raise UsageError(f"cannot resume the update of {folder.path}: {differ}. --update begins it anew without that")
-    return update
+    beginning = beginning_of(request, found, identity)
+    if isinstance(beginning, Resumed | Updated):
+        identity = beginning.before.fingerprint.input
+    if isinstance(beginning, Resumed) and beginning.saved is not None and isinstance(found, Files):
+        found = only_known(beginning.saved, found)
+    return Prepared(request, found, identity, beginning, began, started)
 
 
 def _nothing_new(prepared: Prepared, before: Manifest, update: Update) -> JobReport:
     """The report of an update that has nothing to do. Nothing is written, and no worker is started."""
     request, fingerprint = prepared.request, before.fingerprint
     options, models, folder, found = request.options, request.models, request.folder, prepared.found
-    facts = JobFacts(
-        models.name,
-        models.first.classes,
-        None if folder is None else str(folder.path),
-        str(fingerprint.backend),
-        fingerprint.backend.precision,
-        fingerprint.settings.chunk_size,
-        meant_for=models.first.meant_for,
-        models=tuple((model.name, model.classes) for model in models.every),
-        left_out=found.left_out if isinstance(found, Files) else (),
-        growth=update.growth,
-    )
     problems = found.problems if isinstance(found, Files) else ()
     tally = Tally.after(update.earlier, models.first.classes, problems, [(path, None) for path, _ in problems])
     schema = folder.schema(before) if folder else pa.schema([])
     results = Results(schema, folder, fingerprint.id, origin_of(request.source, options.selection(models)))
+    facts = facts_of(prepared, fingerprint.backend, fingerprint.settings.chunk_size)
+    facts = replace(facts, answers=None)  # nothing is compared
     report = JobReport(facts, tally, RunFacts(Timeline(prepared.started, Clock(0.0, 0.0))), results)
     report.run.seconds = time.perf_counter() - prepared.began
     _explain(report, options)
@@ -212,15 +180,16 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
 
     Raises UsageError for columns that do not exist, and with `strict` SourceError for input that cannot be read.
     """
-    request, before = prepared.request, prepared.before
+    request, beginning = prepared.request, prepared.beginning
+    before = beginning.before if isinstance(beginning, Resumed | Updated) else None
     from ...cluster.protocol import count_gpus
 
     options, models = request.options, request.models
     device = engines.backend.device if engines else expected_device(options.device, count_gpus())
     chunk_rows = options.chunk_size or (before.fingerprint.settings.chunk_size if before else CHUNK_ROWS[device])
     saved = None
-    if request.folder and before and isinstance(prepared.found, Files):
-        settings, path = before.fingerprint.settings, request.folder.path / PLAN
+    if request.folder and isinstance(beginning, Resumed | Updated) and isinstance(prepared.found, Files):
+        settings = beginning.before.fingerprint.settings
         asked = replace(
             options.selection(models),
             text=settings.text_columns,
@@ -231,14 +200,8 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
             encoding=settings.encoding,
             delimiter=settings.delimiter,
         )
-        data = request.folder.plan()
-        if prepared.update is not None:
-            saved = prepared.update.plan(prepared.found, asked)
-        elif before.updates and prepared.saved is not None:
-            saved = plan_again(prepared.saved, prepared.found.found, asked)
-        elif data is not None:
-            saved = plan_from(data, prepared.found.found, asked, settings.chunk_size, path, settings.limit)
-    if saved is not None and before and (prepared.update or before.updates):
+        saved = beginning.plan(request.folder, prepared.found, asked)
+    if saved is not None and isinstance(beginning, Resumed | Updated) and beginning.is_updated:
         job_input = planned_files(saved, scanner, workers)
     else:
         selection = options.selection(models)
@@ -253,25 +216,26 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
     return Planned(prepared, job_input, columns, chunk_rows, seconds)
 
 
-def finish(planned: Planned, executed: Executed) -> JobReport:
+def finish(planned: Planned, outcome: Outcome) -> JobReport:
     """Check that every row is accounted for, and that no input has changed; write the totals, report and timeline.
 
     Raises BroadsheetError where a row is not accounted for, OutputError where a file cannot be written.
     """
-    prepared, report, job = planned.prepared, executed.report, executed.fingerprint.id
+    prepared, report, job = planned.prepared, outcome.report, outcome.fingerprint.id
     run = report.run
     folder, options = prepared.request.folder, prepared.request.options
     report.tally.check()
-    _set_aside_changed(planned, run, executed.fingerprint)
+    _set_aside_changed(planned, run, outcome.fingerprint)
     run.seconds = time.perf_counter() - prepared.began
     if folder is not None:
         committing = time.perf_counter()
         folder.check_claim(job)
         if not run.set_aside and not run.stopped:
-            number = prepared.update.number if prepared.update else 0
-            updates = len(prepared.before.updates) if prepared.before else 0
+            beginning = prepared.beginning
+            number = beginning.update.number if isinstance(beginning, Updated) else 0
+            updates = len(beginning.before.updates) if isinstance(beginning, Resumed | Updated) else 0
             totals, schema = report.tally.totals(), planned.columns.written
-            finish_folder(folder, totals, schema, job, executed.counted, number, updates)
+            finish_folder(folder, totals, schema, job, outcome.counted, number, updates)
         run.timings["commit"] = time.perf_counter() - committing
         run.seconds = time.perf_counter() - prepared.began
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"

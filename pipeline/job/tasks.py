@@ -32,8 +32,7 @@ from ..output.store import Location, Store
 from ..source.chunk import Chunk, Selection
 from ..source.inputs import Loaded
 from ..source.memory.tables import partition_chunk
-from ..source.plan.group import GroupEnd, part_name
-from ..source.plan.plan import Unit
+from ..source.plan.plan import GroupEnd, Unit, part_name
 from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
 from ..telemetry.spans import WHERE, Place, Span, clock, span

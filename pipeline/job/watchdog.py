@@ -1,4 +1,6 @@
-"""Tells the user of each worker that is lost, and what a job waits for when nothing progresses."""
+"""Tells the user of each worker that is lost, and what a job waits for when nothing progresses; remembers which chunks
+may be killing workers; the keys of tasks, from which step and chunk can be told.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from typing import Any
 from distributed import Client, Scheduler
 from distributed import scheduler as dask_module
 
-from .task_keys import step_and_chunk
+from ..source.inputs import Source
+from ..source.plan.plan import Unit
 
 _EVENTS = "all"
 """Dask's topic of the events of all workers."""
@@ -29,6 +32,9 @@ _SILENT_SECONDS = 10.0
 """After so long without a heartbeat, sent every half second to five seconds, a worker is named."""
 
 _MOST_NAMED = 3
+
+Key = tuple[str, str, int]
+"""Step and run, chunk (or group), and a number that no other task of the run has."""
 
 
 @dataclass(frozen=True)
@@ -191,3 +197,55 @@ def _in_flight(dask_scheduler: Scheduler) -> InFlight:
     count = sum(step_and_chunk(task.key) is not None for task in waiting)
     silent.sort(key=lambda item: item[1], reverse=True)
     return InFlight(len(dask_scheduler.workers), sorted(running, reverse=True), count, silent)
+
+
+def task_key(step: str, run: str, chunk: str, number: int) -> Key:
+    """The key of a task. run: eight hexadecimal digits, which Dask leaves out when it groups tasks by name."""
+    return f"{step}-{run}", chunk, number
+
+
+def step_and_chunk(key: Any) -> tuple[str, str] | None:
+    """Step and chunk of a task; None for a task that is not of a job."""
+    if isinstance(key, tuple) and len(key) == 3 and isinstance(key[0], str):
+        return key[0].rpartition("-")[0], str(key[1])
+    return None
+
+
+def run_of(key: Key) -> str:
+    """The run of which a task is."""
+    return key[0].rpartition("-")[2]
+
+
+class RunAlone:
+    """Chunks, groups and runs that were lost with their workers again and again, though perhaps because of a neighbour.
+
+    They are to be run alone. One bad chunk of a file that is read from many places says little about the next, so other
+    suspects of its file are given up only after two in a row.
+    """
+
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+        self._causes: dict[str, str] = {}
+        self._last_killer: Source | None = None
+
+    def ran_alone(self, source: Source, killed: bool) -> None:
+        """Note how it went."""
+        file, before = _single_file(source), self._last_killer
+        self._last_killer = source if killed else None
+        if killed and file is not None and before is not None and _single_file(before) == file:
+            self._causes.setdefault(file, source.name)
+
+    def cause(self, source: Source) -> str | None:
+        """Why a suspect is not worth another worker; None if it is."""
+        file = _single_file(source)
+        if file is None or file not in self._causes:
+            return None
+        return f"{self._causes[file]}, of {file} as well, kills every worker that takes it"
+
+
+def _single_file(source: Source) -> str | None:
+    """The file of a chunk, if it is all from one that has no row groups."""
+    if not isinstance(source, Unit):
+        return None
+    files = {fragment.file.path for fragment in source.fragments if fragment.group < 0}
+    return files.pop() if len(files) == 1 else None

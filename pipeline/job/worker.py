@@ -10,11 +10,9 @@ from typing import Any, TypeVar
 from ..labelling.engines import ENGINES
 from ..output.commit import commit_chunk
 from ..source.chunk import Chunk
-from ..source.plan.group import GroupChunk, GroupEnd
-from ..source.plan.plan import Unit
+from ..source.plan.plan import GroupChunk, GroupEnd, Unit
 from ..source.read.read import read_group, read_run, read_unit
-from ..source.read.readers import Readers
-from ..source.read.room import MOST_OF_ONE, Room
+from ..source.read.readers import MOST_OF_ONE, Readers, Room
 
 _Item = TypeVar("_Item")
 _MOST_AT_ONCE = 16

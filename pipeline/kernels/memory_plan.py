@@ -74,7 +74,7 @@ _MOST_SMALL = 32
 """Articles of a small batch. Of more, kernels take longer than their launches."""
 
 
-class Place(NamedTuple):
+class ArrayPlace(NamedTuple):
     """An array within a run of bytes."""
 
     start: int
@@ -113,11 +113,11 @@ def result_shapes(layers: Sequence[Layer], count: int, top_k: int) -> Shapes:
     }
 
 
-def places(arrays: Shapes) -> tuple[dict[str, Place], int]:
+def places(arrays: Shapes) -> tuple[dict[str, ArrayPlace], int]:
     """Where arrays lie that follow each other, aligned for every kernel, and how many bytes all take."""
     found, end = {}, 0
     for name, (shape, dtype) in arrays.items():
-        found[name] = Place(end, shape, dtype)
+        found[name] = ArrayPlace(end, shape, dtype)
         end = -(-found[name].stop // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
     return found, end
 
@@ -169,7 +169,7 @@ class Activation:
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerStep:
     """A layer and the activation that it writes; it reads that of the step before. raw: a product before its norm."""
 
     layer: Layer
@@ -178,7 +178,7 @@ class Step:
 
 
 @cache
-def schedule(layers: tuple[Layer, ...], stored: Storage) -> tuple[Step, ...]:
+def schedule(layers: tuple[Layer, ...], stored: Storage) -> tuple[LayerStep, ...]:
     """The layers but the last, in order, each writing the buffer that it does not read; block 1 writes the first.
 
     A norm after a product is a kernel of its own, so such a layer writes both. (The head writes a slot's outputs.)
@@ -193,7 +193,7 @@ def schedule(layers: tuple[Layer, ...], stored: Storage) -> tuple[Step, ...]:
         buffer ^= 1
         packed = following.kind == "conv1d"
         rows = following.product_pool if packed else layer.rows_pooled
-        steps.append(Step(layer, raw, Activation(buffer, packed, rows, layer.outputs, stored.read_by(following))))
+        steps.append(LayerStep(layer, raw, Activation(buffer, packed, rows, layer.outputs, stored.read_by(following))))
     return tuple(steps)
 
 

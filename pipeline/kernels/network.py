@@ -23,7 +23,7 @@ from ..processes.threads import available_cores
 from . import memory_plan
 from .catalog import Kernel, network_kernels, ngrams_kernel, target
 from .memory_plan import CLOSING, Capacity, capacity
-from .ops import Encoded, Launched, Packing, Scored, load, operations
+from .ops import DeviceEncoded, Launched, Packing, Scored, load, operations
 from .weights import upload, upload_ngrams
 
 _COPYING_THREADS = 4
@@ -73,9 +73,9 @@ class Slot:
         self.articles = 0
         self.top_k = 1
 
-    def encoded(self, ids: cp.ndarray) -> Encoded:
+    def encoded(self, ids: cp.ndarray) -> DeviceEncoded:
         found = (self.device[name][: len(ids)] for name in ("n_chars", "truncated", "unknown_chars"))
-        return Encoded(ids, *found)
+        return DeviceEncoded(ids, *found)
 
     def scored(self, count: int, classes: int, k: int) -> Scored:
         def table(name: str, columns: int) -> cp.ndarray:
@@ -335,7 +335,7 @@ class Network:
         graph.launch(self.compute)
         self.compute.synchronize()
 
-    def encode(self, data: cp.ndarray, offsets: cp.ndarray, out: Encoded) -> None:
+    def encode(self, data: cp.ndarray, offsets: cp.ndarray, out: DeviceEncoded) -> None:
         """Text on the GPU to ids, on the current stream. The characters of long articles are not counted."""
         self.ops.encode(data, offsets, self._weights.alphabet, self._length, out)
 

@@ -48,7 +48,7 @@ class Packing(NamedTuple):
     most: int
 
 
-class Encoded(NamedTuple):
+class DeviceEncoded(NamedTuple):
     """`alphabet.Encoded` on the GPU; ids: uint8 [N, pitch], a multiple of 16, filled up with padding."""
 
     ids: cp.ndarray
@@ -87,7 +87,7 @@ class Operations:
     launched: Launched
 
     def encode(
-        self, data: cp.ndarray, offsets: cp.ndarray, alphabet: DeviceAlphabet, length: int, out: Encoded
+        self, data: cp.ndarray, offsets: cp.ndarray, alphabet: DeviceAlphabet, length: int, out: DeviceEncoded
     ) -> None:
         """Encode UTF-8 bytes, uint8, by int64 offsets [N + 1]; data[0] is the byte at offsets[0].
 

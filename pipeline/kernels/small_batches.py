@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.alphabet import head_bytes
-from .memory_plan import Place, most_units, places, result_shapes, small_batch, small_bytes, small_input
+from .memory_plan import ArrayPlace, most_units, places, result_shapes, small_batch, small_bytes, small_input
 from .network import Network, NotPageLocked, Result
-from .ops import Encoded, Scored
+from .ops import DeviceEncoded, Scored
 
 _KEPT = 64
 """Graphs, of those used last."""
@@ -87,7 +87,7 @@ class SmallBatches:
         given, given_bytes = places(small_input(layers, count))
         found, found_bytes = places(result_shapes(layers, count, top_k))
         text, out = _views(self._given.device, given), _views(self._found.device, found)
-        encoded = Encoded(network.ids(count), out["n_chars"], out["truncated"], out["unknown_chars"])
+        encoded = DeviceEncoded(network.ids(count), out["n_chars"], out["truncated"], out["unknown_chars"])
         scored = Scored(out["logits"], out["scores"], out["labels"], out["best"])
 
         def work() -> None:
@@ -100,6 +100,6 @@ class SmallBatches:
         return _Captured(network.captured(work), _views(self._given.host, given), _views(self._found.host, found))
 
 
-def _views(of: Any, arrays: dict[str, Place]) -> dict[str, Any]:
+def _views(of: Any, arrays: dict[str, ArrayPlace]) -> dict[str, Any]:
     """Arrays within bytes of the GPU or the host."""
     return {name: of[at.start : at.stop].view(at.dtype).reshape(at.shape) for name, at in arrays.items()}

@@ -21,7 +21,7 @@ _NORM_FLOP = 7
 """Operations of layer normalisation an element: mean, subtract, square, sum, scale, γ, β."""
 
 
-class Texts(Protocol):
+class TextBatch(Protocol):
     """N texts, as `engine.base.Texts`."""
 
     @property
@@ -43,7 +43,7 @@ class KernelWork:
     least_bytes: int
 
 
-def computed_rows(model: Model, texts: Texts) -> dict[str, int]:
+def computed_rows(model: Model, texts: TextBatch) -> dict[str, int]:
     """Rows of ASCII texts that each convolution computes, before its pool: all, or those that the text reaches."""
     convolutions = [layer for layer in model.layers if layer.kind == "conv1d"]
     if model.frame == "dense":
@@ -56,7 +56,7 @@ def computed_rows(model: Model, texts: Texts) -> dict[str, int]:
     return found
 
 
-def kernels_of(model: Model, texts: Texts, stored: Storage) -> list[KernelWork]:
+def kernels_of(model: Model, texts: TextBatch, stored: Storage) -> list[KernelWork]:
     """Every kernel of the network over ASCII texts, from its layer table. stored: the types of weights and activations.
 
     Block 1 counts as a look-up: seven additions an element, and the norm.

@@ -1,4 +1,6 @@
-"""Accuracy, per-class figures, the confusion matrix, and the rows between two classes."""
+"""Accuracy, precision, recall and F1 where a text has one label, and where it may have several; and the rows between
+two classes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.reference import NO_LABEL
-from ..source.chunk import NO_TRUTH, Chunk
+from ..source.chunk import Chunk
+from ..source.columns import NO_TRUTH
 
 _SHOWN_BYTES = 400
 
@@ -95,7 +98,7 @@ class Confusion:
     @property
     def accuracy(self) -> float:
         """Share of rows labelled right; nan where there are none."""
-        return self.correct / self.rows if self.rows else float("nan")
+        return _share(self.correct, self.rows)
 
     @property
     def standard_error(self) -> float:
@@ -106,11 +109,9 @@ class Confusion:
         """The figures of each class, in order."""
         figures = []
         for i, name in enumerate(self.classes):
-            hit, true, predicted = self.counts[i, i], self.counts[i].sum(), self.counts[:, i].sum()
-            precision = float(hit / predicted) if predicted else float("nan")
-            recall = float(hit / true) if true else float("nan")
-            f1 = float(2 * hit / (true + predicted)) if true + predicted else float("nan")
-            figures.append(ClassFigures(name, precision, recall, f1, int(true)))
+            hits, true, given = int(self.counts[i, i]), int(self.counts[i].sum()), int(self.counts[:, i].sum())
+            f1 = _share(2 * hits, true + given)
+            figures.append(ClassFigures(name, _share(hits, given), _share(hits, true), f1, true))
         return figures
 
 
@@ -175,3 +176,95 @@ def confusion_of(
         else:
             counts[true, predicted] += number
     return Confusion(classes, counts, without, unlabelled)
+
+
+class LabelFigures(NamedTuple):
+    """The figures of one class.
+
+    Attributes
+    ----------
+    name : str
+        The class.
+    precision : float
+        Share of the rows that were given this label, and have it; nan where none were given it.
+    recall : float
+        Share of the rows that have this label, and were given it; nan where none have it.
+    f1 : float
+        Harmonic mean of precision and recall; nan where neither is defined.
+    support : int
+        Rows that have this label.
+    given : int
+        Rows that were given it.
+
+    """
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+    given: int
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """Labels that rows have and were given.
+
+    Attributes
+    ----------
+    classes : tuple of str
+        Names of the classes.
+    rows : int
+        Rows that were counted.
+    exact : int
+        Rows that were given exactly the labels that they have.
+    hits, given, true : int64 [classes]
+        Rows that have a label and were given it, that were given it, and that have it.
+
+    """
+
+    classes: tuple[str, ...]
+    rows: int
+    exact: int
+    hits: NDArray[np.int64]
+    given: NDArray[np.int64]
+    true: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, classes: tuple[str, ...], given: NDArray[np.bool_], true: NDArray[np.bool_]) -> LabelCounts:
+        """Count N rows. given, true: which labels each was given, and has, [N, classes]."""
+        exact = int((given == true).all(axis=1).sum())
+        return cls(classes, len(given), exact, (given & true).sum(axis=0), given.sum(axis=0), true.sum(axis=0))
+
+    def __add__(self, other: LabelCounts) -> LabelCounts:
+        """The counts of both."""
+        hits, given, true = self.hits + other.hits, self.given + other.given, self.true + other.true
+        return LabelCounts(self.classes, self.rows + other.rows, self.exact + other.exact, hits, given, true)
+
+    def per_class(self) -> list[LabelFigures]:
+        """The figures of each class, in order."""
+        columns = zip(self.classes, self.hits.tolist(), self.given.tolist(), self.true.tolist(), strict=True)
+        return [
+            LabelFigures(name, _share(hits, given), _share(hits, true), _share(2 * hits, given + true), true, given)
+            for name, hits, given, true in columns
+        ]
+
+    @property
+    def micro_f1(self) -> float:
+        """F1 of all labels of all rows together; nan where there are none."""
+        return _share(2 * int(self.hits.sum()), int(self.given.sum() + self.true.sum()))
+
+    @property
+    def macro_f1(self) -> float:
+        """The mean F1 of the classes for which it is defined; nan where it is for none."""
+        defined = [figures.f1 for figures in self.per_class() if figures.f1 == figures.f1]
+        return sum(defined) / len(defined) if defined else float("nan")
+
+    @property
+    def exact_share(self) -> float:
+        """The share of rows that were given exactly their labels; nan where there are no rows."""
+        return _share(self.exact, self.rows)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else float("nan")

@@ -1,4 +1,4 @@
-"""Evaluation of a model on labelled articles: the confusion matrix, calibration error, the most confident mistakes."""
+"""Evaluation of a model on labelled articles: of one that gives a text one label, and of one that gives it several."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..engine.base import Predictions
-from ..engine.open import open_engine
 from ..errors import UsageError
-from ..labelling.scored import Scoring, scored
 from ..model.charcnn import Model, load_model
-from ..model.scores import log_scores, probabilities
-from ..source.chunk import NO_TRUTH, Chunk, Selection
-from ..source.inputs import identify, open_input
-from ..source.read.read import chunks_here
-from .accuracy import ClassFigures, Confusion, confusion_of, count_pairs
-from .reliability import Bin, Reliability, Threshold, reliability, threshold
+from ..model.scores import assigned, log_scores, probabilities
+from ..source.chunk import Chunk
+from ..source.columns import NO_TRUTH, label_lists, label_sets
+from ..source.inputs import identify
+from .accuracy import Confusion, LabelCounts, confusion_of, count_pairs
+from .reliability import Reliability, Threshold, reliability, threshold
+from .rows import scored_rows, selection_of
 
-_CHUNK_ROWS = 2048
 _SHOWN_BYTES = 400
 
 
@@ -128,12 +124,65 @@ class Evaluation:
         }
 
 
+@dataclass(frozen=True)
+class LabelEvaluation:
+    """The result of `evaluate_labels`.
+
+    Attributes
+    ----------
+    model : str
+        Name of the model.
+    backend : str
+        Device, precision and kernels that computed the scores.
+    counts : LabelCounts
+        Labels that the rows have and were given; it has the figures of each class, micro and macro F1.
+    unknown : int
+        Rows with a label that is no class of the model; this label is ignored.
+    quarantined : int
+        Rows that could not be read.
+    overflowed : int
+        Rows on which the model overflows, so that they have no labels.
+
+    """
+
+    model: str
+    backend: str
+    counts: LabelCounts
+    unknown: int
+    quarantined: int
+    overflowed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the evaluation as JSON values.
+
+        Returns
+        -------
+        dict
+            Plain values; a figure that is not defined, such as the precision of a class never given, is None.
+
+        """
+        counts = self.counts
+        return {
+            "model": self.model,
+            "backend": self.backend,
+            "rows": counts.rows,
+            "micro_f1": _defined(counts.micro_f1),
+            "macro_f1": _defined(counts.macro_f1),
+            "exact": _defined(counts.exact_share),
+            "unknown": self.unknown,
+            "quarantined": self.quarantined,
+            "overflowed": self.overflowed,
+            "classes": [_values(figures) for figures in counts.per_class()],
+        }
+
+
 def _defined(value: Any) -> Any:
     return None if value != value else value
 
 
-def _values(found: Bin | ClassFigures | Threshold) -> dict[str, Any]:
-    return {name: _defined(value) for name, value in found._asdict().items()}
+def _values(figures: Any) -> dict[str, Any]:
+    """The fields of a NamedTuple."""
+    return {name: _defined(value) for name, value in figures._asdict().items()}
 
 
 def evaluate(
@@ -206,80 +255,132 @@ def evaluate(
     loaded = load_model(model)
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: evaluate_labels() is for such models")
-    texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
-    header = None if columns is None else tuple(columns)
-    selection = Selection(texts, truth=label_column, header=header, classes=loaded.classes, reads=loaded.reads)
-    found = identify(source, len(loaded.alphabet), loaded.length)
-    job_input = open_input(found, selection, _CHUNK_ROWS)
-    engine = open_engine(loaded, device, precision, kernels=kernels)
-    pairs: list[tuple[int, int, int]] = []
+    classes = loaded.classes
+    selection = selection_of(text_column, columns, truth=label_column, classes=classes, reads=loaded.reads)
+    given = identify(source, len(loaded.alphabet), loaded.length)
+    # Of the rows with a true class: label, score, the score without the model's temperature, and the true class.
+    parts = [(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32))]
     worst: list[Mistake] = []
-    judged = _Judged(loaded.temperature)
-    quarantined = overflowed = abstained = 0
-    try:
-        for each in scored(chunks_here(job_input), [engine], [Scoring(all_scores=True)]):
-            chunk, (predictions,) = each.chunk, each.predictions
-            labels, scores = predictions.labels[:, 0], predictions.scores[:, 0]
+    without_truth = quarantined = overflowed = 0
+    with scored_rows(loaded, given, selection, device, precision, kernels) as (backend, chunks):
+        for each in chunks:
+            chunk, truth, found = each.chunk, each.chunk.truth, each.predictions[0]
             quarantined += len(chunk.quarantine) - each.overflowed
             overflowed += each.overflowed
-            if chunk.truth is None or not len(chunk):
+            if truth is None:
                 continue
-            judged.add(predictions, chunk.truth)
-            known = chunk.truth != NO_TRUTH
-            kept = np.ones(len(chunk), np.bool_) if abstain is None else scores >= abstain
-            abstained += int((known & ~kept).sum())
-            pairs += count_pairs(chunk.truth[kept | ~known], labels[kept | ~known])
-            wrong = np.flatnonzero((labels != chunk.truth) & known & kept)
+            labels, scores, before = found.labels[:, 0], found.scores[:, 0], found.scores[:, 0]
+            if loaded.temperature != 1 and found.all_scores is not None and len(chunk):
+                before = probabilities(log_scores(found.all_scores, loaded.temperature), 1.0).max(axis=1)
+            known = truth != NO_TRUTH
+            without_truth += int((~known).sum())
+            parts.append((labels[known], scores[known], before[known].astype(np.float32), truth[known]))
+            wrong = np.flatnonzero((labels != truth) & known & (scores >= (abstain or 0)))
             surest = wrong[np.argsort(-scores[wrong], kind="stable")[:mistakes]]
-            found_here = [_mistake(chunk, int(i), int(labels[i]), float(scores[i]), loaded.classes) for i in surest]
+            found_here = [_mistake(chunk, int(i), classes[labels[i]], float(scores[i]), classes) for i in surest]
             worst = heapq.nlargest(mistakes, worst + found_here, key=lambda mistake: mistake.score)
-    finally:
-        engine.close()
-    confusion = confusion_of(pairs, loaded.classes)
-    of_each = () if precision_target is None else judged.thresholds(precision_target, loaded.classes)
-    before, after = judged.reliability()
+    labels, scores, before, truth = (np.concatenate(column) for column in zip(*parts, strict=True))
+    right, kept = labels == truth, scores >= (abstain or 0)
+    thresholds = []
+    if precision_target is not None:
+        thresholds.append(threshold(scores, right, precision_target))
+        for i, name in enumerate(classes):
+            thresholds.append(threshold(scores[labels == i], right[labels == i], precision_target, name))
     return Evaluation(
-        loaded.name, str(engine.backend), confusion, tuple(worst), quarantined, overflowed, after, before, of_each,
-        abstained,
-    )  # fmt: skip
+        model=loaded.name,
+        backend=str(backend),
+        confusion=confusion_of([(NO_TRUTH, 0, without_truth), *count_pairs(truth[kept], labels[kept])], classes),
+        mistakes=tuple(worst),
+        quarantined=quarantined,
+        overflowed=overflowed,
+        reliability=reliability(scores, right),
+        uncalibrated=None if loaded.temperature == 1 else reliability(before, right),
+        thresholds=tuple(thresholds),
+        abstained=int((~kept).sum()),
+    )
 
 
-class _Judged:
-    """Labels and scores of the rows that have a true class, and whether they are right."""
-
-    def __init__(self, temperature: float) -> None:
-        self._temperature = temperature
-        self._labels = [np.empty(0, np.int32)]
-        self._scores = [np.empty(0, np.float32)]
-        self._before = [np.empty(0, np.float32)]
-        self._right = [np.empty(0, np.bool_)]
-
-    def add(self, predictions: Predictions, truth: NDArray[np.int32]) -> None:
-        assert predictions.all_scores is not None
-        found = predictions.take(truth != NO_TRUTH)
-        self._labels.append(found.labels[:, 0])
-        self._scores.append(found.scores[:, 0])
-        self._right.append(found.labels[:, 0] == truth[truth != NO_TRUTH])
-        if self._temperature != 1 and found.all_scores is not None and len(found.all_scores):
-            logits = log_scores(found.all_scores, self._temperature)
-            self._before.append(probabilities(logits, 1.0).max(axis=1).astype(np.float32))
-
-    def reliability(self) -> tuple[Reliability | None, Reliability]:
-        """Without the model's temperature, if it has one, and with it."""
-        scores, right = np.concatenate(self._scores), np.concatenate(self._right)
-        before = None if self._temperature == 1 else reliability(np.concatenate(self._before), right)
-        return before, reliability(scores, right)
-
-    def thresholds(self, target: float, classes: tuple[str, ...]) -> tuple[Threshold, ...]:
-        labels, scores = np.concatenate(self._labels), np.concatenate(self._scores)
-        right = np.concatenate(self._right)
-        of_class = ((name, labels == i) for i, name in enumerate(classes))
-        each = (threshold(scores[rows], right[rows], target, name) for name, rows in of_class)
-        return (threshold(scores, right, target), *each)
-
-
-def _mistake(chunk: Chunk, i: int, label: int, score: float, classes: tuple[str, ...]) -> Mistake:
+def _mistake(chunk: Chunk, i: int, label: str, score: float, classes: tuple[str, ...]) -> Mistake:
     assert chunk.truth is not None
     where = chunk.rows.slice(i, 1).to_pylist()[0]
     text = chunk.text[i].as_py()[:_SHOWN_BYTES].decode(errors="ignore")
-    return Mistake(score, where["file"], where["row"], classes[chunk.truth[i]], classes[label], text)
+    return Mistake(score, where["file"], where["row"], classes[chunk.truth[i]], label, text)
+
+
+def evaluate_labels(
+    model: str | Path | Model,
+    source: Any,
+    *,
+    text_column: str | Iterable[str] = (),
+    label_column: str,
+    label_separator: str | None = None,
+    columns: Iterable[str] | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+) -> LabelEvaluation:
+    """Give every article of `source` its labels in this process, and compare them with the true ones.
+
+    Parameters
+    ----------
+    model : str, Path or Model
+        A model file, or a loaded `Model`, that was trained with several labels a text.
+    source : str, path, Paths, or other object
+        Anything that `classify` takes.
+    text_column : str or iterable of str
+        Column with the text, "text" by default. Several are joined by a space.
+    label_column : str
+        Column with the true labels: lists, or texts; names of classes, or numbers from 1.
+    label_separator : str, optional
+        What is between two labels where they are a text.
+    columns : iterable of str, optional
+        Column names of a CSV or TSV without a header line.
+    device : str
+        "auto", "cpu" or "cuda".
+    precision : str
+        "auto", "fp32", "fp16", "bf16" or "int8".
+    kernels : str
+        "auto", "simt", "sm75", "sm80" or "sm90".
+
+    Returns
+    -------
+    LabelEvaluation
+        Precision, recall and F1 of each class, micro and macro F1.
+
+    Raises
+    ------
+    UsageError
+        For a model that gives one label, a column, device or precision that is not available, or a column that holds no
+        labels.
+    ModelError
+        For a model that cannot be loaded.
+    SourceError
+        For a file that cannot be read.
+
+    Examples
+    --------
+    >>> result = evaluate_labels("topics.safetensors", "test.parquet", text_column="body", label_column="topics")
+    >>> f"{result.counts.micro_f1:.3f}"
+    '0.871'
+
+    """
+    loaded = load_model(model)
+    if loaded.thresholds is None:
+        raise UsageError(f"{loaded.name} gives each text one label: evaluate() is for such models")
+    selection = selection_of(text_column, columns, kept=(label_column,), reads=loaded.reads)
+    given = identify(source, len(loaded.alphabet), loaded.length)
+    nothing = np.empty((0, len(loaded.classes)), np.bool_)
+    counts = LabelCounts.of(loaded.classes, nothing, nothing)
+    unknown = quarantined = overflowed = 0
+    with scored_rows(loaded, given, selection, device, precision, kernels) as (backend, chunks):
+        for each in chunks:
+            chunk, all_scores = each.chunk, each.predictions[0].all_scores
+            quarantined += len(chunk.quarantine) - each.overflowed
+            overflowed += each.overflowed
+            if not len(chunk):
+                continue
+            true, others = label_sets(label_lists(chunk.rows, label_column, label_separator), loaded.classes)
+            assert all_scores is not None
+            counts += LabelCounts.of(loaded.classes, assigned(all_scores, loaded.thresholds), true)
+            unknown += int(others.sum())
+    return LabelEvaluation(loaded.name, str(backend), counts, unknown, quarantined, overflowed)

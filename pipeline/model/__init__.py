@@ -1,1 +1,1 @@
-"""The network: its alphabet, its layers and weights, and its forward pass in NumPy."""
+"""The network: its alphabet, its layers and weights, their files, n-grams beside it, and its forward pass in NumPy."""

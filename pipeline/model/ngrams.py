@@ -162,14 +162,14 @@ class Grams(NamedTuple):
     offsets: Offsets
 
 
-class Found(NamedTuple):
+class FoundGrams(NamedTuple):
     """The n-grams of N texts, one Grams for each n."""
 
     words: list[Grams]
     characters: list[Grams]
 
 
-class Counted(NamedTuple):
+class CountedBuckets(NamedTuple):
     """The buckets of N texts. buckets: uint32 [B]. times: int32 [B], `b` above. offsets: int64 [N + 1], ascending."""
 
     buckets: NDArray[np.uint32]
@@ -303,7 +303,7 @@ def scores_of_ids(ids: NDArray[np.uint8], alphabet: Alphabet, ngrams: NGrams) ->
     return scores(*texts_of_ids(ids, alphabet), ngrams)
 
 
-def find(data: NDArray[np.uint8], offsets: Offsets, kinds: Kinds, bits: int) -> Found:
+def find(data: NDArray[np.uint8], offsets: Offsets, kinds: Kinds, bits: int) -> FoundGrams:
     """The n-grams of N texts, which are not cut to what is read. Takes some hundred times the memory of the text.
 
     data, offsets: as for `scores`, but offsets[0] is 0 and offsets[-1] is len(data).
@@ -316,7 +316,7 @@ def find(data: NDArray[np.uint8], offsets: Offsets, kinds: Kinds, bits: int) -> 
     begins = bounds + np.arange(count + 1)
     words = _of_words(symbols, begins, kinds.words) if kinds.words else []
     letters = _of_characters(symbols, begins, *kinds.characters) if kinds.characters[0] else []
-    return Found(*([Grams(_buckets(h, bits), at) for h, at in found] for found in (words, letters)))
+    return FoundGrams(*([Grams(_buckets(h, bits), at) for h, at in found] for found in (words, letters)))
 
 
 def _symbols(points: NDArray[np.uint32]) -> NDArray[np.uint16]:
@@ -364,7 +364,7 @@ def _of_words(symbols: NDArray[np.uint16], begins: Offsets, highest: int) -> lis
     return [(hashes, of_text), (pairs, np.searchsorted(at, of_text))]
 
 
-def counted(found: list[Grams], count: int, bits: int) -> Counted:
+def counted(found: list[Grams], count: int, bits: int) -> CountedBuckets:
     """The buckets of each of N texts over all n of one kind, in ascending order, with the times that each counts."""
     kind: type[np.unsignedinteger] = (
         np.uint32 if count <= 1 << (32 - bits) else np.uint64
@@ -375,7 +375,7 @@ def counted(found: list[Grams], count: int, bits: int) -> Counted:
     ]
     each, often = np.unique(np.concatenate(keys), return_counts=True)
     offsets = np.searchsorted(each, np.arange(count + 1) << bits)
-    return Counted((each & kind((1 << bits) - 1)).astype(np.uint32), np.frexp(often)[1], offsets)
+    return CountedBuckets((each & kind((1 << bits) - 1)).astype(np.uint32), np.frexp(often)[1], offsets)
 
 
 def _sums(found: list[Grams], table: NDArray[np.int16], count: int) -> NDArray[np.int32]:

@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]
 
 
-class Batch(NamedTuple):
+class LinearBatch(NamedTuple):
     """A product of `size` rows, of which the first and the last `margin` are left zero."""
 
     size: int
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
         return self.size - 2 * self.margin
 
 
-LINEAR_BATCHES = (Batch(32, 0),)
+LINEAR_BATCHES = (LinearBatch(32, 0),)
 """The products of the linear layers in the specification; `even_batches` finds faster ones."""
 
 _SIZES = (2, 8, 32, 128)
@@ -81,7 +81,7 @@ class Weights:
     frame: Frame
     temperature: float = 1.0
     multi_label: bool = False
-    linear_batches: tuple[Batch, ...] = LINEAR_BATCHES
+    linear_batches: tuple[LinearBatch, ...] = LINEAR_BATCHES
 
 
 def prepare(model: Model) -> Weights:
@@ -191,7 +191,7 @@ def norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: 
     relu_pool(values, pool, out)
 
 
-def even_batches(weights: Weights) -> tuple[Batch, ...]:
+def even_batches(weights: Weights) -> tuple[LinearBatch, ...]:
     """Batches in which a row has the same bits at each position and in each batch, with this BLAS.
 
     OpenBLAS's kernels for AVX2 (Haswell, Zen) sum the first and last eight rows of a product in another order than
@@ -207,15 +207,15 @@ def even_batches(weights: Weights) -> tuple[Batch, ...]:
 
     with np.errstate(over="ignore", invalid="ignore"):  # of weights that overflow on every article
         found = {size: products(size) for size in _SIZES}
-    best: tuple[Batch, ...] = (Batch(1, 0),)
+    best: tuple[LinearBatch, ...] = (LinearBatch(1, 0),)
     for least, rest in ((size, _SIZES[place + 1 :]) for place, size in enumerate(_SIZES)):
         row = found[least][0]
         if not _all_equal(found[least], row):
             continue
-        batches = [Batch(least, 0)]
+        batches = [LinearBatch(least, 0)]
         for size in rest:
             margin = next((m for m in _MARGINS if 2 * m < size and _all_equal(found[size][m : size - m], row)), None)
-            batches += [] if margin is None else [Batch(size, margin)]
+            batches += [] if margin is None else [LinearBatch(size, margin)]
         best = max(best, tuple(batches), key=lambda batches: batches[-1].room)
     return best
 
@@ -230,7 +230,9 @@ def _product(x: Floats, weight: Floats) -> Floats:
     return product.T
 
 
-def linear(x: Floats, weight: Floats, bias: Floats, relu: bool, batches: tuple[Batch, ...] = LINEAR_BATCHES) -> Floats:
+def linear(
+    x: Floats, weight: Floats, bias: Floats, relu: bool, batches: tuple[LinearBatch, ...] = LINEAR_BATCHES
+) -> Floats:
     """x weight + bias, in batches; then ReLU if `relu`. x: fp32 [N, inputs], weight [inputs, outputs].
 
     A row with a value that is not finite becomes NaN.

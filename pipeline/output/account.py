@@ -10,8 +10,8 @@ from functools import cached_property
 from msgspec import UNSET
 
 from ..measures.accuracy import LENGTHS
-from ..source.chunk import NO_TRUTH
-from ..source.plan.group import group_name, part_name
+from ..source.columns import NO_TRUTH
+from ..source.plan.plan import group_name, part_name
 from .layout import group_of
 from .record import SUMS, ClosingEntry, Entry, Judged, ListedFile, SavedPlan, Totals
 from .saved_plan import files_of

@@ -10,10 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import OutputError
+from ..model.reference import NO_LABEL
+from ..source.columns import NO_TRUTH
 from .commit import quarantine_table, read_committed
 from .formats import read_part
 from .layout import QUARANTINE
-from .model_columns import N_CHARS, Names
+from .model_columns import N_CHARS, ModelColumns, Names
 from .record import Entry
 from .store import Store
 from .where import Where
@@ -106,3 +108,16 @@ def _within(rows: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
     for first, end in ranges:
         found |= (rows >= first) & (rows < end)
     return found
+
+
+def is_of(entry: Entry, models: Sequence[ModelColumns]) -> bool:
+    """Whether an entry's labels are those of the models."""
+    if len(entry.judged) != len(models):
+        return False
+    for judged, model in zip(entry.judged, models, strict=True):
+        count = len(model.classes)
+        if not judged.labels.keys() <= {*model.labels}:
+            return False
+        if not all(NO_TRUTH <= a < count and NO_LABEL <= b < count for a, b, _ in judged.confusion or ()):
+            return False
+    return True

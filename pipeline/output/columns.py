@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ..engine.base import Predictions
 from ..errors import UsageError
 from ..labelling.scored import Scoring
-from ..source.chunk import NO_TRUTH, Chunk, Selection
+from ..source.chunk import Chunk, Selection
+from ..source.columns import NO_TRUTH
 from .model_columns import N_CHARS, TRUTH, ModelColumns
 from .where import Where
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ..errors import OutputError
 from ..source.chunk import QUARANTINE_SCHEMA
-from ..source.plan.group import GroupEnd
+from ..source.plan.plan import GroupEnd
 from .formats import part_files, read_part
 from .layout import QUARANTINE, PartNames, entry_file, quarantine_file
 from .record import ClosingEntry, Entry, FileRecord, from_json, to_json

@@ -14,9 +14,10 @@ from ..processes.threads import threads
 from . import layout
 from .account import Committed, Gap, gaps, groups_of, totals_of
 from .commit import read_committed
-from .folder import REPAIR, OutputFolder, schema_hex
+from .folder import REPAIR, OutputFolder
 from .layout import ENTRIES, FOLDERS, MANIFEST, PARTS, QUARANTINE, SUCCESS
 from .record import Entry, Manifest, SavedPlan, Totals, Update, to_json
+from .saved_plan import schema_hex
 from .store import check_claim
 
 

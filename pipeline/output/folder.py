@@ -11,13 +11,11 @@ from functools import partial
 import pyarrow as pa
 
 from ..errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
-from ..model.reference import NO_LABEL
 from ..processes.threads import threads
-from ..source.chunk import NO_TRUTH
-from ..source.plan.group import GroupEnd, part_name
+from ..source.plan.plan import GroupEnd, part_name
 from . import layout
 from .account import Committed, gaps, groups_of, open_to_change
-from .check import check_chunk
+from .check import check_chunk, is_of
 from .commit import commit_end, committed_entry
 from .layout import (
     CLAIM,
@@ -45,7 +43,7 @@ from .record import (
     listing_digest,
     to_json,
 )
-from .saved_plan import check_plan, together
+from .saved_plan import check_plan, schema_from, schema_hex, together
 from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
 
@@ -259,8 +257,8 @@ class OutputFolder:
     def schema(self, manifest: Manifest) -> pa.Schema:
         """Of the written rows. Raises OutputError where the manifest holds none."""
         try:
-            return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(manifest.schema)))
-        except (ValueError, OSError, pa.ArrowException) as error:
+            return schema_from(manifest.schema)
+        except ValueError as error:
             raise OutputError(f"{self.path / MANIFEST} is damaged: no schema ({error}): {REPAIR}") from error
 
     def plan(self) -> bytes | None:
@@ -311,7 +309,7 @@ class OutputFolder:
         size = self.store.sizes((PARTS, QUARANTINE))  # once the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
-            if not _is_of(entry, models):
+            if not is_of(entry, models):
                 return False
             if not finished:
                 return all(size(file.name) == file.bytes for file in entry.files)
@@ -407,14 +405,7 @@ class OutputFolder:
         if data is None:
             remedy = ". Put that back, or start again with --overwrite" if manifest.updates else f": {REPAIR}"
             raise OutputError(f"{path} is missing or damaged: it is not the plan that the job began with{remedy}")
-        plan = from_json(data, SavedPlan, path)
-        try:
-            check_plan(plan)
-            if listing_digest(plan.files) != manifest.fingerprint.input:
-                raise ValueError("its files are not those that the job began with")
-        except ValueError as error:
-            raise OutputError(f"{path} is damaged: {error}. Start again with --overwrite") from error
-        return plan
+        return self._checked(data, PLAN, manifest.fingerprint.input)
 
     def _plan_of_update(self, manifest: Manifest, number: int) -> SavedPlan:
         name = layout.update_plan(number, manifest.fingerprint.id)
@@ -423,9 +414,15 @@ class OutputFolder:
         if number <= len(known) and hashlib.sha256(data).hexdigest() != known[number - 1]:
             what = "it is not the plan that the update began with: put that back"
             raise OutputError(f"{self.path / name} is damaged: {what}, or start again with --overwrite")
+        return self._checked(data, name)
+
+    def _checked(self, data: bytes, name: str, listing: str | None = None) -> SavedPlan:
+        """A plan without contradictions. listing: the digest of its files, where that is known. Raises OutputError."""
         plan = from_json(data, SavedPlan, self.path / name)
         try:
             check_plan(plan)
+            if listing not in (None, listing_digest(plan.files)):
+                raise ValueError("its files are not those that the job began with")
         except ValueError as error:
             raise OutputError(f"{self.path / name} is damaged: {error}. Start again with --overwrite") from error
         return plan
@@ -437,21 +434,3 @@ class OutputFolder:
         with pa.ipc.new_file(buffer, spans.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
             file.write_table(spans)
         self.store.put(f"{RUNS}/{name}.spans.arrow", buffer.getvalue().to_pybytes())
-
-
-def schema_hex(schema: pa.Schema) -> str:
-    """As the manifest has it."""
-    return str(schema.serialize().to_pybytes().hex())
-
-
-def _is_of(entry: Entry, models: Sequence[ModelColumns]) -> bool:
-    """Whether an entry's labels are those of the models."""
-    if len(entry.judged) != len(models):
-        return False
-    for judged, model in zip(entry.judged, models, strict=True):
-        count = len(model.classes)
-        if not judged.labels.keys() <= {*model.labels}:
-            return False
-        if not all(NO_TRUTH <= a < count and NO_LABEL <= b < count for a, b, _ in judged.confusion or ()):
-            return False
-    return True

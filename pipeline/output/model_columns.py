@@ -19,8 +19,7 @@ from ..labelling.windows import Windows
 from ..measures.accuracy import count_pairs
 from ..model.reference import NO_LABEL
 from ..model.scores import assigned
-from ..source.chunk import NO_TRUTH
-from ..source.label_sets import SEPARATOR
+from ..source.columns import NO_TRUTH, SEPARATOR
 
 TRUTH = pa.field("truth", pa.string())
 """The true class of a row, where the input has one."""

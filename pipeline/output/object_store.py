@@ -22,8 +22,7 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from ..errors import OutputError, OutputUnavailable, UsageError
 from ..processes.threads import threads
-from ..storage.bucket_errors import FIRST_PATIENCE, PATIENCE, patiently
-from ..storage.buckets import BucketPath, bucket_client, is_bucket, split_bucket
+from ..storage.buckets import FIRST_PATIENCE, PATIENCE, BucketPath, bucket_client, is_bucket, patiently, split_bucket
 from ..storage.names import as_url, without_secrets
 from .layout import MANIFEST, PLAN
 from .local_store import LocalStore

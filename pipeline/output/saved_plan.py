@@ -137,8 +137,8 @@ def resolved(saved: SavedPlan, asked: Selection) -> Selection:
     """The selection of a job as it was resolved by its first file. Raises OutputError."""
     chosen = saved.selection
     try:
-        types = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(chosen.kept_types)))
-    except (ValueError, OSError, pa.ArrowException) as error:
+        types = schema_from(chosen.kept_types)
+    except ValueError as error:
         raise OutputError(
             f"the plan is damaged: no types of columns ({error}). Start again with --overwrite"
         ) from error
@@ -171,9 +171,22 @@ def _saved(selection: Selection) -> SavedSelection:
     return SavedSelection(
         text=selection.text,
         kept=selection.kept,
-        kept_types=types.serialize().to_pybytes().hex(),
+        kept_types=schema_hex(types),
         truth=selection.truth,
         header=selection.header,
         classes=selection.classes,
         answers=selection.answers,
     )
+
+
+def schema_hex(schema: pa.Schema) -> str:
+    """As a plan and the manifest have it: its IPC message in hexadecimal."""
+    return str(schema.serialize().to_pybytes().hex())
+
+
+def schema_from(text: str) -> pa.Schema:
+    """The schema again. Raises ValueError."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(text)))
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(str(error)) from error

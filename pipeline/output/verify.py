@@ -9,8 +9,7 @@ from ..processes.threads import available_cores, threads
 from ..source.chunk import Selection
 from ..source.find.files import find_again
 from ..source.formats.onehot import OneHot
-from ..source.plan.group import Group, GroupEnd
-from ..source.plan.plan import plan_files
+from ..source.plan.plan import Group, GroupEnd, plan_files
 from ..source.read.read import read_group
 from .account import Committed, gaps, totals_of
 from .check import check_chunk

@@ -59,11 +59,11 @@ class Growth:
             verb, their = ("has", "its") if len(self.changed) == 1 else ("have", "their")
             found.append(
                 f"{_count(len(self.changed), 'file')} {verb} changed since {their} rows were labelled; {their} labels "
-                f"are the old ones: {_first(self.changed)}. To label all files anew, start again with --overwrite"
+                f"are the old ones: {first_of(self.changed)}. To label all files anew, start again with --overwrite"
             )
         if self.gone:
             verb, their = ("is", "its") if len(self.gone) == 1 else ("are", "their")
-            found.append(f"{_count(len(self.gone), 'file')} {verb} gone; {their} labels stay: {_first(self.gone)}")
+            found.append(f"{_count(len(self.gone), 'file')} {verb} gone; {their} labels stay: {first_of(self.gone)}")
         if self.later:
             verb, them = ("is", "it") if self.later == 1 else ("are", "them")
             found.append(f"{_count(self.later, 'file')} {verb} new since this began: --update labels {them}")
@@ -223,6 +223,7 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _first(names: Sequence[str]) -> str:
-    more = f", and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+def first_of(names: Sequence[str], most: int = _NAMED, comma: str = ", ") -> str:
+    """The first names, and how many more there are."""
+    more = f"{comma}and {len(names) - most:,} more" if len(names) > most else ""
+    return comma.join(names[:most]) + more

@@ -14,10 +14,8 @@ from ..errors import in_python
 from ..measures.accuracy import LENGTHS, Confusion
 from .breakdown import Breakdown, break_down
 from .facts import JobFacts, ModelFigures, RunFacts, models_of
-from .join import Frame
-from .remarks import READ_AGAIN, hints, not_read
-from .results import Results
-from .summary import as_html, as_text
+from .results import Frame, Results
+from .summary import READ_AGAIN, as_html, as_text, hints, not_read
 from .tally import Tally
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +18,10 @@ from markupsafe import Markup
 from ..errors import visible
 from ..measures.accuracy import LENGTHS, Confusion
 from . import plots
-from .breakdown import MOMENTS
-from .breakdown_table import device_name, moment_text
+from .breakdown import MOMENTS, judge
 from .job import JobReport
-from .roofline import judge
-from .roofline_table import figure, time_text
 from .summary import doubt
+from .tables import device_name, figure, moment_text, ratio_text, time_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,7 +93,7 @@ def page(report: JobReport) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text, "ratio": _ratio}
+    environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text, "ratio": ratio_text}
     return environment.get_template("page.html.j2").render(_content(report))
 
 
@@ -191,11 +188,6 @@ def _range(begin: int, end: int | None) -> str:
     if end is None:
         return f"{begin:,} and more"
     return f"{begin:,}" if end == begin + 1 else f"{begin:,} to {end - 1:,}"
-
-
-def _ratio(value: float) -> str:
-    """Three decimals; a class that never occurs has no precision or recall."""
-    return "–" if math.isnan(value) else f"{value:.3f}"
 
 
 def _picture(draw: Callable[[float], Figure]) -> dict[str, str]:

@@ -14,12 +14,11 @@ from matplotlib.patches import Patch
 from ..errors import visible
 from ..measures.accuracy import Confusion
 from ..measures.reliability import Reliability
-from ..telemetry.profile import Point, Profile
+from ..telemetry.profile import Profile, SweepPoint
 from ..telemetry.spans import Span
-from .breakdown import Breakdown
-from .breakdown_table import device_name
-from .roofline import Judged, judge
-from .roofline_table import figure as in_words
+from .breakdown import Breakdown, Judged, judge
+from .tables import device_name
+from .tables import figure as in_words
 from .timeline import Timeline, overlap, union
 
 WIDE, NARROW = 9.6, 4.0
@@ -151,7 +150,7 @@ def _labels(judged: list[Judged]) -> list[tuple[tuple[float, float], str]]:
     ]
 
 
-def sweep(points: list[Point], over: str) -> Figure:
+def sweep(points: list[SweepPoint], over: str) -> Figure:
     """Throughput and latency of a sweep, side by side."""
     with mpl.rc_context(_STYLE):
         drawn = Figure(figsize=(WIDE, 3.4), layout="constrained")

@@ -1,13 +1,17 @@
-"""A job's rows: in memory, each row of the input once; or in its output folder, labelled and quarantined ones apart."""
+"""A job's rows: in memory, each row of the input once; or in its output folder, labelled and quarantined ones apart.
+
+In memory they can be joined to the frame that was classified, of pandas, Polars or Arrow: by position.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import UsageError
 from ..output.columns import REASON, rows_set_aside
@@ -16,10 +20,14 @@ from ..output.folder import OutputFolder
 from ..output.layout import QUARANTINE, of_job
 from ..output.store import Location
 from ..source.chunk import QUARANTINE_SCHEMA, Selection
-from .join import Frame, as_pandas, is_frame, refuse_other_frame, refuse_taken, with_columns
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Frame = TypeVar("Frame")
+"""A pandas DataFrame, a Polars DataFrame or a pyarrow Table."""
+
+_AGAIN = "Give the frame that was classified, as it was"
 
 
 @dataclass(frozen=True)
@@ -140,3 +148,121 @@ class Results:
             for name in folder.store.files(QUARANTINE)
             if of_job(name, self._job)
         )
+
+
+def is_frame(source: Any) -> bool:
+    """Whether columns can be added to it."""
+    return isinstance(source, pa.Table) or _is_pandas(source) or _is_polars(source)
+
+
+def refuse_taken(frame: Any, names: Sequence[str], suffix: str | None) -> None:
+    """Raise UsageError for what is no frame, and for one that has a column of one of these names."""
+    if not is_frame(frame):
+        kind = f"{type(frame).__module__.partition('.')[0]} {type(frame).__name__}"
+        raise UsageError(
+            f"columns cannot be added to a {kind}: give a pandas DataFrame, a Polars DataFrame or a pyarrow Table"
+        )
+    for name in _renamed(frame, names, suffix):
+        if name in _names(frame):
+            remedy = "" if suffix else ", or pass suffix='_predicted', for example"
+            raise UsageError(f"the frame has a column {name!r} already: rename it{remedy}")
+
+
+def refuse_other_frame(frame: Any, rows: int, index: pd.Index | None, classified: Any, text: Sequence[str]) -> None:
+    """Raise UsageError for a frame whose rows are not those that were classified.
+
+    rows: of the results. classified: the frame that was, whose texts, in the columns `text`, must be the same; None
+    where the rows did not come in a frame.
+    """
+    if len(frame) != rows:
+        fewer = "; results of a job with --limit or --where are joined by `row`" if rows < len(frame) else ""
+        raise UsageError(f"the frame has {len(frame):,} rows, the job's results have {rows:,}. {_AGAIN}{fewer}")
+    if frame is classified:
+        return
+    if index is not None and _is_pandas(frame) and not frame.index.equals(index):
+        raise UsageError(f"the frame has another index than the rows that were classified. {_AGAIN}")
+    if classified is None or not {*text} <= {*_names(frame)}:
+        return
+    for name in text:
+        row = _first_difference(_values(frame, name), _values(classified, name))
+        if row is not None:
+            raise UsageError(f"row {row:,} of the frame has another text than the row that was classified. {_AGAIN}")
+
+
+def _first_difference(given: pa.Array | list[Any], classified: pa.Array | list[Any]) -> int | None:
+    """The first row at which two columns differ; nulls are alike."""
+    if isinstance(given, list) or isinstance(classified, list):
+        pairs = enumerate(zip(_as_list(given), _as_list(classified), strict=True))
+        return next((row for row, (a, b) in pairs if a is not b and a != b and (a == a or b == b)), None)
+    same = pc.fill_null(pc.equal(given, classified), False)
+    different = pc.invert(pc.or_(same, pc.and_(given.is_null(), classified.is_null())))
+    return int(pc.index(different, True).as_py()) if pc.any(different).as_py() else None
+
+
+def _as_list(column: pa.Array | list[Any]) -> list[Any]:
+    return column if isinstance(column, list) else [v if v is None else v.decode() for v in column.to_pylist()]
+
+
+def _values(frame: Any, name: str) -> pa.Array | list[Any]:
+    """A column as bytes; as a list where its values have several types."""
+    try:
+        column = _select(frame, [name]).column(0).combine_chunks()
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        return column.cast(pa.large_binary())
+    except (pa.ArrowException, ValueError, TypeError):
+        return list(frame[name])
+
+
+def with_columns(frame: Any, added: pa.Table, suffix: str | None) -> Any:
+    """The frame with these columns after its own."""
+    added = added.rename_columns(_renamed(frame, added.column_names, suffix))
+    if isinstance(frame, pa.Table):
+        for field, column in zip(added.schema, added.columns, strict=True):
+            frame = frame.append_column(field, column)
+        return frame
+    if _is_polars(frame):
+        return frame.hstack(type(frame)(added).get_columns())
+    return frame.assign(**{name: column.array for name, column in as_pandas(added).items()})
+
+
+def as_pandas(table: pa.Table) -> pd.DataFrame:
+    """The table in pandas; integers and booleans stay what they are where some are null, in nullable columns."""
+    import pandas as pd
+
+    nullable = {getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")() for name in _INTEGERS}
+    nullable[pa.bool_()] = pd.BooleanDtype()
+    frame = table.to_pandas()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.null_count and column.type in nullable:
+            frame[name] = column.to_pandas(types_mapper=nullable.get)
+    return frame
+
+
+_INTEGERS = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
+
+
+def _is_pandas(source: Any) -> bool:
+    pandas = sys.modules.get("pandas")  # whoever has one of its frames has imported it
+    return pandas is not None and isinstance(source, pandas.DataFrame)
+
+
+def _is_polars(source: Any) -> bool:
+    polars = sys.modules.get("polars")
+    return polars is not None and isinstance(source, polars.DataFrame)
+
+
+def _names(frame: Any) -> list[Any]:
+    return frame.column_names if isinstance(frame, pa.Table) else list(frame.columns)
+
+
+def _renamed(frame: Any, names: Sequence[str], suffix: str | None) -> list[str]:
+    """The names with the suffix, where the frame has a column of that name."""
+    return [name + suffix if suffix and name in _names(frame) else name for name in names]
+
+
+def _select(frame: Any, names: Sequence[str]) -> pa.Table:
+    if isinstance(frame, pa.Table):
+        return frame.select(names)
+    if _is_polars(frame):
+        return frame.select(names).to_arrow()
+    return pa.Table.from_pandas(frame[list(names)], preserve_index=False)

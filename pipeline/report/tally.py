@@ -12,7 +12,7 @@ from ..errors import BroadsheetError
 from ..measures.accuracy import LENGTHS, Confusion, confusion_of
 from ..output.account import summed
 from ..output.record import SUMS, Entry, Judged, Totals
-from ..source.plan.group import GroupEnd
+from ..source.plan.plan import GroupEnd
 
 
 def balance(totals: Totals | Tally) -> str:

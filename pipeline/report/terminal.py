@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable
 from datetime import timedelta
 
-from rich import box
 from rich.filesize import decimal
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
-from ..measures.accuracy import Confusion
-from .breakdown_table import print_breakdown
 from .console import PlainConsole, facts_table, lines, print_fact, say
 from .facts import ModelFigures
 from .job import JobReport, Progress
-from .remarks import unread_line
-from .roofline_table import print_profile
-from .summary import doubt, facts, unfinished
+from .summary import doubt, facts, unfinished, unread_line
+from .tables import new_table, print_breakdown, print_confusion, print_profile
 from .tally import Reach
 
 _MOST_CLASSES = 20
 _MOST_LINES = 10
 _SECONDS_BETWEEN_LINES = 10.0
-_UNBOUNDED = 10_000  # columns
 
 
 class NoProgress(Progress):
@@ -137,15 +131,8 @@ def _print_totals(report: JobReport, console: PlainConsole) -> None:
             print_fact(name, path, console)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", overflow="fold")
-    return table
-
-
 def _label_table(model: ModelFigures, written: int) -> Table:
-    table = _table("label", "rows", "share")
+    table = new_table("label", "rows", "share")
     shown = model.labels.most_common(_MOST_CLASSES)
     for name, rows in shown:
         table.add_row(name, f"{rows:,}", f"{rows / max(written, 1):.1%}")
@@ -154,47 +141,6 @@ def _label_table(model: ModelFigures, written: int) -> Table:
     if model.unlabelled:
         table.add_row("(none)", f"{model.unlabelled:,}", f"{model.unlabelled / max(written, 1):.1%}")
     return table
-
-
-def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
-    """Accuracy, the per-class table, and for few classes the matrix (true class by row)."""
-    if confusion.without_truth:
-        message = f"{confusion.without_truth:,} rows have a truth that is not a class of the model; they are left out"
-        console.print(message, style="yellow")
-    without = int(confusion.unlabelled.sum())
-    if without:
-        console.print(f"{without:,} rows have a truth and no label, with a score too low; they are left out below")
-    if not confusion.rows:
-        return
-    console.print(
-        f"accuracy {confusion.accuracy:.2%} (standard error {confusion.standard_error:.2%}): "
-        f"{confusion.correct:,} of {confusion.rows:,} right"
-    )
-    table = _table("class", "precision", "recall", "F1", "rows")
-    figures = confusion.per_class()
-    for name, precision, recall, f1, support in figures[:_MOST_CLASSES]:
-        table.add_row(name, _ratio(precision), _ratio(recall), _ratio(f1), f"{support:,}")
-    if len(figures) > _MOST_CLASSES:
-        table.add_row(f"{len(figures) - _MOST_CLASSES} more", "", "", "", "")
-    console.print(table)
-    if len(confusion.classes) <= _MOST_CLASSES // 2:
-        matrix = _matrix(confusion, confusion.classes)
-        if console.measure(matrix, options=console.options.update(width=_UNBOUNDED)).maximum > console.width:
-            matrix = _matrix(confusion, tuple(f"({i})" for i in range(1, 1 + len(confusion.classes))))
-        console.print(matrix)
-
-
-def _matrix(confusion: Confusion, headings: tuple[str, ...]) -> Table:
-    """Rows by true class, columns by label. headings: of the columns; where they are numbers, so are those of rows."""
-    matrix = _table("true \\ labelled", *headings)
-    for heading, name, row in zip(headings, confusion.classes, confusion.counts, strict=True):
-        matrix.add_row(name if heading == name else f"{heading} {name}", *(f"{n:,}" for n in row))
-    return matrix
-
-
-def _ratio(value: float) -> str:
-    """Three decimals; a class that never occurs has no precision or recall."""
-    return "–" if math.isnan(value) else f"{value:.3f}"
 
 
 def _print_validation(report: JobReport, answers: str, console: PlainConsole) -> None:

@@ -1,10 +1,17 @@
-"""The spans of a job on one clock: the data of breakdown, trace and page."""
+"""The spans of a job on one clock: the data of breakdown, page, and the trace that ui.perfetto.dev and chrome://tracing
+open.
+
+That is in the "Trace Event Format": complete events (`ph` X) with microseconds; a process is a worker and its device, a
+thread is a lane. https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..source.inputs import Loaded, Source
-from ..telemetry.spans import Clock, Place, Span, brought_home, span
+from ..telemetry.spans import LANES, Clock, Place, Span, brought_home, span
 
 Intervals = NDArray[np.float64]
 """[n, 2]: begin and end, ascending and disjoint."""
@@ -134,3 +141,73 @@ def overlap(intervals: Intervals, edges: NDArray[np.float64]) -> NDArray[np.floa
     inside = np.where(which > 0, np.minimum(edges, intervals[which - 1, 1]) - intervals[which - 1, 0], 0.0)
     covered = lengths[np.maximum(which - 1, 0)] + inside
     return np.diff(covered)
+
+
+def save_trace(timeline: Timeline, path: str | Path) -> None:
+    """Write the file. Times count from the start of the job. Raises OSError."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        file.write(",\n".join(json.dumps(event) for event in _events(timeline)))
+        file.write("\n]}\n")
+
+
+def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    places = sorted(timeline.places.values(), key=place_order)
+    processes = {place.where: number for number, place in enumerate(places, 1)}
+    names = {place.where: f"{place.host} {place.device} (pid {place.where.rpartition(':')[2]})" for place in places}
+    named: set[tuple[int, int]] = set()
+    for where in dict.fromkeys(each.where for each in timeline.spans):
+        if where not in processes:
+            processes[where] = len(processes) + 1
+            names[where] = f"client {where}"
+    for where, number in processes.items():
+        yield {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": names[where]}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": number, "tid": 0, "args": {"sort_index": number}}
+    rows = _LaneRows()
+    for one in sorted(timeline.spans, key=lambda s: (s.start, -s.seconds)):
+        about = {"pid": processes[one.where], "tid": _thread(one.lane, rows.row_of(one))}
+        if (about["pid"], about["tid"]) not in named:
+            named.add((about["pid"], about["tid"]))
+            yield {"ph": "M", "name": "thread_name", **about, "args": {"name": one.lane}}
+            yield {"ph": "M", "name": "thread_sort_index", **about, "args": {"sort_index": about["tid"]}}
+        yield {
+            "ph": "X",
+            "name": one.name,
+            "cat": one.lane,
+            **about,
+            "ts": round((one.start - timeline.began) * 1e6, 3),
+            "dur": round(one.seconds * 1e6, 3),
+            "args": {"chunk": one.chunk},
+        }
+
+
+_SLACK = 50e-6  # start and duration of a span come from two clocks, so it may end a moment after its parent
+
+
+class _LaneRows:
+    """Which row of a lane a span goes to: viewers draw spans that overlap, without nesting, only in separate rows.
+
+    Spans overlap since a worker reads and writes several chunks at once.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], list[list[Span]]] = {}
+
+    def row_of(self, span: Span) -> int:
+        """Its number in the lane, from 0."""
+        rows = self._open.setdefault((span.where, span.lane), [])
+        for number, stack in enumerate(rows):
+            while stack and stack[-1].end <= span.start:
+                stack.pop()
+            if not stack or (span.end <= stack[-1].end + _SLACK and span.chunk == stack[-1].chunk):
+                stack.append(span)
+                return number
+        rows.append([span])
+        return len(rows) - 1
+
+
+def _thread(lane: str, row: int) -> int:
+    """A thread number that puts the rows of a process in the order of LANES, the CPU's threads below "compute"."""
+    if lane in LANES:
+        return 1 + 10 * LANES.index(lane) + row
+    return 1 + 10 * LANES.index("compute") + 1 + int(lane.rpartition(" ")[2])

@@ -21,14 +21,11 @@ from starlette.types import ASGIApp, Receive, Send
 
 from ..engine.base import Predictions
 from ..output.model_columns import ModelColumns, Names
-from . import answers, openapi
-from .bodies import ARROW, JSON, Asked, BadRequest, from_arrow, from_json, packed_of
-from .log import log
-from .main_link import Main
-from .messages import Served
+from . import openapi
+from .bodies import ARROW, JSON, Asked, BadRequest, from_arrow, from_json, packed_of, to_arrow, to_json
+from .http_link import Held, Main, Served
 from .requests import Gone, ModelChanged, Refused
-from .settings import Settings
-from .shared import Held
+from .settings import Settings, log
 
 _CLASSIFY = "/v1/classify"
 _JSON, _ARROW = JSON.encode(), ARROW.encode()
@@ -72,7 +69,7 @@ class App:
             Route("/v1/models", self._guarded(partial(self._call, "models"))),
             Route("/v1/models/{name:path}/reload", self._reload_model, methods=["POST"]),
             Route("/metrics", self._guarded(self._show_metrics)),
-            Route("/healthz", lambda request: _json({"status": "alive"})),
+            Route("/healthz", lambda request: _json(openapi.ServerState("alive"))),
             Route("/readyz", partial(self._call, "ready")),
             Route("/openapi.json", lambda request: Response(schema, media_type=JSON)),
             Route("/docs", lambda request: Response(docs, media_type="text/html", headers=_PAGE_HEADERS)),
@@ -126,11 +123,9 @@ class App:
             seen.logged = asked.texts if isinstance(asked.texts, list) else asked.texts.to_pylist()
         served, found = await self._classified(scope, asked, is_small, seen)
         columns = columns_of(served.classes, served.thresholds, asked.top_k, asked.scores)
-        if kind == _JSON:
-            write = partial(answers.to_json, served.name, found, columns)
-        else:
-            write = partial(answers.to_arrow, found, columns)
-        return kind, write() if seen.texts <= _AT_ONCE_TEXTS else await asyncio.to_thread(write)
+        write = partial(to_json, served.name) if kind == _JSON else to_arrow
+        is_few = seen.texts <= _AT_ONCE_TEXTS
+        return kind, write(found, columns) if is_few else await asyncio.to_thread(write, found, columns)
 
     async def _classified(self, scope: Any, asked: Asked, is_small: bool, seen: _Seen) -> tuple[Served, Predictions]:
         """Predictions of the texts, and by which model."""
@@ -285,7 +280,7 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 def _message(told: str) -> bytes:
-    return msgspec.json.encode({"error": told})
+    return msgspec.json.encode(openapi.ErrorMessage(told))
 
 
 def _error(error: BadRequest) -> Response:

@@ -20,8 +20,8 @@ from ..processes.threads import share_of_cores
 from .dispatcher import Device, Dispatcher
 from .engine_process import load
 from .engines import Choice, EngineLost, Load, Loaded, LoadedModel, Ready
-from .log import log
 from .metrics import Metrics
+from .settings import log
 
 NAME = "broadsheet-serve"
 _LOAD, _UNLOAD, _CLASSIFY = (f"broadsheet_serve_{name}" for name in ("load", "unload", "classify"))

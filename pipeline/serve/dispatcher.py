@@ -11,13 +11,10 @@ from dataclasses import dataclass, field
 
 from ..engine.base import Predictions, Texts
 from ..errors import BroadsheetError, UsageError
-from .batch_time import LONGEST_S, BatchTime
-from .engines import Engine, EngineLost, LoadedModel, Ready
-from .log import log
+from .engines import LONGEST_S, BatchTime, EngineLost, LoadedModel, Ready, RemoteEngine
 from .metrics import Metrics
-from .requests import Gone, Refused
-from .rows import cut, to_rows
-from .waiting import NOTHING, STRETCH, Batch, Piece, Request, Waiting
+from .requests import NOTHING, STRETCH, Batch, Gone, Piece, Refused, Request, Waiting, cut, to_rows
+from .settings import log
 
 _LARGEST_SHARE = 0.4
 """A batch takes this share of the target at most: a request waits for the batch that is on the device, then comes its
@@ -53,7 +50,7 @@ class Device:
     by the monotonic clock, when it is expected to be done.
     """
 
-    engine: Engine
+    engine: RemoteEngine
     depth: int = 1
     ready: dict[str, Ready] = field(default_factory=dict)
     times: dict[str, BatchTime] = field(default_factory=dict)
@@ -107,7 +104,7 @@ class Dispatcher:
     def open_requests(self) -> int:
         return self._open.total()
 
-    async def add_engine(self, engine: Engine) -> Device:
+    async def add_engine(self, engine: RemoteEngine) -> Device:
         """Load the models on an engine, and send it batches from then on. Raises BroadsheetError, and UsageError where
         its scores would have other bits than those of the others.
         """
@@ -164,7 +161,7 @@ class Dispatcher:
         """Take a request in. Raises Refused where its deadline, or the queue's bound, cannot be held.
 
         arrived: when it was there, by the clock, if that is not now. back: seconds that its answer needs to whoever
-        asked. The answer is its rows (`rows.py`), as bytes.
+        asked. The answer is its rows (`to_rows`), as bytes.
         """
         loaded = self.models[model]
         now = self._clock()
@@ -412,7 +409,7 @@ class Dispatcher:
                 task.add_done_callback(self._tasks.discard)
 
 
-async def _unloaded(engine: Engine, key: str) -> None:
+async def _unloaded(engine: RemoteEngine, key: str) -> None:
     try:
         await engine.unload(key)
     except BroadsheetError as error:

@@ -20,8 +20,7 @@ from ..errors import BroadsheetError
 from ..model.charcnn import Model
 from ..processes.child import parent_of
 from ..processes.messages import Closed, packed, receive, send, unpacked
-from .batch_time import measure
-from .engines import Classified, Classify, Failed, Load, Loaded, Unload
+from .engines import Classified, Classify, Failed, Load, Loaded, Unload, measure
 
 
 def load(asked: Load) -> tuple[Engine, Loaded]:

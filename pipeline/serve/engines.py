@@ -1,28 +1,19 @@
-"""The engines that a server sends batches to; here those of this machine, each in a process that is started again when
-it ends.
+"""What a server asks of an engine and is answered, wherever that is; and how long a batch takes there: measured when a
+model is loaded, and kept up to date by every batch.
 """
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-from contextlib import suppress
+import math
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from ..engine.base import Backend, Predictions, Texts
+from ..engine.base import Backend, Engine, Predictions, Texts
 from ..errors import BroadsheetError
 from ..model.charcnn import Model
-from ..processes.child import Child
-from ..processes.messages import Closed, Frame, packed, pieces, read, unpacked
-from .batch_time import Point
-
-_BUFFER_BYTES = 4 << 20
-_PATIENCE_SECONDS = 60.0
-"""A batch is expected to take a fraction of a second: a device that has not answered after this long never will."""
-
-_ENDING_SECONDS = 5.0
 
 
 class EngineLost(BroadsheetError):
@@ -114,7 +105,7 @@ class Failed(NamedTuple):
     error: BroadsheetError
 
 
-class Engine(Protocol):
+class RemoteEngine(Protocol):
     """One device. name: for people, in logs and metrics."""
 
     name: str
@@ -130,120 +121,135 @@ class Engine(Protocol):
         ...
 
 
-class ProcessEngine:
-    """An engine in a process of this machine. `start` makes one."""
+_STEP, _QUANTILE = 0.04, 0.8
+"""A batch moves what is expected of its size by 4 % at most, so that an outlier does no harm; and more readily upwards
+than downwards, so that what is expected is what four batches in five keep to.
+"""
 
-    def __init__(self, name: str, child: Child, choice: Choice, threads: int) -> None:
-        self.name = name
-        self._child = child
-        self._choice, self._threads = choice, threads
-        self._loading: dict[str, asyncio.Future[Any]] = {}
-        self._computing: dict[int, asyncio.Future[Any]] = {}
-        self._number = 0
-        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+_SLOW = 1.25
+"""A batch that takes so many times what is expected is an outlier, or the first of many: the second in a row moves what
+is expected by twice as much, the third by three times as much.
+"""
 
-    @classmethod
-    async def start(cls, name: str, environment: dict[str, str], choice: Choice, threads: int) -> ProcessEngine:
-        """Start a process for the device that `environment` names; no model is loaded yet."""
-        start_child = partial(Child, environment=environment, buffer_bytes=_BUFFER_BYTES)
-        child = await asyncio.to_thread(start_child, "broadsheet.pipeline.serve.engine_process")
-        engine = cls(name, child, choice, threads)
-        reader, engine._writer = await asyncio.open_connection(sock=child.connection)
-        engine._reading = asyncio.create_task(engine._read(reader))
-        return engine
+_OWN_SHARE = 0.25
+"""Of such a step, what is expected of that size alone moves by so much more: mostly all sizes become slower together,
+when other processes want the same cores.
+"""
 
-    async def load(self, loaded: LoadedModel) -> Ready:
-        answer = self._loading[loaded.key] = asyncio.get_running_loop().create_future()
-        choice = self._choice
-        asked = Load(
-            loaded.key,
-            loaded.name,
-            loaded.data,
-            choice.device,
-            choice.precision,
-            choice.kernels,
-            self._threads,
-            choice.longest,
-        )
-        self._write(await asyncio.to_thread(packed, asked))  # some tens of MB
-        ready: Ready = await answer
-        return ready
+_LEAST, _MOST = 0.5, 8.0
+"""How far what is expected may move from what was measured: a machine gets busy, but not a thousand times slower."""
 
-    async def unload(self, key: str) -> None:
-        self._write(packed(Unload(key)))
+LONGEST_S = 0.25
+"""Of a batch: longer ones would do no more work in the same time, and hold up others."""
 
-    async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Predictions, float]:
-        self._number += 1
-        answer = self._computing[self._number] = asyncio.get_running_loop().create_future()
-        watch = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._lose, "it does not answer")
-        try:
-            self._write(packed(Classify(self._number, key, texts, top_k)))
-            found: tuple[Predictions, float] = await answer
-            return found
-        finally:
-            watch.cancel()
+_CHARS = 4
+"""Characters of a text are rounded up to this, so that what has been found for one average is used for the next."""
 
-    async def ended(self) -> str:
-        """Wait until the process is gone; why."""
-        return await asyncio.shield(self._lost)
+_REPEATS = 3
+_LARGEST = 1 << 15
 
-    async def close(self) -> None:
-        self._lose("the server stops")
-        if self._writer is not None:
-            self._writer.close()
-        try:
-            await asyncio.to_thread(self._child.process.wait, _ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            await asyncio.to_thread(self._child.process.wait)
 
-    def _write(self, frames: list[Frame]) -> None:
-        if self._lost.done() or self._writer is None:
-            raise EngineLost(f"the engine on {self.name} is gone: {self._lost.result()}")
-        self._writer.writelines(pieces(frames))
+class Point(NamedTuple):
+    """What was measured of batches of `texts` texts. seconds: of texts of one character. per_char: seconds more for
+    each character that the model reads.
+    """
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand over what the process answers, until it ends."""
-        why = "its process ended"
-        with suppress(Closed):
-            while True:
-                message = unpacked(await read(reader))
-                if isinstance(message, Classified):
-                    _resolve(self._computing.pop(message.number), (message.predictions, message.seconds))
-                elif isinstance(message, Loaded):
-                    ready = Ready(message.backend, message.device_name, message.points, message.batch)
-                    _resolve(self._loading.pop(message.key), ready)
-                elif isinstance(message, Failed) and message.key:
-                    loading = self._loading.pop(message.key)
-                    if not loading.done():
-                        loading.set_exception(message.error)
+    texts: int
+    seconds: float
+    per_char: float
+
+
+def measure(engine: Engine, longest: float) -> list[Point]:
+    """Time batches of 1, 2, 4, … short and full-length texts, until one takes `longest` seconds, or LONGEST_S."""
+    longest = min(longest, LONGEST_S)
+    points: list[Point] = []
+    length = engine.model.reads
+    texts = 1
+    while texts <= min(_LARGEST, engine.batch or _LARGEST):
+        short = _seconds_of(engine, Texts.of([b"a"] * texts))
+        full = short
+        if short < longest:
+            full = _seconds_of(engine, Texts.of([b"news " * (length // 5)] * texts))
+        chars = texts * max(1, length // 5 * 5 - 1)
+        points.append(Point(texts, short, max(0.0, (full - short) / chars)))
+        if full >= longest:
+            break
+        texts *= 2
+    return points
+
+
+def _seconds_of(engine: Engine, texts: Texts) -> float:
+    found: list[float] = []
+    while len(found) < _REPEATS and sum(found) < LONGEST_S / 2:
+        began = time.perf_counter()
+        engine.classify(texts, all_scores=True)
+        found.append(time.perf_counter() - began)
+    return min(found)  # whatever else the machine does only makes it longer
+
+
+class BatchTime:
+    """Seconds of a batch, by its texts and the characters that the model reads of them.
+
+    Between the sizes that were measured it is interpolated; beyond the largest it grows in proportion.
+
+    Examples
+    --------
+    >>> batch_time = BatchTime([Point(1, 0.010, 0.0), Point(2, 0.012, 0.0)])
+    >>> round(batch_time.seconds(4, 0), 3)
+    0.024
+    >>> batch_time.most_texts(0.024, chars_a_text=0)
+    4
+
+    """
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self._points = list(points)
+        self._sizes = [point.texts for point in points]
+        self._common, self._factors = 1.0, [1.0] * len(points)
+        self._slow = 0
+        self._most: dict[tuple[float, int], int] = {}
+
+    def seconds(self, texts: int, chars: int) -> float:
+        """What a batch of so many texts, of which the model reads so many characters, is expected to take."""
+        last = self._points[-1].texts
+        if texts > last:
+            return self._at(-1, chars, texts / last)
+        right = bisect_left(self._sizes, texts)
+        high = self._at(right, chars)
+        if texts == self._sizes[right]:
+            return high
+        low = self._at(right - 1, chars)
+        return low + (high - low) * (texts - self._sizes[right - 1]) / (self._sizes[right] - self._sizes[right - 1])
+
+    def most_texts(self, seconds: float, chars_a_text: float) -> int:
+        """How many texts of that length are expected to be computed within `seconds`; 1 at least."""
+        chars_a_text = _CHARS * math.ceil(chars_a_text / _CHARS)
+        if (seconds, chars_a_text) not in self._most:
+            low, high = 1, 2 * _LARGEST
+            while low < high:
+                middle = (low + high + 1) // 2
+                if self.seconds(middle, middle * chars_a_text) <= seconds:
+                    low = middle
                 else:
-                    why = message.error.message
-        self._lose(why)
+                    high = middle - 1
+            self._most[seconds, chars_a_text] = low
+        return self._most[seconds, chars_a_text]
 
-    @property
-    def pid(self) -> int:
-        return self._child.process.pid
+    def learn(self, texts: int, chars: int, seconds: float) -> None:
+        """Take what a batch took into account, for batches of about its size."""
+        right = min(bisect_right(self._sizes, texts), len(self._sizes) - 1)
+        nearest = right if right == 0 or texts >= 0.75 * self._sizes[right] else right - 1
+        over = seconds / self.seconds(texts, chars)
+        self._slow = self._slow + 1 if over > _SLOW else 0
+        step = _STEP * (_QUANTILE * max(1, self._slow) if over > 1 else _QUANTILE - 1)
+        self._most.clear()
+        self._common = _within(self._common * (1 + step))
+        self._factors[nearest] = _within(self._factors[nearest] * (1 + _OWN_SHARE * step))
 
-    @property
-    def exit_code(self) -> int | None:
-        """Of its process, once that has ended; a negative one is a signal's number."""
-        return self._child.process.poll()
-
-    def _lose(self, why: str) -> None:
-        """All that was asked of the process fails, and it is killed if it is not gone."""
-        if self._lost.done():
-            return
-        self._lost.set_result(why)
-        if why != "the server stops":
-            self._child.kill()
-        for answer in [*self._loading.values(), *self._computing.values()]:
-            if not answer.done():
-                answer.set_exception(EngineLost(f"the engine on {self.name} is gone: {why}"))
+    def _at(self, index: int, chars: int, times: float = 1.0) -> float:
+        point = self._points[index]
+        return _within(self._common * self._factors[index]) * (point.seconds * times + point.per_char * chars)
 
 
-def _resolve(answer: asyncio.Future[Any], value: object) -> None:
-    if not answer.done():
-        answer.set_result(value)
+def _within(factor: float) -> float:
+    return min(_MOST, max(_LEAST, factor))

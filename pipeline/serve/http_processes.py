@@ -21,9 +21,7 @@ from ..processes.child import Child
 from ..processes.messages import packed, send
 from .dispatcher import Dispatcher
 from .engines import LoadedModel
-from .http_process import Begin
-from .log import log
-from .messages import (
+from .http_link import (
     Answered,
     Ask,
     Call,
@@ -33,6 +31,7 @@ from .messages import (
     Denied,
     Forget,
     FromHttp,
+    Held,
     Link,
     Listens,
     Message,
@@ -40,11 +39,10 @@ from .messages import (
     Served,
     Stop,
 )
+from .http_process import Begin
 from .metrics import Metrics, name_of
-from .requests import Gone, Refused
-from .settings import Settings
-from .shared import Held
-from .waiting import Request
+from .requests import Gone, Refused, Request
+from .settings import Settings, log
 
 _COUNT_WITHIN = 1.0
 """Seconds in which each process must have told what it has counted, before metrics are shown without."""
@@ -207,7 +205,7 @@ class _HttpProcess:
             self._calling.add(task)
             task.add_done_callback(self._calling.discard)
         elif isinstance(message, Counted):
-            self._metrics.requests.add(message)
+            self._metrics.requests.add(message.requests, message.texts, message.seconds, message.buckets)
             if message.is_asked:
                 self._counting.popleft().set_result(None)
         elif isinstance(message, Listens) and not self.listens.done():

@@ -1,15 +1,54 @@
-"""What the server counts, in Prometheus's text format."""
+"""What the server counts, in Prometheus's text format. Each HTTP process counts its own requests; they are added up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from .counts import SECONDS, RequestCounts
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+"""Upper bounds of the histogram's buckets; one more has no bound."""
+
+
+class RequestCounts:
+    """requests: by model and HTTP status. texts: that were answered, by model. seconds, buckets: of the requests that
+    were answered, by model: their sum, and how many are in each bucket of SECONDS.
+    """
+
+    def __init__(self) -> None:
+        self.requests: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self.texts: defaultdict[str, int] = defaultdict(int)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(SECONDS) + 1))
+
+    def answered(self, model: str, status: int, texts: int, seconds: float) -> None:
+        self.requests[model, status] += 1
+        if status == 200:
+            self.texts[model] += texts
+            self.seconds[model] += seconds
+            self.buckets[model][bisect_left(SECONDS, seconds)] += 1
+
+    def add(
+        self,
+        requests: Iterable[tuple[str, int, int]],
+        texts: Mapping[str, int],
+        seconds: Mapping[str, float],
+        buckets: Mapping[str, Sequence[int]],
+    ) -> None:
+        """What another process has counted."""
+        for model, status, count in requests:
+            self.requests[model, status] += count
+        for model, count in texts.items():
+            self.texts[model] += count
+        for model, counts in buckets.items():
+            self.seconds[model] += seconds[model]
+            self.buckets[model] = [a + b for a, b in zip(self.buckets[model], counts, strict=True)]
+
 
 _TEXTS = tuple(4**i for i in range(9))
 

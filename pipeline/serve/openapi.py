@@ -1,18 +1,71 @@
-"""The interface as OpenAPI says it, and a page of it for people, which needs no other host."""
+"""What is answered; the interface as OpenAPI says it; and a page of that for people, which needs no other host."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from msgspec import UNSET, UnsetType
 
-from .bodies import ARROW, JSON, MOST_LABELS
+from .bodies import ARROW, JSON, ClassifyOptions, ClassifyRequest
 from .settings import Settings
 
-_TOP_K = {"type": "integer", "minimum": 1, "maximum": MOST_LABELS, "default": 1}
-_SCORES = {"type": "boolean", "default": False}
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TextResult(msgspec.Struct):
+    """The columns that `broadsheet classify` writes; with scores, score_CLASS for each class."""
+
+    label: Annotated[str | None, msgspec.Meta(description="null for a text on which the model overflows")]
+    score: float | None
+    n_chars: Annotated[_Count, msgspec.Meta(description="Characters of the whole text")]
+    truncated: Annotated[bool, msgspec.Meta(description="Whether it is longer than the model reads")]
+    unknown_chars: Annotated[_Count, msgspec.Meta(description="Outside the model's alphabet, of those that it reads")]
+    top_labels: Annotated[list[str | None] | UnsetType, msgspec.Meta(description="With top_k above 1")] = UNSET
+    top_scores: list[float | None] | UnsetType = UNSET
+    reason: Annotated[str | UnsetType, msgspec.Meta(description="Why a text has no label")] = UNSET
+
+
+class ClassifyAnswer(msgspec.Struct):
+    """A result for each text, in order."""
+
+    model: str
+    results: list[TextResult]
+
+
+class ModelAbout(msgspec.Struct):
+    """A model as it is served."""
+
+    name: str
+    default: Annotated[bool, msgspec.Meta(description="Whether it is the one for requests that name none")]
+    classes: tuple[str, ...]
+    reads: Annotated[_Count, msgspec.Meta(description="Characters of a text on which its label depends")]
+    alphabet: str
+    meant_for: str | None
+    digest: str
+    loaded: Annotated[_Count, msgspec.Meta(description="How often it was loaded: 1, and 1 more for each reload")]
+    backend: Annotated[str | None, msgspec.Meta(description="What decides the bits of a score")]
+
+
+class ModelList(msgspec.Struct):
+    """All models."""
+
+    models: list[ModelAbout]
+
+
+class ServerState(msgspec.Struct):
+    """engines: what each is doing."""
+
+    status: str
+    engines: dict[str, str] | UnsetType = UNSET
+
+
+class ErrorMessage(msgspec.Struct):
+    """Why there is no other answer."""
+
+    error: str
 
 
 def describe(settings: Settings) -> dict[str, Any]:
@@ -26,10 +79,10 @@ def describe(settings: Settings) -> dict[str, Any]:
         },
         "paths": {
             "/v1/classify": {"post": _classify(settings)},
-            "/v1/models": {"get": _get("The models, and what they read", "Models")},
+            "/v1/models": {"get": _get("The models, and what they read", "ModelList")},
             "/v1/models/{name}/reload": {"post": _reload()},
             "/healthz": {"get": _open("Whether the server is alive")},
-            "/readyz": {"get": _open("Whether an engine is warm", also={"503": _answer("None is", "State")})},
+            "/readyz": {"get": _open("Whether an engine is warm", also={"503": _answer("None is", "ServerState")})},
             "/metrics": {"get": _metrics()},
         },
         "components": {
@@ -67,14 +120,13 @@ def _classify(settings: Settings) -> dict[str, Any]:
         "where it could not be answered in time. An Arrow stream has one column, text; options are then in the URL, "
         "and the answer is a stream too, of a row for each text.",
         "parameters": [
-            {"name": "model", "in": "query", "description": "With Arrow", "schema": {"type": "string"}},
-            {"name": "top_k", "in": "query", "description": "With Arrow", "schema": _TOP_K},
-            {"name": "scores", "in": "query", "description": "With Arrow", "schema": _SCORES},
+            {"name": name, "in": "query", "description": "With Arrow", "schema": schema.get("anyOf", [schema])[0]}
+            for name, schema in _schemas(settings)["ClassifyOptions"]["properties"].items()
         ],
         "requestBody": {
             "required": True,
             "content": {
-                JSON: {"schema": {"$ref": "#/components/schemas/Request"}},
+                JSON: {"schema": {"$ref": "#/components/schemas/ClassifyRequest"}},
                 ARROW: {"schema": {"type": "string", "format": "binary"}},
             },
         },
@@ -82,7 +134,7 @@ def _classify(settings: Settings) -> dict[str, Any]:
             "200": {
                 "description": "The labels",
                 "content": {
-                    JSON: {"schema": {"$ref": "#/components/schemas/Answer"}},
+                    JSON: {"schema": {"$ref": "#/components/schemas/ClassifyAnswer"}},
                     ARROW: {"schema": {"type": "string", "format": "binary"}},
                 },
             },
@@ -107,7 +159,7 @@ def _reload() -> dict[str, Any]:
         "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}],
         "security": [{"bearer": []}],
         "responses": {
-            "200": _answer("The model that is served now", "Model"),
+            "200": _answer("The model that is served now", "ModelAbout"),
             "401": _answer("The admin token was not shown"),
             "403": _answer("The server has no admin token"),
             "404": _answer("There is no such model"),
@@ -122,7 +174,7 @@ def _get(summary: str, schema: str) -> dict[str, Any]:
 
 
 def _open(summary: str, also: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"summary": summary, "responses": {"200": _answer("Yes", "State"), **(also or {})}}
+    return {"summary": summary, "responses": {"200": _answer("Yes", "ServerState"), **(also or {})}}
 
 
 def _metrics() -> dict[str, Any]:
@@ -130,75 +182,15 @@ def _metrics() -> dict[str, Any]:
     return {"summary": "What the server counts", "responses": {"200": text, "401": _answer("The token was not shown")}}
 
 
-def _answer(description: str, schema: str = "Error") -> dict[str, Any]:
+def _answer(description: str, schema: str = "ErrorMessage") -> dict[str, Any]:
     return {"description": description, "content": {JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
 
 
 def _schemas(settings: Settings) -> dict[str, Any]:
-    number, label = {"type": ["number", "null"]}, {"type": ["string", "null"]}
-    count = {"type": "integer", "minimum": 0}
-    return {
-        "Request": {
-            "type": "object",
-            "required": ["texts"],
-            "additionalProperties": False,
-            "properties": {
-                "texts": {"type": "array", "items": {"type": "string"}, "maxItems": settings.max_texts},
-                "model": {"type": ["string", "null"], "description": f"Default: {settings.default_model}"},
-                "top_k": {**_TOP_K, "description": "Labels of each text"},
-                "scores": {**_SCORES, "description": "The probability of every class too"},
-            },
-        },
-        "Answer": {
-            "type": "object",
-            "required": ["model", "results"],
-            "properties": {
-                "model": {"type": "string"},
-                "results": {"type": "array", "items": {"$ref": "#/components/schemas/Result"}},
-            },
-        },
-        "Result": {
-            "type": "object",
-            "description": "The columns that `broadsheet classify` writes; with scores, score_CLASS for each class",
-            "required": ["label", "score", "n_chars", "truncated", "unknown_chars"],
-            "properties": {
-                "label": {**label, "description": "null for a text on which the model overflows"},
-                "score": number,
-                "top_labels": {"type": "array", "items": label, "description": "With top_k above 1"},
-                "top_scores": {"type": "array", "items": number},
-                "n_chars": {**count, "description": "Characters of the whole text"},
-                "truncated": {"type": "boolean", "description": "Whether it is longer than the model reads"},
-                "unknown_chars": {**count, "description": "Outside the model's alphabet, of those that it reads"},
-                "reason": {"type": "string", "description": "Why a text has no label"},
-            },
-        },
-        "Models": {
-            "type": "object",
-            "required": ["models"],
-            "properties": {"models": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}},
-        },
-        "Model": {
-            "type": "object",
-            "required": ["name", "classes", "reads", "alphabet", "loaded"],
-            "properties": {
-                "name": {"type": "string"},
-                "default": {"type": "boolean", "description": "Whether it is the one for requests that name none"},
-                "classes": {"type": "array", "items": {"type": "string"}},
-                "reads": {**count, "description": "Characters of a text on which its label depends"},
-                "alphabet": {"type": "string"},
-                "meant_for": {"type": ["string", "null"]},
-                "digest": {"type": "string"},
-                "loaded": {**count, "description": "How often it was loaded: 1, and 1 more for each reload"},
-                "backend": {"type": ["string", "null"], "description": "What decides the bits of a score"},
-            },
-        },
-        "State": {
-            "type": "object",
-            "required": ["status"],
-            "properties": {
-                "status": {"type": "string"},
-                "engines": {"type": "object", "additionalProperties": {"type": "string"}},
-            },
-        },
-        "Error": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
-    }
+    """Those of the structs that requests and answers are read and written with, by name."""
+    kinds = (ClassifyOptions, ClassifyRequest, ClassifyAnswer, ModelList, ModelAbout, ServerState, ErrorMessage)
+    _, found = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    properties = found["ClassifyRequest"]["properties"]
+    properties["texts"]["maxItems"] = settings.max_texts
+    properties["model"]["description"] = f"Default: {settings.default_model}"
+    return found

@@ -1,9 +1,23 @@
-"""A request's texts on their way to the dispatcher, and what may become of a request there."""
+"""Requests that wait for a device: the earliest deadline first, and each with its share of a batch. What may become of
+a request; and its predictions as bytes, a row a text, so that those of many are cut and sent without a look at them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.base import Predictions, Texts
+from ..model.charcnn import Model
+from .engines import BatchTime
 
 
 class Packed(NamedTuple):
@@ -30,3 +44,266 @@ class Gone(Exception):
 
 class ModelChanged(Exception):
     """The model was loaded anew since the request was read."""
+
+
+_COUNTS = ("n_chars", "truncated", "unknown_chars")
+
+
+@lru_cache
+def kind_of(classes: int, top_k: int) -> np.dtype[np.void]:
+    """The type of a row. Its bytes are those of this machine: rows are not kept, nor sent to others."""
+    labels = [("labels", np.int32, (top_k,)), ("scores", np.float32, (top_k,)), ("all_scores", np.float32, (classes,))]
+    return np.dtype([("n_chars", np.int64), ("unknown_chars", np.int64), *labels, ("truncated", np.bool_)], align=True)
+
+
+def to_rows(found: Predictions) -> NDArray[np.void]:
+    """Predictions with all scores as an array of rows, [N]."""
+    assert found.all_scores is not None
+    rows = np.zeros(len(found.labels), kind_of(found.all_scores.shape[1], found.labels.shape[1]))
+    for name in rows.dtype.names or ():
+        rows[name] = getattr(found, name)
+    return rows
+
+
+def cut(rows: NDArray[np.void], top_k: int) -> NDArray[np.void]:
+    """The same with the `top_k` best labels only."""
+    had, classes = rows["labels"].shape[1], rows["all_scores"].shape[1]
+    if had == top_k:
+        return rows
+    fewer = np.zeros(len(rows), kind_of(classes, top_k))
+    for name in ("labels", "scores"):
+        fewer[name] = rows[name][:, :top_k]
+    for name in ("all_scores", *_COUNTS):
+        fewer[name] = rows[name]
+    return fewer
+
+
+def from_rows(data: bytes, classes: int, top_k: int) -> Predictions:
+    """What `to_rows` was given, of rows with that many classes and labels."""
+    rows = np.frombuffer(data, kind_of(classes, top_k))
+    n_chars, truncated, unknown_chars = (rows[name] for name in _COUNTS)
+    return Predictions(rows["labels"], rows["scores"], rows["all_scores"], n_chars, truncated, unknown_chars)
+
+
+STRETCH = 1.2
+"""How much longer a batch may take where it then leaves nothing waiting."""
+
+
+class Request:
+    """Texts of one client, and what is known of them so far.
+
+    key, model: of the loaded model that they are for. arrived, deadline: by the monotonic clock. answer: their
+    predictions as rows, or an error. is_large: for one batch. all_chars: that the model reads of all texts. started:
+    texts that went to a device. parts: rows by the number of their first text.
+    """
+
+    __slots__ = (
+        *("key", "model", "texts", "top_k", "arrived", "deadline", "answer", "is_large", "all_chars", "started"),
+        *("first_started", "tries", "parts", "finished", "_before"),
+    )
+
+    def __init__(
+        self, key: str, model: Model, texts: Texts, top_k: int, arrived: float, answer: asyncio.Future[bytes]
+    ) -> None:
+        self.key, self.model, self.texts, self.top_k = key, model, texts, top_k
+        self.arrived, self.answer = arrived, answer
+        self.deadline, self.first_started = math.inf, 0.0
+        self.is_large, self.started, self.tries, self.finished = False, 0, 0, 0
+        self.parts: dict[int, bytes] = {}
+        self._before: NDArray[np.int64] | None = None
+        assert texts.n_chars is not None
+        if len(texts.n_chars) == 1:
+            self.all_chars = min(int(texts.n_chars[0]), model.reads)
+        else:
+            self.all_chars = int(np.minimum(texts.n_chars, model.reads).sum())
+
+    def __lt__(self, other: Request) -> bool:
+        return bool(self.deadline < other.deadline)
+
+    @property
+    def left(self) -> int:
+        return len(self.texts) - self.started
+
+    @property
+    def chars_left(self) -> int:
+        return self.chars_of(self.started, len(self.texts))
+
+    def chars_of(self, first: int, last: int) -> int:
+        """Characters that the model reads of some of the texts."""
+        if first == 0 and last == len(self.texts):
+            return self.all_chars
+        if self._before is None:
+            assert self.texts.n_chars is not None
+            self._before = np.zeros(len(self.texts) + 1, np.int64)
+            np.cumsum(np.minimum(self.texts.n_chars, self.model.reads), out=self._before[1:])
+        return int(self._before[last] - self._before[first])
+
+
+class Piece(NamedTuple):
+    """Texts first to last of a request, which go into a batch."""
+
+    request: Request
+    first: int
+    last: int
+
+
+class Batch(NamedTuple):
+    """Texts of one model that are computed together. chars: that the model reads of them."""
+
+    key: str
+    pieces: tuple[Piece, ...]
+    texts: int
+    chars: int
+
+    def joined(self) -> Texts:
+        """The texts of all pieces, in order."""
+        if len(self.pieces) == 1:
+            request, first, last = self.pieces[0]
+            if first == 0 and last == len(request.texts):
+                return request.texts
+        data, sizes, counts = [], [], []
+        for request, first, last in self.pieces:
+            texts = request.texts
+            assert texts.n_chars is not None
+            if last - first == len(texts):
+                data.append(texts.data)
+                counts.append(texts.n_chars)
+            else:
+                data.append(texts.data[texts.offsets[first] : texts.offsets[last]])
+                counts.append(texts.n_chars[first:last])
+            sizes.append(texts.offsets[first + 1 : last + 1] - texts.offsets[first:last])
+        offsets = np.zeros(self.texts + 1, np.int64)
+        np.cumsum(np.concatenate(sizes), out=offsets[1:])
+        return Texts(np.concatenate(data), offsets, n_chars=np.concatenate(counts))
+
+
+@dataclass(slots=True)
+class Sums:
+    """Of the requests for one model that wait, and of those that are no larger than a batch."""
+
+    texts: int = 0
+    chars: int = 0
+    large: int = 0
+    small: int = 0
+    small_texts: int = 0
+    small_chars: int = 0
+
+    def add(self, request: Request, sign: int) -> None:
+        """A request comes (1) or goes (-1), with what is left of it."""
+        texts, chars = sign * request.left, sign * request.chars_left
+        self.texts += texts
+        self.chars += chars
+        if request.is_large:
+            self.large += sign
+        else:
+            self.small += sign
+            self.small_texts += texts
+            self.small_chars += chars
+
+
+NOTHING = Sums()
+
+
+class Waiting:
+    """The queue of all devices. texts: how many wait. of: what waits, by the model's key, kept up to date so that a new
+    request is not compared with each of the others.
+    """
+
+    def __init__(self) -> None:
+        self.texts = 0
+        self.of: dict[str, Sums] = {}
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def add(self, request: Request) -> None:
+        insort(self._requests, request)
+        self._count(request, 1)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request; what of it is on a device is computed for nobody."""
+        at = bisect_left(self._requests, request)
+        while at < len(self._requests) and self._requests[at].deadline == request.deadline:
+            if self._requests[at] is request:
+                del self._requests[at]
+                self._count(request, -1)
+                return
+            at += 1
+
+    def _count(self, request: Request, sign: int) -> None:
+        sums = self.of.setdefault(request.key, Sums())
+        sums.add(request, sign)
+        self.texts += sign * request.left
+        if not sums.large and not sums.small:
+            del self.of[request.key]
+
+    def expired(self, now: float) -> list[Request]:
+        """Requests whose deadline has passed before they began: the first in the queue, if any are."""
+        late = []
+        for request in self._requests:
+            if request.deadline >= now:
+                break
+            if request.started == 0:
+                late.append(request)
+        return late
+
+    def take(self, times: dict[str, BatchTime], seconds: float, most: int) -> Batch | None:
+        """A batch for a device on which it is expected to take `seconds` at most, of `most` texts at most.
+
+        times: of the models on that device. The request with the earliest deadline decides the model, and the others
+        for it follow in that order. Of one that is larger than a batch, no more goes in than an equal share for each
+        request, until all have been asked. A batch has one text at least, and takes all that waits rather than leave a
+        few for one of their own.
+        """
+        first = next((request for request in self._requests if request.key in times), None)
+        if first is None:
+            return None
+        key, time_of = first.key, times[first.key]
+        candidates = [request for request in self._requests if request.key == key]
+        sums = self.of[key]
+        taken = [request.left for request in candidates]
+        if sums.texts > most or time_of.seconds(sums.texts, sums.chars) > STRETCH * seconds:
+            most = min(most, time_of.most_texts(seconds, sums.chars / sums.texts))
+            taken = _shared(candidates, most, seconds, time_of)
+        return self._cut(key, candidates, taken)
+
+    def _cut(self, key: str, candidates: Sequence[Request], taken: Sequence[int]) -> Batch:
+        pieces, chars, done = [], 0, set()
+        for request, count in zip(candidates, taken, strict=True):
+            if count:
+                self._count(request, -1)
+                pieces.append(Piece(request, request.started, request.started + count))
+                chars += request.chars_of(request.started, request.started + count)
+                request.started += count
+                if request.left:
+                    self._count(request, 1)
+                else:
+                    done.add(id(request))
+        self._requests = [request for request in self._requests if id(request) not in done]
+        return Batch(key, tuple(pieces), sum(taken), chars)
+
+
+def _shared(candidates: Sequence[Request], most: int, seconds: float, time_of: BatchTime) -> list[int]:
+    """How many texts of each request go into a batch of `most` texts, which may take `seconds`."""
+    taken = [0] * len(candidates)
+    texts = chars = 0
+    share = max(1, most // len(candidates))
+    for for_large in (share, most):
+        for i, request in enumerate(candidates):
+            room = min(request.left, for_large if request.is_large else most) - taken[i]
+            room = min(room, most - texts)
+            if room <= 0:
+                continue
+            begin = request.started + taken[i]
+            while room and texts:  # of long texts, fewer go in
+                if time_of.seconds(texts + room, chars + request.chars_of(begin, begin + room)) <= seconds:
+                    break
+                room //= 2
+            taken[i] += room
+            texts += room
+            chars += request.chars_of(begin, begin + room)
+    return taken

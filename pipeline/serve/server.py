@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
@@ -19,12 +19,12 @@ from ..model.charcnn import load_model
 from ..processes.threads import available_cores
 from .dispatcher import Dispatcher
 from .engines import Choice, LoadedModel
-from .fleet import LocalFleet
 from .http_process import certificates_of
 from .http_processes import HttpProcesses
-from .log import log, start_log
+from .local_engines import LocalFleet
 from .metrics import Metrics
-from .settings import Settings
+from .openapi import ErrorMessage, ModelAbout, ModelList, ServerState
+from .settings import Settings, log, start_log
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -88,7 +88,7 @@ class _Server:
         self._take_signals()
         starting: asyncio.Task[None] | None = None
         try:
-            starting = asyncio.create_task(self._fleet.start())  # beside the HTTP processes
+            starting = asyncio.create_task(self._fleet.start())  # while the HTTP processes start
             await self._http.start()
             fields = {"url": self._url(), "target_ms": 1000 * settings.target_s, "processes": len(self._listening)}
             log.info("listening", extra={"fields": fields})
@@ -124,41 +124,43 @@ class _Server:
         if what == "metrics":
             await self._http.count()
             return 200, self._metrics.page()
+        status: int
+        answer: ModelList | ModelAbout | ServerState | ErrorMessage
         if what == "reload":
             status, answer = await self._reloaded(model)
         elif what == "models":
-            status, answer = 200, {"models": [self._about(each) for each in self._dispatcher.models.values()]}
+            status, answer = 200, ModelList([self._about(each) for each in self._dispatcher.models.values()])
         else:
             status, answer = self._ready()
         return status, msgspec.json.encode(answer)
 
-    def _about(self, loaded: LoadedModel) -> dict[str, Any]:
+    def _about(self, loaded: LoadedModel) -> ModelAbout:
         model = loaded.model
         backends = {str(d.ready[loaded.key].backend): None for d in self._dispatcher.devices if loaded.key in d.ready}
-        return {
-            "name": loaded.name,
-            "default": loaded.name == self._settings.default_model,
-            "classes": list(model.classes),
-            "reads": model.reads,
-            "alphabet": model.alphabet.symbols,
-            "meant_for": model.meant_for,
-            "digest": model.digest,
-            "loaded": loaded.number,
-            "backend": next(iter(backends), None),
-        }
+        return ModelAbout(
+            name=loaded.name,
+            default=loaded.name == self._settings.default_model,
+            classes=model.classes,
+            reads=model.reads,
+            alphabet=model.alphabet.symbols,
+            meant_for=model.meant_for,
+            digest=model.digest,
+            loaded=loaded.number,
+            backend=next(iter(backends), None),
+        )
 
-    def _ready(self) -> tuple[int, dict[str, Any]]:
+    def _ready(self) -> tuple[int, ServerState]:
         is_ready = bool(self._dispatcher.devices) and self._stopping is None
         status = "stopping" if self._stopping else "ready" if is_ready else "not ready"
-        return 200 if is_ready else 503, {"status": status, "engines": self._fleet.states}
+        return 200 if is_ready else 503, ServerState(status, self._fleet.states)
 
-    async def _reloaded(self, name: str) -> tuple[int, dict[str, Any]]:
+    async def _reloaded(self, name: str) -> tuple[int, ModelAbout | ErrorMessage]:
         if name not in self._dispatcher.models:
-            return 404, {"error": "there is no model of that name here"}
+            return 404, ErrorMessage("there is no model of that name here")
         try:
             return 200, self._about(await self._reload(name))
         except BroadsheetError as error:
-            return 409, {"error": f"the model was not reloaded, the one before stays: {error.message}"}
+            return 409, ErrorMessage(f"the model was not reloaded, the one before stays: {error.message}")
 
     async def _reload(self, name: str) -> LoadedModel:
         """Read a model's file again and serve it. Raises BroadsheetError; then the one before stays."""

@@ -1,9 +1,10 @@
-"""The data class that passes between the stages: a chunk of readable articles, and the rows that could not be read."""
+"""What passes between the stages: a chunk of readable articles, and the rows that could not be read; the columns that a
+job uses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,14 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from .columns import (
+    beginnings,
+    characters,
+    column_of,
+    copied,
+    decoded_text,
+    is_copied_as_it_is,
+    joined,
+    nulls,
+    truth_indices,
+)
 from .limits import LIMITS
-from .open.encoding import UTF8, why_not_decoded
-from .read.kept import copied
+from .open.compression import UTF8
 
 HEAD_BYTES = 256
-NO_TRUTH = -1
-_SPACE = pa.scalar(" ", pa.large_string())
 _OURS = {"file", "row", "truth", "n_chars", "reason"}
 """Names of columns that the output may have beside the kept ones."""
 
@@ -186,18 +194,18 @@ def assemble(
     whether the strings have been checked already.
     """
     reasons: dict[int, str] = {}
-    held = {name: _column(table, name) for name in selection.columns}
+    held = {name: column_of(table, name) for name in selection.columns}
     kept_types = dict(zip(selection.kept, selection.row_schema.types[2:], strict=True))
     used = {*selection.text, selection.truth}
     decoded = {
-        name: column if is_utf8 else _decode(name, column, reasons, selection.encoding)
+        name: column if is_utf8 else decoded_text(name, column, reasons, selection.encoding)
         for name, column in held.items()
-        if name in used or not _is_copied_as_it_is(column.type, kept_types[name])
+        if name in used or not is_copied_as_it_is(column.type, kept_types[name])
     }
     texts = [decoded[name] for name in selection.text]
-    for i in np.flatnonzero(np.logical_and.reduce([_nulls(t) for t in texts])).tolist():
+    for i in np.flatnonzero(np.logical_and.reduce([nulls(t) for t in texts])).tolist():
         reasons.setdefault(i, "the text is null")
-    text = _joined(texts)
+    text = joined(texts)
     sizes = pc.fill_null(pc.binary_length(text), 0).to_numpy()
     for i in np.flatnonzero(sizes > LIMITS.field_bytes).tolist():
         reasons.setdefault(i, LIMITS.long_text)
@@ -213,13 +221,13 @@ def assemble(
     keep[list(reasons)] = False
     columns = [pa.repeat(pa.scalar(file, pa.string()), len(numbers)), pa.array(numbers)]
     for name, kind in kept_types.items():
-        as_it_is = _is_copied_as_it_is(held[name].type, kind)
+        as_it_is = is_copied_as_it_is(held[name].type, kind)
         columns.append(copied(held[name] if as_it_is else decoded[name], kind))
     rows = pa.table(columns, selection.row_schema)
     n_chars = None
     if selection.reads:
-        n_chars = _characters(text, sizes)
-        text = _beginnings(text, sizes, n_chars, selection.reads)
+        n_chars = characters(text, sizes)
+        text = beginnings(text, sizes, n_chars, selection.reads)
         n_chars = n_chars if removed is None else n_chars + removed
     kept_of_bad = None
     if selection.kept:
@@ -233,39 +241,8 @@ def assemble(
     return Chunk(text.cast(pa.large_binary()), rows, quarantine, None, truth, problems, n_chars, bad=kept_of_bad)
 
 
-def _joined(texts: Sequence[pa.Array]) -> pa.Array:
-    """The articles: the only text column, or several joined by a space, and stripped."""
-    if len(texts) == 1:
-        return texts[0]
-    text = pc.binary_join_element_wise(*texts, _SPACE, null_handling="replace", null_replacement="")
-    return pc.utf8_trim_whitespace(text)
-
-
-def _beginnings(text: pa.Array, sizes: NDArray[np.int64], n_chars: NDArray[np.int64], count: int) -> pa.Array:
-    """Each text, a large_string, up to `count` characters. sizes, n_chars: int64 [N], its bytes and characters."""
-    if n_chars.max(initial=0) <= count:
-        return text
-    if n_chars.sum() == sizes.sum():  # each character is one byte
-        return pc.binary_slice(text.view(pa.large_binary()), 0, count)
-    return pc.utf8_slice_codeunits(text, 0, count)
-
-
-def _characters(text: pa.Array, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64, one for each text, a large_string; 0 for nulls. sizes: int64 [N], their bytes."""
-    if _is_ascii(text):
-        return sizes
-    return np.asarray(pc.fill_null(pc.utf8_length(text), 0).to_numpy(), np.int64)
-
-
-def _is_ascii(values: pa.Array) -> bool:
-    """Whether there is nothing but ASCII in these, large_string or large_binary."""
-    offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset :] if len(values) else np.zeros(1, np.int64)
-    data = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[len(values)]]
-    return bool(data.max(initial=0) < 0x80)
-
-
 def _characters_of(chunk: Chunk) -> NDArray[np.int64]:
-    return _characters(chunk.text.cast(pa.large_string()), np.diff(chunk.offsets))
+    return characters(chunk.text.cast(pa.large_string()), np.diff(chunk.offsets))
 
 
 def concat(chunks: Sequence[Chunk]) -> Chunk:
@@ -298,97 +275,81 @@ def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
     return Chunk(none, rows, quarantine, None, truth, problems)
 
 
-def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int32]:
-    """Class indices, int32, of a truth column: of a class name, else of a number from 1; NO_TRUTH for other values.
+_OTHER_THAN_TEXT = 256
+"""Bytes of a record beside its text, about: keys, other columns, marks."""
 
-    Where the names of classes are numbers, a number is always a name. Raises UsageError for a column whose values are
-    neither strings nor numbers.
+
+def held_bytes(sizes: NDArray[np.int64], selection: Selection) -> NDArray[np.int64]:
+    """Bytes that count of records of these sizes: what the model reads of a long one, a character as one byte.
+
+    It is known before a record is parsed. All of a record counts where columns are kept, since they may be the long
+    ones, and where the whole text is read. A text of characters of four bytes takes up to four times as much.
     """
-    known = {name: i for i, name in enumerate(classes)}
-    if not any(name.lstrip("-").isdecimal() for name in classes):
-        known |= {str(number + 1): number for number in range(len(classes))}
-    try:
-        distinct = values.dictionary_encode()
-    except pa.ArrowNotImplementedError as error:
-        raise UsageError(f"a column of {values.type} holds no class names or numbers") from error
-    indices = [known.get(_label_text(v), NO_TRUTH) for v in distinct.dictionary.to_pylist()]
-    of_value = np.array([*indices, NO_TRUTH], np.int32)
-    found: NDArray[np.int32] = of_value[distinct.indices.fill_null(len(indices)).to_numpy()]
-    return found
+    if not selection.reads or selection.kept:
+        return sizes
+    return np.minimum(sizes, selection.reads + _OTHER_THAN_TEXT)
 
 
-def _label_text(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+def held_of_record(size: int, selection: Selection) -> int:
+    """`held_bytes` of one record."""
+    return size if not selection.reads or selection.kept else min(size, selection.reads + _OTHER_THAN_TEXT)
 
 
-def is_textual(kind: pa.DataType) -> bool:
-    """Whether a column of this type may hold text: strings or bytes in any layout, or nulls only."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    types = pa.types
-    return any(
-        test(kind)
-        for test in (
-            types.is_string,
-            types.is_large_string,
-            types.is_string_view,
-            types.is_binary,
-            types.is_large_binary,
-            types.is_binary_view,
-            types.is_null,
-        )
+def held_together(size: int, rows: int, selection: Selection) -> int:
+    """Bytes that count of rows that take `size` bytes together, where a row's own size is not known."""
+    return min(size, held_of_record(-(-size // max(rows, 1)), selection) * rows)
+
+
+def first_chunks(chunks: Iterable[Chunk], rows: int | None) -> Iterator[Chunk]:
+    """The chunks of one file or table up to its first `rows` rows, quarantined ones included; None: all.
+
+    What comes after them is not read.
+    """
+    left = rows
+    for chunk in chunks:
+        if left is None or chunk.rows_read <= left:
+            yield chunk
+        else:
+            yield rows_between(chunk, 0, rows or 0)
+        left = None if left is None else left - chunk.rows_read
+        if left is not None and left <= 0:
+            return
+
+
+def first_rows(chunk: Chunk, count: int) -> Chunk:
+    """The first rows of a chunk, quarantined ones included, whichever files they are from."""
+    if chunk.rows_read <= count:
+        return chunk
+    of_bad = len(chunk.rows) + np.arange(len(chunk.quarantine))
+    places = pa.concat_tables([chunk.rows.select(["file", "row"]), chunk.quarantine.select(["file", "row"])])
+    files = places.column("file").unique()
+    table = pa.table([pc.index_in(places.column("file"), files), places.column("row")], ["file", "row"])
+    order = pc.sort_indices(table, [("file", "ascending"), ("row", "ascending")]).to_numpy()[:count]
+    good = np.isin(np.arange(len(chunk.rows)), order)
+    return _chosen(chunk, good, np.isin(of_bad, order))
+
+
+def rows_between(chunk: Chunk, first: int, last: int) -> Chunk:
+    """The rows of a chunk of one file that have numbers from `first` to before `last`."""
+    return _chosen(chunk, _between(chunk.rows, first, last), _between(chunk.quarantine, first, last))
+
+
+def _chosen(chunk: Chunk, good: NDArray[np.bool_], bad: NDArray[np.bool_]) -> Chunk:
+    """Some of its rows, and of those in its quarantine."""
+    mask = pa.array(good)
+    return replace(
+        chunk,
+        text=chunk.text.filter(mask),
+        rows=chunk.rows.filter(mask),
+        quarantine=chunk.quarantine.filter(pa.array(bad)),
+        ids=None if chunk.ids is None else chunk.ids[good],
+        truth=None if chunk.truth is None else chunk.truth[good],
+        n_chars=None if chunk.n_chars is None else chunk.n_chars[good],
+        bad=None if chunk.bad is None else chunk.bad.filter(pa.array(bad)),
     )
 
 
-def as_bytes(table: pa.Table) -> pa.Table:
-    """The table with its strings as bytes: a string column may hold invalid UTF-8, which is checked row by row."""
-    for i, field_ in enumerate(table.schema):
-        if is_textual(field_.type) and not pa.types.is_dictionary(field_.type):
-            table = table.set_column(i, field_.name, table.column(i).cast(pa.large_binary()))
-    return table
-
-
-def _nulls(values: pa.Array) -> NDArray[np.bool_]:
-    return np.asarray(values.is_null().to_numpy(zero_copy_only=False))
-
-
-def _column(table: pa.Table, name: str) -> pa.Array:
-    """One array without a dictionary; of nulls where the table lacks the column."""
-    if name not in table.column_names:
-        return pa.nulls(len(table))
-    column = table.column(name)
-    column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def _is_copied_as_it_is(held: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether a kept column needs no decoding: bytes stay bytes, and nulls have any type."""
-    return bool(pa.types.is_null(held) or kind == pa.binary())
-
-
-def _decode(name: str, column: pa.Array, reasons: dict[int, str], encoding: str) -> pa.Array:
-    """Strings where the column holds bytes; rows that are not text become null and get a reason."""
-    if not is_textual(column.type):
-        return column
-    column = column.cast(pa.large_binary())
-    if _is_ascii(column):
-        return column.view(pa.large_string())
-    with suppress(pa.ArrowInvalid):
-        return column.cast(pa.large_string())
-    invalid = not_utf8(column)
-    for i in invalid:
-        reasons.setdefault(i, f"column {name!r} {why_not_decoded(column[i].as_py(), encoding)}")
-    mask = np.zeros(len(column), np.bool_)
-    mask[invalid] = True
-    return pc.if_else(pa.array(mask), pa.scalar(None, column.type), column).cast(pa.large_string())
-
-
-def not_utf8(values: pa.Array, first: int = 0) -> list[int]:
-    """Which of these, large_binary, the first of which has the number `first`, are not UTF-8: found by halves."""
-    try:
-        values.cast(pa.large_string())
-    except pa.ArrowInvalid:
-        if len(values) == 1:
-            return [first]
-        half = len(values) // 2
-        return not_utf8(values[:half], first) + not_utf8(values[half:], first + half)
-    return []
+def _between(table: pa.Table, first: int, last: int) -> NDArray[np.bool_]:
+    numbers = table.column("row").to_numpy()
+    found: NDArray[np.bool_] = (numbers >= first) & (numbers < last)
+    return found

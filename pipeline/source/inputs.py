@@ -12,23 +12,37 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import InputChanged, SourceError, UsageError
-from .chunk import Chunk, Selection
+from .chunk import Chunk, Selection, first_chunks
 from .find.files import Files, Identity, find_files
 from .find.search import Problem
 from .formats.base import Scan, Seek
 from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
-from .memory.tables import MEMORY, Tables, as_tables, dask_selection
-from .open.encoding import UTF8
-from .plan.group import Group, GroupEnd, group_name, part_name
-from .plan.plan import Plan, Run, Unit, plan_files, refuse_useless, to_split
+from .memory.tables import MEMORY, Tables, as_tables, dask_selection, partition_chunk
+from .open.ahead import ahead
+from .open.compression import UTF8
+from .plan.plan import (
+    Group,
+    GroupChunk,
+    GroupEnd,
+    Plan,
+    RowGroups,
+    Unit,
+    group_name,
+    part_name,
+    plan_files,
+    refuse_useless,
+    split,
+    to_split,
+)
 from .plan.scan import Scanner, no_scan, threads_scanner
-from .plan.split import split
-from .read.first_rows import first_chunks
-from .read.run_ahead import ahead
+from .read.read import read_group
 
 _SPLIT_AT_ONCE, _FOUND_AHEAD = 4, 64
 """Large files whose chunks are looked for at the same time, and how many chunks of each are found before their turn."""
+
+_GROUPS_AT_ONCE = 2
+"""That are read here: while the last blocks of one are parsed, the first of the next are read."""
 
 _SHOWN = 60
 """Characters of a text that is taken for a path, in a message."""
@@ -73,7 +87,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadChunk:
     """A chunk that the client could not read, and why; the rest of its file is not read either."""
 
     name: str
@@ -81,7 +95,7 @@ class Unread:
     sources: tuple[()] = ()
 
 
-Source = Unit | Run | Group | Loaded | Partition | Unread
+Source = Unit | RowGroups | Group | Loaded | Partition | UnreadChunk
 Ended = Callable[[GroupEnd], None]
 
 
@@ -114,7 +128,7 @@ class JobInput:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsInMemory:
     """Rows in the client's memory, or that the client gets from an object which is read once."""
 
     held: Tables | Items
@@ -126,7 +140,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Frame:
+class DaskFrame:
     """A Dask DataFrame."""
 
     frame: Any
@@ -141,7 +155,7 @@ def one_worker() -> int:
 Scanners = Callable[[], AbstractContextManager[Scanner | None]]
 """Makes a scanner of large files; its value is None where threads of this process are to scan."""
 
-Given = Files | Rows | Frame | Stdin
+Given = Files | RowsInMemory | DaskFrame | Stdin
 """The input of a job, before it is planned."""
 
 
@@ -169,14 +183,14 @@ def identify(
         return _find(source, paths, symbols, length, whole_hash, root, endpoint)
     if _is_dask(source):
         frame = _dask_frame(source)
-        return Frame(frame, [{"path": MEMORY, "digest": frame._name}])
+        return DaskFrame(frame, [{"path": MEMORY, "digest": frame._name}])
     tables = as_tables(source)
     rows = as_items(source) if tables is None else tables
     if rows is None:
         raise UsageError(_refusal(source))
     if rows.rows is None:
-        return Rows(rows, [{"path": MEMORY, "digest": f"read once: {uuid.uuid4().hex}"}])
-    return Rows(rows, [{"path": MEMORY, "digest": rows.digest if by_content else ""}])
+        return RowsInMemory(rows, [{"path": MEMORY, "digest": f"read once: {uuid.uuid4().hex}"}])
+    return RowsInMemory(rows, [{"path": MEMORY, "digest": rows.digest if by_content else ""}])
 
 
 def _paths(source: Any) -> list[str] | None:
@@ -268,7 +282,7 @@ def open_input(
             return _loaded(first_chunks(given.chunks(selection, chunk_rows), limit), STDIN, done, ended)
 
         return JobInput(selection, arriving)
-    if isinstance(given, Frame):
+    if isinstance(given, DaskFrame):
         selection = dask_selection(given.frame, selection)
         count = 0 if limit else given.frame.npartitions
         return JobInput(selection, partial(_partitions, given.frame, selection, limit), chunk_count=count)
@@ -312,7 +326,7 @@ def planned_files(plan: Plan, scanner: Scanners, workers: Callable[[], int] = on
                 for each in found:
                     if isinstance(each, GroupEnd):
                         ended(each)
-                    elif isinstance(each, Group | Unread) or not _is_done(each, done):
+                    elif isinstance(each, Group | UnreadChunk) or not _is_done(each, done):
                         yield each
 
     return JobInput(plan.selection, chunks, bytes=plan.bytes, problems=plan.problems, plan=plan)
@@ -332,18 +346,18 @@ def _scanning(scanner: Scanners, splits: Iterable[Group]) -> Iterator[Scan]:
             yield here.scan
 
 
-def _split(group: Group, plan: Plan, scan: Scan) -> Iterator[Unit | Run | Group | GroupEnd | Unread]:
+def _split(group: Group, plan: Plan, scan: Scan) -> Iterator[Unit | RowGroups | Group | GroupEnd | UnreadChunk]:
     chunks = 0
     try:
         for each in split(group, plan.selection, plan.chunk_rows, scan):
-            chunks += len(each.units) if isinstance(each, Run) else 1
+            chunks += len(each.units) if isinstance(each, RowGroups) else 1
             yield each
     except InputChanged as error:
-        yield Unread(part_name(group.number, chunks), error.message)
+        yield UnreadChunk(part_name(group.number, chunks), error.message)
 
 
-def _is_done(each: Unit | Run, done: Container[str]) -> bool:
-    return all(unit.name in done for unit in (each.units if isinstance(each, Run) else [each]))
+def _is_done(each: Unit | RowGroups, done: Container[str]) -> bool:
+    return all(unit.name in done for unit in (each.units if isinstance(each, RowGroups) else [each]))
 
 
 def _loaded(chunks: Iterable[Chunk], path: str, done: Container[str], ended: Ended) -> Iterator[Source]:
@@ -356,7 +370,7 @@ def _loaded(chunks: Iterable[Chunk], path: str, done: Container[str], ended: End
                 yield Loaded(name, ((path, row, chunk.rows_read),), chunk)
             row, count = row + chunk.rows_read, count + 1
     except SourceError as error:
-        yield Unread(part_name(0, count), error.message)
+        yield UnreadChunk(part_name(0, count), error.message)
         return
     ended(GroupEnd(0, ((path, row),), count))
 
@@ -376,3 +390,40 @@ def _partitions(
         if limit is not None and limit <= 0:
             break
     ended(GroupEnd(0, ((MEMORY, None),), count))
+
+
+def read_here(job_input: JobInput) -> Iterator[GroupChunk | GroupEnd | UnreadChunk]:
+    """All of an input in its order, read in this process."""
+    if job_input.plan is not None:
+        plan, selection = job_input.plan, job_input.selection
+        reads = (partial(read_group, group, selection, plan.chunk_rows, lambda _: False) for group in plan.groups)
+        with closing(ahead(reads, _GROUPS_AT_ONCE, 1)) as found:
+            yield from found
+        return
+    for source in job_input.chunks(()):
+        if isinstance(source, Loaded):
+            yield GroupChunk(source.name, source.sources, source.chunk)
+        elif isinstance(source, Partition):
+            chunk = partition_chunk(source.frame.compute(), source.number, job_input.selection)
+            yield GroupChunk(source.name, ((f"partition {source.number}", 0, chunk.rows_read),), chunk)
+        elif isinstance(source, UnreadChunk):
+            yield source
+
+
+def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
+    """Every chunk in input order, read in this process.
+
+    Raises SourceError for a file that is not wholly readable; single bad rows are in the quarantine of their chunk.
+    """
+    if job_input.problems:
+        raise SourceError(job_input.problems[0][1])
+    for found in read_here(job_input):
+        if isinstance(found, UnreadChunk):
+            raise SourceError(found.reason)
+        if isinstance(found, GroupEnd):
+            if found.problems:
+                raise SourceError(found.problems[0][1])
+        elif found.chunk is not None:
+            if found.chunk.problems:
+                raise SourceError(found.chunk.problems[0])
+            yield found.chunk

@@ -1,4 +1,6 @@
-"""Clients of object stores: S3 and what is compatible with it, Google Cloud Storage, and Azure Blob Storage.
+"""Object stores: S3 and what is compatible with it, Google Cloud Storage, and Azure Blob Storage: their clients and
+their objects; what their errors mean, in one line with the remedy, and requests that outlast an outage; and what every
+kind of server of remote files can do.
 
 A client is made in the process that uses it, of a URL and that process's environment: no key or token is ever sent to
 a worker, written to a file or named in a message.
@@ -6,19 +8,138 @@ a worker, written to a file or named in a message.
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+import random
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
+
+import obstore.store
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import ObjectStore
 
 from ..errors import UsageError
 from .names import as_url, without_secrets
 
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+PATIENCE = 300.0
+"""Seconds for which a request is repeated while its error may pass."""
+
+FIRST_PATIENCE = 5.0
+"""The same for the first request of a job: an address that is wrong should not take minutes to be told."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_STATUS = re.compile(r"status code: (\d{3})|status client error \((\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)|\(code: (\w+)\)")
+_MAY_PASS = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "OperationAborted", "ServerBusy")
+_WHOLE = "non-partial response"  # of obstore, where a range was asked for
+_SERVER = re.compile(r"https?://[^/\s]+")
+_METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254")
+_KEYS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+_EXPIRED = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired", "ExpiredTokenException")
+_UNKNOWN_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName")
+_ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
+
+_Result = TypeVar("_Result")
+
+
+def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE) -> _Result:
+    """The result of a request, which is repeated for `seconds`, with growing pauses, while its error may pass.
+
+    Each time it is signed anew, with credentials as they are then; so a request must be one that may be carried out
+    twice. url: of the object or bucket, for messages. Raises FileNotFoundError where the object is not there, other
+    OSErrors with what is wrong and the remedy; AlreadyExistsError and PreconditionError of obstore as they are.
+    """
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    while True:
+        try:
+            return call()
+        except (AlreadyExistsError, PreconditionError):
+            raise
+        except FileNotFoundError as error:
+            if _code(error) not in _NO_BUCKET:
+                raise FileNotFoundError(errno.ENOENT, "there is no such object") from error
+            raise _explained(error, url) from error
+        except (BaseError, OSError, TimeoutError, ValueError) as error:
+            if not may_pass(error) or time.monotonic() + pause > deadline:
+                raise _explained(error, url) from error
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an error may be gone the next time: the server is overloaded, or cannot be reached."""
+    if isinstance(error, ValueError) or _asked_metadata(error) or _WHOLE in str(error):
+        return False
+    status, code = _status(error), _code(error)
+    if status is None:  # no answer; or one about several objects, of which each has a code
+        return not code or code in _MAY_PASS
+    return status in (408, 409, 429) or status >= 500
+
+
+def explain(error: BaseException, url: str) -> str:
+    """What is wrong and the remedy, in one line, without what might be secret."""
+    scheme, _, rest = url.partition("://")
+    kind = "s3" if scheme.startswith("s3") else "gs" if scheme.startswith("g") else "az"
+    bucket, code, status = rest.partition("/")[0], _code(error), _status(error)
+    if _asked_metadata(error):
+        return f"no credentials were found: set {_KEYS[kind]}, or run where a role gives them"
+    if code in _NO_BUCKET:
+        return f"there is no bucket {bucket!r}: create it, or correct the URL"
+    if code in _EXPIRED:
+        return f"the credentials have expired: renew them ({_KEYS[kind]})"
+    if code in _UNKNOWN_KEYS or status == 401:
+        return f"the server does not accept the credentials ({code or status}): check {_KEYS[kind]}"
+    if code in _ELSEWHERE or status == 301:
+        return f"the bucket {bucket!r} is in another region: set AWS_REGION"
+    if status == 403 or code == "AccessDenied":
+        return f"the credentials do not allow this ({code or 'status 403'}): give them the right to it in {bucket!r}"
+    if _WHOLE in str(error):
+        return "its server sends the whole object where a part is asked for: download it first"
+    if status is not None or code:
+        return f"its server answers {' '.join(filter(None, (str(status or ''), code)))}"
+    first = str(error).partition("\n\nDebug source:")[0]
+    if "builder error" in first or "dns error" in first or "error sending request" in first:
+        server = _SERVER.search(first)
+        named = f"its server {server[0]}" if server else "its server"
+        return f"{named} cannot be reached: check the network, and the endpoint (--endpoint, AWS_ENDPOINT_URL)"
+    return without_secrets(" ".join(first.split()))
+
+
+def _explained(error: BaseException, url: str) -> OSError:
+    """By its number: what may pass, or with other credentials; what is not allowed; anything else."""
+    denied = _status(error) in (401, 403) or _code(error) == "AccessDenied"
+    number = errno.EACCES if denied else errno.EIO
+    if _code(error) in _EXPIRED or may_pass(error):
+        number = errno.ETIMEDOUT
+    return OSError(number, explain(error, url))
+
+
+def _asked_metadata(error: BaseException) -> bool:
+    """Whether it was the address which gives a machine's own credentials that failed: there are no others."""
+    return any(address in str(error) for address in _METADATA)
+
+
+def _status(error: BaseException) -> int | None:
+    found = _STATUS.search(str(error))
+    return None if found is None else int(found[1] or found[2])
+
+
+def _code(error: BaseException) -> str:
+    found = _CODE.search(str(error))
+    return "" if found is None else next(filter(None, found.groups()))
+
 
 _S3, _GOOGLE, _AZURE = ("s3", "s3a"), ("gs", "gcs"), ("az", "azure", "adl", "abfs", "abfss")
 _ENDPOINT = dict.fromkeys((*_S3, *_AZURE), "endpoint") | dict.fromkeys(_GOOGLE, "base_url")
@@ -35,7 +156,7 @@ _CLIENT = {
     "connect_timeout": timedelta(seconds=5),
     "timeout": timedelta(seconds=60),  # for a whole request: the default of 30 s is short for a part over a slow line
 }
-_RETRY: dict[str, Any] = {  # what takes longer is repeated by `bucket_errors.patiently`, with new credentials
+_RETRY: dict[str, Any] = {  # what takes longer is repeated by `patiently`, with new credentials
     "max_retries": 3,
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
@@ -110,9 +231,6 @@ def check_endpoint(endpoint: str, name: str = "--endpoint") -> None:
 
 @lru_cache(maxsize=32)
 def _client(bucket: str, endpoint: str | None, _environment: tuple[tuple[str, str], ...]) -> ObjectStore:
-    import obstore.store
-    from obstore.exceptions import BaseError
-
     scheme, _, rest = bucket.partition("://")
     options: dict[str, Any] = {} if endpoint is None else {_ENDPOINT[scheme]: endpoint.rstrip("/")}
     if scheme in _S3:
@@ -152,3 +270,132 @@ def _profile_credentials() -> Callable[[], Any] | None:
         return None
     except BotoCoreError as error:
         raise UsageError(f"AWS_PROFILE, or ~/.aws, cannot be used: {without_secrets(str(error))}") from error
+
+
+_PAGE = 1000  # objects that a store lists in one answer
+
+
+class State(NamedTuple):
+    """What a file is compared by. size: None where its server does not tell it. modified: its time in ns; of a remote
+    file, an ETag or the like.
+    """
+
+    size: int | None
+    modified: str
+
+    def differs(self, other: State) -> bool:
+        """Whether two states are not of the same content, as far as both are told."""
+        sizes, times = (self.size, other.size), (self.modified, other.modified)
+        return (None not in sizes and sizes[0] != sizes[1]) or ("" not in times and times[0] != times[1])
+
+
+class Origin(ABC):
+    """A remote file that is open for reading.
+
+    state: as its server last told it. ranges: whether it can be read from any byte on. at_once: how many requests for
+    it are worth having under way; 0 where the driver itself reads ahead.
+    """
+
+    state: State
+    ranges: bool = True
+    at_once: int = 8
+
+    @abstractmethod
+    def get(self, start: int, stop: int) -> memoryview:
+        """Bytes `start` to `stop`, all of them, where it has ranges; called from several threads at once. Raises
+        OSError, after which `state` is another where that is the reason.
+        """
+
+    def next(self, size: int) -> bytes:
+        """Up to `size` of the next bytes, where it has no ranges; none at its end. Raises OSError."""
+        raise NotImplementedError("it has ranges")
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what is under way."""
+
+
+class BucketObject(Origin):
+    """An object, by its URL. expected: its state as it was listed, which spares a request; None to ask for it."""
+
+    def __init__(self, url: str, expected: State | None = None, endpoint: str | None = None) -> None:
+        self._url = url
+        bucket, self._key = split_bucket(url)
+        self._client = bucket_client(bucket, endpoint)
+        self._closed = False
+        self.state = state_of_object(url, endpoint, PATIENCE) if expected is None else expected
+
+    def get(self, start: int, stop: int) -> memoryview:
+        options: Any = {"range": (start, stop)}
+        if self.state.modified.startswith('"'):  # a time is none, nor is a weak tag, which no request may ask for
+            options["if_match"] = self.state.modified
+
+        def request() -> memoryview:
+            if self._closed:
+                raise _Closed
+            result = obstore.get(self._client, self._key, options=options)
+            now = _state_in(result.meta)
+            if now.differs(self.state):
+                raise PreconditionError
+            data = memoryview(result.bytes())
+            if len(data) != stop - start:
+                raise ConnectionError(errno.ECONNRESET, f"{len(data):,} bytes came of {stop - start:,}")
+            return data
+
+        try:
+            return patiently(request, self._url)
+        except PreconditionError:
+            self.state = state_of_object(self._url, None, PATIENCE, self._client)
+            raise OSError(errno.ESTALE, "it has changed while it was read") from None
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class _Closed(Exception):
+    """Nobody waits for the request any more."""
+
+
+def state_of_object(url: str, endpoint: str | None, patience: float, client: Any = None) -> State:
+    """Raises FileNotFoundError where there is none, and other OSErrors."""
+    bucket, key = split_bucket(url)
+    client = client or bucket_client(bucket, endpoint)
+    try:
+        return _state_in(patiently(lambda: obstore.head(client, key), url, patience))
+    except PermissionError:  # only an answer with a body says why
+        return _state_in(patiently(lambda: obstore.get(client, key), url, patience).meta)
+
+
+def objects_below(bucket: str, folder: str, endpoint: str | None) -> Iterator[tuple[str, State]]:
+    """Key and state of each object below a folder of a bucket, at any depth. Raises OSError."""
+    client, last, pages = bucket_client(bucket, endpoint), None, None
+
+    def page() -> Any:
+        nonlocal pages
+        try:
+            if pages is None:
+                pages = obstore.list(client, folder or None, offset=last, chunk_size=_PAGE)
+            return next(pages, None)
+        except BaseException:
+            pages = None  # begin again, after the last object
+            raise
+
+    patience = FIRST_PATIENCE
+    while found := patiently(page, f"{bucket}/{folder}", patience):
+        for about in found:
+            yield about["path"], _state_in(about)
+        last, patience = found[-1]["path"], PATIENCE
+
+
+def objects_in(bucket: str, folder: str, endpoint: str | None) -> tuple[list[tuple[str, State]], list[str]]:
+    """The objects in a folder of a bucket itself, each with its state; and the folders in it. Raises OSError."""
+    client = bucket_client(bucket, endpoint)
+    found = patiently(lambda: obstore.list_with_delimiter(client, folder or None), f"{bucket}/{folder}", FIRST_PATIENCE)
+    return [(about["path"], _state_in(about)) for about in found["objects"]], list(found["common_prefixes"])
+
+
+def _state_in(about: Any) -> State:
+    tag = about["e_tag"] or about["last_modified"].isoformat()
+    if about["e_tag"] and not tag.startswith(("W/", '"')):
+        tag = f'"{tag}"'  # Azure lists tags without the quotes that they have in its other answers
+    return State(about["size"], tag)

@@ -76,7 +76,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One point of a sweep. seconds: median latency of classifying `batch` articles."""
 
     precision: str

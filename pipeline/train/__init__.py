@@ -1,6 +1,6 @@
 """Training, with PyTorch (the extra `train`): labelled articles in, a `Model` out.
 
-In stages: `prepare.py` (articles, encoded, and those held out), `branch.py` (the n-grams beside the network), `job.py`
+In stages: `data.py` (articles, encoded, and those held out), `branch.py` (the n-grams beside the network), `job.py`
 (the network's run: `loop.py` minimises what `objective.py` says), `after.py` (from weights to a model and its card).
 """
 
@@ -12,28 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..measures.rows import hold_out, rarest
+from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
 from ..model.layers import Frame
-from .after import model_of, multi_label_model_of
-from .baseline import Compared
-from .beginning import beginning
+from .after import Compared, model_of
 from .branch import fit_branch
-from .by_size import is_alone, kinds_for, ngram_bits, recipe_for
-from .data import Labelled
-from .interrupts import interrupts_noted
-from .job import Examples, Job, run, without_network
+from .data import ArticleReader, LabelledArticles, SoftLabels, TrainingData, hold_out_labelled, read_labelled
+from .job import Examples, TrainingJob, run, without_network
 from .objective import Objective, OneLabel, SeveralLabels, class_weights
-from .prepare import prepare
 from .processes import run_here
-from .progress import Cost, Epoch, Note, Step, Tell
-from .recipe import Recipe
-from .soft import SoftLabels
-from .stuck import Stuck
+from .progress import Cost, Epoch, Note, Step, Stuck, Tell, interrupts_noted
+from .recipe import Beginning, Recipe, beginning, is_alone, kinds_for, ngram_bits, recipe_for
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from .sweep import Trial
+    from .on_cluster import Trial
 
 __all__ = ["Cost", "Epoch", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
 
@@ -95,7 +90,7 @@ def train(
     sweep: Sequence[str] = (),
     soft_labels: SoftLabels | None = None,
     about: dict[str, Any] | None = None,
-    on_start: Callable[[Labelled, int], None] = lambda data, held: None,
+    on_start: Callable[[LabelledArticles, int], None] = lambda data, held: None,
     tell: Tell = lambda what: None,
 ) -> Trained:
     """Train the network, and n-grams beside it, on every labelled article of `source`.
@@ -179,7 +174,7 @@ def train(
     about : dict, optional
         JSON values to add to the card of the model.
     on_start : callable
-        Called once with the training data, `Labelled`, and the number of held-out rows.
+        Called once with the training data, `LabelledArticles`, and the number of held-out rows.
     tell : callable
         Called with a `Cost` before the first step, a `Step` after each, an `Epoch` at the end of each, and a `Note`
         where there is something else to say.
@@ -225,10 +220,10 @@ def train(
     alone = alone and is_alone(recipe, ngrams, device)
     if hold_out_share is None:
         hold_out_share = 0.0 if alone else _HELD_OUT
-    prepared = prepare(
-        source, test, texts, label_column, begin.alphabet, begin.length, hold_out_share, columns, classes, soft_labels,
-        multi_label, label_separator,
-    )  # fmt: skip
+    several = (multi_label, label_separator)
+    prepared = _prepared(
+        source, test, texts, label_column, begin, hold_out_share, columns, classes, soft_labels, several
+    )
     data = prepared.data
     recipe = recipe or recipe_for(len(prepared.fit), settings)
     bits = ngram_bits(ngrams, len(data.classes))
@@ -236,7 +231,7 @@ def train(
     if not multi_label:
         weights = class_weights(data.labels[prepared.fit], len(data.classes)) if balanced else ()
         objective = OneLabel(recipe.label_smoothing, weights)
-    job = Job(
+    job = TrainingJob(
         classes=data.classes,
         symbols=prepared.symbols,
         length=begin.length,
@@ -264,14 +259,11 @@ def train(
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     trials: list[Trial] = []
-    tell = (
-        Stuck(tell, data.labels[prepared.fit], len(data.classes), job.recipe)
-        if targets.ndim == 1 and soft_labels is None
-        else tell
-    )
+    if targets.ndim == 1 and soft_labels is None:
+        tell = Stuck(tell, data.labels[prepared.fit], len(data.classes), job.recipe)
     with interrupts_noted() as stop:
         if sweep:
-            from .sweep import jobs_of, run_sweep
+            from .on_cluster import jobs_of, run_sweep
 
             if client is None:
                 raise UsageError("a sweep runs on a cluster: give client=")
@@ -288,11 +280,50 @@ def train(
         else:
             outcome = run(job, examples, tell, stop)
     card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {})}
-    compared = None
-    if multi_label:
-        model = multi_label_model_of(outcome, job, prepared, dtype, card, branch)
-    else:
-        model, compared = model_of(outcome, job, prepared, dtype, card, branch)
+    model, compared = model_of(outcome, job, prepared, dtype, card, branch)
     if outcome.is_trained and not model.has_network:
         tell(Note("the network is left out: with it, the held-out rows are not clearly more often right"))
     return Trained(model, outcome.history, compared, tuple(trials))
+
+
+def _prepared(
+    source: Any,
+    test: Any,
+    text_columns: tuple[str, ...],
+    label_column: str | None,
+    begin: Beginning,
+    hold_out_share: float,
+    columns: Iterable[str] | None,
+    classes: Iterable[str] | None,
+    soft: SoftLabels | None,
+    several: tuple[bool, str | None],
+) -> TrainingData:
+    """Read `source`, and `test` where it is not None, and hold rows out. Arguments and errors are those of `train`.
+
+    several: whether an article may have several labels, and what is between two of them.
+    """
+    if not 0 <= hold_out_share <= 0.5:
+        raise UsageError(f"{hold_out_share} of the rows cannot be held out: at most half of them")
+    try:
+        symbols = Alphabet(begin.alphabet)
+    except ValueError as error:
+        raise UsageError(f"the alphabet: {error}") from error
+    reading = ArticleReader(text_columns, symbols, begin.length, None if columns is None else tuple(columns))
+    names = None if classes is None else tuple(classes)
+    targets = None
+    if soft is not None:
+        taught = soft.read(source, reading, label_column, names)
+        data = taught.data
+        fit, held = hold_out_labelled(data.labels, taught.labelled, hold_out_share)
+        targets = taught.targets(soft.share, held)
+    elif label_column is not None:
+        data = read_labelled(source, reading, label_column, names, *several)
+        fit, held = hold_out(rarest(data.labels) if data.is_multi_label else data.labels, hold_out_share)
+    else:
+        raise UsageError("there is nothing to learn: name a column with labels, or where soft labels come from")
+    tested = None
+    if test is not None:
+        if label_column is None:
+            raise UsageError("the rows to test on need labels: name their column")
+        tested = read_labelled(test, reading, label_column, data.classes, *several)
+    return TrainingData(data, tested, fit, held, symbols, targets)

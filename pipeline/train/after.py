@@ -1,48 +1,63 @@
-"""The last stage of `train`: from weights to a model with its card, accuracies, scales, temperature or thresholds."""
+"""The last stage of `train`: from weights to a model with its card, accuracies, scales, temperature or thresholds.
+
+How much the network counts, and how much the branch of n-grams, in the sum of their logits; what the accuracy of the
+model is compared with on the same rows, and whether it is clearly better.
+"""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.optimize import minimize
+from scipy.special import expit, logsumexp, softmax
 
-from ..measures.f1 import LabelCounts
+from ..measures.accuracy import LabelCounts
 from ..measures.reliability import improvement
 from ..model.charcnn import Model
-from ..model.ngrams import scores
+from ..model.ngrams import Kinds, scores
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, assigned, best_thresholds, fitted
-from .baseline import Compared, compared, plain
-from .branch import Branch
-from .data import Labelled
-from .fusion import factors
-from .job import Job, Outcome, without_network
+from .branch import Branch, bags, plain_logits
+from .data import LabelledArticles, TrainingData
+from .job import Outcome, TrainingJob, without_network
 from .network import predict
 from .packed import PackedCNN
-from .prepare import Prepared
 
 
 def model_of(
-    outcome: Outcome, job: Job, prepared: Prepared, dtype: str, about: Mapping[str, Any], branch: Branch | None
+    outcome: Outcome,
+    job: TrainingJob,
+    prepared: TrainingData,
+    dtype: str,
+    about: Mapping[str, Any],
+    branch: Branch | None,
 ) -> tuple[Model, Compared | None]:
-    """The finished model: the weights rounded to `dtype`, a card, the scales for int8, and a temperature.
+    """The finished model: the weights rounded to `dtype`, a card, the scales for int8, and a temperature or thresholds.
 
     Its accuracy and temperature come from rows that nothing was fitted to: the held-out ones, or if there are none and
-    the network was not trained, those that the branch held out in turn. With it comes what that accuracy compares with.
+    the network was not trained, those that the branch held out in turn. With it comes what that accuracy compares with,
+    where each text has one label.
     """
-    data, parts = prepared.data, _Parts(outcome, job, prepared, dtype, branch)
-    rows, logits = parts.rows, parts.logits
-    card, truth = parts.card(job, about), data.labels[rows]
+    parts = _Parts(outcome, job, prepared, dtype, branch)
+    card = parts.card(about)
+    return (_multi_label_model(parts, card), None) if prepared.data.is_multi_label else _one_label_model(parts, card)
+
+
+def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, Compared | None]:
+    """With a temperature."""
+    prepared, branch, rows, logits = parts.prepared, parts.branch, parts.rows, parts.logits
+    data = prepared.data
+    truth = data.labels[rows]
     temperature, against = None, None
     if len(rows):
-        right = _right(job, logits, truth)
+        right = _right(parts.job, logits, truth)
         card["held_out_accuracy"] = round(float(right.mean()), 6)
         linear = plain(data, prepared.fit, rows) if branch is None else branch.plain
         against = compared(right, linear, truth, data.labels[prepared.fit])
@@ -52,37 +67,38 @@ def model_of(
         if temperature is not None:
             card[CARD] = {"rows": len(rows), **improvement(logits, truth, temperature)}
     if prepared.tested is not None:
-        right = _right(job, parts.logits_of(prepared.tested), prepared.tested.labels)
+        right = _right(parts.job, parts.logits_of(prepared.tested), prepared.tested.labels)
         card["test"] = prepared.tested.about() | {"accuracy": round(float(right.mean()), 6)}
-    return parts.model(job, card, temperature=temperature or 1.0), against
+    return parts.model(card, temperature=temperature or 1.0), against
 
 
-def multi_label_model_of(
-    outcome: Outcome, job: Job, prepared: Prepared, dtype: str, about: Mapping[str, Any], branch: Branch | None
-) -> Model:
-    """The same of a model that gives several labels, with thresholds that have the best F1 on those rows."""
-    data, parts = prepared.data, _Parts(outcome, job, prepared, dtype, branch)
-    card, truth = parts.card(job, about), data.labels[parts.rows]
+def _multi_label_model(parts: _Parts, card: dict[str, Any]) -> Model:
+    """With thresholds that have the best F1 on the rows that nothing was fitted to."""
+    data = parts.prepared.data
+    truth = data.labels[parts.rows]
     thresholds = (DEFAULT_THRESHOLD,) * len(data.classes)
     if len(parts.rows):
         scores_of_rows = _sigmoids(parts.logits)
         thresholds = best_thresholds(scores_of_rows, truth)
         figures = _f1(data.classes, scores_of_rows, truth, thresholds)
         card |= {f"held_out_{name}": value for name, value in figures.items()}
-    if (tested := prepared.tested) is not None:
+    if (tested := parts.prepared.tested) is not None:
         figures = _f1(data.classes, _sigmoids(parts.logits_of(tested)), tested.labels, thresholds)
         card["test"] = tested.about() | figures
-    return parts.model(job, card, thresholds=thresholds)
+    return parts.model(card, thresholds=thresholds)
 
 
 class _Parts:
     """The network and the branch of a run, each with its factor; one may be missing.
 
-    rows: which nothing was fitted to. logits: of these rows, [N, classes], the sum.
+    branch: scaled by its factor. rows: which nothing was fitted to. logits: of these rows, [N, classes], the sum.
     """
 
-    def __init__(self, outcome: Outcome, job: Job, prepared: Prepared, dtype: str, branch: Branch | None) -> None:
-        self._outcome, self._prepared, self._branch, self._dtype = outcome, prepared, branch, dtype
+    def __init__(
+        self, outcome: Outcome, job: TrainingJob, prepared: TrainingData, dtype: str, branch: Branch | None
+    ) -> None:
+        self.job, self.prepared, self.branch, self._on = job, prepared, branch, outcome.on
+        self._recipe = job.recipe.to_dict() if outcome.is_trained else None
         device = torch.device("cuda" if torch.cuda.is_available() and job.device != "cpu" else "cpu")
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and then replaced
             self._network = PackedCNN(job.layers, job.frame).to(device)
@@ -100,7 +116,7 @@ class _Parts:
                 weights = without_network(job).weights
             weights["fc3.weight"] = factor * weights["fc3.weight"]
             weights["fc3.bias"] = (factor * weights["fc3.bias"] + its * branch.bias).astype(np.float32)
-            self._branch = branch._replace(ngrams=replace(branch.ngrams, scale=branch.ngrams.scale * np.float32(its)))
+            self.branch = branch._replace(ngrams=replace(branch.ngrams, scale=branch.ngrams.scale * np.float32(its)))
             self.logits = factor * self.logits + its * ours
             self._factors = factor, its
         self._tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
@@ -108,16 +124,16 @@ class _Parts:
         count = SCALE_ROWS if weights["fc3.weight"].any() else 1
         self._sample = np.random.default_rng(0).permutation(prepared.fit)[:count]
 
-    def card(self, job: Job, about: Mapping[str, Any]) -> dict[str, Any]:
+    def card(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """What a model's card says of how it was trained."""
         card = {
             **about,
-            "data": self._prepared.data.about() | {"held_out_rows": len(self.rows)},
-            "frame": job.frame,
-            "recipe": job.recipe.to_dict() if self._outcome.is_trained else None,
-            "seed": job.seed,
+            "data": self.prepared.data.about() | {"held_out_rows": len(self.rows)},
+            "frame": self.job.frame,
+            "recipe": self._recipe,
+            "seed": self.job.seed,
             "calibrated on": {"rows": len(self._sample)},
-            "trained_on": self._outcome.on,
+            "trained_on": self._on,
             "versions": {
                 "broadsheet": version("broadsheet"),
                 "torch": str(torch.__version__),
@@ -125,25 +141,28 @@ class _Parts:
                 "python": platform.python_version(),
             },
         }
-        if self._branch is not None:
+        if self.branch is not None:
             network, its = self._factors
-            card["ngrams"] = self._branch.about() | {"factor": round(its, 4), "network's factor": round(network, 4)}
+            card["ngrams"] = self.branch.about() | {"factor": round(its, 4), "network's factor": round(network, 4)}
         return card
 
-    def logits_of(self, data: Labelled) -> NDArray[np.float64]:
+    def logits_of(self, data: LabelledArticles) -> NDArray[np.float64]:
         """The logits of other articles, [N, classes]."""
         self._network.load_tensors(self._tensors)
         found = _logits(self._network, data, np.arange(len(data)))
-        return found if self._branch is None else found + scores(*data.text, self._branch.ngrams)
+        return found if self.branch is None else found + scores(*data.text, self.branch.ngrams)
 
     def model(
-        self, job: Job, card: dict[str, Any], temperature: float = 1.0, thresholds: tuple[float, ...] | None = None
+        self,
+        card: dict[str, Any],
+        temperature: float = 1.0,
+        thresholds: tuple[float, ...] | None = None,
     ) -> Model:
         """The model, with its scales for int8."""
-        data = self._prepared.data
+        data = self.prepared.data
         model = Model(
-            self._prepared.symbols, data.classes, job.length, self._tensors, card, frame=job.frame,
-            temperature=temperature, ngrams=None if self._branch is None else self._branch.ngrams,
+            self.prepared.symbols, data.classes, self.job.length, self._tensors, card, frame=self.job.frame,
+            temperature=temperature, ngrams=None if self.branch is None else self.branch.ngrams,
             thresholds=thresholds,
         )  # fmt: skip
         return with_scales(model, data.ids[self._sample])
@@ -161,10 +180,140 @@ def _f1(
     return {name: round(value, 6) if value == value else None for name, value in figures.items()}
 
 
-def _right(job: Job, logits: NDArray[np.float64], truth: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _right(job: TrainingJob, logits: NDArray[np.float64], truth: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.asarray(job.objective.right(torch.from_numpy(logits), torch.from_numpy(truth)).numpy())
 
 
-def _logits(network: PackedCNN, data: Labelled, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+def _logits(network: PackedCNN, data: LabelledArticles, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     device = next(network.parameters()).device
     return np.asarray(predict(network, torch.from_numpy(data.ids[rows]).to(device)).double().cpu().numpy())
+
+
+Doubles = NDArray[np.float64]
+
+_BEFORE = 0.5  # the average of two models
+_HOLD = 4.0  # rows' worth
+_MOST = 20.0
+_BY_CHANCE = 2.0  # so much likelier the rows become with a network that knows nothing in one case of 40
+
+
+def factors(network: Doubles, branch: Doubles, truth: NDArray[Any]) -> tuple[float, float]:
+    """Of the network's logits and the branch's, [N, classes], those with which their sum fits the true classes best.
+
+    truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids. The mean cross-entropy of N rows that
+    neither was fitted to is least; no factor is below 0. Few rows say little: they move the factors less from one half.
+
+    The network's is 0 where the rows are not clearly likelier with it, or fewer of them would be right, than with the
+    branch alone.
+    """
+    if not len(truth):
+        return _BEFORE, _BEFORE
+    rows = _BothLogits(network, branch, truth)
+    both, alone = rows.fitted(_MOST), rows.fitted(0.0)
+    gain = len(truth) * (rows.loss(alone) - rows.loss(both))
+    kept = gain > _BY_CHANCE and rows.right(both) >= rows.right(alone)
+    return (float(both[0]), float(both[1])) if kept else (0.0, float(alone[1]))
+
+
+class _BothLogits:
+    def __init__(self, network: Doubles, branch: Doubles, truth: NDArray[Any]) -> None:
+        self._parts = network, branch
+        self._several = truth.ndim > 1
+        self._target = (truth if self._several else np.eye(network.shape[1])[truth]).astype(np.float64)
+
+    def _logits(self, both: Doubles) -> Doubles:
+        logits: Doubles = both[0] * self._parts[0] + both[1] * self._parts[1]
+        return logits
+
+    def loss(self, both: Doubles) -> float:
+        """The mean cross-entropy; of sigmoids, added up over the classes."""
+        logits = self._logits(both)
+        normaliser = np.logaddexp(0, logits).sum(axis=1) if self._several else logsumexp(logits, axis=1)
+        return float((normaliser - (self._target * logits).sum(axis=1)).mean())
+
+    def right(self, both: Doubles) -> int:
+        """Rows whose label is right, or labels that are."""
+        logits = self._logits(both)
+        if self._several:
+            return int(((logits >= 0) == (self._target > 0)).sum())
+        return int((logits.argmax(axis=1) == self._target.argmax(axis=1)).sum())
+
+    def fitted(self, most: float) -> Doubles:
+        """Both factors; that of the network is at most so large."""
+
+        def held(both: Any) -> tuple[float, Doubles]:
+            logits, away = self._logits(both), np.asarray(both) - _BEFORE
+            off = (expit(logits) if self._several else softmax(logits, axis=1)) - self._target
+            slopes = np.array([(off * part).sum(axis=1).mean() for part in self._parts])
+            weight = _HOLD / len(off)
+            return self.loss(both) + weight * float(away @ away), slopes + 2 * weight * away
+
+        found: Doubles = minimize(held, [min(_BEFORE, most), _BEFORE], jac=True, bounds=[(0, most), (0, _MOST)]).x
+        return found
+
+
+Labels = NDArray[np.int64]
+_BITS = 18
+_CLEARLY = 1.0  # standard errors
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Accuracies on the same held-out rows.
+
+    rows: how many. model, most_frequent, linear: shares of rows labelled right by the model, by always giving the most
+    frequent class, and by a plain linear model on words. unclear: what the model is not clearly better than.
+    """
+
+    rows: int
+    model: float
+    most_frequent: float
+    linear: float
+    unclear: tuple[str, ...]
+
+    def about(self) -> dict[str, Any]:
+        """The figures as a model's card has them."""
+        return {
+            "rows": self.rows,
+            "most frequent class": round(self.most_frequent, 6),
+            "linear model on words": round(self.linear, 6),
+        }
+
+    def lines(self) -> list[str]:
+        """For the user: the figures, and a warning where the model is not clearly better."""
+        told = f"on the same {self.rows:,} rows: the most frequent class {self.most_frequent:.2%}"
+        lines = [f"{told}, a linear model on words {self.linear:.2%}"]
+        if self.unclear:
+            lines.append(
+                f"warning: the model ({self.model:.2%}) is not clearly better than {' or '.join(self.unclear)}"
+            )
+        return lines
+
+
+def plain(data: LabelledArticles, fit: Labels, held: Labels) -> NDArray[np.float64]:
+    """The logits of a plain linear model on words, fitted to the rows `fit`, for the rows `held`."""
+    rows = np.concatenate([fit, held])
+    found = bags(*data.text.rows(rows), Kinds(2, (0, 0), 1014), _BITS)
+    ours = np.arange(len(fit), len(rows))
+    return plain_logits(found, data.labels[rows], len(data.classes), [ours])[ours]
+
+
+def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Labels, labels: Labels) -> Compared:
+    """Compare a model that is `right` about some rows whose labels are `truth`.
+
+    linear: the logits of a linear model for them. labels: those of the training rows.
+    """
+    most = np.bincount(labels).argmax() == truth
+    words = linear.argmax(axis=1) == truth
+    unclear = [
+        f"{name} ({other.mean():.2%})"
+        for name, other in (("always giving the most frequent class", most), ("a linear model on words", words))
+        if not _is_clear(right, other)
+    ]
+    return Compared(len(truth), float(right.mean()), float(most.mean()), float(words.mean()), tuple(unclear))
+
+
+def _is_clear(right: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:
+    """By McNemar's test: of the rows about which one of the two is right, how many more are ours."""
+    ours, its = int((right & ~other).sum()), int((other & ~right).sum())
+    return bool(ours - its > _CLEARLY * np.sqrt(ours + its))

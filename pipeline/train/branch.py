@@ -18,15 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
 
-from ..measures.held_out import rarest
+from ..measures.rows import rarest
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find
-from .data import Texts
+from ..model.scores import TEMPERATURES, fitted, log_loss
+from .data import TextBuffers
 from .linear import Fitted, Fitter
 from .objective import class_weights
-from .sharpness import sharpened
 
-Rows = NDArray[np.int64]
+RowNumbers = NDArray[np.int64]
 Labels = NDArray[Any]  # int64 [N], class indices; or bool [N, classes], where a text may have several
 Floats = NDArray[np.float64]
 
@@ -38,7 +39,7 @@ _BLOCK = 512  # texts whose n-grams are found at once
 
 
 @dataclass(frozen=True)
-class Settings:
+class BranchSettings:
     """strength: of the penalty. salience: the power of what n-grams say about classes. words: share of their kind."""
 
     strength: float
@@ -71,8 +72,8 @@ class Branch(NamedTuple):
 
     ngrams: NGrams
     bias: Floats
-    settings: Settings
-    rows: Rows
+    settings: BranchSettings
+    rows: RowNumbers
     logits: Floats
     plain: Floats
 
@@ -109,7 +110,14 @@ def _counts(grams: list[Grams], texts: int, bits: int) -> sp.csr_array:
 
 
 def fit_branch(
-    text: Texts, labels: Labels, classes: int, fit: Rows, held: Rows, kinds: Kinds, bits: int, balanced: bool
+    text: TextBuffers,
+    labels: Labels,
+    classes: int,
+    fit: RowNumbers,
+    held: RowNumbers,
+    kinds: Kinds,
+    bits: int,
+    balanced: bool,
 ) -> Branch:
     """Fit the branch to the rows `fit` of labelled texts.
 
@@ -125,7 +133,7 @@ def fit_branch(
     known = np.sort(np.concatenate(folds))
     _, settings, logits, _ = _chosen(ours, labels[fit], classes, folds, balanced)
     sharpness = sharpened(logits[known], labels[fit][known], _weights(labels[fit], classes, balanced)[known])[1]
-    rows = _Rows(ours, labels[fit], classes, settings, balanced)
+    rows = _WeighedRows(ours, labels[fit], classes, settings, balanced)
     solved = rows.fitter.fit(settings.strength)
     weights, all_importance = np.zeros((1 << bits, classes)), np.zeros(1 << bits)
     of_used, bias = sharpness * solved.weights(rows.features), sharpness * solved.bias
@@ -145,14 +153,14 @@ class _Tried(NamedTuple):
     """Settings, with the log loss of rows that they were not fitted to, their logits, and the fits."""
 
     loss: float
-    settings: Settings
+    settings: BranchSettings
     logits: Floats
     fits: list[Fitted]
 
 
-def _chosen(found: Bags, labels: Labels, classes: int, folds: list[Rows], balanced: bool) -> _Tried:
+def _chosen(found: Bags, labels: Labels, classes: int, folds: list[RowNumbers], balanced: bool) -> _Tried:
     """The settings with the least loss."""
-    weighing = Settings(0.0)
+    weighing = BranchSettings(0.0)
     strengths = _BALANCED_STRENGTHS if balanced else _STRENGTHS
     best = _best_strength(found, labels, classes, folds, weighing, strengths, balanced)
     for share in _SHARES:
@@ -166,15 +174,15 @@ def _best_strength(
     found: Bags,
     labels: Labels,
     classes: int,
-    folds: list[Rows],
-    weighing: Settings,
+    folds: list[RowNumbers],
+    weighing: BranchSettings,
     strengths: Iterable[float],
     balanced: bool,
     starts: Sequence[Fitted] | None = None,
 ) -> _Tried:
     """The best of descending strengths, given up where the loss is larger twice. starts: from which to begin."""
     inner = [np.setdiff1d(np.arange(len(labels)), held) for held in folds]
-    fitters = [_Rows(found.rows(others), labels[others], classes, weighing, balanced) for others in inner]
+    fitters = [_WeighedRows(found.rows(others), labels[others], classes, weighing, balanced) for others in inner]
     outer = [
         features_of(found.rows(held), rows.importance, weighing) for held, rows in zip(folds, fitters, strict=True)
     ]
@@ -193,13 +201,13 @@ def _best_strength(
     return best
 
 
-def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[Rows]) -> Floats:
+def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[RowNumbers]) -> Floats:
     """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
-    plain = Settings(0.0, salience=0.0, words=1.0)
+    plain = BranchSettings(0.0, salience=0.0, words=1.0)
     return _best_strength(found, labels, classes, folds, plain, [_PLAIN_STRENGTH / len(labels)], False).logits
 
 
-def folds_of(labels: Labels) -> list[Rows]:
+def folds_of(labels: Labels) -> list[RowNumbers]:
     """Rows that are held out in turn, a like share of each class; of many rows a fifth, once."""
     count = next((folds for rows, folds in _FOLDS if len(labels) <= rows), 1)
     order = np.random.default_rng(0).permutation(len(labels))
@@ -208,10 +216,10 @@ def folds_of(labels: Labels) -> list[Rows]:
     return [np.sort(order[fold :: 5 if count == 1 else count]) for fold in range(count)]
 
 
-class _Rows:
+class _WeighedRows:
     """Rows to fit to, weighed by some settings, whose strength does not matter here."""
 
-    def __init__(self, found: Bags, labels: Labels, classes: int, settings: Settings, balanced: bool) -> None:
+    def __init__(self, found: Bags, labels: Labels, classes: int, settings: BranchSettings, balanced: bool) -> None:
         truth = labels if labels.ndim > 1 else labels[:, None] == np.arange(classes)
         self.importance = importances(found, truth, settings.salience)
         self.features = features_of(found, self.importance, settings)
@@ -242,7 +250,7 @@ def importances(found: Bags, truth: NDArray[np.bool_], salience: float) -> Float
     return np.where(rows > 0, idf, 0.0)
 
 
-def features_of(found: Bags, importance: Floats, settings: Settings) -> sp.csr_array:
+def features_of(found: Bags, importance: Floats, settings: BranchSettings) -> sp.csr_array:
     """The features [N, used buckets]: of each kind of length one, then weighted by the kind's share and added."""
     kinds = ((found.words, settings.words), (found.letters, 1 - settings.words))
     total = None
@@ -252,3 +260,27 @@ def features_of(found: Bags, importance: Floats, settings: Settings) -> sp.csr_a
         scaled = sp.diags_array(np.sqrt(share) / np.maximum(length, 1e-12)) @ weighed
         total = scaled if total is None else total + scaled
     return sp.csr_array(total)
+
+
+Doubles = NDArray[np.float64]
+
+_BOUNDS = -np.log(TEMPERATURES[1]), -np.log(TEMPERATURES[0])
+
+
+def sharpened(logits: Doubles, truth: NDArray[Any], weights: Doubles | None = None) -> tuple[float, float]:
+    """The least log loss of logits [N, classes], and the factor at which it is reached; 1 where there is none.
+
+    truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids, whose losses are added up. weights: [N],
+    how much each row of a softmax counts; None: all the same.
+    """
+    if truth.ndim == 1:
+        temperature = fitted(logits, truth, weights) or 1.0
+        return log_loss(logits, truth, temperature, weights), 1 / temperature
+    away = np.where(truth, -logits, logits)
+
+    def loss(power: float) -> float:
+        return float(np.logaddexp(0, np.exp(power) * away).sum(axis=1).mean())
+
+    found = minimize_scalar(loss, bounds=_BOUNDS, method="bounded").x
+    power = float(found) if _BOUNDS[0] + 0.1 < found < _BOUNDS[1] - 0.1 else 0.0
+    return loss(power), float(np.exp(power))

@@ -16,7 +16,7 @@ _NEVER = 1 << 30
 
 
 @dataclass(frozen=True)
-class Group:
+class ProcessGroup:
     """The process `rank` of `size`, which is this one. With more than one, torch.distributed is initialised.
 
     They share each batch; gradients are averaged over them.

@@ -17,8 +17,8 @@ from ..errors import UsageError
 from ..model.alphabet import Alphabet
 from ..model.layers import FRAMES, Frame, Layer, layer_table
 from .checkpoint import Checkpoint
-from .group import Group
-from .loop import Rows, Run, Saving
+from .group import ProcessGroup
+from .loop import DeviceExamples, Saving, TrainingRun
 from .objective import Objective
 from .packed import PackedCNN
 from .progress import Epoch, Tell
@@ -39,17 +39,17 @@ class Examples:
     fit: NDArray[np.int64]
     held: NDArray[np.int64]
 
-    def on(self, device: torch.device) -> tuple[Rows, Rows]:
+    def on(self, device: torch.device) -> tuple[DeviceExamples, DeviceExamples]:
         """Those to train on and those held out, on a device."""
         fit, held = (
-            Rows(torch.from_numpy(self.ids[rows]).to(device), torch.from_numpy(self.targets[rows]).to(device))
+            DeviceExamples(torch.from_numpy(self.ids[rows]).to(device), torch.from_numpy(self.targets[rows]).to(device))
             for rows in (self.fit, self.held)
         )
         return fit, held
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """How a run goes: `recipe` from `seed`. It is small, and can be sent to another process.
 
     classes: their names. start: tensors of another model to begin with, by name; none for random ones. checkpoint: its
@@ -104,7 +104,7 @@ class Job:
         }
 
 
-def device_of(job: Job) -> torch.device:
+def device_of(job: TrainingJob) -> torch.device:
     """The device on which a job runs in this process. Raises UsageError where there is no GPU and it wants one."""
     cuda = torch.cuda.is_available()
     if job.device == "cuda" and not cuda:
@@ -126,14 +126,18 @@ class Outcome:
         return bool(self.history)
 
 
-def without_network(job: Job) -> Outcome:
+def without_network(job: TrainingJob) -> Outcome:
     """An outcome whose network gives every class 0."""
     weights = {name: np.zeros(shape, np.float32) for layer in job.layers for name, shape in layer.shapes.items()}
     return Outcome(weights, (), "CPU")
 
 
 def run(
-    job: Job, examples: Examples, tell: Tell, stop: Callable[[], bool] = lambda: False, group: Group | None = None
+    job: TrainingJob,
+    examples: Examples,
+    tell: Tell,
+    stop: Callable[[], bool] = lambda: False,
+    group: ProcessGroup | None = None,
 ) -> Outcome:
     """Run a job in this process, which may be one of a group.
 
@@ -142,7 +146,7 @@ def run(
     Raises UsageError for a device that is not there, a checkpoint that is missing, of another job, or would be
     overwritten, and a folder that this host does not see; Stopped; BroadsheetError where the loss diverges.
     """
-    device, group, recipe = device_of(job), group or Group(), job.recipe
+    device, group, recipe = device_of(job), group or ProcessGroup(), job.recipe
     cuda = device.type == "cuda"
     mixed = job.precision == "bf16" or (job.precision == "auto" and cuda)
     compute = torch.bfloat16 if mixed else torch.float32
@@ -162,7 +166,7 @@ def run(
             if name in job.start:
                 parameter.data.copy_(torch.from_numpy(job.start[name].astype(np.float32)))
         begun = bool(job.start)
-        loop = Run(network, *examples.on(device), job.symbols, recipe, job.objective, job.seed, group, begun)
+        loop = TrainingRun(network, *examples.on(device), job.symbols, recipe, job.objective, job.seed, group, begun)
         if job.resume:
             loop.go_on_from(Checkpoint.load(saving.path, saving.job) if saving else None)
         on = f"{f'{group.size} × ' if group.size > 1 else ''}{_name(device)}, {'bf16' if mixed else 'fp32'}"

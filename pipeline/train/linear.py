@@ -31,17 +31,17 @@ _SETTLED = 2e-4
 _SHRINK, _ENOUGH, _TRIES = 0.5, 1e-4, 20  # of the line search: Nocedal and Wright, Numerical Optimization, 3.1
 
 
-class _Weights(NamedTuple):
+class _DualWeights(NamedTuple):
     """Weights as `dual` and `scores`, [rows, classes], and a bias, [classes]; a direction or a gradient, too."""
 
     dual: Doubles
     scores: Doubles
     bias: Doubles
 
-    def plus(self, other: _Weights, factor: float) -> _Weights:
-        return _Weights(*(mine + factor * its for mine, its in zip(self, other, strict=True)))
+    def plus(self, other: _DualWeights, factor: float) -> _DualWeights:
+        return _DualWeights(*(mine + factor * its for mine, its in zip(self, other, strict=True)))
 
-    def times(self, other: _Weights) -> float:
+    def times(self, other: _DualWeights) -> float:
         """The inner product."""
         return float(np.vdot(self.dual, other.scores) + self.bias @ other.bias)
 
@@ -77,13 +77,13 @@ class Fitter:
         begin, fitted to as many rows.
         """
         nothing = np.zeros_like(self._signs)
-        at = _Weights(nothing, nothing, nothing[0])
+        at = _DualWeights(nothing, nothing, nothing[0])
         slope = self._gradient(at, strength)
         size = np.sqrt(slope.times(slope))
         if start is not None:
-            at = _Weights(start.dual, self._products(start.dual), start.bias)
+            at = _DualWeights(start.dual, self._products(start.dual), start.bias)
             slope = self._gradient(at, strength)
-        value, steps = self._loss(at, strength), list[tuple[_Weights, _Weights]]()
+        value, steps = self._loss(at, strength), list[tuple[_DualWeights, _DualWeights]]()
         for _ in range(_STEPS):
             if np.sqrt(slope.times(slope)) <= settled * size:
                 break
@@ -101,17 +101,17 @@ class Fitter:
             at, slope, value = there, slope_there, reached
         return Fitted(at.dual, at.bias)
 
-    def _short(self, at: _Weights) -> Doubles:
+    def _short(self, at: _DualWeights) -> Doubles:
         """By how much each score falls short of its margin, 1 on its side."""
         return np.maximum(1 - self._signs * (at.scores + at.bias), 0)
 
-    def _loss(self, at: _Weights, strength: float) -> float:
+    def _loss(self, at: _DualWeights, strength: float) -> float:
         return float((self._weights * self._short(at) ** 2).sum()) + 0.5 * strength * at.times(at)
 
-    def _gradient(self, at: _Weights, strength: float) -> _Weights:
+    def _gradient(self, at: _DualWeights, strength: float) -> _DualWeights:
         slope = -2 * self._weights * self._signs * self._short(at)
         dual = slope + strength * at.dual
-        return _Weights(dual, self._products(dual), slope.sum(axis=0) + strength * at.bias)
+        return _DualWeights(dual, self._products(dual), slope.sum(axis=0) + strength * at.bias)
 
     def _products(self, dual: Doubles) -> Doubles:
         """The scores of weights."""
@@ -120,7 +120,7 @@ class Fitter:
         return np.asarray(self._features @ (self._transposed @ dual))
 
 
-def _direction(slope: _Weights, steps: list[tuple[_Weights, _Weights]]) -> _Weights:
+def _direction(slope: _DualWeights, steps: list[tuple[_DualWeights, _DualWeights]]) -> _DualWeights:
     """Where to go: the two loops of L-BFGS (Nocedal and Wright, algorithm 7.4)."""
     towards, factors = slope, []
     for moved, changed in reversed(steps):
@@ -135,5 +135,5 @@ def _direction(slope: _Weights, steps: list[tuple[_Weights, _Weights]]) -> _Weig
     return _scaled(towards, -1)
 
 
-def _scaled(weights: _Weights, factor: float) -> _Weights:
-    return _Weights(*(factor * part for part in weights))
+def _scaled(weights: _DualWeights, factor: float) -> _DualWeights:
+    return _DualWeights(*(factor * part for part in weights))

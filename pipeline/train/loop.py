@@ -16,15 +16,13 @@ from torch import Tensor, nn
 
 from ..errors import BroadsheetError
 from ..model.alphabet import Alphabet
-from .augment import augment
-from .centred import FEW_ROWS, centre_gradients
 from .checkpoint import Checkpoint
 from .graphs import EAGER_CALLS, Replayed, rounded
-from .group import Group
+from .group import ProcessGroup
 from .network import ARTICLES_IN_CACHE, predict
 from .objective import Objective
 from .packed import PackedCNN
-from .progress import Cost, Epoch, Step, Stopped, Tell
+from .progress import Cost, Epoch, Step, Tell, TrainingStopped
 from .recipe import Recipe
 
 _WARMUP_FROM = 0.04  # share of the peak rate at the first step
@@ -35,7 +33,7 @@ _PERMUTATION, _AUGMENTATION, _DROPOUT = range(3)  # what is drawn
 
 
 @dataclass(frozen=True)
-class Rows:
+class DeviceExamples:
     """Encoded articles on the training device. ids: uint8 [N, length]. targets: as the objective takes them."""
 
     ids: Tensor
@@ -51,7 +49,7 @@ class Saving:
     job: dict[str, Any]
 
 
-class Run:
+class TrainingRun:
     """A run of `recipe` from `seed` over the rows `train`, evaluated on the rows `held_out` (maybe none).
 
     Every process of `group` has all rows, and computes its share of each batch. begun: all layers but the last come
@@ -61,13 +59,13 @@ class Run:
     def __init__(
         self,
         network: PackedCNN,
-        train: Rows,
-        held_out: Rows,
+        train: DeviceExamples,
+        held_out: DeviceExamples,
         alphabet: Alphabet,
         recipe: Recipe,
         objective: Objective,
         seed: int,
-        group: Group,
+        group: ProcessGroup,
         begun: bool = False,
     ) -> None:
         self.network, self.recipe, self._objective = network, recipe, objective
@@ -111,7 +109,7 @@ class Run:
             self.network.train()
             if not self._epoch(number, tell, stop):
                 self._save(saving, float(self._group.total(self._losses)))
-                raise Stopped
+                raise TrainingStopped
             loss = float(self._group.total(self._losses)) / self._steps_per_epoch
             self._losses.zero_()
             if not math.isfinite(loss):
@@ -306,3 +304,70 @@ def _optimizer(network: PackedCNN, recipe: Recipe, begun: bool) -> torch.optim.A
     return torch.optim.AdamW(
         [{"params": each, "weight_decay": decay, "share": share} for (decay, share), each in groups.items()], fused=True
     )
+
+
+def augment(ids: Tensor, alphabet: Alphabet, recipe: Recipe) -> Tensor:
+    """Articles uint8 [N, length] with words, characters and spans changed, then moved; `ids` is not modified.
+
+    Erased characters become unknown ones, which are zero columns like the padding. A text ends where it ended, unless
+    it is moved. Draws from PyTorch's global generator of the device.
+    """
+    if recipe.dropped_words:
+        ids = _drop_words(ids, alphabet, recipe.dropped_words)
+    position = torch.arange(ids.shape[1], device=ids.device)
+    text_length = ((ids < len(alphabet)) * (position + 1)).amax(1, keepdim=True)
+    if recipe.random_characters:
+        ids = _replace_characters(ids, alphabet, recipe.random_characters)
+    for _ in range(recipe.erased_spans):
+        first = (_uniform(ids) * text_length).long()
+        end = first + 1 + (_uniform(ids) * recipe.span_length).long()
+        erased = (position >= first) & (position < end) & (ids != alphabet.padding)
+        ids = torch.where(erased, alphabet.unknown, ids)
+    if recipe.shift or recipe.cut:
+        move = (_uniform(ids) * (recipe.shift + 1)).long() - (_uniform(ids) * (recipe.cut + 1)).long()
+        origin = position - move
+        inside = (origin >= 0) & (origin < ids.shape[1])
+        ids = torch.where(inside, ids.gather(1, origin.clamp(0, ids.shape[1] - 1)), alphabet.padding)
+    return ids
+
+
+def _uniform(ids: Tensor, columns: int = 1) -> Tensor:
+    return torch.rand(len(ids), columns, device=ids.device)
+
+
+def _drop_words(ids: Tensor, alphabet: Alphabet, share: float) -> Tensor:
+    """Erase words, each article's share drawn between zero and twice `share`."""
+    space = alphabet.symbols.find(" ")
+    between = ids == (space if space >= 0 else alphabet.unknown)
+    word = between.cumsum(1)
+    dropped = _uniform(ids, ids.shape[1] + 1) < 2 * share * _uniform(ids)
+    erase = dropped.gather(1, word) & (ids < len(alphabet)) & ~between
+    return torch.where(erase, alphabet.unknown, ids)
+
+
+def _replace_characters(ids: Tensor, alphabet: Alphabet, share: float) -> Tensor:
+    chosen = (_uniform(ids, ids.shape[1]) < share) & (ids < len(alphabet))
+    other = torch.randint(len(alphabet), ids.shape, dtype=ids.dtype, device=ids.device)
+    return torch.where(chosen, other, ids)
+
+
+FEW_ROWS = 20_000
+"""With more, the rate rises so slowly that the articles' differences are learnt before."""
+
+_CENTRED = ("conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2")
+
+
+def centre_gradients(network: nn.Module) -> None:
+    """Take from the gradient of each output's weights its mean over the inputs: it cannot move all articles alike then.
+
+    With few rows, the network would come to answer every article the same. The inputs of these layers are outputs of a
+    ReLU, so none is negative, and at first they differ little between articles. Whatever a small batch says by chance,
+    such as that it has more rows of one class, is then a gradient of one sign for all weights of an output, and AdamW
+    moves each by the whole rate: the mean of the activations grows from block to block, block 6's norm divides by it,
+    and what differs between articles is lost. Without its mean over the inputs, the gradient has no such part (gradient
+    centralisation: Yong and others, 2020, https://arxiv.org/abs/2004.01461).
+    """
+    for name in _CENTRED:
+        gradient = network.get_parameter(f"{name}.weight").grad
+        assert gradient is not None
+        gradient.sub_(gradient.mean(tuple(range(1, gradient.ndim)), keepdim=True))

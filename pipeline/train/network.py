@@ -1,8 +1,12 @@
-"""The network in PyTorch: the modules of the layer table, in the channels-last order that tensor cores read."""
+"""The network in PyTorch: the modules of the layer table, in the channels-last order that tensor cores read.
+
+And a model as such a module, to run, fine-tune or export with PyTorch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,6 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..errors import UsageError
+from ..model.charcnn import Model, load_model
 from ..model.layers import NORM_EPSILON, Frame, Layer
 
 _CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
@@ -50,25 +56,27 @@ class CharCNN(nn.Module):
         """Logits float32 [N, classes] of encoded articles, uint8 [N, length]."""
         x = self._one_hot(ids)
         for layer in self._layers:
-            module = self.get_submodule(layer.name)
-            weight, bias = module.weight, module.bias
-            assert isinstance(weight, Tensor)
-            assert isinstance(bias, Tensor)
             if layer.kind == "conv1d":
-                x = self._convolve(x, weight) + bias
+                x = self._convolve(x, self.get_parameter(f"{layer.name}.weight"))
+                x = x + self.get_parameter(f"{layer.name}.bias")
                 if layer.norm:
                     x = self._normalise(x, layer.norm)
                 x = F.relu(x)
                 if layer.is_lookup and self._frame == "text":
-                    x = torch.where(self._of_text(ids, layer.rows_out), x, 0.0)
+                    x = torch.where(self._of_text(ids, layer), x, 0.0)
                 if layer.pool > 1:
-                    x = _pool(x, layer.pool)
+                    x = pooled(x, layer.pool)
+        return self.head(x.transpose(1, 2).flatten(1))
+
+    def head(self, x: Tensor) -> Tensor:
+        """The linear layers, of channel-major rows: logits [N, classes]."""
+        for layer in self._layers:
+            if layer.kind == "conv1d":
                 continue
-            if x.ndim == 3:  # fc1 reads channel-major rows
-                x = x.transpose(1, 2).flatten(1)
+            weight, bias = self.get_parameter(f"{layer.name}.weight"), self.get_parameter(f"{layer.name}.bias")
             x = F.dropout(x, self._dropout[layer.name], self.training)
             compute = self._compute if layer.relu else weight.dtype
-            x = F.linear(x.to(compute), weight.to(compute)).to(bias.dtype) + bias
+            x = F.linear(x.to(compute), weight.to(compute)).to(weight.dtype) + bias
             if layer.relu:
                 x = F.relu(x)
         return x
@@ -79,12 +87,10 @@ class CharCNN(nn.Module):
         columns = torch.arange(symbols + -symbols % _CHANNELS_MULTIPLE, device=ids.device)
         return (ids[:, :, None].int() == columns.int()).to(self._compute)
 
-    def _of_text(self, ids: Tensor, rows: int) -> Tensor:
+    def _of_text(self, ids: Tensor, first: Layer) -> Tensor:
         """Whether each of block 1's rows comes before the end of its article's text, [N, rows, 1]."""
-        position = torch.arange(ids.shape[1], device=ids.device)
-        padding = self._layers[0].inputs + 1
-        end = ((ids != padding) * (position + 1)).amax(1)
-        return (position[:rows] < end[:, None])[:, :, None]
+        row = torch.arange(first.rows_out, device=ids.device)
+        return (row < reached_rows(ids, first, "text")[:, None])[:, :, None]
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         """[N, rows, inputs] to [N, rows - kernel + 1, outputs], in the weights' dtype."""
@@ -105,7 +111,17 @@ class CharCNN(nn.Module):
         self.load_state_dict({name: torch.from_numpy(np.array(t, np.float32)) for name, t in tensors.items()})
 
 
-def _pool(x: Tensor, width: int) -> Tensor:
+def reached_rows(ids: Tensor, first: Layer, frame: Frame) -> Tensor:
+    """Rows of block 1 that come before the end of each text, int64 [N], of ids uint8 [N, length]."""
+    if frame == "dense":
+        return torch.full((len(ids),), first.rows_out, device=ids.device)
+    position = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    padding = first.inputs + 1
+    return ((ids != padding) * position).amax(1).clamp(max=first.rows_out)
+
+
+def pooled(x: Tensor, width: int) -> Tensor:
+    """The greatest of each `width` rows of [N, rows, channels]."""
     count = x.shape[1] // width
     windows = x[:, : count * width].reshape(x.shape[0], count, width, x.shape[2])
     return windows.amax(2)
@@ -120,3 +136,73 @@ def predict(network: CharCNN, ids: Tensor) -> Tensor:
         logits = torch.cat([network(batch) for batch in torch.split(ids, batch_size)])
     network.train(training)
     return logits
+
+
+class TorchModule(CharCNN):
+    """The network with a model's weights, in fp32; `torch_module` makes one.
+
+    The parameters have the names and shapes of the tensors in the model file. N-grams are buffers, of which ``table``
+    has a row of zeros after those of the buckets.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model.layers, model.frame)
+        self.load_tensors(model.tensors)
+        self._temperature, self._multi_label = model.temperature, model.is_multi_label
+        self._has_ngrams = model.ngrams is not None
+        if model.ngrams is not None:
+            table = torch.from_numpy(model.ngrams.table)
+            self.register_buffer("table", F.pad(table, (0, 0, 0, 1)))
+            self.register_buffer("scale", torch.from_numpy(model.ngrams.scale))
+        self.eval()
+
+    def forward(self, ids: Tensor, ngrams: Tensor | None = None, ngram_times: Tensor | None = None) -> Tensor:
+        """Scores float32 [N, classes] of encoded texts: the arrays of `onnx_inputs`, as tensors."""
+        logits = self.logits(ids, ngrams, ngram_times)
+        return torch.sigmoid(logits) if self._multi_label else torch.softmax(logits / self._temperature, 1)
+
+    def logits(self, ids: Tensor, ngrams: Tensor | None = None, ngram_times: Tensor | None = None) -> Tensor:
+        """What `forward` takes the softmax (at the model's temperature) or the sigmoid of: float32 [N, classes]."""
+        logits = super().forward(ids)
+        if self._has_ngrams:
+            if ngrams is None or ngram_times is None:
+                raise UsageError("the model has n-grams: give all arrays of broadsheet.onnx_inputs")
+            logits = logits + self._branch(ngrams, ngram_times)
+        return logits
+
+    def _branch(self, ngrams: Tensor, times: Tensor) -> Tensor:
+        """What the n-grams add to the logits, [N, classes], as `model/ngrams.py` has it."""
+        rows = self.get_buffer("table")[ngrams.long()].float() * times[..., None]
+        squares = (rows[..., -1] * times).sum(2)[..., None]
+        kinds = rows[..., :-1].sum(2) * self.get_buffer("scale") / squares.clamp(min=1).sqrt()
+        return torch.where(squares > 0, kinds, 0.0).sum(1)
+
+
+def torch_module(model: str | Path | Model) -> TorchModule:
+    """Make a PyTorch module with the weights of a model. Needs the extra ``train``.
+
+    Parameters
+    ----------
+    model : str, Path or Model
+        A shipped model's name, a model file, or a loaded `Model`.
+
+    Returns
+    -------
+    TorchModule
+        On the CPU, in evaluation mode. It takes the arrays of `onnx_inputs` as tensors, and returns scores, float32
+        [N, classes]; its method ``logits`` returns what is before the softmax.
+
+    Raises
+    ------
+    ModelError
+        For a model that cannot be loaded.
+
+    Examples
+    --------
+    >>> module = broadsheet.torch_module("ag-news")
+    >>> inputs = broadsheet.onnx_inputs("ag-news", ["Stocks fell on Monday."])
+    >>> module(*map(torch.from_numpy, inputs.values())).argmax(1)
+    tensor([2])
+
+    """
+    return TorchModule(load_model(model))

@@ -1,14 +1,20 @@
-"""A run, or several, on the workers of a Dask cluster: each worker starts a process for its part."""
+"""A run, or several, on the workers of a Dask cluster: each worker starts a process for its part.
+
+A sweep is several runs over a grid of settings and seeds: one at a time on each worker.
+"""
 
 from __future__ import annotations
 
 import pickle
 import socket
-from collections import Counter
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import ip_address
+from itertools import product
 from queue import SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,11 +24,12 @@ from distributed import Client, get_worker
 from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker
 
-from ..errors import UsageError
+from ..errors import BroadsheetError, UsageError
 from ..processes.threads import share_of_cores
-from .job import Examples, Job, Outcome
+from .job import Examples, Outcome, TrainingJob
+from .objective import OneLabel
 from .processes import Lost, Part, Process, outcome
-from .progress import Tell
+from .progress import Cost, Note, Tell, TrainingStopped
 
 _JOINING_SECONDS = 60
 
@@ -31,7 +38,7 @@ _RUNNING: dict[tuple[str, int], Process] = {}
 
 
 def run_on(
-    client: Client, job: Job, examples: Examples, count: int | None, tell: Tell, stop: Callable[[], bool]
+    client: Client, job: TrainingJob, examples: Examples, count: int | None, tell: Tell, stop: Callable[[], bool]
 ) -> Outcome:
     """Run a job on `count` workers of a cluster, by default all. Raises as `job.run` does, and Lost."""
     addresses = workers_of(client, count or 1)[:count]
@@ -47,7 +54,8 @@ def run_on(
             start(client, seat, there, Part(job, rank, len(seats), meeting), topic) for rank, seat in enumerate(seats)
         ]
         try:
-            return outcome(answers, told, tell, stop, lambda: client.run(stop_parts, topic, on_error="ignore"), job)
+            ask_to_stop = partial(client.run, end_parts, topic, at_once=False, on_error="ignore")
+            return outcome(answers, told, tell, stop, ask_to_stop, job)
         finally:
             client.run(end_parts, topic, on_error="ignore")
 
@@ -62,7 +70,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PartAnswer:
     """What comes of a part."""
 
     address: str
@@ -114,19 +122,19 @@ def telling(client: Client) -> Iterator[tuple[str, SimpleQueue[Any]]]:
         client.unsubscribe_topic(topic)
 
 
-def start(client: Client, seat: Seat, examples: Any, part: Part, topic: str) -> Answer:
+def start(client: Client, seat: Seat, examples: Any, part: Part, topic: str) -> PartAnswer:
     """Start a part on a worker. examples: a future of them."""
     future = client.submit(
         _run_part, examples, part, seat.number, seat.neighbours, topic,
         workers=[seat.address], allow_other_workers=False, pure=False, retries=0,
     )  # fmt: skip
-    return Answer(seat.address, future)
+    return PartAnswer(seat.address, future)
 
 
 def _run_part(examples: Examples, part: Part, number: int, neighbours: int, topic: str) -> Outcome | None:
     """The task of a worker."""
     worker, loopback = get_worker(), _is_loopback(part.meeting)
-    own = Part(part.job, part.rank, part.size, part.meeting, number, here=False, threads=share_of_cores(neighbours))
+    own = replace(part, number=number, here=False, threads=share_of_cores(neighbours))
     process = _RUNNING[topic, part.rank] = Process(own, examples, loopback)
     try:
         return process.follow(lambda what: worker.log_event(topic, pickle.dumps(what)))
@@ -135,18 +143,11 @@ def _run_part(examples: Examples, part: Part, number: int, neighbours: int, topi
         process.end()
 
 
-def stop_parts(topic: str) -> None:
-    """On a worker: tell its parts of a run to stop between two steps."""
+def end_parts(topic: str, at_once: bool = True) -> None:
+    """On a worker: end its parts of a run, whatever they do; or have them stop between two steps."""
     for (of, _), process in list(_RUNNING.items()):
         if of == topic:
-            process.stop()
-
-
-def end_parts(topic: str) -> None:
-    """On a worker: end its parts of a run, whatever they do."""
-    for (of, _), process in list(_RUNNING.items()):
-        if of == topic:
-            process.kill()
+            (process.kill if at_once else process.stop)()
 
 
 def _host(address: str) -> str:
@@ -166,3 +167,120 @@ def _free_port() -> int:
         found.bind(("", 0))
         port: int = found.getsockname()[1]
         return port
+
+
+_ALIASES = {"rate": "learning_rate"}
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run of a sweep. settings: what it differs in, by name. accuracy: on the held-out rows. error: why it failed,
+    with nan for loss and accuracy.
+    """
+
+    settings: dict[str, str]
+    loss: float
+    accuracy: float
+    seconds: float
+    error: str = ""
+
+
+def jobs_of(job: TrainingJob, sweep: Sequence[str]) -> list[tuple[dict[str, str], TrainingJob]]:
+    """A job for each point of a grid, with its settings. sweep: of `NAME=VALUE,VALUE`, of the recipe or `seed`.
+
+    Raises UsageError for a name that there is not, or a value that is none.
+    """
+    axes: dict[str, list[str]] = {}
+    for axis in sweep:
+        name, equals, values = axis.partition("=")
+        if not equals or not values:
+            raise UsageError(f"{axis!r} is no axis of a sweep: write NAME=VALUE,VALUE, such as rate=0.001,0.0003")
+        axes[_ALIASES.get(name, name)] = values.split(",")
+    found = []
+    for point in product(*axes.values()):
+        settings = dict(zip(axes, point, strict=True))
+        recipe = job.recipe.with_settings([f"{name}={value}" for name, value in settings.items() if name != "seed"])
+        seed = settings.get("seed", str(job.seed))
+        if not seed.isdecimal():
+            raise UsageError(f"seed is {seed!r}, it must be a number from 0")
+        objective = job.objective
+        if isinstance(objective, OneLabel):
+            objective = replace(objective, label_smoothing=recipe.label_smoothing)
+        varied = replace(job, recipe=recipe, objective=objective, seed=int(seed), checkpoint=None, resume=False)
+        found.append((settings, varied))
+    return found
+
+
+def run_sweep(
+    client: Client,
+    jobs: list[tuple[dict[str, str], TrainingJob]],
+    examples: Examples,
+    tell: Tell,
+    stop: Callable[[], bool],
+) -> tuple[list[Trial], TrainingJob, Outcome]:
+    """Run each job on a worker of its own, and `tell` of each that ends; the best by held-out rows is kept.
+
+    A run that is lost with its worker is tried on another. Raises UsageError without held-out rows, BroadsheetError
+    where no run succeeds or no worker is left, and Stopped.
+    """
+    if not len(examples.held):
+        raise UsageError("a sweep compares runs by held-out rows: hold some out")
+    addresses = workers_of(client)
+    tell(Note(f"{len(jobs)} runs on {len(addresses)} worker{'s' if len(addresses) > 1 else ''}"))
+    trials: dict[int, Trial] = {}
+    best: tuple[float, float, TrainingJob, Outcome] | None = None
+    with telling(client) as (topic, told):
+        there = client.scatter(examples, workers=addresses, broadcast=True, hash=False)
+        free, waiting = deque(seats_of(addresses)), deque(range(len(jobs)))
+        running: dict[PartAnswer, tuple[int, Seat, float]] = {}
+        cost_told = False
+        try:
+            while len(trials) < len(jobs):
+                while free and waiting:
+                    seat, number = free.popleft(), waiting.popleft()
+                    answer = start(client, seat, there, Part(jobs[number][1], rank=0), topic)
+                    running[answer] = number, seat, time.monotonic()
+                if not running:
+                    raise BroadsheetError("all workers of the sweep are lost")
+                time.sleep(_POLL_SECONDS)
+                if stop():
+                    raise TrainingStopped
+                while not told.empty():
+                    what = told.get()
+                    if isinstance(what, Cost) and not cost_told:
+                        cost_told = True
+                        tell(what)
+                for answer in [answer for answer in running if answer.done()]:
+                    number, seat, began = running.pop(answer)
+                    settings, job = jobs[number]
+                    seconds = time.monotonic() - began
+                    try:
+                        outcome = answer.result()
+                    except Lost:
+                        waiting.append(number)
+                        continue
+                    except UsageError:
+                        raise
+                    except BroadsheetError as error:
+                        trials[number] = Trial(settings, float("nan"), float("nan"), seconds, error.message)
+                    else:
+                        assert outcome is not None
+                        last = outcome.history[-1]
+                        trials[number] = Trial(settings, last.loss, last.accuracy, seconds)
+                        if best is None or (last.accuracy, -last.loss) > best[:2]:
+                            best = last.accuracy, -last.loss, job, outcome
+                    free.append(seat)
+                    tell(Note(f"{len(trials)} of {len(jobs)}: {told_of(trials[number])}"))
+        finally:
+            client.run(end_parts, topic, on_error="ignore")
+    if best is None:
+        raise BroadsheetError(f"every run of the sweep failed: {trials[0].error}")
+    return [trials[number] for number in range(len(jobs))], best[2], best[3]
+
+
+def told_of(trial: Trial) -> str:
+    """A line."""
+    settings = ", ".join(f"{name} {value}" for name, value in trial.settings.items())
+    result = trial.error or f"held out {trial.accuracy:.2%}, loss {trial.loss:.4f}"
+    return f"{settings}: {result}, {trial.seconds:.0f} s"

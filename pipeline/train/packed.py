@@ -1,16 +1,213 @@
-"""The network in PyTorch as it is trained: without the rows that the texts do not reach (`layout.py`)."""
+"""The network in PyTorch as it is trained: without the rows that the texts do not reach.
+
+A text of n characters reaches n rows of block 1, a third of them after its pool, a ninth after that of block 2, and so
+many of each block from there on. Articles lie one after another: each has ceil(n / 9) + 2 groups, and a group is nine
+rows of block 1, three rows of block 2's input, and one row of blocks 3 to 6. The two groups after the text are what the
+windows of its last rows look at; from block 2 on, the rows there are constant ones. In the dense frame every article
+reaches all rows. All of it is computed on the device of the ids; only the number of groups of a batch has to be known
+to the host.
+
+On a GPU, block 1 is computed by the kernels of `kernels/training/`: it is half of a step's time, where PyTorch does it,
+which goes through memory some forty times for what these kernels read and write four times.
+"""
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from ..model.layers import Layer
-from . import first_block
-from .layout import GROUP, Layout, groups_of, lay_out, reached_rows
-from .network import CharCNN
+from ..kernels.catalog import FIRST_CAPABILITY, NUMBERS, Kernel, first_block
+from ..model.layers import NORM_EPSILON, Layer
+from .network import CharCNN, pooled, reached_rows
+
+GROUP = 9
+"""Rows of block 1 in a group: the pools of blocks 1 and 2 are 3 wide each."""
+
+_AFTER = 2  # groups after a text: blocks 3 to 6 look two rows ahead, and block 2 six of its rows
+
+_NUMBERS = {torch.float32: "float", torch.bfloat16: "BFloat"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The groups of N articles, G of them. Those that no article needs belong to an empty article, number N.
+
+    article: int64 [G]. number: int64 [G], of a group within its article. reached: int64 [N + 1], rows of block 1 that
+    the text reaches. groups: int64 [N + 1].
+    """
+
+    article: Tensor
+    number: Tensor
+    reached: Tensor
+    groups: Tensor
+
+    def is_text(self, rows_of_group: int) -> Tensor:
+        """Whether the text reaches each row, of which a group has 9 or 1: bool [G, rows_of_group]."""
+        each = GROUP // rows_of_group
+        row = self.number[:, None] * rows_of_group + torch.arange(rows_of_group, device=self.number.device)
+        return row * each < self.reached[self.article][:, None]
+
+
+def groups_of(reached: Tensor) -> Tensor:
+    """How many groups articles need that reach so many rows."""
+    return (reached + GROUP - 1) // GROUP + _AFTER
+
+
+def lay_out(reached: Tensor, total: int) -> Layout:
+    """The layout of a batch in `total` groups, at least as many as its articles need."""
+    groups = groups_of(reached)
+    ends = groups.cumsum(0)
+    index = torch.arange(total, device=reached.device)
+    article = torch.searchsorted(ends, index, right=True)
+    zero = ends.new_zeros(1)
+    begins = torch.cat([zero, ends])
+    rest = total - ends[-1:]
+    return Layout(article, index - begins[article], torch.cat([reached, zero]), torch.cat([groups, rest]))
+
+
+class FirstBlockParameters(NamedTuple):
+    """What is learnt of block 1. table: [taps * ids, channels]. bias: [channels]; it is in the table, too. gamma, beta:
+    of the norm, [rows, channels].
+    """
+
+    table: Tensor
+    bias: Tensor
+    gamma: Tensor
+    beta: Tensor
+
+
+def can_compute(device: torch.device, layer: Layer) -> bool:
+    """Whether the kernels run on a device: a GPU new enough, with the packages that compile and launch kernels."""
+    if device.type != "cuda":
+        return False
+    return _can_compute(torch.cuda.current_device() if device.index is None else device.index, layer)
+
+
+@cache
+def _can_compute(device: int, layer: Layer) -> bool:
+    if torch.cuda.get_device_capability(device) < FIRST_CAPABILITY:
+        return False
+    try:
+        _loaded(first_block(layer, GROUP, NUMBERS[0]).sum_rows, device)
+    except ImportError:
+        return False
+    except Exception as error:  # such as those of a CuPy for another version of CUDA, which has many
+        warnings.warn(f"block 1 is trained without its own kernels, in twice the time: {error}", stacklevel=2)
+        return False
+    return True
+
+
+def first_block_pooled(
+    given: FirstBlockParameters, windows: Tensor, layout: Layout, layer: Layer, compute: torch.dtype
+) -> Tensor:
+    """Rows [3 G, channels] of block 2's input, in `compute`.
+
+    windows: table rows of each row's characters, int64 [9 G, 7]. Gradients are those of the parameters.
+    """
+    found: Tensor = _FirstBlock.apply(*given, windows, layout, layer, compute)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _FirstBlock(torch.autograd.Function):
+    """Rows that the text does not reach are the bias. Of those that an article has beyond its groups only the number
+    counts; it is negative where the groups have more rows than the article.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        table: Tensor,
+        bias: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        windows: Tensor,
+        layout: Layout,
+        layer: Layer,
+        compute: torch.dtype,
+    ) -> Tensor:
+        """Rows [3 G, channels]."""
+        groups, channels = len(layout.article), layer.outputs
+        launch = partial(_launch, groups)
+        kernels = first_block(layer, GROUP, _NUMBERS[compute])
+        sums = table.new_empty(groups, GROUP, channels)
+        statistics = table.new_empty(groups, 2)
+        table, gamma, beta = table.contiguous(), gamma.contiguous(), beta.contiguous()
+        launch(kernels.sum_rows, windows, table, sums, statistics)
+
+        size, of_group = layer.rows_out * channels, GROUP * channels
+        others = (layer.rows_out - GROUP * layout.groups).to(table.dtype)
+        means, squares = statistics.unbind(1)
+        mean = (_by_article(means * of_group, layout) + others * bias.sum()) / size
+        squares = _by_article(squares + of_group * (means - mean[layout.article]).square(), layout)
+        squares = squares + others * (bias - mean[:, None]).square().sum(1)
+        scale = torch.rsqrt(squares.clamp(min=0) / size + NORM_EPSILON)  # a sum over groups minus one over rows
+        norms = torch.stack([mean, scale], 1)
+
+        number = layout.number.int()
+        of_text = (layout.reached[layout.article] - layout.number * GROUP).clamp(0, GROUP).int()
+        found = table.new_empty(groups * GROUP // layer.pool, channels, dtype=compute)
+        chosen = table.new_empty(found.shape, dtype=torch.uint8)
+        of_groups = norms[layout.article]
+        launch(kernels.normalise_and_pool, sums, of_groups, number, of_text, gamma, beta, found, chosen)
+        ctx.save_for_backward(table, bias, gamma, windows, sums, norms, number, chosen, others)
+        ctx.layout, ctx.kernels, ctx.size = layout, kernels, size  # type: ignore[attr-defined]
+        return found
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the table, bias, γ and β."""
+        table, bias, gamma, windows, sums, norms, number, chosen, others = ctx.saved_tensors  # type: ignore[attr-defined]
+        layout, kernels, size = ctx.layout, ctx.kernels, ctx.size  # type: ignore[attr-defined]
+        upstream = gradients[0].contiguous()
+        launch = partial(_launch, len(sums))
+        of_groups = norms[layout.article]
+        gamma_gradient, beta_gradient = torch.zeros_like(gamma), torch.zeros_like(gamma)
+        totals = table.new_empty(len(sums), 2)
+        given = upstream, chosen, sums, of_groups, number, gamma
+        launch(kernels.parameter_gradients, *given, gamma_gradient, beta_gradient, totals)
+
+        means = _by_article(totals, layout) / size
+        gradient = upstream.new_empty(len(windows), table.shape[1])
+        launch(kernels.sum_gradients, *given, means[layout.article], gradient)
+        codes = gradient.new_zeros(len(windows), len(table)).scatter_(1, windows, 1.0)
+        (mean, scale), (first, second) = norms.unbind(1), means.unbind(1)
+        second = others * scale.square() * second
+        bias_gradient = (second * mean).sum() - (others * scale * first).sum() - bias * second.sum()
+        return (codes.t() @ gradient).to(table.dtype), bias_gradient, gamma_gradient, beta_gradient, *[None] * 4
+
+
+def _by_article(values: Tensor, layout: Layout) -> Tensor:
+    """The sums [N + 1, …] of what the groups [G, …] of each article have."""
+    return values.new_zeros(len(layout.groups), *values.shape[1:]).index_add(0, layout.article, values)
+
+
+def _launch(groups: int, kernel: Kernel, *tensors: Tensor) -> None:
+    """On PyTorch's stream of this thread, which is autograd's in the backward pass."""
+    import cupy as cp
+
+    device = tensors[0].device
+    with cp.cuda.Device(device.index):
+        stream = cp.cuda.Stream.from_external(torch.cuda.current_stream(device))
+        function = _loaded(kernel, device.index)
+        function((groups,), (kernel.threads,), [np.uint64(t.data_ptr()) for t in tensors], stream=stream)
+
+
+def _loaded(kernel: Kernel, device: int) -> Any:
+    import cupy as cp
+
+    from ..kernels.ops import load
+
+    major, minor = torch.cuda.get_device_capability(device)
+    with cp.cuda.Device(device):
+        return load(kernel.file, kernel.expression, f"sm_{major}{minor}")
 
 
 class PackedCNN(CharCNN):
@@ -44,17 +241,6 @@ class PackedCNN(CharCNN):
             x = torch.where(text, F.relu(products), constant)
         return self._last_block(x, constant, layout)
 
-    def head(self, x: Tensor) -> Tensor:
-        """The linear layers: logits [N, classes]."""
-        for layer in map(self._layer, ("fc1", "fc2", "fc3")):
-            weight, bias = self.get_parameter(f"{layer.name}.weight"), self.get_parameter(f"{layer.name}.bias")
-            x = F.dropout(x, self._dropout[layer.name], self.training)
-            compute = self._compute if layer.relu else weight.dtype
-            x = F.linear(x.to(compute), weight.to(compute)).to(weight.dtype) + bias
-            if layer.relu:
-                x = F.relu(x)
-        return x
-
     def _layer(self, name: str) -> Layer:
         return next(layer for layer in self._layers if layer.name == name)
 
@@ -68,9 +254,9 @@ class PackedCNN(CharCNN):
         bias, norm = self.get_parameter("conv1.bias"), self.get_submodule("norm1")
         assert isinstance(norm, nn.LayerNorm)
         windows, text = self._windows(ids, layout)
-        if first_block.can_compute(ids.device, layer):
-            given = first_block.Parameters(self._table(), bias, norm.weight.t(), norm.bias.t())
-            return first_block.pooled(given, windows, layout, layer, self._compute)
+        if can_compute(ids.device, layer):
+            given = FirstBlockParameters(self._table(), bias, norm.weight.t(), norm.bias.t())
+            return first_block_pooled(given, windows, layout, layer, self._compute)
         sums: Tensor = _TableSum.apply(self._table(), windows, self._compute)  # type: ignore[no-untyped-call]
         x = sums.view(len(text), -1)  # [G, 9 * channels]
         others = (layer.rows_out - GROUP * layout.groups).to(x.dtype)
@@ -129,8 +315,7 @@ class PackedCNN(CharCNN):
 
     def _last_block(self, x: Tensor, constant: Tensor, layout: Layout) -> Tensor:
         """Block 6, of all rows: what its norm makes of the constant ones differs from article to article."""
-        layer, norm = self._layer("conv6"), self.get_submodule("norm6")
-        assert isinstance(norm, nn.LayerNorm)
+        layer = self._layer("conv6")
         constant = self._constant("conv6", constant)
         products = self._products(x, "conv6").to(constant.dtype) + self.get_parameter("conv6.bias")
         articles, rows = len(layout.groups) - 1, layer.rows_out
@@ -139,11 +324,7 @@ class PackedCNN(CharCNN):
         to = torch.where(is_row, layout.article * rows + layout.number, articles * rows)
         every = x.new_zeros(articles * rows + 1, layer.outputs).index_copy(0, to, products - constant)
         every = every[:-1].view(articles, rows, -1) + constant
-        gamma, beta = norm.weight.t().contiguous(), norm.bias.t().contiguous()
-        every = F.relu(F.layer_norm(every, gamma.shape, gamma, beta, norm.eps))
-        windows = every[:, : layer.rows_pooled * layer.pool].reshape(articles, layer.rows_pooled, layer.pool, -1)
-        features: Tensor = windows.amax(2).transpose(1, 2).flatten(1)
-        return features
+        return pooled(F.relu(self._normalise(every, "norm6")), layer.pool).transpose(1, 2).flatten(1)
 
 
 class _TableSum(torch.autograd.Function):

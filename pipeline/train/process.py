@@ -20,16 +20,16 @@ import torch.distributed as dist
 from ..errors import BroadsheetError
 from ..processes.child import parent_of
 from ..processes.messages import Closed, packed, receive, send, unpacked
-from .group import Group
+from .group import ProcessGroup
 from .job import device_of, run
 from .processes import Done, Failed, Part, Told, WasStopped
-from .progress import Cost, Epoch, Note, Step, Stopped
+from .progress import Cost, Epoch, Note, Step, TrainingStopped
 
 _SECONDS_BETWEEN_STEPS = 0.2  # that are told
 
 
 @contextmanager
-def joined(part: Part) -> Iterator[Group]:
+def joined(part: Part) -> Iterator[ProcessGroup]:
     """The group of the processes of a run, once all of them are there."""
     torch.set_num_threads(part.threads)
     cuda = device_of(part.job).type == "cuda"
@@ -37,7 +37,7 @@ def joined(part: Part) -> Iterator[Group]:
         torch.cuda.set_device(0 if "CUDA_VISIBLE_DEVICES" in os.environ and not part.here else part.number)
     if part.size > 1:
         dist.init_process_group("nccl" if cuda else "gloo", part.meeting, rank=part.rank, world_size=part.size)
-    yield Group(part.rank, part.size)
+    yield ProcessGroup(part.rank, part.size)
     if part.size > 1:
         dist.destroy_process_group()
 
@@ -74,7 +74,7 @@ def main(descriptor: str) -> None:
         with joined(part) as group:
             outcome = run(part.job, examples, tell, stop.is_set, group)
         answer(Done(outcome if part.rank == 0 else None))
-    except Stopped:
+    except TrainingStopped:
         answer(WasStopped())
     except BroadsheetError as error:
         answer(Failed(error))

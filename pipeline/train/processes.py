@@ -22,8 +22,8 @@ from ..errors import BroadsheetError, UsageError
 from ..processes.child import Child
 from ..processes.messages import Closed, packed, receive, send, unpacked
 from ..processes.threads import share_of_cores
-from .job import Examples, Job, Outcome
-from .progress import Cost, Epoch, Note, Step, Stopped, Tell
+from .job import Examples, Outcome, TrainingJob
+from .progress import Cost, Epoch, Note, Step, Tell, TrainingStopped
 
 _OTHERS_SECONDS = 2.0  # in which the others of a run may say why they fail too
 _PATIENCE = {"OMP_WAIT_POLICY": "PASSIVE"}  # its threads do not take cores from other processes while they wait
@@ -38,7 +38,7 @@ class Part:
     process sees, or a worker may have made a selection already. threads: for what it computes on a CPU.
     """
 
-    job: Job
+    job: TrainingJob
     rank: int = 0
     size: int = 1
     meeting: str = ""
@@ -94,7 +94,7 @@ class Process:
         except Closed:
             raise Lost(f"process {self._part.rank + 1} of {self._part.size} {self._child.how_it_ended()}") from None
         if isinstance(message, WasStopped):
-            raise Stopped
+            raise TrainingStopped
         if isinstance(message, Failed):
             raise message.error
         done: Done = message
@@ -114,7 +114,7 @@ class Process:
         self._child.end()
 
 
-def run_here(job: Job, examples: Examples, count: int, tell: Tell, stop: Callable[[], bool]) -> Outcome:
+def run_here(job: TrainingJob, examples: Examples, count: int, tell: Tell, stop: Callable[[], bool]) -> Outcome:
     """Run a job in `count` processes on this machine. Raises as `job.run` does, and Lost."""
     if job.device != "cpu" and torch.cuda.device_count() < count:
         raise UsageError(
@@ -156,7 +156,7 @@ def outcome(
     tell: Tell,
     stop: Callable[[], bool],
     ask_to_stop: Callable[[], object],
-    job: Job,
+    job: TrainingJob,
 ) -> Outcome:
     """Wait for the parts of a run, and `tell` what is told. Raises what ended it."""
     asked, last = False, 0
@@ -206,7 +206,7 @@ def error_of(future: Future) -> BaseException | None:
 
 def _importance(error: BaseException) -> int:
     """Which of the errors is not due to another: when a process is lost, the others complain of that."""
-    kinds = (UsageError, Lost, BroadsheetError, Stopped)
+    kinds = (UsageError, Lost, BroadsheetError, TrainingStopped)
     return next((i for i, kind in enumerate(kinds) if isinstance(error, kind)), len(kinds))
 
 

@@ -1,10 +1,26 @@
-"""What a run tells while it goes on: what it will cost, each step, each epoch."""
+"""What a run tells while it goes on: what it will cost, each step, each epoch, a loss that does not move.
+
+Its curve as an image, and Ctrl-C and SIGTERM: it stops between two steps, when its state is whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .recipe import Recipe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -58,5 +74,91 @@ class Note(NamedTuple):
 Tell: TypeAlias = Callable[[Cost | Step | Epoch | Note], None]
 
 
-class Stopped(KeyboardInterrupt):
+class TrainingStopped(KeyboardInterrupt):
     """A run was interrupted, and has stopped between two steps; its checkpoint, if it has one, is written."""
+
+
+@contextmanager
+def interrupts_noted() -> Iterator[Callable[[], bool]]:
+    """Whether an interrupt has come, within the block; a second one raises KeyboardInterrupt at once.
+
+    Outside a process's main thread, which alone gets them, it is never true.
+    """
+    noted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted.is_set
+        return
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        if noted.is_set():
+            raise KeyboardInterrupt
+        noted.set()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_SHARE = 0.1  # of the epochs, after which it is told
+_LEAST = 3  # epochs
+_MOVED = 0.02  # of the loss of guessing
+
+
+class Stuck:
+    """Tells what it is told, and once that the loss is still that of guessing by how frequent the classes are."""
+
+    def __init__(self, tell: Tell, labels: NDArray[np.int64], classes: int, recipe: Recipe) -> None:
+        self._tell, self._recipe, self._told = tell, recipe, False
+        self._after = max(_LEAST, round(_SHARE * recipe.epochs))
+        shares = np.bincount(labels, minlength=classes) / len(labels)
+        shares = (1 - recipe.label_smoothing) * shares + recipe.label_smoothing / classes
+        self.guessing = float(-(shares * np.log(np.maximum(shares, np.finfo(float).tiny))).sum())
+
+    def __call__(self, what: Cost | Step | Epoch | Note) -> None:
+        """What a run tells."""
+        self._tell(what)
+        if self._told or not isinstance(what, Epoch) or what.number < self._after:
+            return
+        if what.loss > (1 - _MOVED) * self.guessing:
+            self._told = True
+            rate, so_far = self._recipe.learning_rate, f"after {what.number} of {self._recipe.epochs} epochs"
+            self._tell(
+                Note(
+                    f"warning: {so_far} the loss is {what.loss:.3f}, that of guessing {self.guessing:.3f}: nothing "
+                    f"is learnt yet. Try a learning rate of {rate / 10:g}, no dropout (dropout=0, input_dropout=0), "
+                    "less augmentation (dropped_words=0, random_characters=0, erased_spans=0), or n-grams alone"
+                )
+            )
+
+
+def plot_curve(history: Sequence[Epoch], path: Path) -> None:
+    """Plot loss and held-out accuracy by epoch, in the image format of the path's suffix.
+
+    Raises ImportError without Matplotlib.
+    """
+    draw_curve(history).savefig(path)
+
+
+def draw_curve(history: Sequence[Epoch]) -> Figure:
+    """The plot. Its legend is above the axes, where it covers no curve."""
+    from matplotlib.figure import Figure
+
+    epochs = [e.number for e in history]
+    figure = Figure(figsize=(7, 3.6), dpi=150, layout="constrained")
+    loss = figure.add_subplot(xlabel="epoch", ylabel="training loss")
+    lines = loss.plot(epochs, [e.loss for e in history], color="tab:blue", label="training loss (augmented rows)")
+    measured = [e for e in history if e.accuracy == e.accuracy]
+    if measured:
+        accuracy = loss.twinx()
+        accuracy.set_ylabel("held-out accuracy (%)")
+        # The first epochs, before the network has learned anything, would flatten the rest.
+        best = 100 * max(e.accuracy for e in measured)
+        accuracy.set_ylim(best - 12, best + 2)
+        numbers, shares = [e.number for e in measured], [100 * e.accuracy for e in measured]
+        lines += accuracy.plot(numbers, shares, color="tab:orange", label="held-out accuracy")
+    loss.grid(alpha=0.3)
+    figure.legend(handles=lines, loc="outside upper center", ncols=2, frameon=False)
+    return figure

@@ -1,12 +1,25 @@
-"""Every setting of a training run; the defaults are the recipe of the shipped AG News model."""
+"""Every setting of a training run, what is chosen where the user says nothing, and what the network begins with.
+
+The defaults of `Recipe` are those of the shipped AG News model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..model.alphabet import PUBLISHED
+from ..model.charcnn import Model, load_model
+from ..model.layers import Frame
+from ..model.ngrams import BITS, MOST_READ, MOST_TABLE_BYTES, Kinds
+from .data import TextBuffers
 
 _SECOND_HYPHEN = PUBLISHED.rindex("-")
 
@@ -123,3 +136,101 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """The settings by name."""
         return asdict(self)
+
+
+_TABLE_BYTES = 32 << 20
+_MOST_BITS = 20
+_MOST_TEXTS = 0.95  # so many are read to their end
+_FEW_ROWS = 5_000
+_FEW = Recipe(
+    batch_size=32,
+    learning_rate=2e-4,
+    dropout=0.2,
+    input_dropout=0.1,
+    dropped_words=0.05,
+    random_characters=0.02,
+    erased_spans=1,
+)
+_MANY_ROWS = 20_000  # with which 4 and 5 characters say as much as 2 to 5, in half the time (docs/kernels.md)
+
+
+def is_alone(recipe: Recipe | None, ngrams: int | None, device: str) -> bool:
+    """Whether n-grams are fitted alone: where there is no GPU, and nobody asked for the network."""
+    without_gpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    return recipe is None and ngrams != 0 and without_gpu
+
+
+def recipe_for(rows: int, settings: Sequence[str] = ()) -> Recipe:
+    """The recipe for so many rows, with `NAME=VALUE` settings changed.
+
+    Few rows say little in a step: at the rate, dropout and augmentation of many, noise moves the network more than what
+    it could learn (docs/training.md). With smaller batches an epoch has more steps.
+    """
+    return (_FEW if rows < _FEW_ROWS else Recipe()).with_settings(list(settings))
+
+
+def ngram_bits(buckets: int | None, classes: int) -> int | None:
+    """The bits of a bucket's number, for so many buckets: None for a default by the classes. None for no branch.
+
+    Raises UsageError for a number that is no power of two, or out of range.
+    """
+    row = 2 * (classes + 1)
+    if buckets is None:
+        return min(_MOST_BITS, (_TABLE_BYTES // row).bit_length() - 1)
+    if buckets == 0:
+        return None
+    bits = buckets.bit_length() - 1
+    if buckets != 1 << bits or not BITS[0] <= bits <= BITS[1]:
+        raise UsageError(
+            f"{buckets} buckets for n-grams: give a power of two from {1 << BITS[0]} to {1 << BITS[1]:,}, or 0"
+        )
+    if buckets * row > MOST_TABLE_BYTES:
+        most = 1 << ((MOST_TABLE_BYTES // row).bit_length() - 1)
+        raise UsageError(f"{buckets:,} buckets for n-grams are too many for {classes} classes: at most {most:,}")
+    return bits
+
+
+def kinds_for(text: TextBuffers, length: int) -> Kinds:
+    """Words, pairs of words, and 2 to 5 characters (of many rows 4 and 5), in as many characters as most texts have, or
+    the network reads.
+    """
+    continues = (text.data & 0xC0) == 0x80
+    before = np.concatenate([[0], np.cumsum(~continues)])
+    characters = np.diff(before[text.offsets])
+    most = int(np.quantile(characters, _MOST_TEXTS)) if len(characters) else 0
+    lowest = 2 if len(characters) < _MANY_ROWS else 4
+    return Kinds(2, (lowest, 5), min(max(length, most), MOST_READ))
+
+
+_LENGTH = 1014
+
+
+class Beginning(NamedTuple):
+    """alphabet, length, frame: of the network. tensors: those that it begins with, by name; none for random ones."""
+
+    alphabet: str
+    length: int
+    frame: Frame
+    tensors: dict[str, NDArray[Any]]
+
+
+def beginning(
+    init: str | Path | Model | None, alphabet: str | None, length: int | None, frame: Frame | None
+) -> Beginning:
+    """Begin with a model, or with nothing. alphabet, length, frame: what the user asked for, None for any.
+
+    Raises UsageError where `init` differs from what was asked for, or has no network; ModelError where there is none.
+    """
+    if init is None:
+        return Beginning(alphabet or WITH_SPACE, _LENGTH if length is None else length, frame or "text", {})
+    model = load_model(init)
+    if not model.has_network:
+        raise UsageError(f"{model.name} holds n-grams alone: there is no network to begin with")
+    asked = {"alphabet": alphabet, "length": length, "frame": frame}
+    its = {"alphabet": model.alphabet.symbols, "length": model.length, "frame": model.frame}
+    for name, value in asked.items():
+        if value is not None and value != its[name]:
+            told = f"{model.name} was trained with the {name} {its[name]!r}, not {value!r}"
+            raise UsageError(f"{told}: leave the {name} to it, or begin without it")
+    body = {name: tensor for name, tensor in model.tensors.items() if not name.startswith("fc3.")}
+    return Beginning(model.alphabet.symbols, model.length, model.frame, body)

@@ -1,4 +1,6 @@
-"""Input files: what each is by its name, and which format it has. None is opened, but for archives, to list them."""
+"""Input files: what each is by its name, and which of the registered formats it has. None is opened, but for archives,
+to list them.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,59 @@ from typing import Any, BinaryIO, cast
 from ...errors import SourceError, UsageError
 from ...processes.threads import available_cores, threads
 from ...storage.names import InArchive, file_part, in_archive, is_url, located, member_name, named, root_of
+from ..formats.arrow import Arrow
 from ..formats.base import Format, InputFile, Member, Seek
-from ..formats.registry import FORMATS
+from ..formats.csv import Csv, Tsv
+from ..formats.jsonl import Jsonl
+from ..formats.onehot import OneHot
+from ..formats.parquet import Parquet
+from ..formats.record_format import Text
+from ..formats.xlsx import Xlsx
 from ..open.compression import SUFFIXES
+from ..open.front_to_back import ZIP_SUFFIX, is_hidden, list_members
 from ..open.opening import open_at, open_location, reason
-from . import archive
 from .search import Listed, Problem, printable, search
+
+FORMATS: dict[str, Format] = {}
+"""The formats by suffix, with the dot."""
+
+
+def register(added: Format) -> None:
+    """Register a format: files with its suffixes are read by it from now on.
+
+    Parameters
+    ----------
+    added : Format
+        The format. It is sent to the workers with each file, so they must be able to import its class.
+
+    Raises
+    ------
+    ValueError
+        If one of its suffixes belongs to another format.
+
+    Examples
+    --------
+    >>> class Log(Text):
+    ...     name = "log"
+    ...     suffixes = (".log",)
+    >>> register(Log())
+    >>> report = broadsheet.classify("messages.log")
+
+    """
+    if taken := FORMATS.keys() & added.suffixes:
+        raise ValueError(f"{added.name} cannot have {min(taken)}: it belongs to {FORMATS[min(taken)].name}")
+    FORMATS.update(dict.fromkeys(added.suffixes, added))
+
+
+def unregister(removed: Format) -> None:
+    """Remove a format that was registered."""
+    for suffix in removed.suffixes:
+        del FORMATS[suffix]
+
+
+for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Arrow(), Text(), Xlsx(), OneHot()):
+    register(_format)
+
 
 _REMEDIES = {
     ".xls": "save it as .xlsx or .csv",
@@ -110,7 +159,7 @@ def find_again(
 def is_known(path: str) -> bool:
     """Whether the suffix of a path or URL belongs to a format, or to an archive."""
     suffix, compression = _suffixes(path)
-    return suffix in FORMATS or (suffix == archive.SUFFIX and not compression)
+    return suffix in FORMATS or (suffix == ZIP_SUFFIX and not compression)
 
 
 def _suffixes(path: str) -> tuple[str, str | None]:
@@ -165,7 +214,7 @@ class _Find:
         location = listed.location
         suffix, compression = _suffixes(location)
         inside = in_archive(location)
-        is_archive = (suffix, compression) == (archive.SUFFIX, None)
+        is_archive = (suffix, compression) == (ZIP_SUFFIX, None)
         found = None
         if not inside and not is_archive:
             found = _format_of(suffix, compression, printable(named(location, None)))
@@ -221,12 +270,12 @@ class _Find:
         shown, wanted = named(listed.location, self._root), inside.member if inside else "*"
         seen: set[str] = set()
         for member in _members(listed.location, shown, self._endpoint):
-            if archive.is_hidden(member) or not (member.name == wanted or fnmatchcase(member.name, wanted)):
+            if is_hidden(member) or not (member.name == wanted or fnmatchcase(member.name, wanted)):
                 continue
             name = printable(member_name(member.name, shown))
             suffix, compression = _suffixes(member.name)
             try:
-                if suffix == archive.SUFFIX:
+                if suffix == ZIP_SUFFIX:
                     raise SourceError(f"{name}: an archive in an archive is not read: unpack the outer one")
                 if suffix not in FORMATS:
                     self.left_out.append(name)
@@ -260,7 +309,7 @@ def _members(location: str, name: str, endpoint: str | None) -> list[Member]:
         with open_location(location, endpoint=endpoint) as raw:
             if not raw.ranges:
                 raise SourceError(f"{name}: {_ONE_READER.format('zip', _NO_RANGES)}")
-            return archive.list_members(raw)
+            return list_members(raw)
     except OSError as error:
         raise SourceError(f"{name}: {reason(error)}") from error
 

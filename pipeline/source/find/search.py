@@ -6,6 +6,10 @@ pattern leads to. Within one name, each real folder is searched once, under the 
 loops. Names that begin with a dot or an underscore are skipped in folders, and those with a dot by patterns, as shells
 do. Of a dataset that Hugging Face `datasets` has saved, the shards are input; its descriptions and what it has cached
 are not.
+
+Folders on a disk are listed here. 50,000 files take 0.24 to 0.28 s; by fsspec's `find` they take 0.29 to 0.33, and it
+does not follow a link to a folder; obstore's takes 0.26 and fails where links form a loop. What is below a folder
+elsewhere is listed at once by obstore or a driver of fsspec, and chosen from as on a disk.
 """
 
 from __future__ import annotations
@@ -25,8 +29,15 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ...errors import UsageError
 from ...processes.threads import threads
-from ...storage.bucket_errors import FIRST_PATIENCE
-from ...storage.buckets import is_bucket, split_bucket
+from ...storage.buckets import (
+    FIRST_PATIENCE,
+    State,
+    is_bucket,
+    objects_below,
+    objects_in,
+    split_bucket,
+    state_of_object,
+)
 from ...storage.names import (
     ENTRIES,
     MANIFEST,
@@ -39,11 +50,8 @@ from ...storage.names import (
     member_name,
     without_secrets,
 )
-from ...storage.objects import State, objects_below, objects_in, state_of_object
 from ..open.opening import reason, refuse_irregular
-from ..remote.driver import driver, listed_state, why
-from ..remote.file import REQUESTS
-from ..remote.open import open_remote
+from ..open.remote import REQUESTS, driver, listed_state, open_remote, why
 
 Problem = tuple[str, str]
 """A path, and a message about the problem of that file or folder."""
@@ -172,7 +180,9 @@ def _below(top: str, is_known: Callable[[str], bool]) -> Found:
         names = {entry.name for entry in entries}
         if _is_output(names):
             continue
-        shown = [entry for entry in entries if not (entry.name.startswith((".", "_")) or _is_beside(entry.name, names))]
+        shown = [
+            entry for entry in entries if not (entry.name.startswith((".", "_")) or _of_dataset(entry.name, names))
+        ]
         waiting += [entry.path for entry in reversed(shown) if _is_folder(entry)]
         for entry in shown:
             if _is_folder(entry):
@@ -189,7 +199,7 @@ def _is_output(names: set[str]) -> bool:
     return {ENTRIES, PARTS} <= names and bool({MANIFEST, OLD_MANIFEST} & names)
 
 
-def _is_beside(name: str, names: set[str]) -> bool:
+def _of_dataset(name: str, names: set[str]) -> bool:
     """Whether a file belongs to a dataset of Hugging Face in its folder, and holds none of its rows."""
     return bool(_OF_DATASETS & names) and (name in _OF_DATASETS or fnmatchcase(name, _CACHED_BY_DATASETS))
 
@@ -413,7 +423,7 @@ def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable
         above = {"/".join(folders[:depth]) for depth in range(len(folders) + 1)}
         if not name or path in names or above & outputs or any(p.startswith((".", "_")) for p in (*folders, name)):
             continue  # of these, a name that is a folder's is a mark that some tools make for it
-        if _is_beside(name, names["/".join(folders)]):
+        if _of_dataset(name, names["/".join(folders)]):
             continue
         if is_known(url):
             found.files.append(Listed(url, *about))

@@ -14,8 +14,8 @@ from ...storage.names import is_url
 from ...telemetry.spans import Span
 from ..chunk import Chunk, Selection
 from ..limits import LIMITS, Limits
-from ..open.encoding import UTF8
-from ..read.records import Records, Splitter
+from ..open.compression import UTF8
+from .records import Records, Splitter
 
 
 @dataclass(frozen=True)

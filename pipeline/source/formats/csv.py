@@ -24,14 +24,13 @@ from pyarrow import csv as pa_csv
 from ...errors import SourceError, UsageError
 from ...telemetry.spans import Span, span
 from ..chunk import Chunk, Selection, assemble, concat
-from ..delimiter import DELIMITERS, separated_by
 from ..limits import LIMITS, Limits
-from ..open.encoding import UTF8, why_not_decoded
+from ..open.ahead import PARSING
+from ..open.compression import UTF8, why_not_decoded
 from ..open.opening import open_at
-from ..read.parsing import PARSING
-from ..read.records import BOM, Records, Split
 from .base import Fragment, InputFile, Schema
-from .record_format import RecordFormat
+from .record_format import DELIMITERS, RecordFormat, separated_by
+from .records import BOM, Records, Split
 
 _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')

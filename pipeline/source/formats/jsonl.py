@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from pyarrow import json as pa_json
 
 from ...errors import SourceError
-from ..chunk import BadRow, Chunk, Selection, assemble, concat, not_utf8
-from ..open.encoding import UTF8, why_not_decoded
-from ..read.records import Records, Split, split_lines
+from ..chunk import BadRow, Chunk, Selection, assemble, concat
+from ..columns import not_utf8
+from ..open.compression import UTF8, why_not_decoded
 from .base import InputFile, Schema
 from .json_strings import Shortened, Strings, is_worth_cutting, lines_refused
 from .record_format import Head, RecordFormat
+from .records import Records, Split, split_lines
 
 _BLANK = b" \t\r"
 _IS_BLANK = np.zeros(256, np.bool_)

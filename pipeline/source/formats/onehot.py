@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...telemetry.spans import Span
-from ..chunk import HEAD_BYTES, NO_TRUTH, BadRow, Chunk, Selection, bad_rows_table
+from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, bad_rows_table
+from ..columns import NO_TRUTH
 from ..open.opening import open_at, read_local, reason
 from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
 

@@ -1,4 +1,4 @@
-"""The common part of formats whose files are a sequence of records, separated by a scan.
+"""The common part of formats whose files are a sequence of records, separated by a scan; and plain text, the simplest.
 
 A large uncompressed file of UTF-8 is scanned for the beginnings of its records, so that it can be read from the middle
 and rows have numbers. A small or compressed file, or one in another encoding, is read front to back by one worker.
@@ -7,7 +7,7 @@ and rows have numbers. A small or compressed file, or one in another encoding, i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -18,11 +18,11 @@ import pyarrow as pa
 from ...errors import InputChanged, SourceError, UsageError
 from ...telemetry.spans import Span, span
 from ..chunk import Chunk, Selection, assemble
-from ..open.encoding import UTF8, looks_like, unescaped
+from ..open.ahead import PARSING
+from ..open.compression import UTF8, looks_like, unescaped
 from ..open.opening import open_at
-from ..read.parsing import PARSING
-from ..read.records import BOM, Records, Split, cut, read_records
 from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from .records import BOM, Records, Split, cut, read_records, split_lines
 
 FEW_BYTES = 64 << 10
 """Of a file: they usually hold its header, and a hundred lines."""
@@ -161,3 +161,43 @@ class RecordFormat(Format):
             table = chunk.quarantine.drop_columns("head").append_column("head", pa.array(heads, pa.binary()))
             chunk = replace(chunk, quarantine=table)
         return chunk
+
+
+DELIMITERS = (";", "|", "\t", ",")
+"""Those that are suggested, the most common first."""
+
+_NAMES = {"tab": "\t", "\\t": "\t"}
+
+
+def delimiter_named(name: str) -> str:
+    """The character of that name, which is itself but for a tab. Raises UsageError for what cannot delimit fields."""
+    found = _NAMES.get(name, name)
+    if len(found) != 1 or not found.isascii() or found in '"\r\n\0':
+        raise UsageError(f"delimiter {name!r}: give one ASCII character, e.g. ';', or tab; not a quote or a line end")
+    return found
+
+
+def separated_by(delimiter: str) -> str:
+    """A message that suggests a delimiter."""
+    name = "tab" if delimiter == "\t" else f"'{delimiter}'"
+    return f"it looks separated by {name}: --delimiter {name}"
+
+
+def other_delimiter(names: Sequence[str], wanted: str) -> str | None:
+    """A delimiter by which a header would hold the column `wanted`, or would have more than its one column.
+
+    names: of the columns, as the header was split.
+    """
+    pieces = {c: [piece.strip(' "') for name in names for piece in name.split(c)] for c in DELIMITERS}
+    holding = [c for c in DELIMITERS if wanted in pieces[c]]
+    many = [c for c in DELIMITERS if len(names) == 1 and len(pieces[c]) > 1]
+    return next(iter([*holding, *sorted(many, key=lambda c: -len(pieces[c]))]), None)
+
+
+class Text(RecordFormat):
+    name = "text"
+    suffixes = (".txt",)
+
+    def split(self, buffer: bytes, final: bool) -> Split:
+        """Its lines."""
+        return split_lines(buffer, final, self.limits)

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from ...errors import InputChanged, SourceError, UsageError
 from ..chunk import Chunk, Selection, empty_chunk
-from ..find.archive import MAGIC
 from ..memory.tables import table_chunk
+from ..open.front_to_back import ZIP_MAGIC
 from ..open.opening import open_at
 from .base import FilePlan, Format, InputFile, Scan, Schema, Seek, Stream
 
@@ -40,7 +40,7 @@ class Xlsx(Format):
     suffixes = (".xlsx",)
     seeks = Seek.NOTHING
     jumps = True
-    magic = MAGIC
+    magic = ZIP_MAGIC
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         with _workbook(file) as book:

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import UsageError
-from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat, is_textual
+from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat, held_of_record
+from ..columns import is_textual
 from ..find.files import format_of, is_known
 from ..limits import LIMITS, Limits
-from ..read.held import held_of_record
 from .tables import MEMORY, Tables, is_pandas, of_table, resolve
 
 _CANNOT = (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError)

@@ -14,12 +14,10 @@ from ..chunk import Chunk, Selection, concat
 from ..find.files import Identity
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
-from ..formats.record_format import Head, Piped, RecordFormat
-from ..formats.text import Text
-from ..open.compression import HEAD_BYTES, compression_of
-from ..open.encoding import UTF8, Transcoded
-from ..plan.schema import refuse_twice, resolve
-from ..read.records import BOM, cut, read_records
+from ..formats.record_format import Head, Piped, RecordFormat, Text
+from ..formats.records import BOM, cut, read_records
+from ..open.compression import HEAD_BYTES, UTF8, Transcoded, compression_of
+from ..plan.examine import refuse_twice, resolve
 
 STDIN = "stdin"
 """The value of the column `file`."""

@@ -1,12 +1,18 @@
-"""Articles in Arrow tables, and in whatever gives them through Arrow's PyCapsule interface; also pandas, Hugging Face
-datasets, and the partitions of Dask DataFrames, which stay where they are.
+"""Articles in Arrow tables, as chunks: tables in memory, whatever gives them through Arrow's PyCapsule interface, also
+pandas, Hugging Face datasets, and the partitions of Dask DataFrames, which stay where they are; and tables that are
+decoded from files, Parquet's row groups and Arrow's batches, in chunks of bounded size.
+
+A column with a dictionary may refer to one long value very many times. So the rows of a decoded table are taken out in
+runs of bounded size; where a fragment takes several, each text is cut to what the model reads, and its characters are
+counted before.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +21,126 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pa_dataset
 from numpy.typing import NDArray
 
-from ...errors import BroadsheetError, UsageError
-from ..chunk import HEAD_BYTES, Chunk, Selection, as_bytes, assemble, concat, is_textual
+from ...errors import BroadsheetError, SourceError, UsageError
+from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat, held_bytes
+from ..columns import as_bytes, is_textual, plain_type
+from ..formats.base import Fragment
+from ..formats.records import Cutting
 from ..limits import LIMITS, Limits
-from ..read.cutting import Cutting
-from ..read.held import held_bytes
-from ..read.kept import plain_type
+from ..open.ahead import PARSING
+
+
+def types_of(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The types of columns as `Schema` has them: all layouts of strings count as one type."""
+    return {f.name: plain_type(f.type) for f in schema}
+
+
+def most_decoded(limits: Limits) -> int:
+    """Bytes of decoded rows that are held of a file."""
+    return 4 * limits.chunk_bytes
+
+
+def bounded_chunk(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection, length: int) -> Chunk:
+    """A chunk of a fragment's rows, which come in tables of any size. length: characters that the model reads.
+
+    Raises SourceError where the columns that are kept take too much memory.
+    """
+    limits, path = fragment.file.format.limits, fragment.file.path
+    selection = replace(selection, reads=selection.reads or length)
+    pieces: list[Chunk] = []
+    held = 0
+    for piece in PARSING.in_order(_parts(tables, fragment, selection)):
+        pieces.append(piece)
+        held += piece.kept_bytes
+        if held > (most := most_decoded(limits)):
+            raise SourceError(
+                f"{path}: the kept columns of {fragment.rows:,} rows from {fragment.first_row:,} "
+                f"on take more than {most >> 20} MiB: choose others, or smaller chunks"
+            )
+    return concat(pieces)
+
+
+def _parts(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection) -> Iterator[Callable[[], Chunk]]:
+    """A call for each part of a fragment's rows, which makes a chunk of it."""
+    first = fragment.first_row
+    for decoded in tables:
+        for table, n_chars in _bounded(decoded, selection, fragment.file.format.limits):
+            yield partial(_chunk, table, fragment.file.path, first, selection, n_chars)
+            first += len(table)
+
+
+def _bounded(
+    table: pa.Table, selection: Selection, limits: Limits
+) -> Iterator[tuple[pa.Table, NDArray[np.int64] | None]]:
+    """Runs of rows that take a bounded size without dictionaries; with the characters of their text, where it is cut.
+
+    The only text column is cut in its dictionary, once for all rows that have a text.
+    """
+    encoded = [name for name in table.column_names if pa.types.is_dictionary(table.column(name).type)]
+    if not encoded:
+        yield table, None
+        return
+    table = table.combine_chunks()
+    n_chars = None
+    others = {*selection.kept, selection.truth}
+    if len(selection.text) == 1 and selection.text[0] in {*encoded} - others:
+        text = table.column(selection.text[0]).combine_chunks()
+        values, counts = _cut_values(text.dictionary, selection.reads)
+        place = table.column_names.index(selection.text[0])
+        short = pa.DictionaryArray.from_arrays(text.indices, values)
+        table, n_chars = table.set_column(place, selection.text[0], short), _gathered(counts, text.indices)
+    sizes = np.zeros(len(table), np.int64)
+    for name in encoded:
+        column = table.column(name).combine_chunks()
+        sizes += _gathered(pc.binary_length(column.dictionary), column.indices)
+    after = np.cumsum(sizes)
+    at = 0
+    while at < len(table):
+        before = int(after[at - 1]) if at else 0
+        stop = max(at + 1, int(np.searchsorted(after, before + min(limits.part_bytes, limits.chunk_bytes), "right")))
+        yield table.slice(at, stop - at), None if n_chars is None else n_chars[at:stop]
+        at = stop
+
+
+def _cut_values(values: pa.Array, length: int) -> tuple[pa.Array, pa.Array]:
+    """Strings up to `length` characters, and how many each has; one that will be quarantined stays as it is."""
+    values = values.cast(pa.large_binary())
+    cut, counts = [], []
+    for value in values.to_pylist():
+        try:
+            text = "" if value is None or len(value) > LIMITS.field_bytes else value.decode("utf-8")
+        except UnicodeDecodeError:
+            text = ""
+        cut.append(text[:length].encode() if text else value)
+        counts.append(len(text))
+    return pa.array(cut, pa.large_binary()), pa.array(counts, pa.int64())
+
+
+def _gathered(values: pa.Array, indices: pa.Array) -> NDArray[np.int64]:
+    """int64, one for each index; 0 for nulls."""
+    found = pc.fill_null(pc.take(values, indices), 0)
+    return np.asarray(found.cast(pa.int64()).to_numpy(zero_copy_only=False))
+
+
+def _chunk(
+    table: pa.Table, path: str, first_row: int, selection: Selection, n_chars: NDArray[np.int64] | None
+) -> Chunk:
+    """n_chars: int64 [N], of each text where the table holds only its beginning."""
+    chunk = _assembled(table, path, first_row, selection)
+    if n_chars is None:
+        return chunk
+    return replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first_row])
+
+
+def _assembled(table: pa.Table, path: str, first_row: int, selection: Selection) -> Chunk:
+    texts = table.column(selection.text[0])
+
+    def raw(i: int) -> tuple[None, bytes]:
+        value = texts[i].as_py() or b""
+        return None, (value.encode() if isinstance(value, str) else value)[:HEAD_BYTES]
+
+    return assemble(path, first_row + np.arange(len(table)), table, selection, raw)
+
 
 MEMORY = "memory"
 """The value of the column `file` for rows that do not come from a file."""
@@ -61,32 +181,27 @@ class Tables:
         wherever batches begin; one empty chunk where there are none.
         """
         held: list[pa.Table] = []
-        rows = size = row = 0
-        for piece, ends in self._pieces(selection, chunk_rows):
-            at = 0
-            while at < len(piece):
-                begin = int(ends[at - 1]) if at else 0
-                fit = int(np.searchsorted(ends, begin + limits.chunk_bytes - size, "right"))
-                stop = min(len(piece), at + chunk_rows - rows, max(fit, at if rows else at + 1))
-                if stop > at:
-                    held.append(piece.slice(at, stop - at))
-                    rows, size = rows + stop - at, size + int(ends[stop - 1]) - begin
-                if stop < len(piece) or rows == chunk_rows:
+        rows = row = 0
+        cutting = Cutting(chunk_rows, limits.chunk_bytes)
+        for piece in self._pieces(selection, chunk_rows):
+            for first, last, new in cutting.cut(held_bytes(_text_bytes(piece, selection), selection)):
+                if new and held:
                     yield _chunk_of(held, row, selection, limits)
-                    held, rows, size, row = [], 0, 0, row + rows
-                at = stop
+                    held, rows, row = [], 0, row + rows
+                held.append(piece.slice(first, last - first))
+                rows += last - first
+                if rows == chunk_rows:
+                    yield _chunk_of(held, row, selection, limits)
+                    held, rows, row = [], 0, row + rows
         if held or not row:
             none = pa.schema([self.schema.field(name) for name in selection.columns]).empty_table()
             yield _chunk_of(held or [_plain(none)], row, selection, limits)
 
-    def _pieces(self, selection: Selection, most: int) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
-        """Pieces of up to `most` rows with the selection's columns, and the bytes that are held up to the end of each
-        row, of text.
-        """
+    def _pieces(self, selection: Selection, most: int) -> Iterator[pa.Table]:
+        """Pieces of up to `most` rows with the selection's columns."""
         for table in self.read(list(selection.columns)):
             for at in range(0, len(table), most):
-                piece = _plain(table.slice(at, most))
-                yield piece, np.cumsum(held_bytes(_text_bytes(piece, selection), selection))
+                yield _plain(table.slice(at, most))
 
 
 def _text_bytes(table: pa.Table, selection: Selection) -> NDArray[np.int64]:
@@ -126,14 +241,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 def table_chunk(table: pa.Table, file: str, row: int, selection: Selection) -> Chunk:
     """A chunk of a table's rows, the first of which is row `row`."""
-    table = _plain(table)
-    texts = table.column(selection.text[0])
-
-    def raw(i: int) -> tuple[None, bytes]:
-        value = texts[i].as_py() or b""
-        return None, (value.encode() if isinstance(value, str) else value)[:HEAD_BYTES]
-
-    return assemble(file, row + np.arange(len(table)), table, selection, raw)
+    return _assembled(_plain(table), file, row, selection)
 
 
 def as_tables(source: Any) -> Tables | None:

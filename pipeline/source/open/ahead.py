@@ -1,95 +1,170 @@
-"""A stream read ahead of its reader by a thread, so that a file is decompressed while what came before is parsed."""
+"""Threads of this process that run ahead of who uses what they make: those that parse, many blocks of one file at once
+or of many files, in order; and iterators.
+
+What parses releases the GIL nearly all the time, so threads use all cores.
+"""
 
 from __future__ import annotations
 
-import queue
 import threading
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import Empty, Full, Queue
+from typing import Generic, TypeVar
 
-_BLOCK_BYTES = 4 << 20
-_BLOCKS_AHEAD = 2
-_WAIT_SECONDS = 0.2
+from ...processes.threads import available_cores
+
+_MOST_THREADS = 16
+"""More threads than this would wait for each other at the GIL."""
+
+_Result = TypeVar("_Result")
 
 
-class Readable(Protocol):
-    """What returns up to so many bytes, and none at the end."""
+def in_order(
+    pool: Executor, calls: Iterable[Callable[[], _Result]], ahead: Callable[[], int]
+) -> Generator[_Result, None, None]:
+    """The results of the calls, in order. They are drawn by the caller's thread, and made by the pool, so many ahead.
 
-    def read(self, size: int) -> bytes: ...
+    An error of `calls` itself is raised after the results of those before it.
+    """
+    waiting: deque[Future[_Result]] = deque()
+    failure: Exception | None = None
+    drawn = iter(calls)
+    try:
+        while True:
+            try:
+                call = next(drawn)
+            except StopIteration:
+                break
+            except Exception as error:
+                failure = error
+                break
+            waiting.append(pool.submit(call))
+            while len(waiting) > ahead():
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+    if failure is not None:
+        raise failure
 
-    def close(self) -> None: ...
 
-
-class ReadAhead:
-    """The bytes and the error of `stream`, at most some blocks ahead. The first block is read without a thread, so a
-    small file costs none.
+class Parsing:
+    """A pool of threads, which start when they are needed. threads: how many; by default one for each core. share: how
+    many cores reading may use now, in a process that shares them with others.
     """
 
-    def __init__(self, stream: Readable) -> None:
-        self._stream = stream
-        self._blocks: queue.Queue[bytes | Exception] = queue.Queue(_BLOCKS_AHEAD)
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._is_large = False
-        self._ready = memoryview(b"")
-        self._end: Exception | bytes | None = None
-        self._failure: Exception | None = None
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or min(available_cores(), _MOST_THREADS)
+        self.share: Callable[[], int] = lambda: self._threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._readers = 0
+        self._lock = threading.Lock()
+        self._here = threading.local()
 
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes; none at the end. Raises what the stream raises, after all that is before."""
-        if not self._ready and self._end is None:
-            found = self._next()
-            if isinstance(found, Exception) or not found:
-                self._end = found
-            elif len(found) <= size:
-                return found
-            else:
-                self._ready = memoryview(found)
-        if self._ready:
-            found, self._ready = bytes(self._ready[:size]), self._ready[size:]
-            return found
-        if isinstance(self._end, Exception):
-            raise self._end
-        return b""
+    def in_order(self, calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
+        """The results of the calls, in order. They are drawn by the caller's thread, and made ahead by the pool's.
 
-    def close(self) -> None:
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._stream.close()
+        How far ahead is limited: so many as there are threads, divided among those who read at the same time. In a
+        thread of the pool, which must not wait for others, the calls are made one after another.
+        """
+        if getattr(self._here, "is_of_pool", False):
+            yield from (call() for call in calls)
+            return
+        with self._reader() as pool:
+            yield from in_order(pool, calls, self._ahead)
 
-    def _next(self) -> bytes | Exception:
-        if not self._is_large:
-            found = self._block()
-            self._is_large = not isinstance(found, Exception) and len(found) == _BLOCK_BYTES
-            return found
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="read ahead", daemon=True)
-            self._thread.start()
-        return self._blocks.get()
+    def _ahead(self) -> int:
+        return 1 + min(self.share(), self._threads) // max(self._readers, 1)
 
-    def _run(self) -> None:
-        found: bytes | Exception = b" "
-        while found and not isinstance(found, Exception) and not self._closed.is_set():
-            found = self._block()
-            while not self._closed.is_set():
-                try:
-                    self._blocks.put(found, timeout=_WAIT_SECONDS)
-                    break
-                except queue.Full:
-                    continue
+    def _begin(self) -> None:
+        self._here.is_of_pool = True
 
-    def _block(self) -> bytes | Exception:
-        """A whole block, or what there is before the end or an error, which comes with the next call."""
-        pieces: list[bytes] = []
-        room = _BLOCK_BYTES
-        while room and self._failure is None:
+    @contextmanager
+    def _reader(self) -> Iterator[ThreadPoolExecutor]:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, "parsing", self._begin)
+            self._readers += 1
+        try:
+            yield self._pool
+        finally:
+            with self._lock:
+                self._readers -= 1
+
+
+PARSING = Parsing()
+
+
+_T = TypeVar("_T")
+_SECONDS_BETWEEN_LOOKS = 0.2
+
+
+class _End:
+    """What follows the last item. error: that ended it."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class _Ahead(Generic[_T]):
+    """One iterator in a thread of its own, up to `held` items ahead."""
+
+    def __init__(self, make: Callable[[], Iterator[_T]], held: int, stopped: threading.Event) -> None:
+        self._items: Queue[_T | _End] = Queue(held)
+        self._stopped = stopped
+        threading.Thread(target=self._run, args=(make,), name="broadsheet-ahead", daemon=True).start()
+
+    def _run(self, make: Callable[[], Iterator[_T]]) -> None:
+        error: BaseException | None = None
+        try:
+            for item in make():
+                if not self._put(item):
+                    return
+        except BaseException as raised:
+            error = raised
+        self._put(_End(error))
+
+    def _put(self, item: _T | _End) -> bool:
+        while not self._stopped.is_set():
             try:
-                piece = self._stream.read(room)
-            except Exception as error:  # raised in the reader's thread
-                self._failure = error
-                break
-            if not piece:
-                break
-            pieces.append(piece)
-            room -= len(piece)
-        return b"".join(pieces) or self._failure or b""
+                self._items.put(item, timeout=_SECONDS_BETWEEN_LOOKS)
+                return True
+            except Full:
+                continue
+        return False
+
+    def __iter__(self) -> Iterator[_T]:
+        while True:
+            try:
+                item = self._items.get(timeout=_SECONDS_BETWEEN_LOOKS)  # with a limit, so that Ctrl-C is heard
+            except Empty:
+                continue
+            if isinstance(item, _End):
+                if item.error is not None:
+                    raise item.error
+                return
+            yield item
+
+
+def ahead(iterators: Iterable[Callable[[], Iterator[_T]]], width: int, held: int) -> Generator[_T, None, None]:
+    """The items of all iterators, one iterator after the other; `width` of them run at the same time, each up to `held`
+    items ahead. An error of one is raised in its place. Left early, they end at their next item.
+    """
+    stopped = threading.Event()
+    waiting = iter(iterators)
+    running: deque[_Ahead[_T]] = deque()
+    try:
+        while True:
+            while len(running) < width and (make := next(waiting, None)) is not None:
+                running.append(_Ahead(make, held, stopped))
+            if not running:
+                return
+            yield from running[0]
+            running.popleft()
+    finally:
+        stopped.set()

@@ -1,7 +1,8 @@
 """Input files as streams of bytes: decompressed, from regular files only, and each still the file that was planned.
 
 Every format opens its files here, so none can read from a file that was replaced while the job ran. A file is not
-mapped into memory: a process that reads beyond the end of a mapped file, because it was cut off, is killed.
+mapped into memory: a process that reads beyond the end of a mapped file, because it was cut off, is killed. Once all
+chunks are done, each file is compared again with the one that was listed.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain, islice
 from typing import Any, BinaryIO, cast
 
 from ...errors import InputChanged, InputUnavailable, SourceError
+from ...processes.threads import available_cores, threads
+from ...storage.buckets import State, is_bucket, objects_below, split_bucket
 from ...storage.names import is_url, without_secrets
-from ...storage.objects import State
 from ..formats.base import InputFile
-from ..read.front_to_back import FrontToBack
-from ..remote.file import RemoteFile
-from ..remote.open import open_remote, state_now
-from .encoding import UTF8, Transcoded
+from .compression import UTF8, Transcoded
+from .front_to_back import FrontToBack
+from .remote import RemoteFile, open_remote, state_now
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -182,34 +186,18 @@ def _moment(modified: str) -> str:
 
 
 def _opened(file: InputFile, stop: int | None = None) -> io.RawIOBase:
-    return _InMemory(file.content) if isinstance(file, Held) else _Planned(file, stop)
+    if isinstance(file, Held):
+        return cast(io.RawIOBase, _InMemory(file.content))
+    return _Planned(file, stop)
 
 
-class _InMemory(io.RawIOBase):
+class _InMemory(io.BytesIO):
     """The bytes of a file that is held: they cannot change any more."""
 
     descriptor = None
 
-    def __init__(self, content: bytes) -> None:
-        self._content = io.BytesIO(content)
-
     def check(self) -> None:
         pass
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._content.readinto(buffer)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._content.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._content.tell()
 
 
 class _Planned(io.RawIOBase):
@@ -273,3 +261,66 @@ class _Planned(io.RawIOBase):
 def _skip(stream: Any, count: int, most: int = 1 << 22) -> None:
     while count and (block := stream.read(min(count, most))):
         count -= len(block)
+
+
+_AT_ONCE = 32
+"""Requests for what a file is now: each takes time rather than work on a remote file system."""
+
+_FILES_A_CALL = 64
+
+_MANY, _LOOKED_AT = 100, 100
+"""So many files in a folder of a bucket are looked up in its listing, a thousand in a request; among so many objects
+for each, so that there are never many more requests than files.
+"""
+
+_Changed = list[tuple[str, str]]
+"""Locations of files, each with the reason."""
+
+
+def changed_files(files: Iterable[InputFile]) -> dict[str, str]:
+    """The locations of files that have changed since they were listed, each with the reason."""
+    once = list({file.location: file for file in files}.values())  # an archive once for all its members
+    remote = any(is_url(file.location) for file in once)
+    with threads(_AT_ONCE if remote else available_cores()) as pool:
+        calls = _remote(once) if remote else _local(once)
+        return dict(chain.from_iterable(pool.map(lambda call: call(), calls)))
+
+
+def _local(files: Sequence[InputFile]) -> Iterator[Callable[[], _Changed]]:
+    for at in range(0, len(files), _FILES_A_CALL):
+        yield partial(_changed, files[at : at + _FILES_A_CALL])
+
+
+def _remote(files: Sequence[InputFile]) -> Iterator[Callable[[], _Changed]]:
+    folders = defaultdict[str, list[InputFile]](list)
+    for file in files:
+        folders[file.location.rpartition("/")[0]].append(file)
+    for folder, inside in folders.items():
+        if len(inside) >= _MANY and is_bucket(folder):
+            yield partial(_changed_in_folder, inside)
+        else:
+            for file in inside:
+                yield partial(_changed, [file])
+
+
+def _changed(files: Sequence[InputFile]) -> _Changed:
+    found = []
+    for file in files:
+        try:
+            check_unchanged(file)
+        except InputChanged as error:
+            found.append((file.location, error.message.removeprefix(file.path)))
+    return found
+
+
+def _changed_in_folder(files: Sequence[InputFile]) -> _Changed:
+    """The same of the files in a folder of a bucket: only what its listing does not show as it was is asked for."""
+    keys = [split_bucket(file.location) for file in files]
+    wanted = {key: State(file.size, file.modified) for file, (_, key) in zip(files, keys, strict=True)}
+    (bucket, one), endpoint = keys[0], files[0].endpoint
+    same = set()
+    with suppress(OSError):
+        for key, now in islice(objects_below(bucket, one.rpartition("/")[0], endpoint), _LOOKED_AT * len(files)):
+            if key in wanted and not now.differs(wanted[key]):
+                same.add(key)
+    return _changed([file for file, (_, key) in zip(files, keys, strict=True) if key not in same])

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from ...processes.child import Child
-from ..read.parsing import PARSING
+from .ahead import PARSING
 from .compression import Compression
 from .decompress import Decompressed
 

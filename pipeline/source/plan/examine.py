@@ -1,20 +1,120 @@
-"""A file as it is opened for the first time: what it is, its columns, and how they differ from those of the first."""
+"""A file as it is opened for the first time: what it is, its columns, that those of the job exist, what it copies of
+them, and how they differ from those of the first file.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import NamedTuple
 
-from ...errors import SourceError
+import pyarrow as pa
+
+from ...errors import SourceError, UsageError
 from ..chunk import Selection
-from ..find import archive
+from ..columns import is_held_by, is_textual, type_of_both
+from ..find.files import FORMATS
 from ..formats.base import Format, InputFile, Schema
-from ..formats.registry import FORMATS
-from ..open.compression import HEAD_BYTES, compression_of
+from ..formats.record_format import other_delimiter, separated_by
+from ..open.compression import HEAD_BYTES, UTF8, compression_of
 from ..open.decompress import decompressed
-from ..open.encoding import UTF8
+from ..open.front_to_back import ZIP_MAGIC, ZIP_SUFFIX
 from ..open.opening import Held, open_at, open_stored
-from .schema import difference, refuse_twice
+
+
+def refuse_twice(path: str, schema: Schema) -> None:
+    """Raise UsageError where two columns have the same name."""
+    names = schema.names or ()
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"{path}: two columns are called {twice!r}; rename one (a CSV's by naming its columns)")
+
+
+def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
+    """The selection for a job whose first readable file is this one. Raises UsageError."""
+    path = file.path
+    if schema.names is None:
+        if selection.kept or selection.keep_all or selection.truth or selection.text:
+            raise UsageError(f"{path}: a one-hot file has no columns to name")
+        return selection
+    if selection.answers:
+        raise UsageError(f"{path}: an answer file goes with a one-hot file only")
+    if selection.header is not None and not file.format.takes_header:
+        raise UsageError(f"{path}: its columns have names of their own; --columns is for a CSV or TSV without a header")
+    if not selection.text:
+        selection = replace(selection, text=("text",))
+    for name in selection.columns:
+        if name not in schema.names:
+            asked = "--text-column names another" if (name,) == selection.text == ("text",) else "an option names it"
+            raise UsageError(f"{path}: no column {name!r} ({asked}); {_what_it_has(file, schema.names, name)}")
+    if strange := _not_text(schema, selection):
+        textual = [name for name in schema.names if is_textual(schema.types.get(name, pa.string()))]
+        others = f"; columns with strings: {', '.join(textual)}" if textual else ""
+        raise UsageError(f"{path}: {strange}{others}")
+    if selection.keep_all:
+        selection = replace(selection, kept=tuple(dict.fromkeys((*selection.kept, *schema.names))))
+    return selection
+
+
+def kept_types(schemas: Sequence[Schema], kept: Sequence[str]) -> tuple[pa.DataType, ...]:
+    """The types of the columns that are copied, by which they hold those of some files; strings for nulls only."""
+    found = []
+    for name in kept:
+        kinds = [s.types.get(name, pa.string()) for s in schemas if name in (s.names or ())]
+        kind = reduce(type_of_both, kinds) if kinds else pa.string()
+        found.append(pa.string() if pa.types.is_null(kind) else kind)
+    return tuple(found)
+
+
+def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selection: Selection) -> str | None:
+    """A message where a file's columns differ from the first file's; SourceError where it thus cannot be read."""
+    path, (other, expected) = file.path, first
+    if (schema.names is None) != (expected.names is None):
+        raise SourceError(f"{path}: not of the same kind as {other}; classify it in a job of its own")
+    if schema.names is None or expected.names is None:
+        return None
+    missing = [name for name in selection.columns if name not in schema.names] if schema.complete else []
+    for name in missing:
+        if name in (*selection.text, selection.truth):
+            has = _what_it_has(file, schema.names, name)
+            raise SourceError(f"{path}: no column {name!r} as in {other}; {has}. It was not read")
+    if strange := _not_text(schema, selection):
+        raise SourceError(f"{path}: {strange}, unlike {other}. It was not read")
+    for name, kind in zip(selection.kept, selection.kept_types, strict=True):
+        held = schema.types.get(name, pa.string())
+        if name in schema.names and not is_held_by(kind, held):
+            raise SourceError(
+                f"{path}: the column {name!r} holds {held}, which this job cannot copy as {kind}, its type in {other} "
+                "and others: name this file first, or do not keep the column. It was not read"
+            )
+    if not (schema.named and schema.complete) or set(schema.names) == set(expected.names):
+        return None
+    remark = f"{path}: its columns differ from those of {other}; it was read by the columns that this job names"
+    if missing:
+        remark += f"; it has no {', '.join(map(repr, missing))}: null in its rows"
+    more = [name for name in schema.names if name not in expected.names]
+    if more and selection.keep_all:
+        remark += f"; not copied: {', '.join(map(repr, more))}"
+    return remark
+
+
+def _not_text(schema: Schema, selection: Selection) -> str | None:
+    """What is wrong with a text column that does not hold strings."""
+    kinds = {name: schema.types.get(name, pa.string()) for name in selection.text}
+    return next(
+        (f"the text column {n!r} holds {kind}, not strings" for n, kind in kinds.items() if not is_textual(kind)), None
+    )
+
+
+def _what_it_has(file: InputFile, names: Sequence[str], missing: str) -> str:
+    """The columns of a file that lacks one, and what would give it the one that is missing."""
+    delimiter = other_delimiter(names, missing) if file.format.takes_header else None
+    if delimiter is None:
+        return f"it has: {', '.join(names) or 'none'}"
+    one = "one column" if len(names) == 1 else f"{len(names)} columns"
+    return f"it has {one}, {', '.join(map(repr, names))}: {separated_by(delimiter)}"
+
 
 _FIRST_BYTES = 64
 _HELD_BYTES = 4 << 20
@@ -103,8 +203,8 @@ def _decoded(file: InputFile) -> bytes | None:
 def _refuse_other(name: str, head: bytes, found: Format) -> None:
     """Raise SourceError for the first bytes of another format."""
     others = {each.name: each.suffixes[0] for each in FORMATS.values() if each.magic and head.startswith(each.magic)}
-    if head.startswith(archive.MAGIC):
-        others[archive.SUFFIX[1:]] = archive.SUFFIX
+    if head.startswith(ZIP_MAGIC):
+        others[ZIP_SUFFIX[1:]] = ZIP_SUFFIX
     if others and found.name not in others:
         what, suffixes = " or ".join(others), " or ".join(others.values())
         raise SourceError(f"{name}: it is a {what} file by its first bytes; rename it ({suffixes})")

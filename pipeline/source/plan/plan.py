@@ -1,22 +1,125 @@
-"""From listed files to the groups of a job: the first readable file is opened, for the columns of all, and a few more
-where columns are copied, for their types.
+"""From listed files to the groups of a job, and from a large file to its chunks.
+
+A group is the unit in which input is handed out, and in which its rows are accounted for. Files are put into groups by
+the listing alone, before any is opened: consecutive files which together take few bytes share a group, and any larger
+file is one of its own. The chunks of a group are numbered as it is read.
+
+The first readable file is opened, for the columns of all, and a few more where columns are copied, for their types. One
+large file is cut into chunks that many workers read at once: found by a scan of it, or by its footer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from ...errors import SourceError, UsageError
+from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
-from ..chunk import Selection
+from ..chunk import Chunk, Selection
 from ..find.search import Problem
-from ..formats.base import Format, Fragment, InputFile, Schema, Seek
-from ..open.encoding import UTF8
-from .examine import Examined, examine
-from .group import Group, Unread, group_bytes, group_sizes
-from .schema import kept_types, resolve
+from ..formats.base import Format, Fragment, InputFile, Scan, Schema, Seek
+from ..open.compression import UTF8
+from ..open.opening import changed_files
+from .examine import Examined, examine, examine_like, kept_types, resolve
+
+_LEAST_BYTES = 64 << 10
+_BYTES_A_ROW = 128
+"""A row takes about so much, compressed: files which together hold about a chunk share a group."""
+
+_MOST_FILES = 512
+"""A small file takes a core a fifth of a millisecond or more, and a request of a store a tenth of a second, of which
+some are made side by side: so the first chunk of a group is ready within seconds.
+"""
+
+_LEAST_GROUPS = 64
+"""So many there are at least of files that are small enough, 64 KiB in each: work for the readers of several GPUs."""
+
+UnreadFile = tuple[str, int | None]
+"""A file or folder of which nothing is read, and its rows where they are known."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files that one worker reads one after the other, as they were listed: none has been opened.
+
+    number: its place in the list of groups. first: path and columns of the job's first readable file, with which theirs
+    are compared; None where there is none. rows: a limit, after which no file is opened.
+    """
+
+    number: int
+    files: tuple[InputFile, ...]
+    first: tuple[str, Schema] | None
+    rows: int | None = None
+
+    @property
+    def name(self) -> str:
+        return group_name(self.number)
+
+    @property
+    def sources(self) -> tuple[tuple[str, int, int], ...]:
+        """None yet: how many rows each file has is known once it is read."""
+        return ()
+
+    @property
+    def bytes(self) -> int:
+        """Of its files as they are stored."""
+        return sum(file.stored for file in self.files)
+
+
+@dataclass(frozen=True)
+class GroupChunk:
+    """A chunk of a group. sources: (file, first row, rows) of each piece. chunk: None where it was to be skipped.
+    stored: bytes of the group, as they are stored, that had been read by then; 0 where not known.
+    """
+
+    name: str
+    sources: tuple[tuple[str, int, int], ...]
+    chunk: Chunk | None
+    stored: int = 0
+
+
+@dataclass(frozen=True)
+class GroupEnd:
+    """The end of a group. files: each with the rows that were read of it; None where others count them. chunks: it has,
+    numbered from 0. problems: of files that were not wholly readable or differ from the first. unread: those of them of
+    which nothing was read.
+    """
+
+    number: int
+    files: tuple[tuple[str, int | None], ...]
+    chunks: int
+    problems: tuple[Problem, ...] = ()
+    unread: tuple[UnreadFile, ...] = ()
+
+
+def part_name(group: int, chunk: int) -> str:
+    return f"part-{group:06d}-{chunk:07d}"
+
+
+def group_name(number: int) -> str:
+    return f"group-{number:06d}"
+
+
+def group_bytes(chunk_rows: int) -> int:
+    """Stored bytes of the files in a group, unless it is one file."""
+    return max(_LEAST_BYTES, chunk_rows * _BYTES_A_ROW)
+
+
+def group_sizes(files: Sequence[InputFile], chunk_rows: int) -> list[int]:
+    """How many of the files are in each group, in order."""
+    share = sum(file.stored for file in files) // _LEAST_GROUPS
+    most = min(group_bytes(chunk_rows), max(_LEAST_BYTES, share))
+    sizes: list[int] = []
+    count = held = 0
+    for file in files:
+        stored = file.stored
+        if count and (held + stored > most or count == _MOST_FILES):
+            sizes.append(count)
+            count = held = 0
+        count, held = count + 1, held + stored
+    return [*sizes, count] if count else sizes
+
 
 _WHOLE_FILES = 32
 """So many files of one size for each worker are handed out whole: about two for each reader of a GPU's worker."""
@@ -43,7 +146,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Run:
+class RowGroups:
     """Chunks of one row group, which is decoded once; or one chunk of several small row groups."""
 
     units: tuple[Unit, ...]
@@ -76,7 +179,7 @@ class Plan:
     first: tuple[str, Schema] | None
     limit: int | None = None
     problems: tuple[Problem, ...] = ()
-    unread: tuple[Unread, ...] = ()
+    unread: tuple[UnreadFile, ...] = ()
     first_group: int = 0
 
     @cached_property
@@ -190,3 +293,100 @@ def refuse_useless(found: Sequence[InputFile], selection: Selection) -> None:
         raise UsageError(f"{files[0].path}: only CSV, TSV, JSONL and text files take --encoding, and there is none")
     if files and selection.delimiter and not any(file.format.takes_header for file in files):
         raise UsageError(f"{files[0].path}: --delimiter is for CSV and TSV files, and there is none")
+
+
+def split(
+    group: Group, selection: Selection, chunk_rows: int, scan: Scan
+) -> Iterator[Unit | RowGroups | Group | GroupEnd]:
+    """The chunks of a group for which `is_split` holds, as they are found, and its end; or the group itself, if its
+    file turns out to have one reader. Raises InputChanged.
+    """
+    (file,) = group.files
+    rows = chunks = 0
+    problems: list[str] = []
+    try:
+        found = examine_like(file, selection, group.first)
+        problems += [found.remark] if found.remark else []
+        if found.file.front_to_back:
+            yield group
+            return
+        plan = found.file.format.plan(found.file, found.schema, selection, chunk_rows, scan)
+        if plan.streamed:
+            yield group
+            return
+        problems += plan.problems
+        for fragments in _chunks(plan.fragments, file, chunk_rows):
+            units = []
+            for each in fragments:
+                units.append(Unit(part_name(group.number, chunks), each))
+                chunks, rows = chunks + 1, rows + units[-1].rows
+            if file.format.seeks is Seek.ROWS:
+                yield RowGroups(tuple(units))
+            else:
+                yield from units
+    except InputChanged:
+        raise
+    except (SourceError, UsageError) as error:
+        problems.append(error.message)
+    if not group.number and not chunks:  # the output has a part, and so a schema, even if no row can be read
+        yield Unit(part_name(0, 0), ())
+        chunks = 1
+    told = tuple((file.path, problem) for problem in problems)
+    unread = ((file.path, rows_of(file)),) if problems and not rows else ()
+    yield GroupEnd(group.number, ((file.path, rows),), chunks, told, unread)
+
+
+def rows_of(file: InputFile) -> int | None:
+    """The rows of a file that is not read, where its own metadata give them."""
+    if file.size == 0:
+        return 0
+    try:
+        return file.format.rows_of(file)
+    except SourceError:
+        return None
+
+
+def _chunks(fragments: Iterable[Fragment], file: InputFile, chunk_rows: int) -> Iterator[list[tuple[Fragment, ...]]]:
+    """The fragments of each chunk, in lists: the chunks of one row group; or one chunk of several row groups, where
+    these are small.
+    """
+    most = file.format.limits.chunk_bytes
+    split: list[Fragment] = []  # of one row group
+    small: list[Fragment] = []
+
+    def close() -> Iterator[list[tuple[Fragment, ...]]]:
+        nonlocal split
+        if len(split) == 1 and file.format.seeks is Seek.ROWS:
+            if small and (
+                sum(f.rows for f in small) + split[0].rows > chunk_rows or sum(f.size for f in (*small, *split)) > most
+            ):
+                yield [tuple(small)]
+                small.clear()
+            small.append(split[0])
+        elif split:
+            if small:
+                yield [tuple(small)]
+                small.clear()
+            yield [(fragment,) for fragment in split]
+        split = []
+
+    for fragment in fragments:
+        if split and not (fragment.group == split[-1].group >= 0):
+            yield from close()
+        split.append(fragment)
+    yield from close()
+    if small:
+        yield [tuple(small)]
+
+
+def changed_chunks(plan: Plan) -> list[tuple[str, str]]:
+    """The chunks of files that have changed, committed or not, each with the reason; those of a group as one name."""
+    found = changed_files(plan.files)
+    if not found:
+        return []
+    return [
+        (f"part-{group.number:06d}-*", file.path + found[file.location])
+        for group in plan.groups
+        for file in group.files
+        if file.location in found
+    ]

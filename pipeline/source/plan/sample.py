@@ -1,30 +1,32 @@
-"""A sample of an input, and how many rows the whole has: counted where that is cheap, else estimated."""
+"""A sample of an input, and how many rows the whole has: counted where that is cheap, else estimated. And which large
+files only one core can read, and how fast that is: the user could store them otherwise.
+"""
 
 from __future__ import annotations
 
+import io
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 from ...errors import SourceError, UsageError
 from ...processes.threads import available_cores, threads
-from ..chunk import Chunk, Selection, concat
+from ..chunk import Chunk, Selection, concat, first_chunks, first_rows
 from ..find.files import Files
 from ..formats.base import FilePlan, Fragment, InputFile, Seek
 from ..formats.record_format import RecordFormat
-from ..inputs import Given, Rows, refuse_unfit
-from ..open.compression import beginning
-from ..open.encoding import UTF8, Transcoded
-from ..open.opening import open_at, open_location
-from ..read.first_rows import first_chunks, first_rows
+from ..formats.records import read_records
+from ..inputs import Given, RowsInMemory, refuse_unfit
+from ..open import rapidgzip_reader
+from ..open.compression import HEAD_BYTES, UTF8, Compression, Transcoded, beginning, compression_of
+from ..open.decompress import MOST_STORED, ZSTD, Damaged, Decompressed, frames_can_be_cut, frames_pay
+from ..open.opening import LocalFile, open_at, open_location
 from ..read.read import read_group
-from ..read.records import read_records
 from .examine import Examined, examine
-from .group import Group, GroupChunk, GroupEnd
-from .plan import bound, examine_first, plan_files
+from .plan import Group, GroupChunk, GroupEnd, bound, examine_first, plan_files
 from .scan import fragment_about, no_scan
 
 PLACES = 20
@@ -65,7 +67,7 @@ def sample_input(given: Given, selection: Selection, rows: int, limit: int | Non
     once; SourceError where no file can be read.
     """
     refuse_unfit(given, selection)
-    if isinstance(given, Rows):
+    if isinstance(given, RowsInMemory):
         return _of_tables(given, selection, rows, limit)
     if not isinstance(given, Files):
         raise UsageError("a dry run takes files or a table in memory: other sources would have to be read for it")
@@ -97,7 +99,7 @@ def _whole(sample: Sample) -> Sample:
     return sample
 
 
-def _of_tables(given: Rows, selection: Selection, rows: int, limit: int | None) -> Sample:
+def _of_tables(given: RowsInMemory, selection: Selection, rows: int, limit: int | None) -> Sample:
     held, each = given.held, max(1, rows // PLACES)
     if held.rows is None:
         raise UsageError(f"a dry run would use up the {held.kind}, which can be read only once: give files or a table")
@@ -285,3 +287,62 @@ def _beginning(file: InputFile) -> tuple[bytes, int]:
     if file.format.encoding != UTF8:
         return found, len(found.decode(UTF8, "replace").encode(file.format.encoding, "replace"))
     return found, len(found)
+
+
+_LARGE_BYTES = 1 << 30
+"""From which size on it is worth saying: a core takes some ten seconds for so much."""
+
+_SECONDS = 0.3
+_HEAD_BYTES = MOST_STORED
+
+
+def slow_to_read(files: Sequence[InputFile]) -> str | None:
+    """A remark about the largest of the files, if it is large and one core must read it. None where it cannot be read:
+    the job itself says that.
+    """
+    large = [file for file in files if file.stored >= _LARGE_BYTES]
+    try:
+        remark = how_it_is_read(max(large, key=lambda file: file.stored)) if large else None
+    except (OSError, UsageError):
+        return None
+    others = f" (the largest of {len(large):,} files of 1 GiB and more)" if len(large) > 1 else ""
+    return remark + others if remark else None
+
+
+def how_it_is_read(file: InputFile) -> str | None:
+    """A remark about a compressed file that one core must read, with the rate at which it does; None for others.
+
+    It decompresses the beginning of the file for that, 0.3 s long. Raises OSError.
+    """
+    if file.member is not None or file.format.jumps:
+        return None
+    with open_location(file.location, file.ranges, endpoint=file.endpoint, stop=_HEAD_BYTES) as raw:
+        head = cast(BinaryIO, io.BufferedReader(raw)).read(_HEAD_BYTES)
+        is_local = isinstance(raw, LocalFile)
+    compression = compression_of(head[:HEAD_BYTES], file.compression)
+    if compression is None:
+        return None
+    if rapidgzip_reader.pays(compression, file.stored) and is_local:
+        return None
+    if frames_pay(compression, file.stored) and frames_can_be_cut(head):
+        return None
+    what = "one zstd frame, or several large ones" if compression is ZSTD else compression.name
+    return f"{file.path}: {what}, read by one core ({_rate(head, compression):,.0f} MB/s){_remedy(compression)}"
+
+
+def _remedy(compression: Compression) -> str:
+    if compression.name in rapidgzip_reader.LEAST_BYTES and not rapidgzip_reader.is_there():
+        return "; more with rapidgzip: pip install rapidgzip"
+    return "; pzstd writes zstd that all cores can read"
+
+
+def _rate(head: bytes, compression: Compression) -> float:
+    """MB of content in a second of a core, whatever else this machine does."""
+    stream = Decompressed(lambda: io.BytesIO(head), compression)
+    began, count = time.thread_time(), 0
+    try:
+        while time.thread_time() < began + _SECONDS and (block := stream.read(1 << 20)):
+            count += len(block)
+    except Damaged:  # the file goes on
+        pass
+    return count / 1e6 / (time.thread_time() - began)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from ...errors import BroadsheetError, SourceError, visible
 from ...processes.threads import available_cores, threads
 from ..formats.base import Fragment, InputFile
+from ..formats.records import Records, Splitter, read_records
 from ..open.opening import open_at
-from ..read.records import Records, Splitter, read_records
 
 _log = logging.getLogger(__name__)
 

@@ -1,36 +1,235 @@
-"""Reading input: a group of files, front to back; a chunk of a large file; or the whole input, in this process."""
+"""Reading input: a group of files, front to back, in pieces whose rows are counted before they are parsed; or a chunk
+of a large file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from itertools import accumulate
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
-from ..chunk import Chunk, Selection, concat, empty_chunk
+from ..chunk import Chunk, Selection, concat, empty_chunk, held_bytes, rows_between
 from ..find.search import Problem
-from ..formats.base import Fragment
-from ..inputs import JobInput, Loaded, Partition
-from ..inputs import Unread as UnreadChunk
-from ..memory.tables import partition_chunk
-from ..plan.group import Group, GroupChunk, GroupEnd, Unread, part_name
-from ..plan.plan import Run, Unit
-from ..plan.split import rows_of
-from .cutting import Cutting
-from .held import held_bytes
-from .parsing import PARSING, in_order
-from .pieces import Lines, Opened, Piece, joinable, open_pieces, parsed
-from .run_ahead import ahead
+from ..formats.base import Fragment, InputFile, Schema, Stream
+from ..formats.record_format import RecordFormat
+from ..formats.records import Cutting, Records, read_records
+from ..open.ahead import PARSING, in_order
+from ..open.front_to_back import FrontToBack
+from ..open.opening import Held, open_at
+from ..plan.examine import Examined, examine_like, held
+from ..plan.plan import Group, GroupChunk, GroupEnd, RowGroups, Unit, UnreadFile, part_name, rows_of
+from ..plan.scan import no_scan
+
+_HELD_AHEAD = 4 << 20
+"""Bytes of a file that are read before their turn has come."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Records of a file that are not parsed yet. row: the number of the first."""
+
+    file: InputFile
+    form: RecordFormat
+    row: int
+    records: Records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each record."""
+        return self.records.ends - self.records.starts
+
+    @property
+    def size(self) -> int:
+        return int(self.records.ends[-1]) - int(self.records.starts[0])
+
+    def slice(self, first: int, last: int) -> Lines:
+        return replace(self, row=self.row + first, records=self.records.slice(first, last))
+
+
+@dataclass(frozen=True)
+class ParsedRows:
+    """Rows of a file that are parsed. row: the number of the first."""
+
+    file: InputFile
+    row: int
+    chunk: Chunk
+
+    def __len__(self) -> int:
+        return self.chunk.rows_read
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes that a row takes, on average."""
+        return np.full(len(self), self.size // max(len(self), 1), np.int64)
+
+    @property
+    def size(self) -> int:
+        return len(self.chunk.data) + self.chunk.kept_bytes
+
+    def slice(self, first: int, last: int) -> ParsedRows:
+        if (first, last) == (0, len(self)):
+            return self
+        return replace(self, row=self.row + first, chunk=rows_between(self.chunk, self.row + first, self.row + last))
+
+
+Piece = Lines | ParsedRows
+
+
+class Opened(NamedTuple):
+    """A file that was opened. pieces: of it, which raise SourceError after the last that can be read. problems: of it,
+    all of which are known once its pieces are read. stored: how many bytes have been read of it as it is stored; 0
+    where that is not known.
+    """
+
+    file: InputFile
+    pieces: Iterator[Piece]
+    problems: list[str]
+    stored: Callable[[], int] = int
+
+
+def open_pieces(
+    file: InputFile, selection: Selection, first: tuple[str, Schema] | None, chunk_rows: int, spans: list[Span] | None
+) -> Opened:
+    """Open a file and read its beginning; several are opened side by side, and read one after the other. first: as of
+    `Group`. Raises InputChanged.
+    """
+    try:
+        found = examine_like(held(file), selection, first)
+        problems = [found.remark] if found.remark else []
+        read: list[Callable[[], int]] = []
+        pieces = _pieces(found, selection, chunk_rows, problems, read, spans)
+        return Opened(found.file, _begun(pieces), problems, lambda: sum(count() for count in read))
+    except InputChanged:
+        raise
+    except (SourceError, UsageError) as error:
+        return Opened(file, iter(()), [error.message])
+
+
+def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The same, the first of them read now."""
+    begun: list[Piece] = []
+    failure: SourceError | UsageError | None = None
+    room, more = _HELD_AHEAD, True
+    while more and room > 0:
+        try:
+            begun.append(next(pieces))
+            room -= begun[-1].size
+        except StopIteration:
+            more = False
+        except (SourceError, UsageError) as error:
+            failure, more = error, False
+
+    def rest() -> Iterator[Piece]:
+        yield from begun
+        begun.clear()
+        if failure is not None:
+            raise failure
+        if more:
+            yield from pieces
+
+    return rest()
+
+
+def _pieces(
+    found: Examined,
+    selection: Selection,
+    chunk_rows: int,
+    problems: list[str],
+    read: list[Callable[[], int]],
+    spans: list[Span] | None,
+) -> Iterator[Piece]:
+    file, form, start = found.file, found.file.format, found.schema.start
+    row = 0
+    if isinstance(form, RecordFormat):
+        with open_at(file, start) as source:
+            read.append(partial(_stored, source, file))
+            for records in read_records(source, form.quick_split, start, limits=form.limits):
+                if len(records):
+                    yield Lines(file, form, row, records)
+                    row += len(records)
+        return
+    plan = form.plan(file, found.schema, selection, chunk_rows, no_scan)
+    problems += plan.problems
+    if plan.streamed:
+        chunks = form.stream(Stream(file, start), selection, chunk_rows)
+    else:
+        chunks = (chunk for fragment in plan.fragments for chunk in form.read(fragment, selection, spans))
+    for chunk in chunks:
+        problems += [problem for problem in chunk.problems if problem not in problems]
+        if chunk.rows_read:
+            yield ParsedRows(file, row, replace(chunk, problems=()))
+            row += chunk.rows_read
+
+
+def _stored(source: BinaryIO, file: InputFile) -> int:
+    """How many bytes have been read of a file as it is stored; 0 where that is not known, or no longer."""
+    if isinstance(source, FrontToBack):
+        return source.stored
+    with suppress(ValueError):  # it is closed
+        return 0 if file.front_to_back or isinstance(file, Held) else source.tell()
+    return 0
+
+
+def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | None) -> Chunk:
+    """The rows of pieces, in order: `Lines` of one format, or `Rows`."""
+    lines = [piece for piece in pieces if isinstance(piece, Lines)]
+    if not lines:
+        return concat([piece.chunk for piece in pieces if isinstance(piece, ParsedRows)])
+    if len(lines) == 1:
+        (one,) = lines
+        return one.form.chunk_of(one.records, one.file.path, one.row, selection, spans)
+    ends = list(accumulate(map(len, lines)))
+    chunk = lines[0].form.chunk_of(_joined([piece.records for piece in lines]), "", 0, selection, spans)
+    paths = pa.array([piece.file.path for piece in lines], pa.string())
+    firsts = np.array([piece.row - end + len(piece) for piece, end in zip(lines, ends, strict=True)])
+
+    def placed(table: pa.Table) -> pa.Table:
+        """With file and row of each, in place of its number in all."""
+        numbers = table.column("row").to_numpy()
+        which = np.searchsorted(ends, numbers, "right")
+        table = table.set_column(table.column_names.index("file"), "file", paths.take(pa.array(which)))
+        return table.set_column(table.column_names.index("row"), "row", pa.array(numbers + firsts[which]))
+
+    return replace(chunk, rows=placed(chunk.rows), quarantine=placed(chunk.quarantine))
+
+
+def joinable(one: Piece, other: Piece) -> bool:
+    """Whether two pieces can be parsed at once."""
+    return isinstance(one, Lines) and isinstance(other, Lines) and one.form == other.form
+
+
+def _joined(each: Sequence[Records]) -> Records:
+    """Records of several files as if they were of one; each keeps its place in its file."""
+    blocks: list[bytes | memoryview] = []
+    starts, ends = [], []
+    problems: dict[int, str] = {}
+    at = count = 0
+    for records in each:
+        begin, end = int(records.starts[0]), int(records.ends[-1])
+        blocks += [memoryview(records.data)[begin:end], b"\n"]
+        starts.append(records.starts + (at - begin))
+        ends.append(records.ends + (at - begin))
+        problems |= {count + i: reason for i, reason in records.problems.items()}
+        at, count = at + end - begin + 1, count + len(records)
+    offsets = np.concatenate([records.offsets for records in each])
+    return Records(b"".join(blocks), np.concatenate(starts), np.concatenate(ends), offsets, problems)
+
 
 _OPENED_AHEAD = 16
 """Files of a group that are opened side by side: a file on an object store takes a tenth of a second to arrive."""
-
-_GROUPS_AT_ONCE = 2
-"""That are read here: while the last blocks of one are parsed, the first of the next are read."""
 
 _PARSED_AT_ONCE = 4 << 20
 """Bytes of small files that are parsed together: a call of the parser takes longer than a small file."""
@@ -54,7 +253,7 @@ def _read_fragment(fragment: Fragment, selection: Selection, spans: list[Span] |
 
 
 def read_run(
-    run: Run, selection: Selection, skip: Callable[[str], bool], spans: list[Span] | None = None
+    run: RowGroups, selection: Selection, skip: Callable[[str], bool], spans: list[Span] | None = None
 ) -> Generator[tuple[Unit, Chunk | None], None, None]:
     """The units of a run in order, each with its chunk, or None where its name is to be skipped. Raises as `read_unit`
     does.
@@ -77,7 +276,7 @@ def read_group(
     depends on what is in the files, on `chunk_rows` and on the selection; so no chunk follows a file that is no longer
     the one that was listed: raises InputChanged.
     """
-    reading = _Reading(group, selection, chunk_rows, skip, spans)
+    reading = _GroupReading(group, selection, chunk_rows, skip, spans)
     open_chunk: _Part | None = None
     held: list[Chunk] = []
     sources: list[tuple[str, int, int]] = []
@@ -119,7 +318,7 @@ def _closed(group: Group, last: _Part, sources: list[tuple[str, int, int]], held
 
 
 @dataclass
-class _Reading:
+class _GroupReading:
     """What is known of a group while it is read. rows: read of each file. chunks: begun. stored: as of `GroupChunk`."""
 
     group: Group
@@ -128,7 +327,7 @@ class _Reading:
     skip: Callable[[str], bool]
     spans: list[Span] | None
     problems: list[Problem] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
+    unread: list[UnreadFile] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     chunks: int = 0
     stored: int = 0
@@ -199,40 +398,3 @@ class _Reading:
             return
         with threads(min(_OPENED_AHEAD, len(self.group.files))) as pool:
             yield from in_order(pool, (partial(open_one, file) for file in self.group.files), lambda: _OPENED_AHEAD)
-
-
-def read_here(job_input: JobInput) -> Iterator[GroupChunk | GroupEnd | UnreadChunk]:
-    """All of an input in its order, read in this process."""
-    if job_input.plan is not None:
-        plan, selection = job_input.plan, job_input.selection
-        reads = (partial(read_group, group, selection, plan.chunk_rows, lambda _: False) for group in plan.groups)
-        with closing(ahead(reads, _GROUPS_AT_ONCE, 1)) as found:
-            yield from found
-        return
-    for source in job_input.chunks(()):
-        if isinstance(source, Loaded):
-            yield GroupChunk(source.name, source.sources, source.chunk)
-        elif isinstance(source, Partition):
-            chunk = partition_chunk(source.frame.compute(), source.number, job_input.selection)
-            yield GroupChunk(source.name, ((f"partition {source.number}", 0, chunk.rows_read),), chunk)
-        elif isinstance(source, UnreadChunk):
-            yield source
-
-
-def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
-    """Every chunk in input order, read in this process.
-
-    Raises SourceError for a file that is not wholly readable; single bad rows are in the quarantine of their chunk.
-    """
-    if job_input.problems:
-        raise SourceError(job_input.problems[0][1])
-    for found in read_here(job_input):
-        if isinstance(found, UnreadChunk):
-            raise SourceError(found.reason)
-        if isinstance(found, GroupEnd):
-            if found.problems:
-                raise SourceError(found.problems[0][1])
-        elif found.chunk is not None:
-            if found.chunk.problems:
-                raise SourceError(found.chunk.problems[0])
-            yield found.chunk

@@ -19,13 +19,10 @@ from ...processes.child import parent_of
 from ...processes.messages import Closed, packed, receive, send, unpacked
 from ...telemetry.spans import Span
 from ..chunk import Chunk
-from ..plan.group import GroupChunk, GroupEnd
-from ..plan.plan import Run, Unit
-from .parsing import PARSING
+from ..open.ahead import PARSING, ahead
+from ..plan.plan import GroupChunk, GroupEnd, RowGroups, Unit
 from .read import read_group, read_run, read_unit
-from .readers import Answer, End, Failure, Item, Question, Request, Share, Size
-from .room import bytes_of
-from .run_ahead import ahead
+from .readers import Answer, End, Failure, Item, Question, Request, Share, Size, bytes_of
 
 
 class _Reading:
@@ -60,7 +57,7 @@ class _Reading:
         what, selection = request.what, request.selection
         if isinstance(what, Unit):
             yield read_unit(what, selection, spans)
-        elif isinstance(what, Run):
+        elif isinstance(what, RowGroups):
             for _, chunk in read_run(what, selection, self._is_skipped, spans):
                 yield chunk
         else:

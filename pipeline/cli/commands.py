@@ -1,0 +1,130 @@
+"""The command `broadsheet` and its subcommands; what becomes of errors, and of Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from io import TextIOWrapper
+from types import FrameType
+from typing import Any, cast
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ..errors import BroadsheetError, visible
+from ..report.console import say
+from . import classify, evaluate, inspect, machine, models, serve, train
+
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
+"""Click's error for a wrong command line; some versions of Typer have a copy of it."""
+
+_INTERRUPTED = 130
+"""Typer's exit code where it has caught an interrupt, without a word."""
+
+
+class _Command(TyperCommand):
+    """A command in whose help a switch has no word for a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_words(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """The same of the command without a subcommand."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_words(super().get_params(ctx))
+
+
+def _without_words(parameters: Iterable[Any]) -> list[Any]:
+    found = list(parameters)
+    for one in found:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""  # it would be <bool>
+    return found
+
+
+app = typer.Typer(
+    name="broadsheet",
+    cls=_Group,
+    help="Label very large collections of short texts with a character-level CNN.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # brackets in a help text are text
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "classify": classify.command,
+    "submit": classify.submit,
+    "doctor": machine.doctor,
+    "verify": inspect.verify,
+    "train": train.command,
+    "calibrate": models.calibrate,
+    "quantise": models.quantise,
+    "evaluate": evaluate.command,
+    "inspect": inspect.inspect,
+    "profile": machine.profile,
+    "convert": models.convert,
+    "export": models.export,
+    "push": models.push,
+    "serve": serve.command,
+}
+for _name, _function in _COMMANDS.items():
+    _passes_on = {"allow_extra_args": True, "ignore_unknown_options": True} if _name == "submit" else None
+    app.command(_name, cls=_Command, context_settings=_passes_on)(_function)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    asked: bool = typer.Option(False, "--version", help="Print version and facts for a bug report."),
+) -> None:
+    if asked:
+        from .machine import facts
+
+        say(f"broadsheet {version('broadsheet')}")
+        for name, value in facts():
+            say(f"{name:>10}  {value}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        context.get_help()  # with Rich it prints
+        raise typer.Exit(2)
+
+
+def run() -> None:
+    """Run the command; errors a user can mend are one message on stderr, and the exit code says of what kind."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer letters than UTF-8
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    try:
+        code = app(standalone_mode=False)
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.exit(code)
+    except _UsageError as error:
+        _UsageError(visible(error.format_message()), error.ctx).show()
+        sys.exit(error.exit_code)
+    except BroadsheetError as error:
+        say(f"broadsheet: {error.message}", error=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        say("broadsheet: interrupted", error=True)
+        sys.exit(1)
+    except Exception:
+        say(f"broadsheet: please report this\n{traceback.format_exc()}", error=True)
+        sys.exit(1)
+
+
+def _show_warning(message: Warning | str, *_where: object) -> None:
+    say(f"broadsheet: warning: {message}", error=True)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,113 @@
+"""Flags: those of a job, which the table of its options gives, and others that several commands share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from ..options import FILE, HEADER, NAMES, PANELS, TABLE, TYPES, help_of
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def flag(name: str) -> Any:
+    """The flag of an option; it is None, or False, where it is not given."""
+    option = TABLE[name]
+    return typer.Option(
+        f"--{name.replace('_', '-')}",
+        metavar=option.metavar or "|".join(option.choices),
+        min=option.least,
+        help=help_of(name),
+        show_default=False,
+        rich_help_panel=option.panel,
+    )
+
+
+def _kind(name: str) -> Any:
+    """Of the value of a flag: columns of a header are one word, names of columns may be repeated."""
+    kind: Any = TYPES[name]
+    if kind == NAMES:
+        return list[str] | None
+    if kind == HEADER:
+        return str | None
+    return Path | None if kind == FILE else kind if kind is bool else kind | None
+
+
+def with_options(command: _Command) -> _Command:
+    """The command with a flag for each option of a job in place of its `**options`, all in the order of the panels."""
+    signature = inspect.signature(command, eval_str=True)
+    found = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    for name, option in TABLE.items():
+        default = False if option.default is False else None
+        kind = Annotated[_kind(name), flag(name)]  # type: ignore[valid-type]
+        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    found = sorted((one.replace(kind=one.KEYWORD_ONLY) for one in found), key=_place)
+    command.__signature__ = signature.replace(parameters=found)  # type: ignore[attr-defined]
+    return command
+
+
+def _place(parameter: inspect.Parameter) -> int:
+    panel = parameter.annotation.__metadata__[0].rich_help_panel
+    return PANELS.index(panel) if isinstance(panel, str) else -1
+
+
+def keywords(flags: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given, as Python's keywords."""
+    given = {name: value for name, value in flags.items() if not (value is None or value is False or value == [])}
+    return given | {"columns": names_of(given.get("columns"))} if "columns" in given else given
+
+
+def names_of(columns: str | None) -> list[str] | None:
+    """Names that are separated by commas."""
+    return None if columns is None else columns.split(",")
+
+
+def in_panel(panel: str, metavar: str, said: str, *names: str, **about: Any) -> Any:
+    """A flag that is no option of a job."""
+    return typer.Option(*names, metavar=metavar, help=said, rich_help_panel=panel, **about)
+
+
+OneModel = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.", show_default=False)
+]
+Output = Annotated[
+    Path, typer.Option("-o", "--output", metavar="OUT", help="The model file to write.", show_default=False)
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+
+Texts = Annotated[list[str] | None, flag("text_column")]
+Columns = Annotated[str | None, flag("columns")]
+Label = Annotated[str, in_panel("Input", "NAME", "True class, by name or number from 1.")]
+Encoding = Annotated[str, flag("encoding")]
+Delimiter = Annotated[str | None, flag("delimiter")]
+Root = Annotated[Path | None, flag("root")]
+Endpoint = Annotated[str | None, flag("endpoint")]
+Device = Annotated[str, flag("device")]
+Precision = Annotated[str, flag("precision")]
+Kernels = Annotated[str, flag("kernels")]
+
+Where = Annotated[
+    str | None,
+    in_panel("Cluster", "WHERE", "local, cuda (this machine's GPUs), slurm, or a scheduler's address.", "--cluster"),
+]
+SchedulerFile = Annotated[Path | None, in_panel("Cluster", "FILE", "File of a running scheduler.")]
+Protocol = Annotated[
+    str,
+    in_panel("Cluster", "auto|tcp|ucx", "Between workers and scheduler."),
+]
+Tls = Annotated[
+    bool | None,
+    in_panel(
+        "Cluster",
+        "",
+        "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a "
+        "host can run code as you.",
+        "--tls/--no-tls",
+    ),
+]

@@ -1,0 +1,223 @@
+"""broadsheet doctor, profile and --version: what this machine, or that cluster, has and can do.
+
+`facts` imports no library that it names, so that it answers at once and where one of them cannot be imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import UsageError
+from ..report.console import PlainConsole, lines, print_json, styled
+from .flags import Device, Kernels, Precision, SchedulerFile, Where, in_panel
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+    from ..telemetry.profile import SweepPoint
+
+_PROTOCOL = "For a cluster that is started; ucx is checked only if named."
+_STYLES = {"ok": "green", "warning": "yellow", "FAILURE": "bold red"}
+SWEEPS = ("batch", "precision")
+_PACKAGES = ("dask", "distributed", "numpy", "pyarrow")
+_CUDA = (
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "cupy",
+    "cuda-core",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc-cu12",
+    "nvidia-cuda-nvrtc",
+)
+_ABOUT_GPUS = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader"]
+_OURS = "broadsheet"
+_NOT_FOR_USERS = {"test", "dev"}
+
+
+def doctor(
+    cluster: Where = None,
+    scheduler_file: SchedulerFile = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="OUT/", help="A folder that every worker should see.")
+    ] = None,
+    device: Device = "auto",
+    protocol: Annotated[str, in_panel("Cluster", "auto|tcp|ucx", _PROTOCOL)] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check versions, GPUs, kernels, network, security, folders and clocks: a verdict and a remedy for each.
+
+    Exit code 1 if a check fails, else 0; warnings do not count.
+    """
+    if scheduler_file and (cluster or protocol != "auto"):
+        raise UsageError("--scheduler-file excludes --cluster and --protocol")
+    findings = _examine(cluster or "auto", scheduler_file, output, device, protocol)
+    if as_json:
+        print_json([finding.to_dict() for finding in findings], indent=1)
+    else:
+        _print_findings(findings, PlainConsole())
+    raise typer.Exit(int(any(finding.verdict == "FAILURE" for finding in findings)))
+
+
+def _examine(where: str, scheduler_file: Path | None, output: Path | None, device: str, protocol: str) -> list[Any]:
+    from ...cluster import connect, nearest
+    from ...cluster.doctor import examine
+
+    if where == "auto":
+        where = nearest(device)
+    local = scheduler_file is None and where in ("local", "cuda")
+    workers = 2 if local and where == "local" else None
+    started = connect(where, workers=workers, scheduler_file=scheduler_file, protocol=protocol, say=lambda line: None)
+    with started as client:
+        return list(examine(client, output, device))
+
+
+def _print_findings(findings: list[Any], console: PlainConsole) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("check", "verdict", "found, and what to do"):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        table.add_row(finding.check, styled((finding.verdict, _STYLES[finding.verdict])), lines(finding.found))
+        if finding.remedy:
+            table.add_row("", "", styled((f"→ {finding.remedy}", "bold")))
+    console.print(table)
+
+
+def profile(
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.")
+    ] = "ag-news",
+    batch: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Articles in the batch.  [default: CPU 128, GPU 4096]")
+    ] = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    kernels: Kernels = "auto",
+    sweep: Annotated[
+        str | None, typer.Option(metavar="batch|precision", help="Measure rate and latency over this instead.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the roofline, or the sweep.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure each kernel, alone and in the stream, and say what bounds it.
+
+    What the device can reach is measured in the same run. The text is random, its lengths are those of AG News.
+    """
+    if sweep not in (None, *SWEEPS):
+        raise UsageError(f"--sweep {sweep!r}: choose one of {', '.join(SWEEPS)}")
+    if sweep == "batch" and batch:
+        raise UsageError("--sweep batch goes through batch sizes of its own: leave --batch out")
+    if sweep == "precision" and precision != "auto":
+        raise UsageError("--sweep precision goes through every precision: leave --precision out")
+    if sweep and kernels != "auto":
+        raise UsageError("a sweep takes the best kernels for each precision: leave --kernels out")
+    if plot and find_spec("matplotlib") is None:
+        raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
+    if plot and not plot.absolute().parent.is_dir():
+        raise UsageError(f"--plot {plot}: there is no such folder")
+    from ..engine import profile as measured
+    from ..report.tables import print_profile
+
+    if sweep:
+        points = (
+            measured.sweep_batch(model, device, precision)
+            if sweep == "batch"
+            else measured.sweep_precision(model, batch, device)
+        )
+        _show_sweep(points, sweep, plot, as_json)
+        return
+    found = measured.profile(model, batch, device, precision, kernels)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_profile(found, PlainConsole())
+    if plot:
+        from ..report.plots import roofline, save_png
+
+        save_png(roofline(found), plot)
+
+
+def _show_sweep(points: list[SweepPoint], over: str, plot: Path | None, as_json: bool) -> None:
+    from ..report.tables import print_sweep
+
+    if as_json:
+        print_json([p.to_dict() for p in points])
+    else:
+        print_sweep(points, PlainConsole())
+    if plot:
+        from ..report.plots import save_png, sweep
+
+        save_png(sweep(points, over), plot)
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    """Name and value of each."""
+    yield "Python", f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
+    yield "platform", f"{platform.platform()}, {platform.machine()}"
+    yield "packages", ", ".join(_installed(_PACKAGES))
+    yield "BLAS", _blas()
+    yield "CUDA", ", ".join(_installed(_CUDA)) or "not installed (extra cuda12 or cuda13)"
+    yield "GPU", _gpus()
+    yield "extras", ", ".join(_extras()) or "none"
+
+
+def _installed(names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        with suppress(PackageNotFoundError):
+            yield f"{name} {version(name)}"
+
+
+def _blas() -> str:
+    """The library that NumPy's wheel brings: version, and the code that it chose for this processor."""
+    from threadpoolctl import threadpool_info
+
+    numpy = find_spec("numpy")
+    for place in (numpy and numpy.submodule_search_locations) or []:
+        for file in Path(place).parent.glob("numpy.libs/*openblas*"):
+            with suppress(OSError):
+                ctypes.CDLL(str(file))
+    found = [f"{b['internal_api']} {b.get('version')} {b.get('architecture', '')}".strip() for b in threadpool_info()]
+    return ", ".join(found) or "the system's"
+
+
+def _gpus() -> str:
+    if shutil.which(_ABOUT_GPUS[0]) is None:
+        return "no NVIDIA driver here"
+    try:
+        told = subprocess.run(_ABOUT_GPUS, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"nvidia-smi fails: {error}"
+    return "; ".join(told.stdout.strip().splitlines()) or f"nvidia-smi: {(told.stderr or 'no GPU').strip()}"
+
+
+def _extras() -> Iterator[str]:
+    """Those of which every package is installed."""
+    from packaging.requirements import Requirement
+
+    required = [Requirement(line) for line in requires(_OURS) or ()]
+    for extra in sorted({*(metadata(_OURS).get_all("Provides-Extra") or ())} - _NOT_FOR_USERS):
+        needed = [one for one in required if one.marker and one.marker.evaluate({"extra": extra})]
+        if all(_is_there(one) for one in needed if not (one.marker and one.marker.evaluate({"extra": ""}))):
+            yield extra
+
+
+def _is_there(requirement: Requirement) -> bool:
+    if requirement.name == _OURS:
+        return True
+    try:
+        return requirement.specifier.contains(version(requirement.name), prereleases=True)
+    except PackageNotFoundError:
+        return False

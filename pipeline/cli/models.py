@@ -1,0 +1,227 @@
+"""broadsheet calibrate, quantise, convert, export and push: a model in, and a model, or a file of another kind, out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import OutputError, UsageError
+from ..report.console import say
+from .flags import (
+    Columns,
+    Delimiter,
+    Device,
+    Encoding,
+    Label,
+    OneModel,
+    Output,
+    Overwrite,
+    Precision,
+    Texts,
+    in_panel,
+    names_of,
+)
+
+if TYPE_CHECKING:
+    from ..model.charcnn import Model
+
+_LABELLED = "Labelled articles that the model was not trained on: files, folders, globs or URLs."
+_HELD_OUT = "DATA is what it was trained on with --hold-out SHARE: use only the rows that were held out."
+_LIKE = "Text like that to be labelled: files, folders, globs or URLs, read as `classify` reads them."
+
+
+def calibrate(
+    model: OneModel,
+    data: Annotated[list[str], typer.Argument(metavar="DATA", help=_LABELLED, show_default=False)],
+    output: Output,
+    label_column: Label,
+    text_column: Texts = None,
+    columns: Columns = None,
+    held_out: Annotated[float | None, in_panel("Input", "SHARE", _HELD_OUT)] = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    overwrite: Overwrite = False,
+) -> None:
+    """Make a model's scores right as often as they say: find the temperature by which its logits are divided.
+
+    No label changes. `train` does this itself, on the rows that it holds out. (The scales for `--precision int8` are
+    another thing: `broadsheet quantise`.)
+    """
+    from ..measures import fitting
+    from ..model.scores import CARD
+    from ..source.inputs import Paths
+
+    _refuse_existing(output, overwrite)
+    found = fitting.calibrate(
+        model,
+        Paths(data),
+        text_column=text_column or (),
+        label_column=label_column,
+        columns=names_of(columns),
+        held_out=held_out,
+        device=device,
+        precision=precision,
+    )
+    _save(found, output)
+    about = found.card[CARD]
+    say(f"{output}: temperature {found.temperature:.3f}, fitted on {about['rows']:,} rows")
+    for name in ("calibration error", "log loss"):
+        say(f"{name:>20}  {about[f'{name} before']:.4f} before, {about[f'{name} after']:.4f} after")
+
+
+def quantise(
+    model: OneModel,
+    data: Annotated[list[str], typer.Argument(metavar="DATA", help=_LIKE, show_default=False)],
+    output: Output,
+    text_column: Texts = None,
+    columns: Columns = None,
+    encoding: Encoding = "utf-8",
+    delimiter: Delimiter = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Prepare a model for `--precision int8`: find the scales of its 8-bit activations on a sample of text.
+
+    About 2,048 rows are read, and labels are not needed. The weights stay as they are, so that the model computes in
+    every other precision as before.
+    """
+    from ..measures import fitting
+    from ..source.inputs import Paths
+
+    _refuse_existing(output, overwrite)
+    found = fitting.quantise(
+        model,
+        Paths(data),
+        text_column=text_column or (),
+        columns=names_of(columns),
+        encoding=encoding,
+        delimiter=delimiter,
+    )
+    _save(found, output)
+    say(f"{output}: calibrated on {found.card['calibrated on']['rows']:,} rows, for --precision int8")
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="FROM", help="A params.bin, or a .safetensors model.")],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write, of the other kind.")],
+    classes: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Class names for a params.bin.  [default: of params.bin.json, or 0, 1, …]"),
+    ] = None,
+    alphabet: Annotated[
+        str | None,
+        typer.Option(metavar="SYMBOLS", help="Alphabet for a params.bin.  [default: of params.bin.json, or published]"),
+    ] = None,
+) -> None:
+    """Convert a params.bin (tensors as flat little-endian fp32) to a safetensors model, or a model to a params.bin.
+
+    A params.bin has no place for class names, alphabet, frame and card: they are kept in a file next to it,
+    params.bin.json.
+    """
+    from ..model import model_file
+    from ..model.charcnn import load_model, to_params
+
+    kinds = source.suffix, target.suffix
+    try:
+        if kinds == (".bin", ".safetensors"):
+            files = {target: _model_of(source, classes, alphabet).to_bytes()}
+        elif kinds == (".safetensors", ".bin"):
+            if classes is not None or alphabet is not None:
+                raise UsageError("--classes and --alphabet are for a params.bin; a .safetensors model has its own")
+            model = load_model(source)
+            if model.is_multi_label:
+                raise UsageError(f"{source} gives a text several labels, which a params.bin cannot say")
+            data = to_params(model)
+            sidecar = model_file.sidecar_json(
+                model.alphabet.symbols, list(model.classes), model.frame, dict(model.card), data
+            )
+            files = {target: data, model_file.sidecar_path(target): sidecar}
+        else:
+            raise UsageError(f"cannot convert {source} to {target}: one must be a .bin, the other a .safetensors")
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{source}: {error}") from error
+    for path, content in files.items():
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        say(f"{path}: {len(content):,} bytes")
+    if kinds[1] == ".bin" and model.scales is not None:
+        say("Its activation scales, for --precision int8, are left out: broadsheet quantise finds them again")
+    if kinds[1] == ".bin" and model.temperature != 1:
+        say("Its temperature is left out, so scores differ and labels do not: broadsheet calibrate finds it again")
+    if kinds[1] == ".bin" and model.ngrams is not None:
+        say("Its n-grams are left out: the network alone gives other scores, and labels fewer texts right")
+    if kinds[1] == ".bin" and model.frame == "text":
+        say(
+            f"The model has the text frame, which only {model_file.sidecar_path(target).name} records: keep the two "
+            f"together. Without it, and by any other program, {target.name} is read with the dense frame, and "
+            "labels differ"
+        )
+
+
+def export(
+    model: OneModel,
+    target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write, model.onnx.")],
+    overwrite: Overwrite = False,
+) -> None:
+    """Export a model to ONNX, and compare its scores with ours on 1,000 texts.
+
+    The graph takes `ids`, uint8 [N, length], which `broadsheet.onnx_inputs` makes of texts, and gives `scores`. Weights
+    are fp32.
+    """
+    from ..ecosystem.onnx import export_onnx
+    from ..model.charcnn import load_model
+
+    if target.suffix != ".onnx":
+        raise UsageError(f"{target}: export writes ONNX, to a file that ends in .onnx")
+    _refuse_existing(target, overwrite)
+    loaded = load_model(model)
+    difference = export_onnx(loaded, target)
+    size = target.stat().st_size
+    say(f"{target}: {size:,} bytes; on 1,000 texts, scores differ from ours by at most {difference:.1g}")
+    if loaded.scales is not None:
+        say("It computes in fp32: the activation scales, for --precision int8, are left out")
+
+
+def push(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
+    repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository; made if it is not there.")],
+    private: Annotated[bool, typer.Option("--private", help="Of a repository that is made: only you see it.")] = False,
+    message: Annotated[str, typer.Option(metavar="TEXT", help="Of the commit.")] = "A model",
+) -> None:
+    """Upload a model to the Hugging Face Hub, with a card made from its own.
+
+    Log in by `hf auth login` first. Afterwards `--model hf://USER/NAME` is the model, for every command.
+    """
+    from ..ecosystem import push as hub
+
+    say(hub.push(model, repository, private=private, message=message))
+
+
+def _refuse_existing(output: Path, overwrite: bool) -> None:
+    if output.exists() and not overwrite:
+        raise UsageError(f"{output} is there already: give another name, or --overwrite")
+
+
+def _save(model: Model, output: Path) -> None:
+    try:
+        model.save(output)
+    except OSError as error:
+        raise OutputError(f"{output} cannot be written: {error.strerror}") from error
+
+
+def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:
+    """The model of a parameter file; what the options say goes before what its sidecar says."""
+    from ..model import model_file
+    from ..model.alphabet import PUBLISHED
+    from ..model.charcnn import from_params, read_model_file
+
+    data = read_model_file(params)
+    sidecar = model_file.read_sidecar(params, data)
+    names, symbols, card = (sidecar.classes, sidecar.alphabet, sidecar.card) if sidecar else (None, PUBLISHED, None)
+    names = names if classes is None else classes.split(",")
+    return from_params(data, names, alphabet or symbols, str(params), card, sidecar.frame if sidecar else "dense")

@@ -1,0 +1,326 @@
+"""How a job begins: fresh, resumed, updated or overwritten, decided once by its folder and options; and the values that
+its steps pass on: what is requested, found, planned and done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..engine.base import Backend
+from ..errors import OutputError, SourceError, UsageError
+from ..model.several import Models
+from ..options import Options
+from ..output.account import groups_of
+from ..output.columns import Columns
+from ..output.finish import seal
+from ..output.folder import OutputFolder
+from ..output.layout import MANIFEST, PLAN, SUCCESS
+from ..output.record import WRITER, Fingerprint, Manifest, SavedPlan, Totals
+from ..output.saved_plan import changes, plan_again, plan_from, resolved
+from ..report.facts import Growth
+from ..report.job import JobReport, Progress
+from ..source.chunk import Selection
+from ..source.find.files import Files
+from ..source.formats.base import InputFile, Schema
+from ..source.inputs import Given, JobInput, Source
+from ..source.plan.plan import Plan, bound, group_sizes
+from .tasks import Event, Job
+from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+@dataclass(frozen=True)
+class Running:
+    """A cluster that runs already. Its workers' devices determine the chunk size, and the workers may help to plan."""
+
+    client: Client
+
+
+@dataclass(frozen=True)
+class OnDemand:
+    """A cluster that is started while the job is planned; it ends with the job."""
+
+    connect: Callable[[], AbstractContextManager[Client]]
+
+
+Executor = Callable[["Client", Iterable[Source], Job, Watchdog, Callable[[], bool]], Iterator[Event]]
+"""Runs the chunks of a job on a cluster, as `graph.classify_chunks` does, which `api` hands to it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user requests. folder: None for rows in memory. stop: called before each chunk is submitted."""
+
+    source: Any
+    folder: OutputFolder | None
+    models: Models
+    cluster: Running | OnDemand
+    options: Options
+    progress: Progress
+    stop: Callable[[], bool]
+    executor: Executor
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A job whose rows are in memory, or whose folder holds no manifest yet."""
+
+
+@dataclass(frozen=True)
+class Overwritten:
+    """A job that takes the place of whatever is in its folder."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A job that goes on. before: its manifest. saved: its plan, with those of its updates, where it is there. growth:
+    where files have come since.
+    """
+
+    before: Manifest
+    saved: SavedPlan | None
+    growth: Growth | None
+
+    @property
+    def is_updated(self) -> bool:
+        """Whether it was updated before: what it is planned from is saved."""
+        return bool(self.before.updates)
+
+    def plan(self, folder: OutputFolder, found: Files, asked: Selection) -> Plan | None:
+        """Its plan; None where that is to be made again. asked: what the options select. Raises OutputError."""
+        if self.is_updated and self.saved is not None:
+            return plan_again(self.saved, found.found, asked)
+        data, settings = folder.plan(), self.before.fingerprint.settings
+        path = folder.path / PLAN
+        return None if data is None else plan_from(data, found.found, asked, settings.chunk_size, path, settings.limit)
+
+
+@dataclass(frozen=True)
+class Updated:
+    """A finished job to which files are added, or an update of it that goes on."""
+
+    before: Manifest
+    update: Update
+    is_updated = True
+
+    @property
+    def growth(self) -> Growth:
+        return self.update.growth
+
+    def plan(self, folder: OutputFolder, found: Files, asked: Selection) -> Plan:
+        return self.update.plan(found, asked)
+
+
+Beginning = Fresh | Overwritten | Resumed | Updated
+
+
+def beginning_of(request: Request, found: Given, identity: str) -> Beginning:
+    """How a job begins. identity: the digest of what was found.
+
+    Raises UsageError where the job in the folder is a different one or cannot be resumed or updated, OutputError where
+    the folder is damaged.
+    """
+    folder, options = request.folder, request.options
+    before = folder.take_up() if folder and (options.resume or options.update) else None
+    if folder is None or before is None:
+        if folder and options.update and folder.is_begun:
+            raise OutputError(f"{folder.path / MANIFEST} is damaged: --resume repairs this")
+        return Overwritten() if options.overwrite else Fresh()
+    # Checked before its plan is used; the backend is compared once it is known.
+    settings = options.settings(options.chunk_size or before.fingerprint.settings.chunk_size, request.models)
+    digest = request.models.digest
+    now = msgspec.structs.replace(before.fingerprint, settings=settings, model=digest, writer=WRITER)
+    refuse_difference(folder, before.fingerprint, now, options.update)
+    if options.update:
+        return Updated(before, _begin_update(folder, before, found, options.strict))
+    update = _continued(folder, before, found)
+    return _resumed(folder, before, found, identity) if update is None else Updated(before, update)
+
+
+def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprint, update: bool) -> None:
+    """Raise UsageError, naming what changed, unless the job begun in the folder is this one."""
+    found = list(before.differences(now))
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        what = "update" if update else "resume"
+        raise UsageError(f"cannot {what} {folder.path}: {found[0]}{more}. Start again with --overwrite")
+
+
+def _resumed(folder: OutputFolder, before: Manifest, found: Given, identity: str) -> Resumed:
+    """Raises UsageError where the input has changed; new files are left to an update."""
+    saved = None
+    if isinstance(found, Files) and (before.updates or folder.plan() is not None):
+        saved = folder.checked_plan(before)
+    if saved is None or not isinstance(found, Files):
+        if before.fingerprint.input != identity:
+            raise UsageError(f"cannot resume {folder.path}: the input changed. Start again with --overwrite")
+        return Resumed(before, None, None)
+    differ = changes(saved, found)
+    if differ.changed or differ.gone:
+        raise UsageError(f"cannot resume {folder.path}: {differ}. Start again with --overwrite")
+    return Resumed(before, saved, Growth(0, len(saved.files), later=len(differ.new)) if differ.new else None)
+
+
+def _continued(folder: OutputFolder, before: Manifest, found: Given) -> Update | None:
+    """The update that was interrupted, for a job that is resumed. Raises UsageError where its files have changed."""
+    update = _unfinished(folder, before, found)
+    if update is None or update.saved is None or not isinstance(found, Files):
+        return None
+    differ = changes(update.saved, found)
+    if differ.changed or differ.gone:
+        differ = replace(differ, new=())
+        raise UsageError(f"cannot resume the update of {folder.path}: {differ}. --update begins it anew without that")
+    return update
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update that a run is to do. number: from 1. saved: its plan, where an earlier run has begun it. whole: the
+    plan of all that was labelled before, and earlier its totals. files: of the update. first_group: the number of its
+    first group.
+    """
+
+    number: int
+    saved: SavedPlan | None
+    whole: SavedPlan
+    earlier: Totals
+    files: Sequence[InputFile]
+    growth: Growth
+    first_group: int
+
+    @property
+    def is_empty(self) -> bool:
+        return self.saved is None and not self.files
+
+    def plan(self, found: Files, asked: Selection) -> Plan:
+        """Its plan: by the columns of the job that it adds to, and with groups numbered on from there.
+
+        found: the input as it was listed. asked: what the options select. Raises OutputError.
+        """
+        if self.saved is not None:
+            return plan_again(self.saved, self.files, asked)
+        if self.whole.first is None:
+            raise OutputError(
+                "no file of the job could be read, so its columns are not known. Start again with --overwrite"
+            )
+        path, names = self.whole.first
+        selection = resolved(self.whole, asked)
+        files = bound(self.files, selection)
+        return Plan(
+            files=tuple(files),
+            sizes=tuple(group_sizes(files, self.whole.chunk_rows)),
+            selection=selection,
+            chunk_rows=self.whole.chunk_rows,
+            first=(path, Schema(names)),
+            problems=found.problems,
+            unread=tuple((path, None) for path, _ in found.problems),
+            first_group=self.first_group,
+        )
+
+
+def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, strict: bool) -> Update:
+    """The update of the job in a folder. An update that is under way is continued, as long as its files are still
+    those that it began with; otherwise it is discarded. strict: whether a file that has changed stops it.
+
+    Raises UsageError for a job that cannot be updated, SourceError for a file that has changed.
+    """
+    if not isinstance(now, Files):
+        raise UsageError(f"cannot update {folder.path}: only files can be new, and the input is something else")
+    if manifest.totals is None:
+        raise UsageError(f"cannot update {folder.path}: its job is not finished. Continue with --resume")
+    if manifest.fingerprint.settings.limit is not None:
+        raise UsageError(f"cannot update {folder.path}: its job had a --limit, which ends before the new files")
+    found, least = _unfinished(folder, manifest, now), 0
+    if found is not None and found.saved is not None:
+        differ = changes(found.saved, now)
+        if differ.changed or differ.gone:
+            folder.discard_update(found.number, found.saved, manifest.fingerprint.id)
+            least = groups_of(found.saved).stop  # a worker that is late may still write chunks of those groups
+            found = None
+    if found is None and not folder.store.has(SUCCESS):
+        seal(folder, manifest)
+    found = found or _update_of(folder, manifest, manifest.totals, now, None, least)
+    if strict and found.growth.changed:
+        raise SourceError(f"{found.growth.lines[0]} (--strict stops here)")
+    return found
+
+
+def _unfinished(folder: OutputFolder, manifest: Manifest, now: Given) -> Update | None:
+    """The update that is under way; None where none is. Raises OutputError for a damaged plan."""
+    number = folder.under_way(manifest)
+    if number is None or manifest.totals is None or not isinstance(now, Files):
+        return None
+    return _update_of(folder, manifest, manifest.totals, now, folder.plan_of(manifest, number))
+
+
+def _update_of(
+    folder: OutputFolder, manifest: Manifest, earlier: Totals, now: Files, saved: SavedPlan | None, least: int = 0
+) -> Update:
+    """least: the number that its first group has at least."""
+    whole = folder.checked_plan(manifest)
+    if whole is None:
+        raise UsageError(f"cannot update {folder.path}: the rows of its job were in memory, and not in files")
+    differ = changes(whole, now)
+    by_path = {file.path: file for file in now.found}
+    own = differ.new if saved is None else tuple(file.path for file in saved.files)
+    files = [by_path[path] for path in own if path in by_path]
+    later = len(set(differ.new) - set(own))
+    growth = Growth(len(own), len(whole.files), differ.changed, differ.gone, later)
+    return Update(len(manifest.updates) + 1, saved, whole, earlier, files, growth, max(least, len(whole.groups)))
+
+
+def only_known(whole: SavedPlan, now: Files) -> Files:
+    """The files of a plan, in its order, without those that are new."""
+    by_path = {file.path: file for file in now.found}
+    return replace(now, found=tuple(by_path[file.path] for file in whole.files))
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The models on every worker. keys: by which tasks find each. backend: that they share. seconds: the job waited."""
+
+    keys: tuple[str, ...]
+    backend: Backend
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request whose input is found. identity: SHA-256 of the listing of its files, or of what identifies rows in
+    memory. beginning: how the job begins. began, started: the same moment by `time.perf_counter` and in seconds since
+    the epoch.
+    """
+
+    request: Request
+    found: Given
+    identity: str
+    beginning: Beginning
+    began: float
+    started: float
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A prepared job whose groups are known. seconds: planning took, without the loading of engines."""
+
+    prepared: Prepared
+    input: JobInput
+    columns: Columns
+    chunk_rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A job whose chunks are done. counted: the digest of the entry of each chunk in the report's totals."""
+
+    report: JobReport
+    fingerprint: Fingerprint
+    counted: dict[str, bytes]

@@ -1,0 +1,251 @@
+"""The step of a job in which its chunks are run: what is committed is taken up, the rest goes through the graph."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from ..engine.base import Backend
+from ..engine.open import why_gpu_unused
+from ..output.account import Committed
+from ..output.folder import OutputFolder
+from ..output.record import WRITER, Fingerprint
+from ..output.saved_plan import plan_bytes
+from ..report.facts import EXAMPLES, JobFacts, RunFacts
+from ..report.job import JobReport, Progress
+from ..report.results import Results, origin_of
+from ..report.tally import Reach, Tally
+from ..report.timeline import Timeline
+from ..source.find.files import Files
+from ..source.inputs import JobInput, Source
+from ..source.plan.plan import GroupEnd, group_name, part_name
+from ..source.plan.sample import slow_to_read
+from .beginning import Engines, Outcome, Overwritten, Planned, Prepared, Resumed, Updated, refuse_difference
+from .progress import DashboardProgress
+from .tasks import Done, Event, Job, Noted, SetAside, Stopped, profile_engine
+from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+_SECONDS_BETWEEN_CLAIMS = 2.0
+"""After so long a job notices that another has overwritten its folder."""
+
+
+def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
+    """Run every chunk that is not committed yet. Raises what stops the job; chunks committed by then are kept."""
+    began = time.perf_counter()
+    prepared, request = planned.prepared, planned.prepared.request
+    options, models, folder = request.options, request.models, request.folder
+    backend = engines.backend
+    settings = options.settings(planned.chunk_rows, models)
+    fingerprint = Fingerprint(prepared.identity, models.digest, backend, settings, WRITER)
+    job = _job(planned, engines, fingerprint)
+    no_gpu = None
+    if options.device == "auto" and backend.device == "cpu":
+        no_gpu = next(iter(client.run(why_gpu_unused).values()), None)
+    facts = facts_of(prepared, backend, planned.chunk_rows, no_gpu)
+    unread = planned.input.plan.unread if planned.input.plan else ()
+    earlier = prepared.beginning.update.earlier if isinstance(prepared.beginning, Updated) else None
+    tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread)
+    origin = origin_of(request.source, planned.input.selection)
+    results = Results(planned.columns.written, folder, fingerprint.id, origin)
+    groups = planned.input.plan.groups if planned.input.plan else ()
+    reach = Reach(planned.input.rows, {group.number: group.bytes for group in groups})
+    report = JobReport(facts, tally, RunFacts(_timeline(client, prepared.started), reach), results)
+    report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
+    before = _open_folder(planned, folder, fingerprint) if folder else Committed({}, {})
+    _count_earlier(report, before)
+    counted = {name: entry.digest for name, entry in before.chunks.items()}
+    chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))
+    _compute(client, planned, job, report, chunks, counted)
+    if options.profile:
+        report.run.profile = _profile(client, engines.keys[0])
+    return Outcome(report, fingerprint, counted)
+
+
+def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str | None = None) -> JobFacts:
+    """What is known of a job before its first chunk. no_gpu: why it runs on the CPU."""
+    request, beginning = prepared.request, prepared.beginning
+    models, truth = request.models, request.options.truth
+    return JobFacts(
+        model=models.name,
+        classes=models.first.classes,
+        output=None if request.folder is None else str(request.folder.path),
+        backend=str(backend),
+        precision=backend.precision,
+        chunk_rows=chunk_rows,
+        answers=None if truth is None else os.fspath(truth),
+        no_gpu=no_gpu,
+        meant_for=models.first.meant_for,
+        left_out=prepared.found.left_out if isinstance(prepared.found, Files) else (),
+        growth=beginning.growth if isinstance(beginning, Resumed | Updated) else None,
+        models=tuple((model.name, model.classes) for model in models.every),
+    )
+
+
+def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprint) -> Committed:
+    """Begin the job in its folder, or go on there; what is committed of it. Raises UsageError for another job."""
+    options, beginning, plan = planned.prepared.request.options, planned.prepared.beginning, planned.input.plan
+    schema, job, number, goes_on = planned.columns.written, fingerprint.id, 0, options.resume
+    if isinstance(beginning, Resumed | Updated):
+        refuse_difference(folder, beginning.before.fingerprint, fingerprint, options.update)
+        if isinstance(beginning, Updated) and plan is not None:
+            number, goes_on = beginning.update.number, beginning.update.saved is not None
+            if goes_on:
+                folder.go_on(job)
+            else:
+                folder.begin_update(number, plan_bytes(plan), job)
+        elif plan is not None and folder.plan() is None:
+            folder.restore_plan(plan_bytes(plan), job)
+    else:
+        saved = None if plan is None else plan_bytes(plan)
+        again = options.resume or options.update
+        folder.create(fingerprint, schema, saved, again, isinstance(beginning, Overwritten))
+    return folder.committed(job, planned.columns.models, schema, number) if goes_on else Committed({}, {})
+
+
+def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
+    """The values that every task needs."""
+    request = planned.prepared.request
+    options = request.options
+    return Job(
+        selection=planned.input.selection,
+        engines=engines.keys,
+        backend=None if options.allow_mixed else engines.backend,
+        columns=planned.columns,
+        names=fingerprint.settings.names,
+        strict=options.strict,
+        chunk_rows=planned.chunk_rows,
+        out=request.folder.path if request.folder else None,
+        fingerprint=fingerprint.id,
+        each_kernel=options.profile,
+        examples=EXAMPLES if options.report else 0,
+    )
+
+
+def _timeline(client: Client, started: float) -> Timeline:
+    from ...cluster import client_clock
+
+    clock = client_clock(client)
+    return Timeline(started + clock.offset, clock)
+
+
+def _close(folder: OutputFolder | None, job: str, report: JobReport, end: GroupEnd) -> None:
+    """Commit the end of what is not closed by a worker, where there is an output folder."""
+    if folder is not None:
+        folder.close(end, job)
+    _close_group(report, end)
+
+
+def _compute(
+    client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source], counted: dict[str, bytes]
+) -> None:
+    """Run the chunks. counted: the digests of the entries in the report, by chunk; those of this run are added."""
+    began = time.perf_counter()
+    request, timeline = planned.prepared.request, report.run.timeline
+    progress = DashboardProgress(request.progress, client, report)
+    progress.start(planned.input.rows, client.dashboard_link)
+    Thread(target=_tell_what_is_slow, args=(planned.input, report.run, progress), daemon=True).start()
+    try:
+        checked = began
+        with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
+            sources = _until(request.stop, timeline.watch(chunks), report.run)
+            for event in request.executor(client, sources, job, watchdog, request.stop):
+                for one in _found(event, request.folder, job):
+                    if isinstance(one, Done):
+                        if one.name in counted:
+                            continue  # a group is read again, of which it was committed before
+                        counted[one.name] = one.entry.digest
+                    _count(report, one)
+                progress.advance(report)
+                if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
+                    request.folder.check_claim(job.fingerprint)
+                    checked = time.perf_counter()
+    finally:
+        progress.stop()
+    report.run.timings["classify"] = time.perf_counter() - began
+    timeline.ended = time.time() + timeline.clock.offset
+
+
+def _count_earlier(report: JobReport, before: Committed) -> None:
+    """Count chunks that an earlier run committed, and groups that are not read again."""
+    for entry in before.chunks.values():
+        report.tally.add([entry])
+        report.run.reach.add(entry.chunk, entry.rows_read)
+    for number, end in before.closed.items():
+        if group_name(number) in before.done:
+            _close_group(report, GroupEnd(number, end.files, end.chunks, end.problems, end.unread))
+    report.run.reach.begin()
+    report.run.chunks_before = len(before.chunks)
+
+
+def _close_group(report: JobReport, end: GroupEnd) -> None:
+    """Count what was amiss with the files of a group."""
+    report.tally.close(end.problems, end.unread)
+    report.run.reach.close(end)
+
+
+def _count(report: JobReport, event: Event) -> None:
+    """Count what this run did."""
+    run = report.run
+    if isinstance(event, Noted):
+        run.reach.note(event.name, event.rows, event.stored)
+        run.timeline.add(event.name, event.rows, event.spans, event.place)
+    elif isinstance(event, GroupEnd):
+        _close_group(report, event)
+    elif isinstance(event, Stopped):
+        run.stopped = True
+    elif isinstance(event, SetAside):
+        report.results.set_aside(event.name, event.sources, event.reason)
+        run.set_aside.append((event.name, event.reason))
+    else:
+        if event.table is not None and event.quarantine is not None:
+            report.results.add(event.name, event.table, event.quarantine, event.index)
+        report.tally.add([event.entry])
+        run.rows += event.entry.rows_read
+        run.reach.add(event.name, event.entry.rows_read)
+        run.examples = sorted([*run.examples, *event.examples])[:EXAMPLES]
+        if event.place is not None:
+            run.timeline.add(event.name, event.entry.rows_read, event.spans, event.place)
+
+
+def _tell_what_is_slow(job_input: JobInput, run: RunFacts, progress: Progress) -> None:
+    """Say it at the beginning of a job, which takes long if it is so, and does not wait for this."""
+    if job_input.plan is not None and (remark := slow_to_read(job_input.plan.files)):
+        run.remarks.append(remark)
+        progress.warn(remark)
+
+
+def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:
+    """The event; for what is set aside, first the chunks of it that were committed, and then what is left."""
+    if folder is None or not isinstance(event, SetAside):
+        yield event
+        return
+    entries = folder.chunks_of(event.name if event.group is None else event.group, job.fingerprint, job.names)
+    yield from (Done(name, entry, [], None, []) for name, entry in entries.items())
+    if event.group is not None:
+        names = (part_name(event.group, chunk) for chunk in itertools.count())
+        yield replace(event, name=next(name for name in names if name not in entries))
+    elif not entries:
+        yield event
+
+
+def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: RunFacts) -> Iterator[Source]:
+    for chunk in chunks:
+        if stop():
+            run.stopped = True
+            return
+        yield chunk
+
+
+def _profile(client: Client, key: str) -> Any:
+    """The kernels of one worker: the others compute in the same way."""
+    first = min(client.scheduler_info(n_workers=-1)["workers"])
+    return client.run(profile_engine, key, workers=[first])[first]

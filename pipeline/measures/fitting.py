@@ -1,0 +1,214 @@
+"""What is fitted to a model after training: the temperature of its scores, and its activation scales for int8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from ..labelling.scored import rows_of, texts_of
+from ..model.charcnn import Model, load_model
+from ..model.quantised import SCALE_ROWS, with_scales
+from ..model.scores import CARD, LEAST_ROWS, fitted, log_scores
+from ..source.chunk import Chunk
+from ..source.columns import NO_TRUTH
+from ..source.formats.record_format import delimiter_named
+from ..source.inputs import identify
+from ..source.open.compression import encoding_named
+from ..source.plan.sample import sample_input
+from .reliability import improvement
+from .rows import files_of, hold_out, scored_rows, selection_of
+
+
+def calibrate(
+    model: str | Path | Model,
+    source: Any,
+    *,
+    text_column: str | Iterable[str] = (),
+    label_column: str,
+    columns: Iterable[str] | None = None,
+    held_out: float | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+) -> Model:
+    """Find the temperature at which a model's scores are as high as they should be.
+
+    Logits are divided by it. It is the one at which the negative log likelihood of the true classes is least (Guo and
+    others, 2017). No label changes. `train` does this itself, on the rows that it holds out.
+
+    Parameters
+    ----------
+    model : str, Path or Model
+        A shipped model's name, a model file, or a loaded `Model`.
+    source : str, path, Paths, or other object
+        Anything that `classify` takes: labelled articles that the model was not trained on.
+    text_column : str or iterable of str
+        Column with the text, "text" by default. Several are joined by a space.
+    label_column : str
+        Column with the true class, by name or by number from 1.
+    columns : iterable of str, optional
+        Column names of a CSV or TSV without a header line.
+    held_out : float, optional
+        `source` is what the model was trained on, with this share held out: only those rows are used.
+    device : str
+        "auto", "cpu" or "cuda".
+    precision : str
+        "auto", "fp32", "fp16", "bf16" or "int8".
+    kernels : str
+        "auto", "simt", "sm75", "sm80" or "sm90".
+
+    Returns
+    -------
+    Model
+        The same model with a temperature, and a note in its card of what it was found on, with negative log likelihood
+        and expected calibration error before and after.
+
+    Raises
+    ------
+    UsageError
+        For a column, device or precision that is not available, fewer than 100 rows with a true class, or rows of which
+        no temperature follows, since all are labelled right.
+    ModelError
+        For a model that cannot be loaded.
+    SourceError
+        For a file that cannot be read.
+
+    Examples
+    --------
+    >>> model = broadsheet.calibrate("news.safetensors", "held_back.csv", text_column="body", label_column="topic")
+    >>> model.temperature > 0
+    True
+    >>> model.save("news_calibrated.safetensors")
+
+    """
+    if held_out is not None and not 0 < held_out <= 0.5:
+        raise UsageError(f"{held_out:g} of the rows cannot have been held out: above 0, up to 0.5")
+    loaded = load_model(model)
+    if loaded.is_multi_label:
+        raise UsageError(f"{loaded.name} gives a text several labels: it has thresholds, and no temperature")
+    plain = replace(loaded, temperature=1.0)
+    selection = selection_of(text_column, columns, truth=label_column, classes=plain.classes, reads=plain.reads)
+    given = identify(source, len(plain.alphabet), plain.length)
+    scores, true = [np.empty((0, len(plain.classes)), np.float32)], [np.empty(0, np.int64)]
+    chosen = partial(_with_truth, share=held_out)
+    with scored_rows(plain, given, selection, device, precision, kernels, chosen) as (_, chunks):
+        for each in chunks:
+            assert each.predictions[0].all_scores is not None
+            scores.append(each.predictions[0].all_scores)
+            true.append(_truth(each.chunk))
+    truth, logits = np.concatenate(true), log_scores(np.concatenate(scores))
+    if len(truth) < LEAST_ROWS:
+        raise UsageError(
+            f"{len(truth):,} rows have a class of the model in column {label_column!r}: a temperature needs "
+            f"{LEAST_ROWS} or more"
+        )
+    temperature = fitted(logits, truth)
+    if temperature is None:
+        raise UsageError(
+            f"no temperature follows from these {len(truth):,} rows: (nearly) all are labelled right, or wrong. Give "
+            "more rows, which the model was not trained on"
+        )
+    about = {"rows": len(truth), **improvement(logits, truth, temperature), **files_of(given)}
+    return replace(plain, temperature=temperature, card={**plain.card, CARD: about})
+
+
+def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]:
+    """The rows with a true class. share: only those of them that `train` held out, which takes them class by class, by
+    their place among all rows.
+    """
+    held = None
+    if share is not None:
+        chunks = list(chunks)
+        truth = np.concatenate([_truth(chunk) for chunk in chunks])
+        unknown = int((truth == NO_TRUTH).sum())
+        if unknown:
+            raise UsageError(
+                f"{unknown:,} rows have no class of the model, so these are not the rows that it was trained on: leave "
+                "out --held-out, and give rows that it was not trained on"
+            )
+        held = np.zeros(len(truth), np.bool_)
+        held[hold_out(truth, share)[1]] = True
+    first = 0
+    for chunk in chunks:
+        rows = _truth(chunk) != NO_TRUTH if held is None else held[first : first + len(chunk)]
+        first += len(chunk)
+        if rows.any():
+            yield rows_of(chunk, rows)
+
+
+def _truth(chunk: Chunk) -> NDArray[np.int64]:
+    assert chunk.truth is not None
+    return chunk.truth.astype(np.int64)
+
+
+def quantise(
+    model: str | Path | Model,
+    source: Any,
+    *,
+    text_column: str | Iterable[str] = (),
+    columns: Iterable[str] | None = None,
+    encoding: str = "utf-8",
+    delimiter: str | None = None,
+) -> Model:
+    """Find the activation scales by which a model computes in int8.
+
+    About 2,048 rows are read, from up to 20 places at even distances, and the model is run on them in fp32 on the CPU.
+    The greatest value that the input of each convolution takes becomes the greatest 8-bit number. The weights stay as
+    they are.
+
+    Parameters
+    ----------
+    model : str, Path or Model
+        A shipped model's name, a model file, or a loaded `Model`.
+    source : str, path, Paths, or other object
+        Text like that which the model will read: files or tables, as `classify` takes them. Labels are not used.
+    text_column : str or iterable of str
+        Column with the text, "text" by default. Several are joined by a space.
+    columns : iterable of str, optional
+        Column names of a CSV or TSV without a header line.
+    encoding : str
+        Character encoding of CSV, TSV, JSONL and text files.
+    delimiter : str, optional
+        The character between the fields of a CSV file. Default: a comma, a tab in TSV files.
+
+    Returns
+    -------
+    Model
+        The same model with scales, and a note in its card of what they were found on.
+
+    Raises
+    ------
+    UsageError
+        For a column that does not exist, an input without text or that can be read only once, or a model that overflows
+        on a text.
+    ModelError
+        For a model that cannot be loaded.
+    SourceError
+        For files of which none can be read.
+
+    Examples
+    --------
+    >>> model = broadsheet.quantise("ag-news", "news.csv", text_column=["title", "body"])
+    >>> model.scales is None
+    False
+    >>> model.save("news_int8.safetensors")
+
+    """
+    loaded = load_model(model)
+    separator = None if delimiter is None else delimiter_named(delimiter)
+    selection = selection_of(text_column, columns, encoding=encoding_named(encoding), delimiter=separator)
+    given = identify(source, len(loaded.alphabet), loaded.length, whole_hash=False, by_content=False)
+    sample = sample_input(given, selection, SCALE_ROWS, None)
+    ids = [texts_of(chunk).encoded(loaded.alphabet, loaded.length).ids for chunk in sample.chunks]
+    rows = sum(map(len, ids))
+    if not rows:
+        raise UsageError("there is no row with text to calibrate on" + "".join(f": {p}" for p in sample.problems[:1]))
+    about = {"rows": rows, **files_of(given)}
+    return replace(with_scales(loaded, np.concatenate(ids)), card={**loaded.card, "calibrated on": about})

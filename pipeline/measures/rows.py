@@ -1,0 +1,71 @@
+"""The rows that a model is measured on, or fitted to: read and scored in this process, or held out of its training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.base import Backend
+from ..engine.open import opened
+from ..labelling.scored import ScoredChunk, Scoring, scored
+from ..model.charcnn import Model
+from ..source.chunk import Chunk, Selection
+from ..source.find.files import Files
+from ..source.inputs import Given, chunks_here, open_input
+
+_CHUNK_ROWS = 2048
+
+
+def selection_of(text_column: str | Iterable[str], columns: Iterable[str] | None, **more: Any) -> Selection:
+    """The columns that are read, as `classify` names them. more: further attributes of the selection."""
+    texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
+    return Selection(texts, header=None if columns is None else tuple(columns), **more)
+
+
+@contextmanager
+def scored_rows(
+    model: Model,
+    source: Given,
+    selection: Selection,
+    device: str,
+    precision: str,
+    kernels: str,
+    chosen: Callable[[Iterable[Chunk]], Iterable[Chunk]] = lambda chunks: chunks,
+) -> Iterator[tuple[Backend, Iterator[ScoredChunk]]]:
+    """What computes, and the chunks of a source with the score of every class. chosen: takes some of their rows.
+
+    Raises UsageError for a column, device or precision that is not available, and a model that overflows on every row;
+    SourceError for a file that cannot be read.
+    """
+    chunks = chosen(chunks_here(open_input(source, selection, _CHUNK_ROWS)))
+    with opened([model], device, precision, kernels) as engines:
+        yield engines[0].backend, scored(chunks, engines, [Scoring(all_scores=True)])
+
+
+def files_of(source: Given) -> dict[str, Any]:
+    """What a model's card says of where rows came from."""
+    return {"files": [os.path.basename(file.path) for file in source.found]} if isinstance(source, Files) else {}
+
+
+def hold_out(labels: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row numbers to train on and to hold out: `share` of each class, the same rows for every seed."""
+    rng = np.random.default_rng(0)
+    held = np.zeros(len(labels), np.bool_)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        held[rng.permutation(rows)[: round(share * len(rows))]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def rarest(labels: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Of each row with several labels, [N, classes], the one that fewest rows have: by it `hold_out` takes a share of
+    every class. The number of classes for a row without labels.
+    """
+    counts = np.where(labels, labels.sum(axis=0), len(labels) + 1)
+    found: NDArray[np.int64] = np.where(labels.any(axis=1), counts.argmin(axis=1), labels.shape[1])
+    return found

@@ -1,0 +1,308 @@
+"""The tables of a report, a profile and an evaluation, in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+from rich import box
+from rich.console import Group, OverflowMethod, RenderableType
+from rich.table import Table
+
+from ..measures.accuracy import Confusion, LabelCounts
+from ..measures.reliability import Reliability, Threshold
+from ..telemetry.profile import Profile, SweepPoint
+from .breakdown import MOMENTS, Breakdown, DeviceTimes, judge
+from .console import PlainConsole
+
+_MOST_CLASSES = 20
+_UNBOUNDED = 10_000  # columns
+_OWN_COLUMN = 4
+"""Up to so many devices have a column each; of more, the table gives first, median and last."""
+
+
+def new_table(
+    *columns: RenderableType, overflow: OverflowMethod = "fold", padding: tuple[int, int, int, int] = (0, 1, 0, 1)
+) -> Table:
+    """An empty table: text to the left in its first column, figures to the right in all others."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", overflow=overflow)
+    return table
+
+
+def ratio_text(value: float) -> str:
+    """Three decimals; a class that never occurs, or is never given, has no precision or recall."""
+    return "–" if math.isnan(value) else f"{value:.3f}"
+
+
+def print_breakdown(breakdown: Breakdown, console: PlainConsole) -> None:
+    """The table of moments, throughput and busy share, and the verdict in one line, if there is one."""
+    if breakdown.devices:
+        few = len(breakdown.devices) <= _OWN_COLUMN
+        console.print(_own_columns(breakdown) if few else _summary(breakdown))
+        console.print(
+            f"{breakdown.rows_per_second:,.0f} articles a second from first input to last output; "
+            f"{breakdown.devices[0].device.partition(':')[0].upper().replace('CUDA', 'GPU')} busy {breakdown.busy:.0%}"
+        )
+    if breakdown.verdict:
+        console.print(breakdown.verdict, style="bold")
+
+
+def _own_columns(breakdown: Breakdown) -> Table:
+    table = new_table("seconds from start", *(Group(d.host, _device(d)) for d in breakdown.devices))
+    for name in MOMENTS:
+        table.add_row(name, *(moment_text(d.moments[name]) for d in breakdown.devices))
+    table.add_row("end", moment_text(breakdown.seconds), *[""] * (len(breakdown.devices) - 1), end_section=True)
+    table.add_row("busy", *(f"{d.busy:.0%}" for d in breakdown.devices))
+    table.add_row("articles", *(f"{d.rows:,}" for d in breakdown.devices))
+    return table
+
+
+def _summary(breakdown: Breakdown) -> Table:
+    devices = breakdown.devices
+    table = new_table("seconds from start", "first", "median", "last", "the last is")
+    for name in MOMENTS:
+        times = [d.moments[name] for d in devices]
+        latest = max(devices, key=lambda d: d.moments[name])
+        table.add_row(name, *map(moment_text, (min(times), statistics.median(times), max(times))), device_name(latest))
+    table.add_row("end", "", "", moment_text(breakdown.seconds), "", end_section=True)
+    table.add_row(f"{len(devices)} devices", "least", "median", "most", "the least has", end_section=True)
+    for label, value, show in (("busy", _busy, "{:.0%}"), ("articles", _rows, "{:,.0f}")):
+        table.add_row(label, *_least_median_most(devices, value, show), device_name(min(devices, key=value)))
+    return table
+
+
+def _busy(device: DeviceTimes) -> float:
+    return device.busy
+
+
+def _rows(device: DeviceTimes) -> float:
+    return device.rows
+
+
+def _least_median_most(
+    devices: tuple[DeviceTimes, ...], value: Callable[[DeviceTimes], float], show: str
+) -> tuple[str, str, str]:
+    values = [value(d) for d in devices]
+    return show.format(min(values)), show.format(statistics.median(values)), show.format(max(values))
+
+
+def moment_text(seconds: float) -> str:
+    """Seconds since the job began; "before", on a cluster that had the model already."""
+    return f"{seconds:,.2f}" if seconds >= 0 else "before"
+
+
+def device_name(device: DeviceTimes) -> str:
+    """Host and device."""
+    return f"{device.host} {_device(device)}"
+
+
+def _device(device: DeviceTimes) -> str:
+    """A GPU; for a CPU the process too, since a host may run several workers on it."""
+    return device.device if device.device.startswith("cuda") else f"{device.device} {device.where.rpartition(':')[2]}"
+
+
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+def print_profile(profile: Profile, console: PlainConsole) -> None:
+    """Time, work and rates of every kernel; its place under the roofline; on a GPU, how well it fills the device."""
+    rate = profile.batch / profile.seconds
+    console.print(f"{profile.batch:,} articles on {profile.device}: {time_text(profile.seconds)}, {rate:,.0f} a second")
+    ceilings = profile.ceilings
+    flop, moved = figure(ceilings.flop_per_second, "FLOP/s"), figure(ceilings.bytes_per_second, "B/s")
+    console.print(f"ceilings: {flop}, {moved} ({ceilings.how})")
+    console.print(_work(profile))
+    console.print(_roofline(profile))
+    if any(kernel.occupancy is not None for kernel in profile.kernels):
+        console.print(_fill(profile))
+
+
+def print_sweep(points: list[SweepPoint], console: PlainConsole) -> None:
+    """Latency and throughput by batch and precision."""
+    table = new_table("precision", "batch", "latency", "articles a second")
+    for point in points:
+        table.add_row(
+            point.precision, f"{point.batch:,}", time_text(point.seconds), f"{point.articles_per_second:,.0f}"
+        )
+    console.print(table)
+
+
+def _work(profile: Profile) -> Table:
+    table = _kernel_table("kernel", "alone", "in stream", "FLOP", "least B", "moved B", "FLOP/s", "B/s")
+    for kernel in profile.kernels:
+        judged = judge(kernel, profile.ceilings)
+        table.add_row(
+            kernel.name,
+            time_text(kernel.seconds),
+            time_text(kernel.stream_seconds),
+            figure(kernel.flop),
+            figure(kernel.least_bytes),
+            figure(kernel.counted_bytes or kernel.modelled_bytes) + ("" if kernel.counted_bytes else "*"),
+            figure(judged.flop_per_second),
+            figure(judged.bytes_per_second),
+        )
+    if not all(kernel.counted_bytes for kernel in profile.kernels):
+        table.caption = "* modelled, not counted by the hardware"
+        table.caption_justify = "left"
+    return table
+
+
+def _roofline(profile: Profile) -> Table:
+    table = _kernel_table("kernel", "FLOP/B", "ceiling", "category", "bound by", "why")
+    for column in table.columns[3:]:
+        column.justify = "left"
+    for kernel in profile.kernels:
+        judged = judge(kernel, profile.ceilings)
+        share = f"{judged.ceiling_share:.0%}"
+        intensity = f"{judged.intensity:,.1f}"
+        table.add_row(kernel.name, intensity, share, kernel.category, judged.bound, judged.reason)
+    return table
+
+
+def _fill(profile: Profile) -> Table:
+    table = _kernel_table("kernel", "occupancy", "registers", "shared", "waves", "tail waste", "tile waste")
+    for k in profile.kernels:
+        table.add_row(
+            k.name,
+            _or_blank(k.occupancy, "{:.0%}"),
+            _or_blank(k.registers, "{}"),
+            _or_blank(k.shared_bytes, "{:,}"),
+            _or_blank(k.waves, "{:.1f}"),
+            _or_blank(k.tail_waste, "{:.0%}"),
+            _or_blank(k.tile_waste, "{:.0%}"),
+        )
+    return table
+
+
+def _kernel_table(*columns: str) -> Table:
+    return new_table(*columns, overflow="ellipsis", padding=(0, 1, 0, 0))
+
+
+def _or_blank(value: float | None, show: str) -> str:
+    return "" if value is None else show.format(value)
+
+
+def time_text(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.{2 if seconds < 0.01 else 1 if seconds < 0.1 else 0}f} ms"
+    return f"{seconds:,.2f} s"
+
+
+def figure(value: float, unit: str = "") -> str:
+    """Three figures and a decimal prefix."""
+    power = 0
+    while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
+        value, power = value / 1000, power + 1
+    space = " " if unit else ""
+    return f"{value:.3g}{space}{_PREFIXES[power]}{unit}"
+
+
+_BAR = 30
+
+
+def print_reliability(found: Reliability, before: Reliability | None, diagram: bool, console: PlainConsole) -> None:
+    """The expected calibration error with the model's temperature and without it, and a bar for each bin of scores.
+
+    before: without the temperature; None for a model that has none. diagram: whether to print the bars.
+    """
+    if before is None:
+        console.print(
+            f"expected calibration error {found.expected_error:.4f}; the model has no temperature: "
+            "broadsheet calibrate finds one"
+        )
+    else:
+        console.print(
+            f"expected calibration error {before.expected_error:.4f} before the model's temperature, "
+            f"{found.expected_error:.4f} after it"
+        )
+    if not diagram:
+        return
+    table = new_table("score", "rows", "mean score", "right")
+    table.add_column("│ marks the mean score")
+    for one in found.bins:
+        if one.rows:
+            scores, right = f"{one.score:.3f}", f"{one.accuracy:.3f}"
+            table.add_row(
+                f"{one.low:.2f} – {one.high:.2f}", f"{one.rows:,}", scores, right, _bar(one.accuracy, one.score)
+            )
+    console.print(table)
+
+
+def _bar(length: float, mark: float) -> str:
+    """A bar of a length from 0 to 1, and a mark at another."""
+    filled, at = round(length * _BAR), min(round(mark * _BAR), _BAR - 1)
+    cells = ["█" if i < filled else " " for i in range(_BAR)]
+    cells[at] = "│"
+    return "".join(cells).rstrip()
+
+
+def print_thresholds(thresholds: Sequence[Threshold], console: PlainConsole) -> None:
+    """From which score on labels have the wanted precision, of all labels and of each class."""
+    table = new_table("labels", "score from", "precision", "rows", "coverage")
+    for one in thresholds[: _MOST_CLASSES + 1]:
+        name = "all" if one.name is None else one.name
+        if math.isnan(one.score):
+            table.add_row(name, "none", "–", "0", "–")
+        else:
+            # Rounded up: at a score that is a little lower there may be rows that lack the precision.
+            score = math.ceil(one.score * 1e4) / 1e4
+            table.add_row(name, f"{score:.4f}", f"{one.precision:.4f}", f"{one.rows:,}", f"{one.coverage:.1%}")
+    if len(thresholds) > _MOST_CLASSES + 1:
+        table.add_row(f"{len(thresholds) - 1 - _MOST_CLASSES} more", "", "", "", "")
+    console.print(table)
+
+
+def print_label_figures(counts: LabelCounts, console: PlainConsole) -> None:
+    """Micro and macro F1, and the figures of each class, those of most rows first."""
+    console.print(
+        f"micro F1 {ratio_text(counts.micro_f1)}, macro F1 {ratio_text(counts.macro_f1)}; "
+        f"{counts.exact:,} of {counts.rows:,} rows were given exactly their labels"
+    )
+    table = new_table("class", "precision", "recall", "F1", "rows", "labelled")
+    figures = sorted(counts.per_class(), key=lambda one: -one.support)
+    for name, precision, recall, f1, support, given in figures[:_MOST_CLASSES]:
+        table.add_row(name, ratio_text(precision), ratio_text(recall), ratio_text(f1), f"{support:,}", f"{given:,}")
+    if len(figures) > _MOST_CLASSES:
+        table.add_row(f"{len(figures) - _MOST_CLASSES} more", "", "", "", "", "")
+    console.print(table)
+
+
+def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
+    """Accuracy, the per-class table, and for few classes the matrix (true class by row)."""
+    if confusion.without_truth:
+        message = f"{confusion.without_truth:,} rows have a truth that is not a class of the model; they are left out"
+        console.print(message, style="yellow")
+    without = int(confusion.unlabelled.sum())
+    if without:
+        console.print(f"{without:,} rows have a truth and no label, with a score too low; they are left out below")
+    if not confusion.rows:
+        return
+    console.print(
+        f"accuracy {confusion.accuracy:.2%} (standard error {confusion.standard_error:.2%}): "
+        f"{confusion.correct:,} of {confusion.rows:,} right"
+    )
+    table = new_table("class", "precision", "recall", "F1", "rows")
+    figures = confusion.per_class()
+    for name, precision, recall, f1, support in figures[:_MOST_CLASSES]:
+        table.add_row(name, ratio_text(precision), ratio_text(recall), ratio_text(f1), f"{support:,}")
+    if len(figures) > _MOST_CLASSES:
+        table.add_row(f"{len(figures) - _MOST_CLASSES} more", "", "", "", "")
+    console.print(table)
+    if len(confusion.classes) <= _MOST_CLASSES // 2:
+        matrix = _matrix(confusion, confusion.classes)
+        if console.measure(matrix, options=console.options.update(width=_UNBOUNDED)).maximum > console.width:
+            matrix = _matrix(confusion, tuple(f"({i})" for i in range(1, 1 + len(confusion.classes))))
+        console.print(matrix)
+
+
+def _matrix(confusion: Confusion, headings: tuple[str, ...]) -> Table:
+    """Rows by true class, columns by label. headings: of the columns; where they are numbers, so are those of rows."""
+    matrix = new_table("true \\ labelled", *headings)
+    for heading, name, row in zip(headings, confusion.classes, confusion.counts, strict=True):
+        matrix.add_row(name if heading == name else f"{heading} {name}", *(f"{n:,}" for n in row))
+    return matrix

@@ -1,0 +1,329 @@
+"""What goes between the main process and those that speak HTTP: messages over a pair of sockets that only these two
+have, and a little memory that all of them see. What is sent in one turn of the event loop goes together: a length, and
+a list of messages in MessagePack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+import msgspec
+
+from ..engine.base import Predictions
+from .metrics import RequestCounts
+from .requests import Gone, ModelChanged, Packed, Refused, from_rows
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Message(msgspec.Struct, array_like=True, gc=False):
+    """What all have: `number` is that of the request that it is about, as the HTTP process counts them."""
+
+
+class Ask(Message, tag=0):
+    """Classify texts with the model `key`. data, offsets, n_chars: of `Texts`, as bytes. arrived: when the request was
+    there, by the monotonic clock, which all processes share. back: seconds that the answer will need on its way.
+    """
+
+    number: int
+    key: str
+    data: bytes
+    offsets: bytes
+    n_chars: bytes
+    top_k: int
+    arrived: float
+    back: float
+
+
+class Forget(Message, tag=1):
+    """The client has hung up."""
+
+    number: int
+
+
+class Call(Message, tag=2):
+    """Anything else that the main process answers. what: "models", "ready", "metrics" or "reload", then of `model`."""
+
+    number: int
+    what: str
+    model: str
+
+
+class Counted(Message, tag=3):
+    """Requests that are over since the last such message, as `RequestCounts` counts them. is_asked: for by `Count`."""
+
+    is_asked: bool
+    requests: list[tuple[str, int, int]]
+    texts: dict[str, int]
+    seconds: dict[str, float]
+    buckets: dict[str, list[int]]
+
+
+class Listens(Message, tag=4):
+    """The process takes connections."""
+
+
+class Answered(Message, tag=10):
+    """rows: as `to_rows` makes them."""
+
+    number: int
+    rows: bytes
+
+
+class Denied(Message, tag=11):
+    """The request is refused. retry_after, until: of `Refused`."""
+
+    number: int
+    reason: str
+    retry_after: float
+    until: float
+
+
+class Changed(Message, tag=12):
+    """The model is not served any more under that key: ask with the one that `Served` has told of."""
+
+    number: int
+
+
+class Returned(Message, tag=13):
+    """body: JSON, or the page of metrics."""
+
+    number: int
+    status: int
+    body: bytes
+
+
+class Served(Message, tag=14):
+    """A model, at the start and whenever it has changed. reads: characters of a text."""
+
+    name: str
+    key: str
+    reads: int
+    classes: tuple[str, ...]
+    thresholds: tuple[float, ...] | None
+
+
+class Count(Message, tag=15):
+    """Send `Counted` now."""
+
+
+class Stop(Message, tag=16):
+    """Take no new requests, and end once those that there are have been answered; at once if `now`."""
+
+    now: bool
+
+
+FromHttp = Ask | Forget | Call | Counted | Listens
+ToHttp = Answered | Denied | Changed | Returned | Served | Count | Stop
+
+
+class Link(asyncio.Protocol):
+    """One end of the pair. kind: of the messages that come. take: is called with each of them, lost when the other end
+    is gone.
+    """
+
+    def __init__(self, kind: Any, take: Callable[[Any], None], lost: Callable[[], None]) -> None:
+        self._decode = msgspec.msgpack.Decoder(list[kind]).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._take, self._lost = take, lost
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.WriteTransport | None = None
+        self._came = bytearray()
+        self._going: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        """Nothing is sent to an end that is gone."""
+        if not self._going:
+            self._loop.call_soon(self.flush)
+        self._going.append(message)
+
+    def flush(self) -> None:
+        going, self._going = self._going, []
+        if going and self._transport is not None and not self._transport.is_closing():
+            data = self._encode(going)
+            self._transport.write(_LENGTH.pack(len(data)) + data)
+
+    def close(self) -> None:
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.WriteTransport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        came = self._came
+        came += data
+        while len(came) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(came)[0]
+            if len(came) < end:
+                return
+            messages = self._decode(bytes(memoryview(came)[_LENGTH.size : end]))
+            del came[:end]
+            for message in messages:
+                self._take(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost()
+
+
+_PLACES = 2
+_BYTES = 8
+
+
+class Held:
+    """Connections, and bytes of bodies. A process changes only its own numbers, so that no lock is needed.
+
+    file: as `file_for` makes it; number: of the process.
+    """
+
+    def __init__(self, file: int, number: int) -> None:
+        self._values = memoryview(mmap.mmap(file, 0)).cast("q")
+        self._first = _PLACES * number
+
+    @staticmethod
+    def file_for(processes: int) -> IO[bytes]:
+        """A file without a name."""
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as the server is
+        os.truncate(file.fileno(), processes * _PLACES * _BYTES)
+        return file
+
+    def add_connections(self, count: int) -> None:
+        self._values[self._first] += count
+
+    def add_bytes(self, count: int) -> None:
+        self._values[self._first + 1] += count
+
+    @property
+    def connections(self) -> int:
+        """Of all processes."""
+        return sum(self._values[::_PLACES])
+
+    @property
+    def bytes(self) -> int:
+        """Of all processes."""
+        return sum(self._values[1::_PLACES])
+
+    def clear(self) -> None:
+        """The process is gone."""
+        self._values[self._first] = self._values[self._first + 1] = 0
+
+
+class Main:
+    """The main process as this one sees it. models: what is served, by name. counts: of requests that are over. stop:
+    is called when the main process says so, and whether that is at once.
+    """
+
+    def __init__(self, stop: Callable[[bool], None]) -> None:
+        self.models: dict[str, Served] = {}
+        self.counts = RequestCounts()
+        self.link = Link(ToHttp, self._take, self._lost)
+        self._stop, self._is_over = stop, False
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[int, asyncio.Future[Any]] = {}
+        self._number = 0
+        self._closed: dict[str, tuple[str, float, float]] = {}
+
+    def check_open(self, served: Served) -> None:
+        """For a request of one text. Raises Refused while the main process would refuse it, as far as it has said: what
+        it need not say again, it has time for others.
+        """
+        reason, retry_after, until = self._closed.get(served.key, ("", 0.0, 0.0))
+        if time.monotonic() < until:
+            raise Refused(reason, retry_after)
+
+    async def classify(
+        self, served: Served, texts: Packed, top_k: int, arrived: float, back: float, gone: set[Any]
+    ) -> Predictions:
+        """Predictions with all scores. Raises Refused, ModelChanged where the model is served under another key now,
+        and Gone once a client hangs up, which is told by the functions in `gone`.
+        """
+        number, answer = self._open_one()
+        top_k = min(top_k, len(served.classes))
+
+        def forget() -> None:
+            if not answer.done():
+                self.link.send(Forget(number))
+                answer.set_exception(Gone())
+
+        gone.add(forget)
+        self.link.send(Ask(number, served.key, texts.data, texts.offsets, texts.n_chars, top_k, arrived, back))
+        try:
+            rows: bytes = await answer
+        except Refused as error:
+            if error.until:
+                self._closed[served.key] = str(error), error.retry_after, error.until
+            raise
+        finally:
+            gone.discard(forget)
+            del self._open[number]
+        return from_rows(rows, len(served.classes), top_k)
+
+    async def call(self, what: str, model: str = "") -> Returned:
+        """Anything else that is asked of the main process."""
+        number, answer = self._open_one()
+        self.link.send(Call(number, what, model))
+        try:
+            returned: Returned = await answer
+            return returned
+        finally:
+            del self._open[number]
+
+    async def count(self) -> None:
+        """Send what has been counted."""
+        if self.counts.requests:
+            self._count(is_asked=False)
+
+    def close(self) -> None:
+        """Send what there still is; this process ends."""
+        self._count(is_asked=False)
+        self._is_over = True
+        self.link.close()
+
+    def _count(self, is_asked: bool) -> None:
+        counts = self.counts
+        requests = [(*key, count) for key, count in counts.requests.items()]
+        self.link.send(Counted(is_asked, requests, dict(counts.texts), dict(counts.seconds), dict(counts.buckets)))
+        self.counts = RequestCounts()
+
+    def _open_one(self) -> tuple[int, asyncio.Future[Any]]:
+        self._number += 1
+        answer = self._open[self._number] = self._loop.create_future()
+        return self._number, answer
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Answered):
+            self._resolve(message.number, message.rows)
+        elif isinstance(message, Denied):
+            self._resolve(message.number, Refused(message.reason, message.retry_after, message.until))
+        elif isinstance(message, Changed):
+            self._resolve(message.number, ModelChanged())
+        elif isinstance(message, Returned):
+            self._resolve(message.number, message)
+        elif isinstance(message, Served):
+            self.models[message.name] = message
+            self._closed.clear()
+        elif isinstance(message, Count):
+            self._count(is_asked=True)
+        elif isinstance(message, Stop):
+            self._stop(message.now)
+
+    def _resolve(self, number: int, found: object) -> None:
+        answer = self._open.get(number)
+        if answer is None or answer.done():
+            return
+        if isinstance(found, Exception):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
+
+    def _lost(self) -> None:
+        if not self._is_over:  # nobody answers any more
+            os._exit(1)

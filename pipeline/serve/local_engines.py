@@ -1,0 +1,226 @@
+"""The engines of this machine: one for each GPU, or one for the CPU's cores, each in a process that is started again
+when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from ..engine.base import Predictions, Texts
+from ..errors import BroadsheetError
+from ..processes.child import Child
+from ..processes.messages import Closed, Frame, packed, pieces, read, unpacked
+from ..processes.threads import available_cores
+from .dispatcher import Dispatcher
+from .engines import Choice, Classified, Classify, EngineLost, Failed, Load, Loaded, LoadedModel, Ready, Unload
+from .metrics import Metrics
+from .settings import log
+
+_BUFFER_BYTES = 4 << 20
+_PATIENCE_SECONDS = 60.0
+"""A batch is expected to take a fraction of a second: a device that has not answered after this long never will."""
+_ENDING_SECONDS = 5.0
+
+_LONGEST_WAIT = 30.0
+_STEADY_SECONDS = 60.0
+"""An engine that ran so long is started again at once; one that does not gets ever more time."""
+
+
+class LocalFleet:
+    """states: of each engine by its device's name, "ready" or what it is doing."""
+
+    def __init__(self, dispatcher: Dispatcher, choice: Choice, gpus: int, metrics: Metrics) -> None:
+        self.states: dict[str, str] = {}
+        self._dispatcher, self._choice, self._metrics = dispatcher, choice, metrics
+        self._environments = _environments(gpus)
+        self._threads = max(1, available_cores())
+        self._tasks: list[asyncio.Task[None]] = []
+        self._engines: dict[str, ProcessEngine] = {}
+
+    async def start(self) -> None:
+        """Start all engines. Raises BroadsheetError where one of them cannot be."""
+        self.states = dict.fromkeys(self._environments, "starting")
+        started = [asyncio.create_task(self._start(name)) for name in self._environments]
+        await asyncio.gather(*started)
+        self._tasks = [asyncio.create_task(self._keep(task.result())) for task in started]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(engine.close() for engine in self._engines.values()))
+
+    async def _start(self, name: str) -> ProcessEngine:
+        began = time.monotonic()
+        engine = await ProcessEngine.start(name, self._environments[name], self._choice, self._threads)
+        self._engines[name] = engine
+        device = await self._dispatcher.add_engine(engine)
+        self.states[name] = "ready"
+        backend = str(next(iter(device.ready.values())).backend)
+        log.info("engine ready", extra={"fields": _about(engine, seconds=time.monotonic() - began, backend=backend)})
+        return engine
+
+    async def _keep(self, engine: ProcessEngine) -> None:
+        """Start an engine again whenever it has ended."""
+        name, wait = engine.name, 0.0
+        while True:
+            began = time.monotonic()
+            why = await engine.ended()
+            for device in [device for device in self._dispatcher.devices if device.engine is engine]:
+                self._dispatcher.remove(device)
+            await engine.close()
+            if time.monotonic() - began > _STEADY_SECONDS:
+                wait = 0.0
+            while True:
+                self.states[name] = f"being started again: {why}"
+                fields = _about(engine, exit_code=engine.exit_code, reason=why, wait=wait)
+                log.error("engine lost", extra={"fields": fields})
+                self._metrics.restarted(name)
+                await asyncio.sleep(wait)
+                wait = min(_LONGEST_WAIT, max(1.0, 2 * wait))
+                try:
+                    engine = await self._start(name)
+                    break
+                except BroadsheetError as error:
+                    why = error.message
+                    engine = self._engines[name]
+                    await engine.close()
+
+
+def _environments(gpus: int) -> dict[str, dict[str, str]]:
+    """The variables of each engine's process, by the name of its device."""
+    if not gpus:
+        return {"cpu": {}}
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    names = visible[:gpus] if visible else [str(i) for i in range(gpus)]
+    return {f"cuda:{name}": {"CUDA_VISIBLE_DEVICES": name} for name in names}
+
+
+def _about(engine: ProcessEngine, **more: object) -> dict[str, object]:
+    rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in more.items()}
+    return {"engine": engine.name, "process": engine.pid, **rounded}
+
+
+class ProcessEngine:
+    """An engine in a process of this machine. `start` makes one."""
+
+    def __init__(self, name: str, child: Child, choice: Choice, threads: int) -> None:
+        self.name = name
+        self._child = child
+        self._choice, self._threads = choice, threads
+        self._loading: dict[str, asyncio.Future[Any]] = {}
+        self._computing: dict[int, asyncio.Future[Any]] = {}
+        self._number = 0
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, name: str, environment: dict[str, str], choice: Choice, threads: int) -> ProcessEngine:
+        """Start a process for the device that `environment` names; no model is loaded yet."""
+        start_child = partial(Child, environment=environment, buffer_bytes=_BUFFER_BYTES)
+        child = await asyncio.to_thread(start_child, "broadsheet.pipeline.serve.engine_process")
+        engine = cls(name, child, choice, threads)
+        reader, engine._writer = await asyncio.open_connection(sock=child.connection)
+        engine._reading = asyncio.create_task(engine._read(reader))
+        return engine
+
+    async def load(self, loaded: LoadedModel) -> Ready:
+        answer = self._loading[loaded.key] = asyncio.get_running_loop().create_future()
+        choice = self._choice
+        asked = Load(
+            loaded.key,
+            loaded.name,
+            loaded.data,
+            choice.device,
+            choice.precision,
+            choice.kernels,
+            self._threads,
+            choice.longest,
+        )
+        self._write(await asyncio.to_thread(packed, asked))  # some tens of MB
+        ready: Ready = await answer
+        return ready
+
+    async def unload(self, key: str) -> None:
+        self._write(packed(Unload(key)))
+
+    async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Predictions, float]:
+        self._number += 1
+        answer = self._computing[self._number] = asyncio.get_running_loop().create_future()
+        watch = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._lose, "it does not answer")
+        try:
+            self._write(packed(Classify(self._number, key, texts, top_k)))
+            found: tuple[Predictions, float] = await answer
+            return found
+        finally:
+            watch.cancel()
+
+    async def ended(self) -> str:
+        """Wait until the process is gone; why."""
+        return await asyncio.shield(self._lost)
+
+    async def close(self) -> None:
+        self._lose("the server stops")
+        if self._writer is not None:
+            self._writer.close()
+        try:
+            await asyncio.to_thread(self._child.process.wait, _ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            await asyncio.to_thread(self._child.process.wait)
+
+    def _write(self, frames: list[Frame]) -> None:
+        if self._lost.done() or self._writer is None:
+            raise EngineLost(f"the engine on {self.name} is gone: {self._lost.result()}")
+        self._writer.writelines(pieces(frames))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hand over what the process answers, until it ends."""
+        why = "its process ended"
+        with suppress(Closed):
+            while True:
+                message = unpacked(await read(reader))
+                if isinstance(message, Classified):
+                    _resolve(self._computing.pop(message.number), (message.predictions, message.seconds))
+                elif isinstance(message, Loaded):
+                    ready = Ready(message.backend, message.device_name, message.points, message.batch)
+                    _resolve(self._loading.pop(message.key), ready)
+                elif isinstance(message, Failed) and message.key:
+                    loading = self._loading.pop(message.key)
+                    if not loading.done():
+                        loading.set_exception(message.error)
+                else:
+                    why = message.error.message
+        self._lose(why)
+
+    @property
+    def pid(self) -> int:
+        return self._child.process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of its process, once that has ended; a negative one is a signal's number."""
+        return self._child.process.poll()
+
+    def _lose(self, why: str) -> None:
+        """All that was asked of the process fails, and it is killed if it is not gone."""
+        if self._lost.done():
+            return
+        self._lost.set_result(why)
+        if why != "the server stops":
+            self._child.kill()
+        for answer in [*self._loading.values(), *self._computing.values()]:
+            if not answer.done():
+                answer.set_exception(EngineLost(f"the engine on {self.name} is gone: {why}"))
+
+
+def _resolve(answer: asyncio.Future[Any], value: object) -> None:
+    if not answer.done():
+        answer.set_result(value)

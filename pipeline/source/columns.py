@@ -1,0 +1,280 @@
+"""Columns of Arrow tables: of text, of truth, of several labels a row, and those that are copied to the output.
+
+A copied value becomes text by itself, whatever its neighbours are: so the text does not depend on how rows are chunked.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from .open.compression import why_not_decoded
+
+NO_TRUTH = -1
+
+
+def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int32]:
+    """Class indices, int32, of a truth column: of a class name, else of a number from 1; NO_TRUTH for other values.
+
+    Where the names of classes are numbers, a number is always a name. Raises UsageError for a column whose values are
+    neither strings nor numbers.
+    """
+    known = {name: i for i, name in enumerate(classes)}
+    if not any(name.lstrip("-").isdecimal() for name in classes):
+        known |= {str(number + 1): number for number in range(len(classes))}
+    try:
+        distinct = values.dictionary_encode()
+    except pa.ArrowNotImplementedError as error:
+        raise UsageError(f"a column of {values.type} holds no class names or numbers") from error
+    indices = [known.get(_label_text(v), NO_TRUTH) for v in distinct.dictionary.to_pylist()]
+    of_value = np.array([*indices, NO_TRUTH], np.int32)
+    found: NDArray[np.int32] = of_value[distinct.indices.fill_null(len(indices)).to_numpy()]
+    return found
+
+
+def _label_text(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def is_textual(kind: pa.DataType) -> bool:
+    """Whether a column of this type may hold text: strings or bytes in any layout, or nulls only."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    types = pa.types
+    return any(
+        test(kind)
+        for test in (
+            types.is_string,
+            types.is_large_string,
+            types.is_string_view,
+            types.is_binary,
+            types.is_large_binary,
+            types.is_binary_view,
+            types.is_null,
+        )
+    )
+
+
+def as_bytes(table: pa.Table) -> pa.Table:
+    """The table with its strings as bytes: a string column may hold invalid UTF-8, which is checked row by row."""
+    for i, field_ in enumerate(table.schema):
+        if is_textual(field_.type) and not pa.types.is_dictionary(field_.type):
+            table = table.set_column(i, field_.name, table.column(i).cast(pa.large_binary()))
+    return table
+
+
+def not_utf8(values: pa.Array, first: int = 0) -> list[int]:
+    """Which of these, large_binary, the first of which has the number `first`, are not UTF-8: found by halves."""
+    try:
+        values.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        if len(values) == 1:
+            return [first]
+        half = len(values) // 2
+        return not_utf8(values[:half], first) + not_utf8(values[half:], first + half)
+    return []
+
+
+_SPACE = pa.scalar(" ", pa.large_string())
+_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """A column's type as it is copied: the same, with one layout for strings, bytes and dictionaries of strings."""
+    if pa.types.is_dictionary(kind):
+        value = plain_type(kind.value_type)
+        return pa.dictionary(pa.int32(), value) if value == pa.string() else value
+    if any(test(kind) for test in _STRINGS):
+        return pa.string()
+    return pa.binary() if any(test(kind) for test in _BYTES) else kind
+
+
+def is_held_by(kind: pa.DataType, other: pa.DataType) -> bool:
+    """Whether a column of `kind` can hold every value of one of type `other`."""
+    types = pa.types
+    kind, other = (each.value_type if types.is_dictionary(each) else each for each in (kind, other))
+    if kind in (other, pa.string()) or types.is_null(other):
+        return True
+    if types.is_integer(kind) and types.is_integer(other):
+        signed = types.is_signed_integer(kind), types.is_signed_integer(other)
+        return kind.bit_width > other.bit_width and signed != (False, True)
+    return bool(types.is_floating(kind) and types.is_floating(other) and kind.bit_width > other.bit_width)
+
+
+def type_of_both(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The one of two types that holds every value of the other; else strings."""
+    if is_held_by(kind, other):
+        return kind
+    return other if is_held_by(other, kind) else pa.string()
+
+
+def copied(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values as `kind`, which must hold those of their type (`is_held_by`). Raises UsageError where it does not.
+
+    As text, numbers and dates are written as Arrow does (1.0 as "1"), moments in the form of ISO 8601, bytes of fixed
+    size in hexadecimal, lists and the like as JSON.
+    """
+    try:
+        if pa.types.is_null(column.type):
+            return pa.nulls(len(column), kind)
+        if kind == pa.string() and not any(test(column.type) for test in (*_STRINGS, *_BYTES)):
+            return _as_text(column)
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"a kept column of {column.type} cannot be written as {kind}: {error}") from error
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.array([None if value is None else value.hex() for value in column.to_pylist()], pa.string())
+    if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
+        values = column.to_pylist()
+        texts = [None if v is None else json.dumps(v, ensure_ascii=False, default=_json_value) for v in values]
+        return pa.array(texts, pa.string())
+    return column.cast(pa.string())
+
+
+def _json_value(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
+
+
+SEPARATOR = "|"
+"""Between the labels of a row in a CSV file, unless the user names another."""
+
+
+def label_lists(rows: pa.Table, name: str, separator: str | None) -> pa.ListArray:
+    """The column `name` of a chunk's rows as lists of strings, none of them null; empty ones of rows without labels.
+
+    separator: between the labels of a text; None where the column must hold lists. A null text has no labels, for a CSV
+    file has nothing else for them; a null list may be a label that is not known, so it is refused.
+
+    Raises UsageError for a column of another type, a null list, or a label that is null or empty.
+    """
+    types, column = pa.types, rows.column(name).combine_chunks()
+    if types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
+        if column.null_count:
+            where = rows.slice(pc.index(column.is_null(), True).as_py(), 1).to_pylist()[0]
+            raise UsageError(
+                f"{where['file']}: row {where['row']}: column {name!r} is null: give a row without labels an empty list"
+            )
+        lists = column.cast(pa.list_(column.type.value_type))
+        values = _texts(lists.flatten(), name)
+        lengths = lists.value_lengths().to_numpy()
+    elif types.is_string(column.type) or types.is_large_string(column.type) or types.is_null(column.type):
+        if separator is None:
+            raise UsageError(
+                f"column {name!r} holds texts, not lists: say by --label-separator what is between two labels"
+            )
+        parts = pc.split_pattern(pc.fill_null(column.cast(pa.string()), ""), separator)
+        values = pc.utf8_trim_whitespace(parts.flatten())
+        filled = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
+        row = np.repeat(np.arange(len(column)), parts.value_lengths().to_numpy())
+        values = values.filter(pa.array(filled))
+        lengths = np.bincount(row[filled], minlength=len(column))
+    else:
+        raise UsageError(f"column {name!r} is of type {column.type}: several labels are lists, or texts")
+    if pc.any(pc.or_(values.is_null(), pc.fill_null(pc.equal(values, ""), True))).as_py():
+        raise UsageError(f"column {name!r} has a label that is null or empty")
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, values)
+
+
+def _texts(values: pa.Array, name: str) -> pa.Array:
+    if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
+        raise UsageError(f"column {name!r} holds lists of {values.type}, which are no labels")
+    return values.cast(pa.string())
+
+
+def label_sets(lists: pa.ListArray, classes: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which classes each of N rows has, [N, classes], and which rows have a label that is no class, [N].
+
+    A label is the name of a class, or a number from 1.
+    """
+    found = np.zeros((len(lists), len(classes)), np.bool_)
+    row = np.repeat(np.arange(len(lists)), lists.value_lengths().to_numpy())
+    number = truth_indices(lists.flatten(), tuple(classes))
+    known = number != NO_TRUTH
+    found[row[known], number[known]] = True
+    unknown = np.zeros(len(lists), np.bool_)
+    unknown[row[~known]] = True
+    return found, unknown
+
+
+def joined(texts: Sequence[pa.Array]) -> pa.Array:
+    """The articles: the only text column, or several joined by a space, and stripped."""
+    if len(texts) == 1:
+        return texts[0]
+    text = pc.binary_join_element_wise(*texts, _SPACE, null_handling="replace", null_replacement="")
+    return pc.utf8_trim_whitespace(text)
+
+
+def beginnings(text: pa.Array, sizes: NDArray[np.int64], n_chars: NDArray[np.int64], count: int) -> pa.Array:
+    """Each text, a large_string, up to `count` characters. sizes, n_chars: int64 [N], its bytes and characters."""
+    if n_chars.max(initial=0) <= count:
+        return text
+    if n_chars.sum() == sizes.sum():  # each character is one byte
+        return pc.binary_slice(text.view(pa.large_binary()), 0, count)
+    return pc.utf8_slice_codeunits(text, 0, count)
+
+
+def characters(text: pa.Array, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64, one for each text, a large_string; 0 for nulls. sizes: int64 [N], their bytes."""
+    if _is_ascii(text):
+        return sizes
+    return np.asarray(pc.fill_null(pc.utf8_length(text), 0).to_numpy(), np.int64)
+
+
+def _is_ascii(values: pa.Array) -> bool:
+    """Whether there is nothing but ASCII in these, large_string or large_binary."""
+    offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset :] if len(values) else np.zeros(1, np.int64)
+    data = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[len(values)]]
+    return bool(data.max(initial=0) < 0x80)
+
+
+def nulls(values: pa.Array) -> NDArray[np.bool_]:
+    return np.asarray(values.is_null().to_numpy(zero_copy_only=False))
+
+
+def column_of(table: pa.Table, name: str) -> pa.Array:
+    """One array without a dictionary; of nulls where the table lacks the column."""
+    if name not in table.column_names:
+        return pa.nulls(len(table))
+    column = table.column(name)
+    column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def is_copied_as_it_is(held: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether a kept column needs no decoding: bytes stay bytes, and nulls have any type."""
+    return bool(pa.types.is_null(held) or kind == pa.binary())
+
+
+def decoded_text(name: str, column: pa.Array, reasons: dict[int, str], encoding: str) -> pa.Array:
+    """Strings where the column holds bytes; rows that are not text become null and get a reason."""
+    if not is_textual(column.type):
+        return column
+    column = column.cast(pa.large_binary())
+    if _is_ascii(column):
+        return column.view(pa.large_string())
+    with suppress(pa.ArrowInvalid):
+        return column.cast(pa.large_string())
+    invalid = not_utf8(column)
+    for i in invalid:
+        reasons.setdefault(i, f"column {name!r} {why_not_decoded(column[i].as_py(), encoding)}")
+    mask = np.zeros(len(column), np.bool_)
+    mask[invalid] = True
+    return pc.if_else(pa.array(mask), pa.scalar(None, column.type), column).cast(pa.large_string())

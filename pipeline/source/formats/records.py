@@ -1,0 +1,185 @@
+"""A byte stream cut into records, in blocks of bounded size, with each record's position in the file; and rows cut into
+chunks, by their number and by the bytes that they hold.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..chunk import HEAD_BYTES, BadRow, Selection, held_bytes
+from ..limits import LIMITS, Limits
+
+
+class Cutting:
+    """Cuts rows that come in runs of any length into chunks of up to `most_rows` rows and `most_bytes` bytes.
+
+    A chunk of one row may be larger. Where rows are cut does not depend on the runs in which they come.
+    """
+
+    def __init__(self, most_rows: int, most_bytes: int) -> None:
+        self._most_rows, self._most_bytes = most_rows, most_bytes
+        self._rows = self._bytes = 0
+
+    def cut(self, sizes: NDArray[np.int64]) -> Iterator[tuple[int, int, bool]]:
+        """The next rows, of these sizes, in pieces: from, up to, and whether the piece begins a new chunk."""
+        after = np.cumsum(sizes)
+        at = 0
+        while at < len(sizes):
+            before = int(after[at - 1]) if at else 0
+            within = int(np.searchsorted(after, before + self._most_bytes - self._bytes, "right"))
+            stop = max(min(len(sizes), at + self._most_rows - self._rows, within), at if self._rows else at + 1)
+            if stop > at:
+                yield at, stop, not self._rows
+                self._rows, self._bytes = self._rows + stop - at, self._bytes + int(after[stop - 1]) - before
+            at = stop
+            if at < len(sizes):
+                self._rows = self._bytes = 0  # there was no room for the next row
+
+
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Split:
+    """The records of one buffer. starts, ends: int64 [n], contents without the line end. problems: by index, why a
+    record cannot be parsed. consumed: bytes that are done with. overlong: where the rest begins with a line over the
+    limit, which the caller must skip: the bytes that end a line.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    problems: dict[int, str]
+    consumed: int
+    overlong: bytes = b""
+
+
+class Splitter(Protocol):
+    """Finds the records of `buffer`, which begins at a record; `final` where the stream ends with it."""
+
+    def __call__(self, buffer: bytes, final: bool) -> Split: ...
+
+
+@dataclass(frozen=True)
+class Records:
+    """n records in file order. data[starts[i]:ends[i]] is record i; it begins at byte offsets[i] of the file."""
+
+    data: bytes
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    problems: dict[int, str]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @cached_property
+    def _bad(self) -> list[int]:
+        return sorted(self.problems)
+
+    def raw(self, i: int) -> tuple[int, bytes]:
+        """Byte offset and first bytes of record i."""
+        start = int(self.starts[i])
+        return int(self.offsets[i]), self.data[start : min(int(self.ends[i]), start + HEAD_BYTES)]
+
+    def bad_rows(self, first_row: int) -> list[BadRow]:
+        """The records that cannot be parsed, where record 0 of these is `first_row` of the file."""
+        bad = []
+        for i, reason in self.problems.items():
+            offset, head = self.raw(i)
+            bad.append(BadRow(first_row + i, offset, reason, head))
+        return bad
+
+    def slice(self, first: int, last: int) -> Records:
+        bad = self._bad[bisect_left(self._bad, first) : bisect_left(self._bad, last)]
+        problems = {i - first: self.problems[i] for i in bad}
+        part = slice(first, last)
+        return Records(self.data, self.starts[part], self.ends[part], self.offsets[part], problems)
+
+
+def read_records(
+    stream: BinaryIO, split: Splitter, offset: int, size: int | None = None, limits: Limits = LIMITS
+) -> Iterator[Records]:
+    """Blocks of records from `stream`, which is at byte `offset` of its file, until `size` bytes or its end.
+
+    A record stays within one block. An error of the stream is raised after the records before it have been yielded.
+    """
+    buffer = b""
+    left = size
+    skipping = b""  # the bytes that end the line over the limit that is being skipped
+    failure: Exception | None = None
+    final = False
+    while not final:
+        try:
+            block = stream.read(limits.block_bytes if left is None else min(limits.block_bytes, left))
+        except Exception as error:  # any error of a file system or decompressor: the records before it are good
+            block, failure = b"", error
+        left = None if left is None else left - len(block)
+        final = not block or left == 0
+        buffer = b"".join((buffer, block)) if buffer else block  # `join` releases the GIL, `+` does not
+        if skipping:
+            end = _line_end(buffer, skipping)
+            if end < 0 and not final:
+                offset, buffer = offset + len(buffer), b""
+                continue
+            end = len(buffer) if end < 0 else end
+            offset, buffer = offset + end, buffer[end:]
+            skipping = b""
+        if not buffer:
+            continue
+        found = split(buffer, final and failure is None)
+        if len(found.starts) or found.problems:
+            yield Records(buffer, found.starts, found.ends, found.starts + offset, found.problems)
+        offset, buffer = offset + found.consumed, buffer[found.consumed :]
+        if found.overlong:
+            skipping = found.overlong
+            yield _single(buffer[:HEAD_BYTES], offset, limits.long_line)
+    if failure is not None:
+        if buffer:
+            yield _single(buffer[:HEAD_BYTES], offset, "cut off where the file could not be read on")
+        raise failure
+
+
+def cut(
+    blocks: Iterable[Records], most_rows: int, most_bytes: int, selection: Selection
+) -> Iterator[tuple[Records, bool]]:
+    """The records in pieces, each with whether it begins a new chunk of up to `most_rows` rows, of which up to
+    `most_bytes` bytes are held (`held_bytes`).
+
+    A chunk of one record may be larger. Where records are cut does not depend on the blocks in which they arrive.
+    """
+    cutting = Cutting(most_rows, most_bytes)
+    for records in blocks:
+        for first, last, new in cutting.cut(held_bytes(records.ends - records.starts, selection)):
+            yield records.slice(first, last), new
+
+
+def _single(head: bytes, offset: int, reason: str) -> Records:
+    return Records(head, np.array([0]), np.array([len(head)]), np.array([offset]), {0: reason})
+
+
+def _line_end(buffer: bytes, ends: bytes) -> int:
+    """The position after the first byte that ends a line, or -1. (The LF of a CRLF is then a blank line.)"""
+    found = [place for place in (buffer.find(end) for end in ends) if place >= 0]
+    return min(found) + 1 if found else -1
+
+
+def split_lines(buffer: bytes, final: bool, limits: Limits = LIMITS) -> Split:
+    """A record a line, ended by LF or CRLF; the last line may lack an end."""
+    array = np.frombuffer(buffer, np.uint8)
+    ends = np.flatnonzero(array == 0x0A)
+    consumed = int(ends[-1]) + 1 if len(ends) else 0
+    if final and consumed < len(buffer):
+        ends = np.append(ends, len(buffer))
+        consumed = len(buffer)
+    starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)[: len(ends)]
+    ends = ends - ((ends > starts) & (array[np.maximum(ends - 1, 0)] == 0x0D) if len(ends) else 0)
+    problems = {int(i): limits.long_line for i in np.flatnonzero(ends - starts > limits.field_bytes)}
+    overlong = b"\n" if len(buffer) - consumed > limits.field_bytes else b""
+    return Split(starts, ends, problems, consumed, overlong)

@@ -1,0 +1,327 @@
+"""A remote file as a stream of bytes, which requests what will be read next while the rest is in use.
+
+One request at a time would wait for the way to the server and back before each, and get the rate of one connection; so
+several are under way, of a few MiB each. A reader that jumps about gets what it asks for, and little more.
+
+Objects in buckets, files of the web, and what fsspec has drivers for are read so.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import fsspec
+from fsspec import AbstractFileSystem
+
+from ...errors import UsageError
+from ...storage.buckets import PATIENCE, BucketObject, Origin, State, is_bucket, state_of_object
+from ...storage.names import is_web, without_secrets
+
+_STAMPS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
+"""What file systems call the time at which a file was modified, or a tag that changes with its content."""
+
+
+class DriverFile(Origin):
+    """A file at an fsspec URL. Raises OSError, whatever the driver raises."""
+
+    at_once = 1  # drivers read ahead
+
+    def __init__(self, url: str) -> None:
+        with os_errors():
+            fs, path = driver(url)
+            self._stream = fs.open(path, "rb")
+            about = getattr(self._stream, "details", None) or {}
+            if not any(about.get(name) for name in _STAMPS):
+                about = fs.info(path)
+            self.state = listed_state(about)
+        if self.state.size is None:
+            raise OSError(errno.EINVAL, "its server does not tell its size")
+        self._lock = Lock()
+
+    def get(self, start: int, stop: int) -> memoryview:
+        with self._lock, os_errors():
+            self._stream.seek(start)
+            data = self._stream.read(stop - start)
+        if len(data) != stop - start:
+            raise OSError(errno.EIO, f"{len(data):,} bytes came of {stop - start:,}")
+        return memoryview(data)
+
+    def close(self) -> None:
+        with self._lock:
+            self._stream.close()
+
+
+def driver(url: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of a URL, and the path on it. Raises OSError where its driver is not installed."""
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        package = getattr(error.__cause__ or error.__context__ or error, "name", None) or "a package that is not there"
+        raise OSError(errno.ENOPKG, f"{url.partition(':')[0]}:// needs {package}: pip install {package}") from error
+    return fs, path
+
+
+def state_by_driver(url: str) -> State:
+    """Of a file as it is now. Raises OSError."""
+    with os_errors():
+        fs, path = driver(url)
+        fs.invalidate_cache(path)
+        return listed_state(fs.info(path))
+
+
+def listed_state(info: dict[str, Any]) -> State:
+    """Of what a driver tells of a file. Raises OSError for what is none."""
+    if info.get("type", "file") != "file":
+        raise OSError(errno.EINVAL, f"it is of the type {info['type']!r}, not a regular file")
+    size = None if info.get("size") is None else int(info["size"])
+    return State(size, next((_stamp(info[name]) for name in _STAMPS if info.get(name)), ""))
+
+
+def _stamp(value: Any) -> str:
+    """Some drivers tell a time as a number when they list a folder, and as a date of one file."""
+    return str(value.timestamp()) if isinstance(value, datetime) else str(value)
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Drivers raise anything."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, why(error)) from error
+    except Exception as error:
+        raise OSError(errno.EIO, why(error)) from error
+
+
+def why(error: BaseException) -> str:
+    """What the error of a driver says, without the address, which the caller names."""
+    if isinstance(error, FileNotFoundError):
+        return why(error.__cause__) if error.__cause__ else "no such file"
+    if status := getattr(error, "status", None):
+        return f"its server answers {status} {getattr(error, 'message', '')}".rstrip()
+    return without_secrets(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
+
+
+REQUESTS = 32
+"""Requests of a process that are under way at a time."""
+
+_BLOCK = 4 << 20  # bytes of a request
+_FIRST = 256 << 10  # of the first one after a jump, which may be one of many jumps
+_GAP = 512 << 10  # bytes that are rather read than jumped over
+_MOST_AHEAD = 192 << 20  # bytes that a process holds or has requested ahead, for all its files together
+
+
+class RemoteFile(io.RawIOBase):
+    """The bytes of an origin. Raises OSError, whatever its server does.
+
+    stop: the byte up to which it will be read, in order, where that is known.
+    """
+
+    def __init__(self, origin: Origin, stop: int | None = None) -> None:
+        self.ranges = origin.ranges
+        self._origin = origin
+        self._stop = stop
+        self._at = self._end = 0  # where it is read, and up to where blocks were requested
+        self._steps = 0  # blocks in order, since the last jump
+        self._blocks: deque[_Block] = deque()
+        self._expected: deque[tuple[int, int]] = deque()
+
+    def state(self) -> State:
+        """As its server last told it."""
+        return self._origin.state
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self.ranges
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if not self.ranges:
+            raise io.UnsupportedOperation("its server sends it from its first byte on only")
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Request these ranges of bytes, side by side, instead of what follows: they are read next."""
+        self._drop()
+        self._expected = deque(_requests(ranges))
+
+    def readinto(self, buffer: Any) -> int:
+        if not self.ranges:
+            data: bytes | memoryview = self._origin.next(len(buffer))
+        elif not len(buffer) or self._at >= self._size:
+            return 0
+        else:
+            block = self._block(len(buffer))
+            data = block.data()[self._at - block.start :][: len(buffer)]
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._drop()
+            self._origin.close()
+        super().close()
+
+    @property
+    def _size(self) -> int:
+        return self._origin.state.size or 0
+
+    def _block(self, wanted: int) -> _Block:
+        """The block that holds the next byte; those after it are requested too."""
+        while self._blocks and not self._blocks[0].start <= self._at < self._blocks[0].stop:
+            self._blocks.popleft().drop()
+        while self._expected and not self._blocks and not self._expected[0][0] <= self._at < self._expected[0][1]:
+            self._expected.popleft()
+        if not self._blocks:
+            if not self._expected and self._at != self._end:
+                self._steps = 0
+                self._end = self._at
+            self._request(self._following(wanted))
+        while len(self._blocks) < self._at_once:
+            start, stop = self._following(0)
+            if start >= stop or start == self._stop or not _AHEAD.has_room(stop - start):
+                break
+            self._request((start, stop))
+        return self._blocks[0]
+
+    def _request(self, bounds: tuple[int, int]) -> None:
+        if self._expected:
+            self._expected.popleft()
+        else:
+            self._steps += 1
+        self._blocks.append(_Block(self._origin, *bounds))
+        self._end = bounds[1]
+
+    def _following(self, wanted: int) -> tuple[int, int]:
+        """The next bytes to request. In order, a request is larger than the one before, up to some MiB."""
+        if self._expected:
+            return self._expected[0]
+        most = self._stop if self._stop is not None and self._end < self._stop else self._size
+        in_order = self._stop is not None or self._end == 0 or self._size <= _BLOCK
+        size = _BLOCK if in_order else min(max(_FIRST << self._steps, wanted), _BLOCK)
+        return self._end, min(self._end + size, most)
+
+    @property
+    def _at_once(self) -> int:
+        if self._expected or (self._stop is not None and self._end < self._stop):
+            return self._origin.at_once
+        return min(self._steps, self._origin.at_once)
+
+    def _drop(self) -> None:
+        for block in self._blocks:
+            block.drop()
+        self._blocks.clear()
+        self._expected.clear()
+
+
+def _requests(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Ranges in order, those that lie close together as one, and large ones in pieces."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and start <= joined[-1][1] + _GAP:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    for start, stop in joined:
+        for at in range(start, stop, _BLOCK):
+            yield at, min(at + _BLOCK, stop)
+
+
+class _Block:
+    """Bytes of a file that have been requested."""
+
+    def __init__(self, origin: Origin, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        self._origin = origin
+        self._read: memoryview | None = None
+        _AHEAD.add(stop - start)
+        self._future: Future[memoryview] = _threads().submit(origin.get, start, stop)
+
+    def data(self) -> memoryview:
+        if self._read is None:  # where no thread was free for it until now, it is requested here
+            here = self._future.cancel()
+            self._read = self._origin.get(self.start, self.stop) if here else self._future.result()
+        return self._read
+
+    def drop(self) -> None:
+        self._future.cancel()
+        _AHEAD.add(self.start - self.stop)
+
+
+class _Ahead:
+    """The bytes that this process holds or has requested."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._bytes = 0
+
+    def has_room(self, count: int) -> bool:
+        return self._bytes + count <= _MOST_AHEAD
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._bytes += count
+
+
+_AHEAD = _Ahead()
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(REQUESTS, "requests")
+
+
+def open_remote(
+    url: str,
+    ranges: bool | None = None,
+    expected: State | None = None,
+    endpoint: str | None = None,
+    stop: int | None = None,
+) -> RemoteFile:
+    """Open a remote file. Raises OSError.
+
+    ranges, expected: what is known of it; None to ask for it. endpoint: as of `bucket_client`. stop: as of
+    `RemoteFile`.
+    """
+    origin: Origin
+    if is_bucket(url):
+        origin = _object(url, expected, endpoint)
+    elif is_web(url):
+        from .web import WebFile  # urllib3 takes long to import
+
+        origin = WebFile(url, ranges, expected)
+    else:
+        origin = DriverFile(url)
+    return RemoteFile(origin, stop)
+
+
+def state_now(url: str, endpoint: str | None = None) -> State:
+    """The state of a remote file. Raises OSError."""
+    if is_bucket(url):
+        return state_of_object(url, endpoint, PATIENCE)
+    if is_web(url):
+        with open_remote(url) as file:
+            return file.state()
+    return state_by_driver(url)
+
+
+def _object(url: str, expected: State | None, endpoint: str | None) -> BucketObject:
+    try:
+        return BucketObject(url, expected, endpoint)
+    except UsageError as error:
+        raise OSError(error.message) from error

@@ -1,0 +1,198 @@
+"""Files on servers of the web, of which some send a file from any byte on, and some do not even tell its size.
+
+Of the seven kinds of servers in tests/test_web.py, obstore's HTTPStore reads three (with ranges, by a redirection, and
+without HEAD where the size is known). It opens no file whose address has a query, such as a signature, and none of a
+server that sends no ranges or does not tell the length. fsspec's driver needs aiohttp.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import re
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from http.client import responses
+from typing import TypeVar
+from urllib.request import getproxies, proxy_bypass
+
+from urllib3 import BaseHTTPResponse, PoolManager, ProxyManager, Retry, Timeout
+from urllib3.exceptions import HTTPError, LocationParseError, NameResolutionError, NewConnectionError
+from urllib3.util import make_headers, parse_url
+
+from ...storage.buckets import FIRST_PATIENCE, PATIENCE, Origin, State
+from ...storage.names import without_secrets
+
+_TIMEOUT = Timeout(connect=10, read=60)
+_REDIRECTS = Retry(total=None, connect=0, read=0, other=0, status=0, redirect=10, raise_on_status=False)
+_MAY_PASS = {408, 425, 429, 500, 502, 503, 504}
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+)")
+
+_Result = TypeVar("_Result")
+
+
+class WebFile(Origin):
+    """A file by its address. ranges, expected: as they were found before, which spares a request; None to ask for them.
+
+    Raises OSError.
+    """
+
+    at_once = 4
+
+    def __init__(self, url: str, ranges: bool | None = None, expected: State | None = None) -> None:
+        self._url = url.partition("#")[0]
+        self._closed = False
+        self._body: BaseHTTPResponse | None = None
+        self._given = 0
+        if ranges and expected:
+            self.state = expected
+            return
+        patience = FIRST_PATIENCE if ranges is None else PATIENCE
+        if ranges is not False:
+            self.ranges, self.state = self._patiently(self._ask, patience)
+        else:
+            self.ranges = False
+            self._patiently(self._begin, patience)
+
+    def get(self, start: int, stop: int) -> memoryview:
+        def request() -> memoryview:
+            response = self._open({"Range": f"bytes={start}-{stop - 1}"})
+            try:
+                found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+                if response.status != 206 or found is None or found[1] != str(start):
+                    raise OSError(errno.EIO, "its server sent ranges of it, and does so no longer")
+                self._compare(_state_in(response))
+                data = response.read(decode_content=False)
+                if len(data) != stop - start:
+                    raise ConnectionResetError(f"{len(data):,} bytes came of {stop - start:,}")
+                return memoryview(data)
+            finally:
+                response.release_conn()
+
+        return self._patiently(request, PATIENCE)
+
+    def next(self, size: int) -> bytes:
+        def read() -> bytes:
+            if self._body is None:
+                self._begin()
+            assert self._body is not None
+            try:
+                data: bytes = self._body.read(size, decode_content=False)
+            except BaseException:
+                self._end()
+                raise
+            self._given += len(data)
+            return data
+
+        return self._patiently(read, PATIENCE)
+
+    def close(self) -> None:
+        self._closed = True
+        self._end()
+
+    def _ask(self) -> tuple[bool, State]:
+        """Whether it has ranges, and its state. Ranges of a file of unknown size are of no use: where does it end?"""
+        response = self._open({"Range": "bytes=0-0"})
+        try:
+            state = _state_in(response)
+            return response.status in (206, 416) and state.size is not None, state
+        finally:
+            response.close()
+
+    def _begin(self) -> None:
+        """Open it at the byte that comes next, which its server sends after all those before."""
+        self._body = self._open({})
+        now = _state_in(self._body)
+        if not self._given:
+            self.state = now
+            return
+        try:
+            self._compare(now)
+            left = self._given
+            while left and (data := self._body.read(min(left, 1 << 20), decode_content=False)):
+                left -= len(data)
+            if left:
+                raise OSError(errno.ESTALE, "it has changed while it was read")
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        if self._body is not None:
+            self._body.close()
+            self._body = None
+
+    def _compare(self, now: State) -> None:
+        if now.differs(self.state):
+            self.state = now
+            raise OSError(errno.ESTALE, "it has changed while it was read")
+
+    def _open(self, headers: Mapping[str, str]) -> BaseHTTPResponse:
+        """The answer to a request, of which the body is still to be read."""
+        if self._closed:
+            raise OSError(errno.EBADF, "it is closed")
+        address = parse_url(self._url)
+        headers = {**headers, "Accept-Encoding": "identity"}  # else it might be compressed, with a length of its own
+        if address.auth:
+            headers |= make_headers(basic_auth=address.auth)
+        response = _connections(address.scheme or "", address.host or "").request(
+            "GET", self._url, headers=headers, preload_content=False, retries=_REDIRECTS, timeout=_TIMEOUT
+        )
+        if response.status not in (200, 206, 416):
+            response.close()
+            raise _Refused(response.status, response.headers.get("Retry-After", ""))
+        return response
+
+    def _patiently(self, call: Callable[[], _Result], seconds: float) -> _Result:
+        """The result of a call, which is repeated, with growing pauses, while its error may pass."""
+        deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+        while True:
+            try:
+                return call()
+            except _Refused as error:
+                if error.answer not in _MAY_PASS or time.monotonic() + pause > deadline:
+                    raise
+                wait = float(error.after) if error.after.isdecimal() else 0.0
+            except (HTTPError, ConnectionError, TimeoutError) as error:
+                cause = getattr(error, "reason", None) or error
+                never = isinstance(cause, (NewConnectionError, NameResolutionError)) and seconds <= FIRST_PATIENCE
+                if never or isinstance(error, LocationParseError) or time.monotonic() + pause > deadline:
+                    raise OSError(errno.ETIMEDOUT, f"its server cannot be reached: {_said(cause)}") from error
+                wait = 0.0
+            time.sleep(min(max(wait, pause * random.uniform(0.5, 1.0)), max(deadline - time.monotonic(), 0.0)))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+class _Refused(OSError):
+    """An answer that is not the file."""
+
+    def __init__(self, status: int, after: str) -> None:
+        said = responses.get(status, "")
+        number = errno.ETIMEDOUT if status in _MAY_PASS else errno.EIO
+        super().__init__(number, f"its server answers {status} {said}".rstrip())
+        self.answer, self.after = status, after
+
+
+def _said(error: BaseException) -> str:
+    """The last part of what an error says: those before it name connections as Python objects."""
+    return without_secrets(str(error).rpartition(": ")[2] or type(error).__name__)
+
+
+def _state_in(response: BaseHTTPResponse) -> State:
+    headers = response.headers
+    length = headers.get("Content-Length", "")
+    size = int(length) if length.isdecimal() and response.status == 200 else None
+    if found := _RANGE.fullmatch(headers.get("Content-Range", "")):
+        size = int(found[2])
+    return State(size, headers.get("ETag") or headers.get("Last-Modified") or "")
+
+
+@cache
+def _connections(scheme: str, host: str) -> PoolManager:
+    """Connections that are kept for requests to come, through a proxy where the environment says so."""
+    proxy = getproxies().get(scheme)
+    if proxy and not proxy_bypass(host):
+        return ProxyManager(proxy, maxsize=32)
+    return PoolManager(maxsize=32)

@@ -1,1 +1,0 @@
-"""Files that are not on a disk: objects in buckets, files on servers of the web, and what fsspec has drivers for."""
