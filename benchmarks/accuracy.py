@@ -128,8 +128,6 @@ def main() -> None:
     command.add_argument("sets", type=Path, help="folder with a folder for each set")
     command.add_argument("--rows", type=int, nargs="+", default=[500, 2000, 5000, 20000], help="to train on")
     command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="that draw them")
-    command.add_argument("--only", nargs="+", help="names of sets")
-    command.add_argument("--ways", nargs="+", help="what is measured; default: all")
     command.add_argument("--trial", choices=list(TRIALS), default="")
     options = command.parse_args()
     kept = options.output and options.output.exists()
@@ -137,11 +135,10 @@ def main() -> None:
     there = {(run["set"], run["rows"], run["seed"], run["trial"]): run for run in runs}
     for rows in options.rows:
         for folder in sorted(path.parent for path in options.sets.glob("*/train.csv")):
-            wanted = folder.name in (options.only or [folder.name]) and len(read(folder / "train.csv")[0]) >= rows
-            for seed in options.seeds if wanted else ():
+            for seed in options.seeds if len(read(folder / "train.csv")[0]) >= rows else ():
                 case = {"set": folder.name, "rows": rows, "seed": seed, "trial": options.trial}
                 run = there.get(tuple(case.values()), case)
-                ways = [way for way in options.ways or TRIALS[options.trial] if way not in run]
+                ways = [way for way in TRIALS[options.trial] if way not in run]
                 if ways:
                     measure(folder, run, ways)
                     runs += [run] if run is case else []

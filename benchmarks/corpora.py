@@ -129,12 +129,9 @@ def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[s
 
 
 def main() -> None:
-    command = parser(__doc__, RESULTS / "corpora_1.json")
-    command.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
+    command = parser(__doc__, RESULTS / "corpora_1.json", articles=True)
     command.add_argument("--folder", type=Path, required=True, help="for input and output: 25 GB a GPU")
-    command.add_argument(
-        "--where", default="cuda", choices=("cuda", "local"), help="local: the reader alone, without a GPU"
-    )
+    command.add_argument("--where", default="cuda", choices=("cuda", "local"), help="local: the reader alone")
     command.add_argument("--gpus", type=int, nargs="+", default=[1])
     command.add_argument("--corpora", nargs="+", default=[c.name for c in CORPORA], choices=[c.name for c in CORPORA])
     command.add_argument("--chunk-rows", type=int, default=131_072)
@@ -155,11 +152,7 @@ def main() -> None:
             result["runs"].append(found)
             for way in ("job", "command", "reader"):
                 if ran := found.get(way):
-                    print(
-                        f"{workers} x {corpus.name}, {way}: {ran['rows_per_second']:,.0f} rows/s, "
-                        f"busy {ran['busy']:.0%}, {max(ran['peak_bytes'].values()) / 1e9:.2f} GB; {ran['verdict']}",
-                        flush=True,
-                    )
+                    print(workers, corpus.name, way, ran["rows_per_second"], ran["busy"], ran["verdict"], flush=True)
             write(result, options.output)
 
 

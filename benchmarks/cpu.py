@@ -23,12 +23,9 @@ from benchmarks.articles import encoded, random_ids
 from benchmarks.peers import torch_peer
 from benchmarks.record import about, parser, seconds_of, write
 from pipeline.engine.open import open_engine
-from pipeline.model import reference
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.layers import FRAMES
 from pipeline.processes.threads import available_cores
-
-_CHECKED = 64  # articles whose scores are compared with the reference
 
 
 def measure(model: Model, ids: NDArray[np.uint8], threads: int, repeats: int) -> dict[str, Any]:
@@ -59,26 +56,11 @@ def measure(model: Model, ids: NDArray[np.uint8], threads: int, repeats: int) ->
         "articles_per_second": {name: round(rate, 1) for name, rate in rates.items()},
         "text_to_dense": round(rates["text"] / rates["dense"], 3),
         "text_to_pytorch": round(rates["text"] / rates["pytorch"], 3),
-        "relative_error_of_scores": {frame: _error(engine.model, ids) for frame, engine in engines.items()},
         "backend": str(engines["text"].backend),
     }
     for engine in engines.values():
         engine.close()
     return found
-
-
-def _error(model: Model, ids: NDArray[np.uint8]) -> float:
-    """Of the engine's scores, against PyTorch's in the dense frame and the reference's in the text frame."""
-    ids = ids[:_CHECKED]
-    if model.frame == "dense":
-        with torch.inference_mode():
-            truth = torch.softmax(torch_peer.eager(model, torch.float32).eval()(torch.from_numpy(ids)), dim=1).numpy()
-    else:
-        truth = reference.softmax(reference.forward(ids, reference.prepare(model)))
-    engine = open_engine(model, "cpu")
-    scores = engine.classify(encoded(ids), all_scores=True).all_scores
-    engine.close()
-    return float(np.linalg.norm(scores - truth) / np.linalg.norm(truth))
 
 
 def main() -> None:

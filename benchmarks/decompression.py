@@ -14,7 +14,6 @@ import gzip
 import itertools
 import json
 import lzma
-import os
 import tempfile
 import time
 import zlib
@@ -194,26 +193,17 @@ def measured(articles: Path) -> dict[str, Any]:
                 data = texts(articles, joined, BYTES[name])
                 path = Path(folder) / f"{text}.{name}"
                 path.write_bytes(packed(name, data))
-                stored = os.stat(path).st_size / len(data)
                 for library, read in libraries.items():
                     one, all_cores = of_one_core(read, path, len(data)), rates(read, path, len(data), available_cores())
-                    found.append(
-                        {"compression": name, "text": text, "library": library, "one": one, "all": all_cores,
-                         "stored": stored}
-                    )  # fmt: skip
+                    found.append({"compression": name, "text": text, "library": library, "one": one, "all": all_cores})
         large = list(one_large(Path(folder), articles))
     return {"libraries": found, "large": large}
 
 
 def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--share", type=float, default=1.0, help="of the usual sizes")
-    made.add_argument("--articles-csv", type=Path, required=True, help="AG News as CSV: class, title, description")
+    made = parser(__doc__, articles=True)
     options = made.parse_args()
-    for name in BYTES:
-        BYTES[name] = int(BYTES[name] * options.share)
-    result = measured(options.articles_csv)
-    write({"about": about(options), **result}, options.output)
+    write({"about": about(options), **measured(options.articles_csv)}, options.output)
 
 
 if __name__ == "__main__":

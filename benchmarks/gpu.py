@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import cupy as cp
@@ -162,8 +161,7 @@ def reference_labels(model: Model, articles: Articles) -> NDArray[np.int32]:
 
 
 def main() -> None:
-    command = parser(__doc__)
-    command.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
+    command = parser(__doc__, articles=True)
     command.add_argument("--articles", type=int, default=262_144)
     command.add_argument("--repeats", type=int, default=REPEATS)
     command.add_argument("--peers", nargs="*", default=list(KINDS))
@@ -178,12 +176,8 @@ def main() -> None:
     }
     result["ours"] = [ours(*stack, model, articles, options.repeats) for stack in OURS]
     for row in result["ours"]:
-        print(f"{row['name']}: {row['articles_per_second']:,.0f} on the device, "
-              f"{row['end_to_end_articles_per_second']:,.0f} end to end", flush=True)  # fmt: skip
+        print(row["name"], row["articles_per_second"], row["end_to_end_articles_per_second"], flush=True)
     result["both_frames"] = both_frames(model, articles, options.repeats)
-    for row in result["both_frames"]:
-        print(f"{row['frame']} frame, {row['precision']}, {row['texts']}: "
-              f"{row['end_to_end_articles_per_second']:,.0f} end to end", flush=True)  # fmt: skip
     exact = {frame: reference_labels(replace(model, frame=frame), articles) for frame in FRAMES}
     for row in result["ours"]:
         row["labels_unlike_fp32"] = int((row.pop("labels") != exact[model.frame]).sum())

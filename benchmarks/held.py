@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pipeline
-from benchmarks.record import about, parser, write
+from benchmarks.record import about, parser, seconds_of, write
 from pipeline.engine.base import Texts
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import load_model
@@ -28,12 +28,12 @@ def measure(model: str, device: str, repeats: int) -> dict[str, Any]:
     load = time.perf_counter() - began
     engine, texts = open_engine(load_model(model), device), Texts.of([TEXT.encode()])
     ways: dict[str, Callable[[], object]] = {"call": lambda: held(TEXT), "engine": lambda: engine.classify(texts)}
-    turns = [{name: _seconds(work) for name, work in ways.items()} for _ in range(repeats + 1)][1:]
+    turns = [{name: seconds_of(work, 1)[0] for name, work in ways.items()} for _ in range(repeats + 1)][1:]
     call, alone = (statistics.median(turn[name] for turn in turns) for name in ways)
     backend = str(held.backend)
     held.close()
     engine.close()
-    calls = [_seconds(lambda: pipeline.classify([TEXT], model=model, device=device)) for _ in range(12)]
+    calls = seconds_of(lambda: pipeline.classify([TEXT], model=model, device=device), 12)
     pipeline.close()
     return {
         "backend": backend,
@@ -45,12 +45,6 @@ def measure(model: str, device: str, repeats: int) -> dict[str, Any]:
         "classify_first_seconds": calls[0],
         "classify_again_seconds": statistics.median(calls[2:]),
     }
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def main() -> None:

@@ -20,9 +20,6 @@ PRELOAD = "DASK_DISTRIBUTED__WORKER__PRELOAD"
 STAND_IN = str(ROOT / "benchmarks" / "stand_in.py")
 """What the workers of a job without a network load."""
 
-FLAT = 0.05
-"""Memory that grows by less than this share from 30 % of a job to 95 % is called flat."""
-
 _POINTS = 120
 _BETWEEN = 0.65  # of a job: from the middle of its early samples to that of its late ones
 
@@ -66,7 +63,6 @@ class Sampler:
                 "peak_bytes": max(values),
                 "growth_bytes": late - early,
                 "growth_bytes_a_chunk": (late - early) / max(1.0, _BETWEEN * chunks),
-                "flat": late - early < FLAT * early,
                 "bytes": values[::step],
             }
         return found

@@ -103,8 +103,7 @@ def measure(folder: Path, suffix: str, rows: int, text_bytes: int, repeats: int)
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
+    arguments = parser(__doc__, articles=True)
     arguments.add_argument("--short", type=int, default=2_000_000, help="rows of short texts")
     arguments.add_argument("--long", type=int, default=200_000, help="rows of long texts")
     arguments.add_argument("--repeats", type=int, default=5)

@@ -21,18 +21,21 @@ from pipeline.processes.threads import available_cores
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = (
-    "numpy", "pyarrow", "dask", "distributed", "dask-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch", "triton",
-    "nvidia-cudnn-cu13", "nvidia-cublas",
-    "scipy", "scikit-learn", "isal", "zlib-ng", "zstandard", "backports.zstd", "lz4", "rapidgzip",
+    "numpy", "pyarrow", "dask", "distributed", "dask-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch", "triton", "isal",
+    "scipy", "scikit-learn", "zlib-ng", "zstandard", "backports.zstd", "lz4", "rapidgzip", "nvidia-cudnn-cu13",
 )  # fmt: skip
 
 
-def parser(doc: str | None, output: Path | None = None) -> argparse.ArgumentParser:
-    """For a command line that takes what every benchmark takes; `output` is the default file."""
+def parser(doc: str | None, output: Path | None = None, articles: bool = False) -> argparse.ArgumentParser:
+    """For a command line that takes what every benchmark takes; `output` is the default file. articles:
+    whether it needs AG News.
+    """
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--model", default="ag-news", help="a shipped model's name, or a model file")
     made.add_argument("--output", type=Path, default=output, help="JSON file; without one the result is printed")
     made.add_argument("--commit", default="", help="of the measured code, where it lies in no git repository")
+    if articles:
+        made.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
     made.add_argument("--note", default="", help="what else is to be said of the machine")
     return made
 
@@ -40,14 +43,17 @@ def parser(doc: str | None, output: Path | None = None) -> argparse.ArgumentPars
 def about(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """What a figure is from: the machine, its driver, versions, commit and date (UTC)."""
     gpus = _answer("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()  # makes no CUDA context
-    cpu_info = _text(Path("/proc/cpuinfo"))
-    found = re.search(r"^model name\s*: (.*)$", cpu_info, re.MULTILINE)
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "processor": found.group(1) if found else platform.processor(),
         "cores": available_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus,
-        **({"driver": _driver()} if gpus else {}),
+        **(
+            {"driver": _answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")}
+            if gpus
+            else {}
+        ),
         "versions": _versions(),
         "commit": _answer("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or options.commit,
         "date": datetime.now(UTC).date().isoformat(),
@@ -84,21 +90,6 @@ def _answer(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
-
-
-def _driver() -> str:
-    """By nvidia-smi, or by the kernel module where that does not say."""
-    query = _answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
-    said = "\n".join([query, _answer("nvidia-smi"), _text(Path("/proc/driver/nvidia/version"))])
-    found = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", said)
-    return found.group() if found else "unknown"
 
 
 def _versions() -> dict[str, str]:

@@ -147,12 +147,7 @@ def memory(options: argparse.Namespace, keep: Keep) -> Part:
     """What grows in a long job."""
     corpus = Corpus("memory", ".parquet", 1, options.memory_chunks * _MEMORY_CHUNK_ROWS)
     source = write_corpus(options.articles_csv, options.folder, corpus)
-    result = scale_stubs.memory_part(source, _MEMORY_CHUNK_ROWS, options.memory_chunks, _MEMORY_GPUS, _WORKER_PROCESSES)
-    for role, found in result["memory"].items():
-        if role != "seconds":
-            print(f"{role}: peak {found['peak_bytes'] / 1e6:.0f} MB, {found['growth_bytes'] / 1e6:+.1f} MB from 30 % "
-                  f"of the job to 95 %, {'flat' if found['flat'] else 'not flat'}", flush=True)  # fmt: skip
-    return result
+    return scale_stubs.memory_part(source, _MEMORY_CHUNK_ROWS, options.memory_chunks, _MEMORY_GPUS, _WORKER_PROCESSES)
 
 
 PARTS = {part.__name__: part for part in (small, planning, scheduler, memory)}

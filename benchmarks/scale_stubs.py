@@ -6,7 +6,6 @@ import itertools
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,13 +21,11 @@ from cluster import connect
 from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER
 from cluster.settings import environment as cluster_environment
 from pipeline import classify
-from pipeline.report.job import JobReport, Progress
 
 ARTICLES_PER_SECOND = 1.2e6
 """Of one GPU; a chunk's sleep is its rows over this."""
 
 _FIRST_GUESS = 500.0  # chunks a second, until one is measured
-_ENOUGH = 0.85
 
 
 @dataclass(frozen=True)
@@ -78,23 +75,6 @@ def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
         yield Fleet(client, scheduler, workers)
 
 
-class Moments(Progress):
-    """When each chunk was done."""
-
-    def __init__(self) -> None:
-        self.at: list[float] = []
-
-    def advance(self, report: JobReport) -> None:
-        self.at.append(time.perf_counter())
-
-    def middle_rate(self, least: int) -> float | None:
-        """Chunks a second from a tenth to nine tenths of them; None for fewer than `least`, which come in bursts."""
-        if len(self.at) < least:
-            return None
-        first, last = len(self.at) // 10, len(self.at) * 9 // 10
-        return (last - first) / max(self.at[last] - self.at[first], 1e-9)
-
-
 def stub_job(running: Fleet, gpus: int, chunks: int, rows: int) -> dict[str, Any]:
     """A job of so many chunks, each as long as `rows` articles take a GPU. Nothing is read or written but the folder's
     own files: a planned row, a line of a text file, stands for a chunk. It is stopped before one more, since the parts
@@ -105,8 +85,8 @@ def stub_job(running: Fleet, gpus: int, chunks: int, rows: int) -> dict[str, Any
         source = Path(folder) / "chunks.txt"
         line = "x" * (1 + (64 << 10) // chunks) + "\n"  # in all above 64 KiB: a smaller file is read by one worker
         source.write_text(line * (chunks + 1))
-        moments, before, asked = Moments(), running.processor_seconds(), itertools.count()
-        options = {"chunk_size": 1, "progress": moments, "stop": lambda: next(asked) == chunks}
+        before, asked = running.processor_seconds(), itertools.count()
+        options = {"chunk_size": 1, "stop": lambda: next(asked) == chunks}
         report = classify(str(source), f"{folder}/out", client=running.client, **options)
     after = running.processor_seconds()
     if report.rows_written != chunks:
@@ -118,7 +98,6 @@ def stub_job(running: Fleet, gpus: int, chunks: int, rows: int) -> dict[str, Any
         "chunks": chunks,
         "seconds": seconds,
         "chunks_per_second": chunks / seconds,
-        "middle_chunks_per_second": moments.middle_rate(20 * gpus),
         "processor_seconds": {role: after[role] - before[role] for role in after},
     }
 
@@ -132,7 +111,7 @@ def scheduler_part(
     keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Every number of GPUs with every chunk size, each for about `seconds`, and `least` chunks a GPU or more."""
-    result: dict[str, Any] = {"articles_per_second_a_gpu": ARTICLES_PER_SECOND, "enough": _ENOUGH, "runs": []}
+    result: dict[str, Any] = {"articles_per_second_a_gpu": ARTICLES_PER_SECOND, "runs": []}
     limit = _FIRST_GUESS
     for count in gpus:
         with fleet(count, processes) as running:

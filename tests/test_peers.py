@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from pipeline.model import reference
 from pipeline.model.charcnn import Model
-from pipeline.model.quantised import with_scales
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.peers import measure, torch_int8, torch_peer, torch_text  # noqa: E402
+from benchmarks.peers import measure, torch_peer, torch_text  # noqa: E402
 
 ARTICLES = 6
 TOLERANCE = 1e-5
@@ -52,12 +51,6 @@ def test_torch_networks_agree_with_the_reference(
     with torch.no_grad():
         logits = built.eval()(torch.from_numpy(ids)).numpy()
     assert relative_error(logits, truth) < TOLERANCE
-
-
-def test_int8_with_pytorch_is_near(small_model: Model, ids: NDArray[np.uint8], truth: NDArray[np.float32]) -> None:
-    built = torch_int8.Int8(with_scales(small_model, ids), torch.float32)
-    with torch.no_grad():
-        assert relative_error(built.eval()(torch.from_numpy(ids)).numpy(), truth) < 0.1
 
 
 def test_frames_for_short_text_give_the_text_frame(small_model: Model, ids: NDArray[np.uint8]) -> None:

@@ -54,17 +54,15 @@ def _chosen(kinds: Any, names: list[str] | None) -> list[Any]:
     return [known[name] for name in names or known]
 
 
-def table(trials: list[dict[str, Any]]) -> str:
+def told(trials: list[dict[str, Any]]) -> str:
     """Verdicts by kind, for a terminal."""
-    width = max(len(trial["kind"]) for trial in trials)
-    columns = ("tried", *Verdict)
-    lines = ["".join([" " * width, *(f"{name:>11}" for name in columns)])]
-    kinds = list(dict.fromkeys(trial["kind"] for trial in trials))
-    for kind in [*kinds, None]:
-        found = Counter(trial["verdict"] for trial in trials if kind in (None, trial["kind"]))
-        counts = [found.total(), *(found[name] for name in Verdict)]
-        lines.append("".join([f"{kind or 'all':<{width}}", *(f"{count:>11}" for count in counts)]))
-    return "\n".join(lines)
+    found: dict[str, Counter[str]] = {}
+    for trial in trials:
+        for kind in (trial["kind"], "all"):
+            found.setdefault(kind, Counter())[trial["verdict"]] += 1
+    return "\n".join(
+        f"{kind}: {', '.join(f'{n} {name}' for name, n in counts.items())}" for kind, counts in found.items()
+    )
 
 
 def main() -> None:
@@ -93,7 +91,7 @@ def main() -> None:
                 trials.append(found)
                 if found["verdict"] in BAD or options.only is not None:
                     print(found, file=sys.stderr, flush=True)
-    print(table(trials), file=sys.stderr)
+    print(told(trials), file=sys.stderr)
     if options.output:
         result = {
             "about": about(options, cluster=options.cluster),

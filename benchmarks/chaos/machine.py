@@ -10,30 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from benchmarks.chaos.files import (
-    change_the_input,
-    damage_output,
-    fill_the_disk,
-    limit_descriptors,
-    limit_file_size,
-    lose_output,
-    make_the_disk_read_only,
-)
-from benchmarks.chaos.processes import (
-    interrupt,
-    kill_a_stopped_worker,
-    kill_all,
-    kill_at_a_step,
-    kill_client,
-    kill_workers,
-    lose_a_node,
-    lose_the_scheduler,
-    overwrite_while_it_runs,
-    poison_a_chunk,
-    resume_twice_at_once,
-    start_twice_at_once,
-    stop_and_continue,
-)
+from benchmarks.chaos import files, processes
 from benchmarks.chaos.trial import Kind, Trial, Verdict
 
 _CLOCK = Path(__file__).with_name("shifted_clock.c")
@@ -58,18 +35,19 @@ def _build_clock(folder: Path) -> Path:
 
 
 KINDS: tuple[Kind, ...] = (
-    kill_workers, kill_all, kill_client, kill_at_a_step, interrupt, stop_and_continue, kill_a_stopped_worker,
-    poison_a_chunk, lose_the_scheduler, lose_a_node, fill_the_disk, make_the_disk_read_only, limit_file_size,
-    limit_descriptors, change_the_input, lose_output, damage_output, resume_twice_at_once, start_twice_at_once,
-    overwrite_while_it_runs, set_the_clock,
+    processes.kill_workers, processes.kill_all, processes.kill_client, processes.kill_at_a_step,
+    processes.interrupt, processes.stop_and_continue, processes.kill_a_stopped_worker, processes.poison_a_chunk,
+    processes.lose_the_scheduler, processes.lose_a_node, files.fill_the_disk, files.make_the_disk_read_only,
+    files.limit_file_size, files.limit_descriptors, files.change_the_input, files.lose_output, files.damage_output,
+    processes.resume_twice_at_once, processes.start_twice_at_once, processes.overwrite_while_it_runs, set_the_clock,
 )  # fmt: skip
 
 
 def missing(kind: Kind, cluster: str = "local") -> str | None:
     """The reason why a kind cannot be tried here, or None. cluster: that the job starts, "local" or "cuda"."""
-    if cluster == "cuda" and kind in (lose_the_scheduler, lose_a_node):
+    if cluster == "cuda" and kind in (processes.lose_the_scheduler, processes.lose_a_node):
         return "its cluster is of CPU workers"
-    if kind in (fill_the_disk, make_the_disk_read_only) and not _can_mount():
+    if kind in (files.fill_the_disk, files.make_the_disk_read_only) and not _can_mount():
         return "mounting a small disk needs root"
     if kind is set_the_clock and shutil.which("cc") is None:
         return "no C compiler to build the clock with"

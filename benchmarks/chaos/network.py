@@ -1,14 +1,13 @@
 """What can happen to a job in Slurm: to its network, its nodes, and by Slurm itself.
 
-The Slurm is real, its nodes are network namespaces of this machine. `tc netem` delays their packets where the kernel
-has it, `tc tbf` makes their links narrow, and netfilter loses their packets.
+The Slurm is real, its nodes are network namespaces of this machine. `tc tbf` makes their links narrow, and
+netfilter loses their packets.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,19 +39,9 @@ def slurm(folder: Path) -> Iterator[list[Callable[[Trial], Verdict]]]:
     nodes = SlurmNodes(folder)
     try:
         nodes.start()
-        found = [happens for happens in HAPPENINGS if happens is not delay_packets or _has_netem()]
-        if delay_packets not in found:
-            print("not tried: delay_packets (this kernel has no netem)", file=sys.stderr)
-        yield [update_wrapper(partial(_try, nodes, happens), happens) for happens in found]
+        yield [update_wrapper(partial(_try, nodes, happens), happens) for happens in HAPPENINGS]
     finally:
         nodes.stop()
-
-
-def delay_packets(nodes: SlurmNodes, trial: Trial, number: str) -> None:
-    """packets of some nodes delayed by 20 to 300 ms, unevenly"""
-    delay = trial.random.randint(20, 300)
-    for name in _some_nodes(trial, f"{delay} ms"):
-        _shape(nodes, name, "netem", "delay", f"{delay}ms", f"{delay // 2}ms")
 
 
 def lose_packets(nodes: SlurmNodes, trial: Trial, number: str) -> None:
@@ -109,7 +98,7 @@ def preempt(nodes: SlurmNodes, trial: Trial, number: str) -> None:
 
 
 HAPPENINGS: tuple[Happening, ...] = (
-    delay_packets, lose_packets, narrow_links, cut_a_node, kill_on_a_node, cancel, requeue, preempt
+    lose_packets, narrow_links, cut_a_node, kill_on_a_node, cancel, requeue, preempt
 )  # fmt: skip
 
 
@@ -128,11 +117,6 @@ def _restore(nodes: SlurmNodes) -> None:
     for name in NODES:
         nodes.run("tc", "-n", name, "qdisc", "del", "dev", "eth0", "root", check=False)
         nodes.run("ip", "netns", "exec", name, "iptables", "-F", check=False)
-
-
-def _has_netem() -> bool:
-    rule = "tc qdisc add dev lo root netem delay 1ms"
-    return not subprocess.run(["unshare", "-n", *rule.split()], check=False, capture_output=True).returncode
 
 
 def _try(nodes: SlurmNodes, happens: Happening, trial: Trial) -> Verdict:

@@ -90,14 +90,11 @@ def stop_and_continue(trial: Trial) -> Verdict:
         trial.pause(0.5, 8)
         if worker is not None:
             _send(worker, signal.SIGCONT)
-    elif whom == "the command":
-        run.process.send_signal(signal.SIGSTOP)
-        trial.pause(0.5, 8)
-        run.process.send_signal(signal.SIGCONT)
-    else:
-        run.signal(signal.SIGSTOP)
-        trial.pause(0.5, 8)
-        run.signal(signal.SIGCONT)
+        return trial.settle(run)
+    send = run.signal if whom == "all" else run.process.send_signal
+    send(signal.SIGSTOP)
+    trial.pause(0.5, 8)
+    send(signal.SIGCONT)
     return trial.settle(run)
 
 

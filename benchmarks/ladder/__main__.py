@@ -1,7 +1,7 @@
 """Measure the ladder.
 
     python -m benchmarks.ladder --articles-csv ag_news/test.csv
-    python -m benchmarks.ladder --articles-csv ag_news/test.csv --quick --output /tmp/ladder.json
+    python -m benchmarks.ladder --articles-csv ag_news/test.csv --articles 2048 --repeats 1 --output /tmp/ladder.json
 
 Everything is measured from text in host memory to labels there; what reading ahead is worth, benchmarks.corpora tells.
 The result is written after each step. A step that fails is recorded with its error.
@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks.record import RESULTS, about, parser, write
 
 ARTICLES, REPEATS = 262_144, 5
-QUICK_ARTICLES, QUICK_REPEATS = 2_048, 1
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -32,13 +30,16 @@ def measure(options: argparse.Namespace) -> None:
     digits = cp.cuda.Device().compute_capability
     best, _ = choose_generation("auto", "auto", (int(digits[:-1]), int(digits[-1])))
     planned = steps(best)
-    most = QUICK_ARTICLES if options.quick else options.articles
-    repeats = QUICK_REPEATS if options.quick else options.repeats
     versions = {"cuda": cp.cuda.runtime.runtimeGetVersion(), "nvrtc": ".".join(map(str, nvrtc.nvrtcVersion()[1:]))}
-    result: dict[str, Any] = {"about": about(options, **versions), "articles": most, "repeats": repeats, "steps": []}
+    result: dict[str, Any] = {
+        "about": about(options, **versions),
+        "articles": options.articles,
+        "repeats": options.repeats,
+        "steps": [],
+    }
     result["compile_seconds"] = compile_all(planned, options.model, f"sm_{digits}")
     print(f"kernels compiled in {result['compile_seconds']:.1f} s", flush=True)
-    bench = Bench(options.model, options.articles_csv, most, repeats, best)
+    bench = Bench(options.model, options.articles_csv, options.articles, options.repeats, best)
     for step in planned:
         record = bench.measure(step)
         result["steps"].append(record)
@@ -54,11 +55,9 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    command = parser(__doc__, RESULTS / "ladder.json")
-    command.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
+    command = parser(__doc__, RESULTS / "ladder.json", articles=True)
     command.add_argument("--articles", type=int, default=ARTICLES, help="of a fast variant; slow ones take fewer")
     command.add_argument("--repeats", type=int, default=REPEATS)
-    command.add_argument("--quick", action="store_true", help="2,048 articles and one pass: does every variant run?")
     measure(command.parse_args())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import cupy as cp
@@ -25,6 +26,7 @@ _THREADS = WARPS * WARP
 _VECTOR = 8  # values that a thread takes at a time
 
 
+@cache
 def kernels(stored: Storage, channels: int = 256, pool: int = 3) -> dict[str, Kernel]:
     """Every kernel of this folder by name, for fp32 or 16 bits. `compile_kernel` takes a whole path as well."""
     element = stored.norms.name

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.peers import torch_int8, torch_peer, torch_text
+from benchmarks.peers import torch_peer, torch_text
 from benchmarks.peers.peer import Peer
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import Frame
@@ -35,7 +35,6 @@ KINDS = {
     "eager-fp16": Kind("PyTorch eager, fp16", 4096),
     "compiled-dense": Kind("torch.compile max-autotune, channels-last fp16, block 1 dense", 8192),
     "compiled-table": Kind("torch.compile max-autotune, channels-last fp16, block 1 as seven table rows", 8192),
-    "compiled-int8": Kind("torch.compile max-autotune, the same with blocks 2 to 6 in int8 by _int_mm", 4096),
     "compiled-text": Kind(
         "torch.compile max-autotune, the same of the text, sorted by length, in four frames", 8192, "text"
     ),
@@ -53,10 +52,7 @@ def build(kind: str, model: Model, ids: torch.Tensor, batch: int | None = None) 
         raise ValueError(f"a batch of {batch:,} does not divide {len(ids):,} articles")
     if kind == "compiled-text":
         return torch_text.peer(name, torch_text.compiled(model, ids.device), model, ids, batch)
-    if kind == "compiled-int8":
-        forward = torch_peer.compiled(torch_int8.Int8(model, torch.float16), ids.device)
-    else:
-        forward = torch_peer.network(kind, model, ids.device)
+    forward = torch_peer.network(kind, model, ids.device)
     return torch_peer.peer(name, forward, ids, batch, len(model.classes))
 
 

@@ -58,21 +58,17 @@ _OVERLOAD = 10.0
 
 
 def main() -> None:
-    parser = record.parser(__doc__)
+    parser = record.parser(__doc__, articles=True)
     parser.add_argument("--peers", type=Path, help="bin/ of the peer's environment")
     parser.add_argument("--stacks", nargs="+", default=STACKS, choices=STACKS)
-    parser.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument(
-        "--each", type=_each, nargs="+", default=[(1, 100.0, 10.0)], help="texts a request: TEXTS:TARGET_MS:SECONDS"
-    )
+    parser.add_argument("--each", type=_each, nargs="+", default=[(1, 100.0, 10.0)], help="TEXTS:TARGET_MS:SECONDS")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tune", type=float, default=0.5, help="share of the seconds for tuning; 0: GRID's first")
     parser.add_argument("--overload", type=float, default=60.0, help="seconds at ten times the highest rate; 0: none")
     parser.add_argument("--client-cores", help="for the load, as taskset has them; servers get --server-cores")
     parser.add_argument("--server-cores")
     parser.add_argument("--load", type=int, default=1, metavar="N", help="processes of load.py")
-    parser.add_argument("--lone", action="store_true", help="one request after the other")
     parser.add_argument("--arrow", action="store_true", help="Arrow streams of 1,024 texts")
     options = parser.parse_args()
     about = record.about(options, rounds=options.rounds, grid=GRID[options.device])
@@ -105,8 +101,6 @@ class _Bench:
             if OURS in options.stacks and options.overload and each == options.each[0][0]:
                 yield {"overload": self._overload(found[options.stacks.index(OURS)]["highest"], each)}
         _, self._target, self._seconds = options.each[0]
-        if options.lone:
-            yield {"lone": self._lone()}
         if options.arrow:
             yield {"arrow": self._arrow()}
 
@@ -124,7 +118,7 @@ class _Bench:
                     with servers[stack].awake() as url:
                         steps = _STEPS if each == 1 else _FEW_STEPS
                         rounds[stack].append(self._highest(url, each, steps, self._seconds))
-                    _say(f"{stack}, {each} a request: {rounds[stack][-1]['highest']:,.1f} a second")
+                    print(stack, each, "a request:", rounds[stack][-1]["highest"], file=sys.stderr, flush=True)
             for stack in options.stacks:
                 with servers[stack].awake() as url:
                     rows.append(self._row(stack, each, url, rounds[stack], tuned.get(stack)))
@@ -161,7 +155,6 @@ class _Bench:
             with self._served(stack, self._options.model) as server:
                 found = self._highest(server.url, each, _FEW_STEPS, self._options.tune * self._seconds)
             tried.append({"batch": batch, "wait_ms": wait, "highest": found["highest"], "ceiling": found["ceiling"]})
-            _say(f"{stack}, {each} a request, batch {batch}, wait {wait} ms: {found['highest']:,.1f} a second")
         if tried:
             best = max(tried, key=lambda found: (found["highest"], found["ceiling"]))
             self._chosen[stack] = best["batch"], best["wait_ms"]
@@ -227,11 +220,6 @@ class _Bench:
             memory.append(_memory(port))
         return {"rate": _OVERLOAD * highest, "before": before, "halves": halves, "after": after, "memory_bytes": memory}
 
-    def _lone(self) -> dict[str, Any]:
-        """One client, which asks again when it is answered."""
-        with self._served(OURS, self._options.model) as server:
-            return self._load(server.url, 0.0, 1, 1, self._seconds)
-
     def _arrow(self) -> dict[str, Any]:
         """Texts a second, as Arrow streams."""
         with self._served(OURS, self._options.model) as server:
@@ -263,10 +251,6 @@ def _cores(given: str) -> set[int]:
         first, _, last = part.partition("-")
         found |= set(range(int(first), int(last or first) + 1))
     return found
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

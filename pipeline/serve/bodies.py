@@ -1,5 +1,8 @@
 """What a request holds, checked like any input: texts from JSON or an Arrow stream. And its answer: the columns that
 `classify` writes, in either form.
+
+That an Arrow stream is compressed is found in its bytes: PyArrow says so of no message before it has decompressed it,
+and 32 KB can become a gigabyte.
 """
 
 from __future__ import annotations

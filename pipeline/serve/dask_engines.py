@@ -19,7 +19,7 @@ from ..errors import BroadsheetError, UsageError
 from ..processes.threads import share_of_cores
 from .dispatcher import Device, Dispatcher
 from .engine_process import load
-from .engines import Choice, EngineLost, Load, Loaded, LoadedModel, Ready
+from .engines import Choice, EngineLost, Load, LoadedModel, Ready
 from .metrics import Metrics
 from .settings import log
 
@@ -53,18 +53,18 @@ class ServePlugin(WorkerPlugin):  # type: ignore[misc]
         self._thread.shutdown(wait=False)
 
     async def _load(self, asked: Load) -> object:
-        def work() -> tuple[Engine, Loaded]:
+        def work() -> tuple[Engine, Ready]:
             return load(asked._replace(threads=share_of_cores(asked.threads)))
 
         try:
-            engine, loaded = await asyncio.to_thread(work)
+            engine, ready = await asyncio.to_thread(work)
         except BroadsheetError as error:
             return to_serialize(error)
         except Exception as error:  # whatever the device's libraries raise
             return to_serialize(BroadsheetError(f"the model cannot be loaded: {type(error).__name__}: {error}"))
         await self._unload(asked.key)  # of a server that lost the connection to this worker, and is back
         self._engines[asked.key] = engine
-        return to_serialize(loaded)
+        return to_serialize(ready)
 
     async def _unload(self, key: str) -> None:
         if key in self._engines:
@@ -103,14 +103,12 @@ class DaskEngine:
         self._gone.set()
 
     async def load(self, loaded: LoadedModel) -> Ready:
-        choice = self._choice
-        options = (choice.device, choice.precision, choice.kernels, self._share, choice.longest)
-        asked = Load(loaded.key, loaded.name, loaded.data, *options)
+        asked = Load(loaded.key, loaded.name, loaded.data, self._choice, self._share)
         answer = await self._ask(_LOAD, asked=to_serialize(asked))
         if isinstance(answer, BroadsheetError):
             raise answer
-        assert isinstance(answer, Loaded)
-        return Ready(answer.backend, answer.device_name, answer.points, answer.batch)
+        assert isinstance(answer, Ready)
+        return answer
 
     async def unload(self, key: str) -> None:
         await self._ask(_UNLOAD, key=key)

@@ -14,26 +14,29 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from threadpoolctl import ThreadpoolController
+
 from ..engine.base import Engine, Texts
 from ..engine.open import open_engine
 from ..errors import BroadsheetError
 from ..model.charcnn import Model
 from ..processes.child import parent_of
 from ..processes.messages import Closed, packed, receive, send, unpacked
-from .engines import Classified, Classify, Failed, Load, Loaded, Unload, measure
+from .engines import Classified, Classify, Failed, Load, Loaded, Ready, Unload, measure
 
 
-def load(asked: Load) -> tuple[Engine, Loaded]:
+def load(asked: Load) -> tuple[Engine, Ready]:
     """An engine that is warm: kernels are loaded, memory is allocated, batches are measured."""
     model = Model.from_bytes(asked.model, asked.name)
-    engine = open_engine(model, asked.device, asked.precision, asked.threads, asked.kernels)
+    choice = asked.choice
+    engine = open_engine(model, choice.device, choice.precision, asked.threads, choice.kernels)
     try:
         engine.classify(Texts.of([b"x"]))
-        points = measure(engine, asked.longest)
+        points = measure(engine, choice.longest)
     except BaseException:
         engine.close()
         raise
-    return engine, Loaded(asked.key, engine.backend, engine.device_name, points, engine.batch)
+    return engine, Ready(engine.backend, engine.device_name, points, engine.batch)
 
 
 def serve(connection: socket.socket) -> None:
@@ -48,14 +51,14 @@ def serve(connection: socket.socket) -> None:
 
     def load_beside(asked: Load) -> None:
         try:
-            engines[asked.key], loaded = load(asked)
+            engines[asked.key], ready = load(asked)
         except BroadsheetError as error:
             answer(Failed(asked.key, error))
         except Exception as error:  # whatever the device's libraries raise
             answer(Failed(asked.key, BroadsheetError(f"the model cannot be loaded: {type(error).__name__}: {error}")))
         else:
             gc.freeze()
-            answer(loaded)
+            answer(Loaded(asked.key, ready))
 
     while True:
         message = unpacked(receive(connection))
@@ -82,7 +85,8 @@ def main() -> None:
     """Run until the server closes its end: signals of a terminal or a batch system are the server's to act on."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with suppress(Closed):
+    blas = ThreadpoolController()  # or an engine that is being opened gives back threads while others compute
+    with suppress(Closed), blas.limit(limits=1, user_api="blas"):
         serve(parent_of(sys.argv[1]))
 
 

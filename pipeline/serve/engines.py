@@ -48,7 +48,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Ready:
-    """What an engine says of a model that it has loaded."""
+    """What an engine says of a model that it has loaded. points: measured batches. batch: texts in one, or None."""
 
     backend: Backend
     device: str
@@ -57,26 +57,18 @@ class Ready:
 
 
 class Load(NamedTuple):
-    """Load a model under `key`, beside those that are there. longest: seconds of the longest batch to measure."""
+    """Load a model under `key`, beside those that are there."""
 
     key: str
     name: str
     model: bytes
-    device: str
-    precision: str
-    kernels: str
+    choice: Choice
     threads: int
-    longest: float
 
 
 class Loaded(NamedTuple):
-    """points: what was measured of batches. batch: texts in one at most, or None."""
-
     key: str
-    backend: Backend
-    device_name: str
-    points: list[Point]
-    batch: int | None
+    ready: Ready
 
 
 class Unload(NamedTuple):

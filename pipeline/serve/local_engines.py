@@ -133,17 +133,7 @@ class ProcessEngine:
 
     async def load(self, loaded: LoadedModel) -> Ready:
         answer = self._loading[loaded.key] = asyncio.get_running_loop().create_future()
-        choice = self._choice
-        asked = Load(
-            loaded.key,
-            loaded.name,
-            loaded.data,
-            choice.device,
-            choice.precision,
-            choice.kernels,
-            self._threads,
-            choice.longest,
-        )
+        asked = Load(loaded.key, loaded.name, loaded.data, self._choice, self._threads)
         self._write(await asyncio.to_thread(packed, asked))  # some tens of MB
         ready: Ready = await answer
         return ready
@@ -190,8 +180,7 @@ class ProcessEngine:
                 if isinstance(message, Classified):
                     _resolve(self._computing.pop(message.number), (message.predictions, message.seconds))
                 elif isinstance(message, Loaded):
-                    ready = Ready(message.backend, message.device_name, message.points, message.batch)
-                    _resolve(self._loading.pop(message.key), ready)
+                    _resolve(self._loading.pop(message.key), message.ready)
                 elif isinstance(message, Failed) and message.key:
                     loading = self._loading.pop(message.key)
                     if not loading.done():
