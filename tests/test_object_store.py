@@ -37,7 +37,7 @@ from pipeline.output.record import Entry
 from pipeline.output.store import claim, claimed_by
 from pipeline.report.job import JobReport
 from pipeline.source.chunk import QUARANTINE_SCHEMA
-from pipeline.storage import bucket_errors
+from pipeline.storage import buckets
 
 ROWS = 60
 
@@ -189,7 +189,7 @@ class JumpingClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(bucket_errors, "time", self)
+        monkeypatch.setattr(buckets, "time", self)
 
     def monotonic(self) -> float:
         return self.now
