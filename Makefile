@@ -9,23 +9,20 @@ INSTALL := $(PIP) install --no-compile
 # What the kernels are compiled with in tests. PyTorch's wheels insist on an older one, without which they work as well.
 NVRTC := $(INSTALL) --no-deps nvidia-cuda-nvrtc==13.5.37
 
-.PHONY: demo test test-all-but-slurm test-slurm lint size docs lab clean
+.PHONY: demo test test-all lint size docs lab clean
 
 demo: $(VENV)/installed
 	$(BIN)/broadsheet classify examples/articles.csv -o labels --overwrite \
 	  --text-column title --text-column text --id-column id --truth-column category
 	$(BIN)/broadsheet verify labels
 
-# A GPU has one test at a time; all else shares two cores. Slurm's tests mostly wait, so they run beside the others.
+# The last line is `N passed, N failed, N skipped`.
 test: $(VENV)/tested
-	$(MAKE) --no-print-directory --jobs 2 test-all-but-slurm test-slurm
-	$(BIN)/python -m pytest -m gpu
+	@$(BIN)/python .ci/tests
 
-test-all-but-slurm: $(VENV)/tested
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu" --ignore tests/test_slurm.py tests notebooks
-
-test-slurm: $(VENV)/tested
-	$(BIN)/python -m pytest -q tests/test_slurm.py
+# With what takes long: every kind of chaos, and what measures.
+test-all: $(VENV)/tested
+	@$(BIN)/python .ci/tests --all
 
 lint: $(VENV)/linted
 	$(BIN)/ruff check .

@@ -17,16 +17,16 @@ import pyarrow as pa
 from distributed import Worker
 
 from benchmarks.stand_in import StandIn
+from broadsheet.pipeline.engine.base import Predictions
+from broadsheet.pipeline.job.worker import STATE
+from broadsheet.pipeline.labelling.engines import ENGINES
+from broadsheet.pipeline.output.layout import PartNames
+from broadsheet.pipeline.output.local_store import LocalStore
+from broadsheet.pipeline.output.record import Entry, FileRecord
+from broadsheet.pipeline.source.chunk import Chunk, Selection, bad_rows_table
+from broadsheet.pipeline.source.plan.plan import Unit
+from broadsheet.pipeline.telemetry.spans import span
 from cluster.settings import GPU_EXECUTOR
-from pipeline.engine.base import Predictions
-from pipeline.job.worker import STATE
-from pipeline.labelling.engines import ENGINES
-from pipeline.output.layout import PartNames
-from pipeline.output.local_store import LocalStore
-from pipeline.output.record import Entry, FileRecord
-from pipeline.source.chunk import Chunk, Selection, bad_rows_table
-from pipeline.source.plan.plan import Unit
-from pipeline.telemetry.spans import span
 
 SLOTS = "BROADSHEET_STUB_SLOTS"
 

@@ -11,10 +11,10 @@ import time
 import numpy as np
 from distributed import Worker
 
-from cluster.plugin import read_for_a_gpu
-from pipeline.engine.base import Backend, Predictions
-from pipeline.job.worker import read_in_processes
-from pipeline.labelling.engines import ENGINES
+from broadsheet.cluster.plugin import read_for_a_gpu
+from broadsheet.pipeline.engine.base import Backend, Predictions
+from broadsheet.pipeline.job.worker import read_in_processes
+from broadsheet.pipeline.labelling.engines import ENGINES
 
 WORKERS = "STAND_IN_WORKERS"
 

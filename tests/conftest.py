@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from distributed import Client
 from s3 import KEYS, proxy, s3, s3_server  # noqa: F401 - fixtures
 
@@ -50,6 +52,11 @@ def random_model(seed: int = 0, symbols: str = PUBLISHED, length: int = 1014, cl
     return Model(Alphabet(symbols), tuple(f"class {i}" for i in range(classes)), length, tensors)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_processes() -> None:
+    warm.get_ready()
+
+
 @pytest.fixture(scope="session")
 def model() -> Model:
     """In the published frame: 70 symbols, 1,014 characters, 4 classes."""
@@ -86,19 +93,16 @@ def ag_news() -> Path:
 
 @pytest.fixture(scope="session")
 def broadsheet() -> Command:
-    """Run the command in a process of its own."""
+    """Run the command in a process of its own. Where `env` allows it, all is imported there already."""
 
-    def run(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None, **options: object):
-        return subprocess.run(
-            [sys.executable, "-m", "broadsheet", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-            env={**os.environ, **(env or {})},
-            cwd=cwd,
-            **options,
-        )
+    def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        process = warm.start(*arguments, **options)
+        try:
+            output, errors = process.communicate(timeout=240)
+        finally:
+            process.kill()
+        assert process.returncode is not None
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     return run
 

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
+import warm
 from dask import config as dask_config
 from distributed import Client
 
@@ -75,7 +77,7 @@ class Processes:
     """Processes of a cluster as a user starts them, each ended at the latest with the test."""
 
     def __init__(self) -> None:
-        self._all: list[subprocess.Popen[str]] = []
+        self._all: list[warm.Command | subprocess.Popen[str]] = []
 
     def start(self, *command: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -91,8 +93,10 @@ class Processes:
     def dask(self, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         return self.start(Path(sys.executable).with_name("dask"), *arguments, env=env)
 
-    def broadsheet(self, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        return self.start(sys.executable, "-m", "broadsheet", *arguments, env=env)
+    def broadsheet(self, *arguments: object, **options: Any) -> warm.Command | subprocess.Popen[str]:
+        process = warm.start(*arguments, **options)
+        self._all.append(process)
+        return process
 
     def end(self) -> None:
         for process in self._all:

@@ -170,7 +170,7 @@ def main():
     held = pipeline.load(sys.argv[1], device="cpu")
     child = os.fork()
     if not child:
-        faulthandler.dump_traceback_later(60, exit=True)  # says what hangs, if anything does
+        faulthandler.dump_traceback_later(240, exit=True)  # says what hangs, if anything does
         for call in (held, lambda text: pipeline.classify([text], device="cpu")):
             try:
                 call("a")
@@ -179,7 +179,7 @@ def main():
         print(pipeline.load(sys.argv[1], device="cpu")("a") == None)
         sys.exit()
     assert os.waitpid(child, 0)[1] == 0
-    faulthandler.dump_traceback_later(60, exit=True)
+    faulthandler.dump_traceback_later(240, exit=True)
     many = [[] for _ in range(1_000_000)]  # so that the interrupt comes while they are looked through
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.01)
@@ -212,7 +212,7 @@ def test_neither_an_exit_nor_a_fork_nor_ctrl_c_hangs_or_is_heard(small_model_fil
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "PYTHONUNBUFFERED": "1"},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=280,
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, "")

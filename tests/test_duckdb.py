@@ -10,8 +10,8 @@ import pytest
 
 import pipeline
 import pipeline.duckdb
+from broadsheet.pipeline.labelling.engines import ENGINES
 from pipeline import UsageError
-from pipeline.labelling.engines import ENGINES
 from pipeline.model.charcnn import Model
 
 

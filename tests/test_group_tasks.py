@@ -22,7 +22,7 @@ from pipeline.report.job import JobReport, Progress
 PRELOAD = """
 import os, signal, time
 from pathlib import Path
-from pipeline.job.worker import STATE
+from broadsheet.pipeline.job.worker import STATE
 folder = Path({folder!r})
 read_group, commit = vars(STATE).setdefault("kept", (STATE.read_group, STATE.commit))
 def troubled(group, *a):

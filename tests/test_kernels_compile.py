@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.kernels.catalog import (
@@ -74,8 +75,9 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
+def cache() -> Path:
+    """It stays between runs: a kernel is found there by its source, all that this includes, options and compiler."""
+    return ROOT / ".pytest_cache" / "kernels"
 
 
 @pytest.mark.parametrize("architecture", GENERATIONS)

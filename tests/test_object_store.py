@@ -7,7 +7,6 @@ import multiprocessing
 import random
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -38,6 +37,7 @@ from pipeline.output.record import Entry
 from pipeline.output.store import claim, claimed_by
 from pipeline.report.job import JobReport
 from pipeline.source.chunk import QUARANTINE_SCHEMA
+from pipeline.storage import buckets
 
 ROWS = 60
 
@@ -184,18 +184,45 @@ def test_faults_of_the_network_and_of_the_server_are_outlasted(
     assert s3.contents() == on_disk
 
 
-def test_an_outage_costs_its_time_and_no_more(run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]) -> None:
-    began: list[float] = []
+class JumpingClock:
+    """In place of `time` where requests are repeated: it passes while one pauses, and at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(buckets, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_an_outage_is_outlasted(run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]) -> None:
+    """It begins when the first chunk is committed, and 20 requests fail."""
+    left = 20
+    begun = False
 
     def decide(method: str, path: str) -> int | None:
-        if "/_entries/" in path and method == "PUT" and not began:
-            began.append(time.monotonic())
-        return 503 if began and time.monotonic() - began[0] < 2 else None
+        nonlocal begun, left
+        begun = begun or ("/_entries/" in path and method == "PUT")
+        if not begun or not left:
+            return None
+        left -= 1
+        return 503
 
     proxy.decide = decide
     run(s3.url, endpoint=proxy.url)
-    assert 2 < time.monotonic() - began[0] < 2 + 8
+    assert left == 0
     assert s3.contents() == on_disk
+
+
+def test_an_outage_costs_its_time_and_no_more(s3: Folder, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, clock = ObjectStore(place_of(s3.url, proxy.url)), JumpingClock(monkeypatch)
+    proxy.decide = lambda method, path: 503 if clock.now < 2 else None
+    assert claim(store, "0" * 16)
+    assert 2 < clock.now < 2 + 8
+    assert claimed_by(store) == "0" * 16
 
 
 def test_a_job_whose_store_stays_out_of_reach_ends_with_one_message_and_is_resumed(
@@ -221,15 +248,16 @@ def test_a_job_whose_store_stays_out_of_reach_ends_with_one_message_and_is_resum
     assert s3.contents() == on_disk
 
 
-def test_requests_are_repeated_for_as_long_as_a_store_has_patience(s3: Folder, proxy: Proxy) -> None:
-    store = ObjectStore(place_of(s3.url, proxy.url), patience=1)
+def test_requests_are_repeated_for_as_long_as_a_store_has_patience(
+    s3: Folder, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, clock = ObjectStore(place_of(s3.url, proxy.url), patience=1), JumpingClock(monkeypatch)
     proxy.decide = lambda method, path: 503
-    began = time.monotonic()
     with pytest.raises(
         OutputUnavailable, match=rf"{s3.url}/_claim\.json cannot be read: its server answers 503 SlowDown"
     ):
         claimed_by(store)
-    assert time.monotonic() - began < 6
+    assert 0 < clock.now <= 1
     proxy.decide = lambda method, path: None
     assert claim(store, "0" * 16)
     assert claimed_by(store) == "0" * 16

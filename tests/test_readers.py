@@ -30,7 +30,7 @@ from pipeline.source.read.read import read_group
 from pipeline.source.read.readers import ReaderLost, Readers
 
 PRELOAD = """
-from pipeline.job.worker import STATE
+from broadsheet.pipeline.job.worker import STATE
 def dask_setup(worker):
     STATE.read_in_processes(2)
 """

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -63,7 +64,7 @@ def server(certificate: Path, small_model_file: Path, tmp_path_factory: pytest.T
     token = tmp_path_factory.mktemp("token") / "token"
     token.write_text(TOKEN)
     with serving(
-        *("--host", "0.0.0.0", "--model", f"small={small_model_file}", "--target-ms", 50, "--log-texts"),
+        *("--host", "0.0.0.0", "--model", f"small={small_model_file}", "--target-ms", 1000, "--log-texts"),
         *("--token-file", token, "--tls-certificate", certificate, "--max-connections", MOST_CONNECTIONS),
         *("--head-s", 1, "--body-s", 1, "--idle-s", 1, "--drain-s", 1.5, "--http-processes", 2),
     ) as found:
@@ -91,7 +92,7 @@ def test_who_shows_the_token_over_tls_is_answered(server: Server, certificate: P
             try:
                 answers.extend(client.classify(["a text"]))
             except ServerError as error:
-                if error.status != 503:  # not within 50 ms, where this machine is busy
+                if error.status != 503:  # not within a second, where this machine is busy
                     raise
             return bool(answers)
 
@@ -202,20 +203,31 @@ def test_the_page_labels_what_is_typed(server: Server, chromium: Any, width: int
 
 
 def test_what_cannot_be_answered_in_time_is_refused_at_once(server: Server, certificate: Path) -> None:
-    body = json.dumps({"texts": [f"text number {i}" for i in range(20)]}).encode()
+    """Requests that take a while come until one is refused, however fast this machine is."""
+    body = json.dumps({"texts": [f"text number {i}" for i in range(1000)]}).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
     limits = httpx.Limits(max_connections=40)
     trust = ssl.create_default_context(cafile=str(certificate))
     with httpx.Client(base_url=server.url, headers=headers, verify=trust, limits=limits, timeout=60) as http:
         shed_before = shed(http)
         with ThreadPoolExecutor(40) as pool:
-            answers = list(pool.map(lambda _: http.post("/v1/classify", content=body), range(300)))
+            is_refused = Event()
+
+            def ask(_: int) -> list[httpx.Response]:
+                found = []
+                while not is_refused.is_set():
+                    found.append(http.post("/v1/classify", content=body))
+                    if found[-1].status_code == 503:
+                        is_refused.set()
+                return found
+
+            answers = [answer for found in pool.map(ask, range(40)) for answer in found]
         assert {answer.status_code for answer in answers} == {200, 503}
         refused = [answer for answer in answers if answer.status_code == 503]
         assert all(int(answer.headers["retry-after"]) >= 1 and "ms" in answer.json()["error"] for answer in refused)
         assert shed(http) - shed_before == len(refused)
         assert "broadsheet_queue_texts 0.0" in http.get("/metrics").text
-        wait_until(lambda: http.post("/v1/classify", content=body).status_code == 200, 10)  # all is as before
+        wait_until(lambda: http.post("/v1/classify", content=body).status_code == 200)  # all is as before
 
 
 def shed(http: httpx.Client) -> float:

@@ -11,9 +11,9 @@ import signal
 import time
 from pathlib import Path
 
-from pipeline.job.worker import STATE
-from pipeline.labelling.engines import ENGINES
-from pipeline.output.layout import ENTRIES, PARTS
+from broadsheet.pipeline.job.worker import STATE
+from broadsheet.pipeline.labelling.engines import ENGINES
+from broadsheet.pipeline.output.layout import ENTRIES, PARTS
 
 STEP, WHOM, FLAG = os.environ["BROADSHEET_KILL"].split()
 # Dask runs a preload more than once: what it replaces is kept where the second run finds it.

@@ -20,7 +20,7 @@ _STEPS = ("in-infer", "before-write", "after-temporary", "after-rename", "before
 
 _POISON = """
 import os, signal
-from pipeline.job.worker import STATE
+from broadsheet.pipeline.job.worker import STATE
 kept = vars(STATE).setdefault("kept_read", STATE.read_group)  # Dask runs a preload more than once
 def read_group(*arguments):
     for found in kept(*arguments):

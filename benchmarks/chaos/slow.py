@@ -5,7 +5,7 @@ from __future__ import annotations
 _SLOWED = {
     "commit": """
 import os, time
-from pipeline.job.worker import STATE
+from broadsheet.pipeline.job.worker import STATE
 kept_commit = vars(STATE).setdefault("kept_commit", STATE.commit)  # Dask runs a preload more than once
 def slow_commit(*arguments):
     time.sleep({seconds})
@@ -14,7 +14,7 @@ STATE.commit = slow_commit
 """,
     "read": """
 import os, time
-from pipeline.job.worker import STATE
+from broadsheet.pipeline.job.worker import STATE
 kept_read = vars(STATE).setdefault("kept_read", (STATE.read, STATE.read_group))
 def slow_read(*arguments):
     time.sleep({seconds})

@@ -1,0 +1,253 @@
+"""Processes that begin with everything imported: forks of one that has, which each process of pytest starts once.
+
+The workers of clusters in tests begin so, and the command where a test runs it in a process of its own. That is one as
+any other: with a number, signals, exit code, streams, folder and environment of its own. What is read while modules are
+imported is as in the environment of pytest; where that differs, and in the tests of how things start, a process begins
+afresh.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import connection, context, forkserver, popen_forkserver, popen_spawn_posix, process
+from pathlib import Path
+from socket import AF_UNIX, socket
+from typing import Any
+
+import cloudpickle
+import dask
+
+METHOD = "warm"
+"""The name in Dask's configuration, `distributed.worker.multiprocessing-method`."""
+
+MODULES = ["warm", "pandas", "distributed.nanny", "pipeline.__main__", "pipeline.cli", "pipeline.api",
+           "pipeline.job.run", "pipeline.job.worker", "pipeline.engine.cpu", "pipeline.report.job", "cluster.local",
+           "cluster.plugin", "pyarrow.parquet", "pyarrow.csv"]  # fmt: skip
+_AT_IMPORT = ("PYTHON", "LD_", "OPENBLAS_CORETYPE", "NVTX", "CUDA", "ARROW_", "NO_COLOR", "FORCE_COLOR")
+"""Environment variables that are read while modules are imported begin so."""
+
+_ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
+"""As Dask has it in workers: BLAS counts its threads when it is loaded."""
+
+_MAIN = type(process.current_process())  # in the one that all are forks of
+
+
+def get_ready() -> None:
+    """Start the process that all others are forks of, and have Dask's workers begin as such."""
+    _imported_with.clear()
+    _imported_with.update(_read_at_import(os.environ))
+    multiprocessing.get_context("forkserver").set_forkserver_preload(MODULES)
+    before = dict(os.environ)
+    os.environ.update(_ONE_THREAD)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    _set_method()
+
+
+def _set_method() -> None:
+    dask.config.set({"distributed.worker.multiprocessing-method": METHOD})
+
+
+def _read_at_import(environment: Any) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_AT_IMPORT)}
+
+
+_imported_with = _read_at_import(os.environ)
+
+
+class Process(process.BaseProcess):
+    """A fork of the process with the modules, which takes on the folder and the environment of whoever starts it."""
+
+    _start_method = None
+
+    @staticmethod
+    def _Popen(started: Any) -> Any:  # noqa: N802 - as multiprocessing calls it
+        if _read_at_import(os.environ) != _imported_with:
+            return popen_spawn_posix.Popen(started)
+        started.environment = dict(os.environ)
+        return popen_forkserver.Popen(started)
+
+    def run(self) -> None:
+        environment = getattr(self, "environment", None)
+        if environment is not None:
+            _take_on(environment)
+        super().run()
+
+
+class Context(context.BaseContext):
+    _name = METHOD
+    Process = Process
+
+
+context._concrete_contexts[METHOD] = Context()
+
+
+def _take_on(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    dask.config.refresh()
+
+
+class Command:
+    """A running `broadsheet`, in the main as a `subprocess.Popen` whose streams are pipes of text."""
+
+    def __init__(
+        self,
+        *arguments: object,
+        env: dict[str, str],
+        cwd: Path | None,
+        start_new_session: bool,
+        preexec_fn: Callable[[], object] | None,
+    ) -> None:
+        warm = multiprocessing.get_context(METHOD)
+        pipes = [warm.Pipe(duplex=False) for _ in range(2)]
+        self.args = ["broadsheet", *map(str, arguments)]
+        before = cloudpickle.dumps(preexec_fn)
+        self._process = warm.Process(
+            target=_run, args=(self.args, env, cwd, start_new_session, before, [write for _, write in pipes])
+        )
+        self._process.start()
+        self.pid: int = self._process.pid
+        self.stdout, self.stderr = (os.fdopen(os.dup(read.fileno()), encoding="utf-8") for read, _ in pipes)
+        for pipe in pipes:
+            for end in pipe:
+                end.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it printed, once it has ended."""
+        pool = ThreadPoolExecutor(2)
+        found = [pool.submit(stream.read) for stream in (self.stdout, self.stderr) if not stream.closed]
+        pool.shutdown(wait=False)
+        self.wait(timeout)
+        output, errors = (each.result() for each in found or (pool.submit(str), pool.submit(str)))
+        self.stdout.close()
+        self.stderr.close()
+        return output, errors
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def start(
+    *arguments: object,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    start_new_session: bool = False,
+    preexec_fn: Callable[[], object] | None = None,
+) -> Command | subprocess.Popen[str]:
+    """Start `broadsheet` in a process of its own. env: what it has beside the environment of this process."""
+    environment = {**os.environ, **(env or {})}
+    if _read_at_import(environment) == _imported_with:
+        return Command(*arguments, env=environment, cwd=cwd, start_new_session=start_new_session, preexec_fn=preexec_fn)
+    return subprocess.Popen(
+        [sys.executable, "-m", "broadsheet", *map(str, arguments)],
+        env=environment,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=start_new_session,
+        preexec_fn=preexec_fn,
+    )
+
+
+def _run(
+    arguments: list[str],
+    environment: dict[str, str],
+    cwd: Path | None,
+    new_session: bool,
+    before: bytes,
+    streams: list[connection.Connection],
+) -> None:
+    """Become the command, in the new process, and end as a process of Python ends."""
+    process._current_process, process._parent_process = _MAIN(), None
+    context._default_context._actual_context = None
+    for number, stream in enumerate(streams, 1):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="backslashreplace", line_buffering=True)
+    if new_session:
+        os.setsid()
+    if cwd is not None:
+        os.chdir(cwd)
+    _take_on(environment)
+    _set_method()
+    sys.argv = arguments
+    if limit := cloudpickle.loads(before):
+        limit()
+    _fork_again()
+    from pipeline.__main__ import main
+
+    code: Any = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
+def _fork_again() -> None:
+    """Fork a process of the same group, while there is one thread: the command's workers are forks of that."""
+    gc.freeze()
+    address = connection.arbitrary_address("AF_UNIX")
+    read, write = os.pipe()
+    with socket(AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        number = os.fork()
+        if not number:
+            os.close(write)
+            forkserver._forkserver._forkserver_alive_fd = None
+            try:
+                forkserver.main(listener.detach(), read, [])
+            finally:
+                os._exit(0)
+    os.close(read)
+    server = forkserver._forkserver
+    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, write, number
