@@ -12,6 +12,7 @@ import numpy as np
 from distributed import Worker
 
 from broadsheet.pipeline.engine.base import Backend, Predictions
+from broadsheet.pipeline.job.worker import read_in_processes
 from broadsheet.pipeline.labelling.engines import ENGINES
 from cluster.plugin import read_for_a_gpu
 
@@ -42,4 +43,4 @@ class StandIn:
 def dask_setup(worker: Worker) -> None:
     """Called by Dask when the worker starts: only there, never in a process that imports this file."""
     ENGINES.open_engine = StandIn
-    read_for_a_gpu(int(os.environ.get(WORKERS, "1")))  # as a GPU's worker does
+    read_for_a_gpu(int(os.environ.get(WORKERS, "1")), read_in_processes)  # as a GPU's worker does

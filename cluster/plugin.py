@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -15,7 +15,6 @@ from distributed import Client, Scheduler, Worker, WorkerPlugin
 from ..pipeline.engine.base import Backend, Engine, Texts
 from ..pipeline.engine.open import expected_device, is_short_of_memory
 from ..pipeline.errors import BroadsheetError, UsageError
-from ..pipeline.job.worker import STATE
 from ..pipeline.labelling.engines import ENGINES
 from ..pipeline.model.charcnn import Model
 from ..pipeline.processes.threads import available_cores, share_of_cores
@@ -43,10 +42,18 @@ class EnginePlugin(WorkerPlugin):
 
     It carries the model's bytes, so a worker needs no file. There is one for each model; their engines live side by
     side (`pipeline/labelling/engines.py`). The CPU engine of a worker gets the cores of its host, divided
-    by the number of workers there.
+    by the number of workers there. read_in_processes: starts so many processes that read, for a GPU's worker.
     """
 
-    def __init__(self, model: Model, device: str, precision: str, kernels: str, workers_per_host: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        device: str,
+        precision: str,
+        kernels: str,
+        workers_per_host: int,
+        read_in_processes: Callable[[int], None] | None = None,
+    ) -> None:
         self.key = engine_key(model, device, precision, kernels)
         self.name = _name_of(self.key)
         self._model = model.to_bytes()
@@ -54,6 +61,7 @@ class EnginePlugin(WorkerPlugin):
         self._precision = precision
         self._kernels = kernels
         self._share = workers_per_host
+        self._read_in_processes = read_in_processes
 
     def setup(self, worker: Worker) -> None:
         use_steady_clock()
@@ -62,8 +70,8 @@ class EnginePlugin(WorkerPlugin):
             worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(_BEGUN[is_cuda], "broadsheet-gpu")
         worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be iterating over the old ones
         threads = max(1, available_cores() // self._share)
-        if is_cuda:
-            read_for_a_gpu(self._share)
+        if is_cuda and self._read_in_processes is not None:
+            read_for_a_gpu(self._share, self._read_in_processes)
 
         def load() -> Engine:
             began = time.perf_counter()
@@ -86,13 +94,13 @@ def _name_of(key: str) -> str:
     return f"{NAME}-{key}"
 
 
-def read_for_a_gpu(workers_per_host: int) -> None:
+def read_for_a_gpu(workers_per_host: int, read_in_processes: Callable[[int], None]) -> None:
     """Read in processes, so many that a worker has its share of the host's cores but for one in eight, which it needs
     itself.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     cores = share_of_cores(workers_per_host)
-    STATE.read_in_processes(min(cores - cores // 8, THREADS_PER_WORKER))
+    read_in_processes(min(cores - cores // 8, THREADS_PER_WORKER))
 
 
 def engine_key(model: Model, device: str, precision: str, kernels: str) -> str:
@@ -100,7 +108,13 @@ def engine_key(model: Model, device: str, precision: str, kernels: str) -> str:
 
 
 def start_engines(
-    client: Client, model: Model, device: str, precision: str, kernels: str = "auto", mixed: bool = False
+    client: Client,
+    model: Model,
+    device: str,
+    precision: str,
+    kernels: str = "auto",
+    mixed: bool = False,
+    read_in_processes: Callable[[int], None] | None = None,
 ) -> tuple[str, Backend]:
     """Load a model on every worker of a cluster, beside those of other jobs.
 
@@ -120,6 +134,8 @@ def start_engines(
         "auto", "simt", "sm75", "sm80" or "sm90".
     mixed : bool
         Accept workers that differ in their backend.
+    read_in_processes : callable, optional
+        Called on a worker with a GPU, with the number of processes in which it is to read. Default: it reads itself.
 
     Returns
     -------
@@ -153,7 +169,7 @@ def start_engines(
             client.run_on_scheduler(_prepare)
             most = max((hosts.count(host) for host in hosts), default=1)
             client.register_plugin(ClockPlugin())
-            client.register_plugin(EnginePlugin(model, device, precision, kernels, most))
+            client.register_plugin(EnginePlugin(model, device, precision, kernels, most, read_in_processes))
             found = _wait_for_engines(client, key)
         client.run_on_scheduler(_note, key, found)
     return key, _one_backend([backend for backend in found.values() if backend is not None], mixed)

@@ -7,7 +7,6 @@ It imports nothing that takes time to load: the command reads it for its help.
 from __future__ import annotations
 
 import ast
-import hashlib
 import inspect
 import os
 import re
@@ -332,6 +331,8 @@ class Options(_Values):
     def _check(self) -> None:
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
         from .output.where import parse
+        from .source.columns import distinct
+        from .source.find.search import refuse_not_utf8
         from .source.formats.record_format import delimiter_named
         from .source.open.compression import encoding_named
         from .storage.buckets import check_endpoint
@@ -346,9 +347,9 @@ class Options(_Values):
             if option.choices and value not in option.choices:
                 raise UsageError(f"{name} {value!r}: choose {_one_of(option.choices)}")
             if TYPES[name] in (NAMES, HEADER):
-                self._set(name, _distinct(name, value))
+                self._set(name, distinct(name, value))
             if option.recorded or name == "root":
-                _refuse_not_utf8(name, getattr(self, name))
+                refuse_not_utf8(name, getattr(self, name))
         if self.windows is None and (self.overlap or self.window_score != TABLE["window_score"].default):
             raise UsageError("--overlap and --window-score go with --windows, the most windows of a text")
         self._set("encoding", encoding_named(self.encoding))
@@ -392,7 +393,7 @@ class Options(_Values):
             keep_all=self.keep_all,
             encoding=self.encoding,
             delimiter=self.delimiter,
-            reads=self._reads(models),
+            reads=models.reads if self._windows is None else self._windows.reads_of(models),
             prefixes=models.prefixes,
             windows=self.windows is not None,
         )
@@ -403,24 +404,12 @@ class Options(_Values):
 
         return None if self.windows is None else Windows(self.windows, self.overlap, self.window_score)
 
-    def _reads(self, models: Models) -> int:
-        """Characters of a text that its labels need. Raises UsageError for an overlap of whole windows."""
-        windows = self._windows
-        if windows is None:
-            return models.reads
-        for model in models.every:
-            if windows.overlap >= model.length:
-                raise UsageError(
-                    f"overlap is {windows.overlap:,}: it must be below the {model.length:,} characters that "
-                    f"{model.name} reads"
-                )
-        return max(windows.reads(model.length) for model in models.every)
-
     def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """What each model is to say of each row."""
-        from .output.model_columns import ModelColumns, Names
+        from .output.model_columns import ModelColumns, Names, refuse_unfit
 
-        self._refuse_unfit(models)
+        judged = self.truth_column is not None or self.truth is not None
+        refuse_unfit(models, judged, self.partition_by, self.abstain, self.format)
         return tuple(
             ModelColumns(
                 classes=model.classes,
@@ -435,41 +424,19 @@ class Options(_Values):
             for model, prefix in zip(models.every, models.prefixes, strict=True)
         )
 
-    def _refuse_unfit(self, models: Models) -> None:
-        """Raise UsageError for what a model that gives several labels cannot do."""
-        from .source.columns import SEPARATOR
-
-        several = next((model for model in models.every if model.is_multi_label), None)
-        if several is None:
-            return
-        if self.truth_column is not None or self.truth is not None:
-            raise UsageError(
-                f"{several.name} gives a text several labels: leave out --truth-column, and compare them with the true "
-                "ones by `broadsheet evaluate`"
-            )
-        if self.partition_by is not None and models.first.is_multi_label:
-            raise UsageError(f"{several.name} gives a text several labels: a row cannot be in the folder of each")
-        if self.abstain is not None and all(model.is_multi_label for model in models.every):
-            raise UsageError(f"{several.name} gives a text several labels, by its own thresholds: leave out --abstain")
-        joined = next((name for name in several.classes if SEPARATOR in name), None)
-        if self.format == "csv" and joined is not None:
-            raise UsageError(
-                f"the class {joined!r} cannot be written to CSV, where {SEPARATOR!r} separates labels: use --format "
-                "jsonl or parquet"
-            )
-
     def settings(self, chunk_rows: int, models: Models) -> Settings:
         """What the record of a job holds: the options that change a byte of the output."""
         from msgspec import UNSET
 
         from .output.record import Settings
+        from .source.open.opening import digest_of
 
         several = tuple(model.is_multi_label for model in models.every)
         recorded = {name: getattr(self, name) for name in Settings.__struct_fields__ if name in TABLE}
         recorded |= {
             "text_columns": self.text_column,
             "kept_columns": self._kept,
-            "truth": None if self.truth is None else _digest(self.truth),
+            "truth": None if self.truth is None else digest_of(self.truth),
             "chunk_size": chunk_rows,
             "abstain": UNSET if self.abstain is None else self.abstain,
             "windows": UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
@@ -479,31 +446,5 @@ class Options(_Values):
         return Settings(**recorded)
 
 
-def _distinct(option: str, value: str | Iterable[str]) -> tuple[str, ...]:
-    """Names of columns. Raises UsageError where one occurs twice."""
-    given = (value,) if isinstance(value, str) else tuple(value)
-    if len(set(given)) < len(given):
-        raise UsageError(f"{option} names {next(n for n in given if given.count(n) > 1)!r} twice")
-    return given
-
-
 def _one_of(words: tuple[str, ...]) -> str:
     return " or ".join([", ".join(words[:-1])] * (len(words) > 1) + [words[-1]])
-
-
-def _refuse_not_utf8(option: str, value: object) -> None:
-    from .source.find.search import printable
-
-    for each in value if isinstance(value, tuple) else (value,):
-        text = os.fspath(each) if isinstance(each, str | os.PathLike) else ""
-        if printable(text) != text:
-            raise UsageError(f"{option} is {text!r}, which is not UTF-8")
-
-
-def _digest(path: str | os.PathLike[str]) -> str:
-    from .source.open.opening import read_local, reason
-
-    try:
-        return hashlib.sha256(read_local(os.fspath(path))).hexdigest()
-    except OSError as error:
-        raise UsageError(f"the answer file {path} cannot be read: {reason(error)}") from error

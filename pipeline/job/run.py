@@ -55,6 +55,7 @@ from .beginning import (
 )
 from .chunks import facts_of, run_chunks
 from .watchdog import Watchdog
+from .worker import read_in_processes
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -277,7 +278,7 @@ def _start_engines(client: Client, request: Request) -> Engines:
 
     heard_in_collections()
     began, options = time.perf_counter(), request.options
-    how = (options.device, options.precision, options.kernels, options.allow_mixed)
+    how = (options.device, options.precision, options.kernels, options.allow_mixed, read_in_processes)
     with Watchdog(client, "the model is not loaded", request.progress.warn, request.progress.patience):
         found = [start_engines(client, model, *how) for model in request.models.every]
     keys, backends = zip(*found, strict=True)

@@ -68,3 +68,8 @@ def _with_room(found: Generator[_Item, None, None], take: Callable[[int], bool])
 
 STATE = WorkerState()
 """The state of this process."""
+
+
+def read_in_processes(count: int) -> None:
+    """Have this process's workers read in so many processes."""
+    STATE.read_in_processes(count)

@@ -17,8 +17,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..engine.base import Engine, Predictions, Texts
+from ..errors import UsageError
 from ..model.alphabet import count_characters, count_unknown
 from ..model.reference import top_k as best_of
+from ..model.several import Models
 from ..telemetry.spans import Span
 
 SCORES = ("mean", "best")
@@ -45,6 +47,16 @@ class Windows:
     def reads(self, length: int) -> int:
         """Characters of a text that windows of `length` reach."""
         return (self.most - 1) * (length - self.overlap) + length
+
+    def reads_of(self, models: Models) -> int:
+        """Characters of a text that the labels of all these need. Raises UsageError for an overlap of whole windows."""
+        for model in models.every:
+            if self.overlap >= model.length:
+                raise UsageError(
+                    f"overlap is {self.overlap:,}: it must be below the {model.length:,} characters that "
+                    f"{model.name} reads"
+                )
+        return max(self.reads(model.length) for model in models.every)
 
     def counts(self, n_chars: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Windows of texts of so many characters, [N]; an empty text has one."""

@@ -14,11 +14,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..engine.base import Predictions
+from ..errors import UsageError
 from ..labelling.scored import Scoring
 from ..labelling.windows import Windows
 from ..measures.accuracy import count_pairs
 from ..model.reference import NO_LABEL
 from ..model.scores import assigned
+from ..model.several import Models
 from ..source.columns import NO_TRUTH, SEPARATOR
 
 TRUTH = pa.field("truth", pa.string())
@@ -215,3 +217,25 @@ class ModelColumns:
             of_truth = np.array([*(own.get(name, NO_TRUTH) for name in self.truths), NO_TRUTH], np.int32)
             truth = of_truth[truth]  # NO_TRUTH is -1: the last
         return count_pairs(truth, self.best(predictions))
+
+
+def refuse_unfit(models: Models, judged: bool, partition_by: str | None, abstain: float | None, format_: str) -> None:
+    """Raise UsageError for what a model that gives several labels cannot do. judged: by labels that are known."""
+    several = next((model for model in models.every if model.is_multi_label), None)
+    if several is None:
+        return
+    if judged:
+        raise UsageError(
+            f"{several.name} gives a text several labels: leave out --truth-column, and compare them with the true "
+            "ones by `broadsheet evaluate`"
+        )
+    if partition_by is not None and models.first.is_multi_label:
+        raise UsageError(f"{several.name} gives a text several labels: a row cannot be in the folder of each")
+    if abstain is not None and all(model.is_multi_label for model in models.every):
+        raise UsageError(f"{several.name} gives a text several labels, by its own thresholds: leave out --abstain")
+    joined = next((name for name in several.classes if SEPARATOR in name), None)
+    if format_ == "csv" and joined is not None:
+        raise UsageError(
+            f"the class {joined!r} cannot be written to CSV, where {SEPARATOR!r} separates labels: use --format "
+            "jsonl or parquet"
+        )

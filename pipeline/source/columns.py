@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -278,3 +278,11 @@ def decoded_text(name: str, column: pa.Array, reasons: dict[int, str], encoding:
     mask = np.zeros(len(column), np.bool_)
     mask[invalid] = True
     return pc.if_else(pa.array(mask), pa.scalar(None, column.type), column).cast(pa.large_string())
+
+
+def distinct(option: str, value: str | Iterable[str]) -> tuple[str, ...]:
+    """Names of columns. Raises UsageError where one occurs twice."""
+    given = (value,) if isinstance(value, str) else tuple(value)
+    if len(set(given)) < len(given):
+        raise UsageError(f"{option} names {next(n for n in given if given.count(n) > 1)!r} twice")
+    return given

@@ -137,6 +137,14 @@ def printable(path: str) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
+def refuse_not_utf8(option: str, value: object) -> None:
+    """Raise UsageError for a text, a path, or one of several, that is not UTF-8."""
+    for each in value if isinstance(value, tuple) else (value,):
+        text = os.fspath(each) if isinstance(each, str | os.PathLike) else ""
+        if printable(text) != text:
+            raise UsageError(f"{option} is {text!r}, which is not UTF-8")
+
+
 def _by_suffix(is_known: Callable[[str], bool]) -> Callable[[str], bool]:
     """The same, asked once for names that end in the same two suffixes: folders hold a hundred thousand such."""
     known = lru_cache(1024)(is_known)

@@ -8,6 +8,7 @@ chunks are done, each file is compared again with the one that was listed.
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import stat
@@ -20,7 +21,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, BinaryIO, cast
 
-from ...errors import InputChanged, InputUnavailable, SourceError
+from ...errors import InputChanged, InputUnavailable, SourceError, UsageError
 from ...processes.threads import available_cores, threads
 from ...storage.buckets import State, is_bucket, objects_below, split_bucket
 from ...storage.names import is_url, without_secrets
@@ -324,3 +325,11 @@ def _changed_in_folder(files: Sequence[InputFile]) -> _Changed:
             if key in wanted and not now.differs(wanted[key]):
                 same.add(key)
     return _changed([file for file, (_, key) in zip(files, keys, strict=True) if key not in same])
+
+
+def digest_of(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file of answers. Raises UsageError where it cannot be read."""
+    try:
+        return hashlib.sha256(read_local(os.fspath(path))).hexdigest()
+    except OSError as error:
+        raise UsageError(f"the answer file {path} cannot be read: {reason(error)}") from error
