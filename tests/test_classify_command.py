@@ -166,7 +166,6 @@ def test_the_parent_programs_own_job(broadsheet_in_process: Command, model: Mode
     assert "answer.bin holds 20 bytes, 4 answers take 16" in run.stderr
 
 
-@pytest.mark.slow
 def test_ag_news_with_the_shipped_model(broadsheet: Command, ag_news: Path, tmp_path: Path) -> None:
     """Real rows, all 7,600, through the command: the accuracy is the one that the model's card says."""
     out = tmp_path / "out"

@@ -27,9 +27,10 @@ from typing import Any
 
 import cloudpickle
 import dask
+from distributed import utils
 
-METHOD = "warm"
-"""The name in Dask's configuration, `distributed.worker.multiprocessing-method`."""
+METHOD = "forkserver"
+"""Of Dask's workers. `dask worker`, which gets the settings of whoever starts it, knows it as Python's own."""
 
 MODULES = ["warm", "pandas", "distributed.nanny", "pipeline.__main__", "pipeline.cli", "pipeline.api",
            "pipeline.job.run", "pipeline.job.worker", "pipeline.engine.cpu", "pipeline.report.job", "cluster.local",
@@ -94,6 +95,7 @@ class Context(context.BaseContext):
 
 
 context._concrete_contexts[METHOD] = Context()
+utils._forkserver_preload_set = True  # Dask would import what it may need here
 
 
 def _take_on(environment: dict[str, str]) -> None:
