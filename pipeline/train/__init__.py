@@ -276,7 +276,7 @@ def train(
                 raise UsageError("a sweep runs on a cluster: give client=")
             trials, job, outcome = run_sweep(client, jobs_of(job, sweep), examples, tell, stop)
         elif alone:
-            tell(Note("the model is these n-grams alone: without a GPU, the network is trained only with --epochs N"))
+            tell(Note("the model is these n-grams alone: without a GPU, the network needs a number of epochs to train"))
             outcome = without_network(job)
         elif client is not None:
             from .on_cluster import run_on
