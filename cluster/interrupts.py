@@ -10,6 +10,8 @@ from multiprocessing import resource_tracker
 
 from distributed.gc import disable_gc_diagnosis
 
+from ..pipeline.processes.child import protect_multiprocessing
+
 
 @contextmanager
 def postponed() -> Iterator[None]:
@@ -18,6 +20,7 @@ def postponed() -> Iterator[None]:
     """
     here = threading.current_thread() is threading.main_thread()  # no other gets signals
     caught: list[int] = []
+    protect_multiprocessing()
     resource_tracker.ensure_running()  # else it would be started later, in a thread in which it unblocks SIGINT
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # new threads and processes inherit it
     handler = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number)) if here else None

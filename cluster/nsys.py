@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import dask
 
 from ..pipeline.errors import BroadsheetError, UsageError
+from ..pipeline.processes.child import import_path, python
 from .settings import WORKER_OPTIONS, variables
 
 _CLOSE_SECONDS = 120
@@ -46,8 +46,8 @@ def nsys_workers(
         raise UsageError("--nsys needs NVIDIA Nsight Systems: there is no nsys on the PATH")
     Path(folder).mkdir(parents=True, exist_ok=True)
     ours = dask.config.serialize(dask.config.global_config)
-    env = {**os.environ, "DASK_INTERNAL_INHERIT_CONFIG": ours, **variables(more)}
-    command = [*nsys_command(folder), sys.executable, "-P", "-m", "dask"]
+    env = {**os.environ, "DASK_INTERNAL_INHERIT_CONFIG": ours, **variables(more), **import_path()}
+    command = [*nsys_command(folder), *python("-m", "dask")]
     if cuda:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(workers)))
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:workers])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from importlib.util import find_spec
 
 from ..pipeline.errors import BroadsheetError, UsageError
+from ..pipeline.processes.child import import_path, python
 from .settings import environment
 
 PROTOCOLS = ("auto", "tcp", "ucx")
@@ -61,10 +61,8 @@ def ucx_transports() -> list[str]:
     Found by a child process, since UCX cannot be unloaded.
     Raises BroadsheetError where UCX does not start.
     """
-    env = {**os.environ, **environment()}
-    run = subprocess.run(
-        [sys.executable, "-c", _ASK_UCX], env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    env = {**os.environ, **environment(), **import_path()}
+    run = subprocess.run(python("-c", _ASK_UCX), env=env, capture_output=True, text=True, timeout=60, check=False)
     if run.returncode:
         raise BroadsheetError(f"UCX does not start: {run.stderr.strip().splitlines()[-1]}")
     return [name for name in run.stdout.strip().split(",") if name != "self"]

@@ -151,6 +151,12 @@ def test_torch_stays_out_of_the_package_but_for_training() -> None:
     assert {file for file in others if not file.startswith((*TORCH_IN, "pipeline/cli/train.py"))} == set()
 
 
+def test_every_child_is_started_the_one_way() -> None:
+    """Which keeps it from importing what lies in the current folder."""
+    starts = [f for f in files() if not f.startswith("benchmarks/") and "sys.executable," in (ROOT / f).read_text()]
+    assert starts == ["pipeline/processes/child.py"]
+
+
 def test_the_way_of_a_row_names_each_room_once() -> None:
     """The page's first part is what a newcomer reads."""
     way = PAGE.read_text().partition("## From a row")[2].partition("\n## ")[0]

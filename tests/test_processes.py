@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +148,32 @@ def test_a_child_ends_with_its_parent_however_that_ends(child_module: str) -> No
         process.kill()
     psutil.wait_procs([child], timeout=30)
     assert not child.is_running()
+
+
+SCRIPT = """
+import mine
+from broadsheet.cluster import connect
+from broadsheet.pipeline.processes.child import Child
+
+if __name__ == "__main__":
+    with connect(workers=1) as client:
+        assert client.submit(mine.answer).result() == 42
+    for part in ("serve.engine_process", "serve.http_process", "source.read.reader_process"):
+        child = Child(f"broadsheet.pipeline.{part}")
+        child.connection.close()
+        child.process.wait()
+"""
+
+
+def test_no_process_runs_what_lies_in_the_current_folder(tmp_path: Path) -> None:
+    """Dask's workers and multiprocessing's own helpers neither; but what lies beside a user's script is found there."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.py").write_text("def answer():\n    return 42\n")
+    script, stubs = tmp_path / "own" / "script.py", tmp_path / "stubs"
+    script.write_text(SCRIPT)
+    stubs.mkdir()
+    for name in {*sys.stdlib_module_names, *packages_distributions(), "mine"} - {"broadsheet", "pipeline", "cluster"}:
+        (stubs / f"{name}.py").write_text("open(__file__ + '.ran', 'w')\nraise ImportError\n")
+    done = subprocess.run([sys.executable, script], cwd=stubs, capture_output=True, text=True, timeout=120, check=False)
+    assert [file.name for file in stubs.glob("*.ran")] == []
+    assert done.returncode == 0, done.stderr

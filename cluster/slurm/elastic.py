@@ -20,7 +20,8 @@ from ..settings import DASHBOARD_ADDRESS, NO_DASHBOARD, THREADS_PER_WORKER, conf
 from ..tls import make_certificates
 from .site import Site, load_site
 
-_SCRATCH = (
+_BEFORE = (
+    "export PYTHONSAFEPATH=1",  # no worker looks for modules in the folder that the job was submitted from
     'SCRATCH=$(mktemp -d "${TMPDIR:-/tmp}/broadsheet-XXXXXXXX") || exit 1',  # on the node's own disk
     """trap 'rm -rf "$SCRATCH"' EXIT""",
 )
@@ -95,7 +96,7 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "memory": site.memory or "16GB",
         "job_directives_skip": [] if site.memory else ["--mem"],
         "job_extra_directives": [*directives, *site.directives],
-        "job_script_prologue": [*_SCRATCH, *export(), *(site.setup or ())],  # the site's lines win
+        "job_script_prologue": [*_BEFORE, *export(), *(site.setup or ())],  # the site's lines win
         "interface": site.interface,
         "protocol": f"{protocol}://",
         "scheduler_options": {

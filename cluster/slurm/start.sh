@@ -1,5 +1,6 @@
 # --- The cluster: a scheduler on this first node, workers on all of them -----------------------------------------------
 set -u
+export PYTHONSAFEPATH=1 # no process of the job looks for modules in the folder that it was submitted from
 # Dask's settings (cluster/settings.py), the protocol, and the job's folder, which is this user's alone.
 settings=$(python -P -m broadsheet.cluster.slurm.prepare "$PROTOCOL" "$SLURM_JOB_NUM_NODES" "$TLS" "$FOLDER") || exit 2
 eval "$settings"

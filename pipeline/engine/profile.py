@@ -5,6 +5,7 @@ The kernels of the CPU engine are measured here, those of a GPU in `profile_cuda
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from ..model import reference
 from ..model.alphabet import encode, text_ends
 from ..model.charcnn import Model, load_model
 from ..model.layers import Layer
+from ..processes.child import import_path, python
 from ..telemetry.profile import Ceilings, KernelProfile, Profile, SweepPoint, counted_bytes
 from ..telemetry.spans import Span
 from .base import PRECISIONS, Engine, Texts
@@ -125,8 +127,8 @@ def _counted_bytes(model: Model, precision: str, kernels: str, batch: int) -> li
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.safetensors"
         model.save(file)
-        child = [sys.executable, "-m", "broadsheet.pipeline.engine.profile", str(file), precision, kernels, str(batch)]
-        return counted_bytes(child, _KERNEL_NAMES)
+        child = python("-m", "broadsheet.pipeline.engine.profile", file, precision, kernels, batch)
+        return counted_bytes(child, {**os.environ, **import_path()}, _KERNEL_NAMES)
 
 
 def _points(engine: Engine, batches: Iterable[int]) -> list[SweepPoint]:

@@ -16,10 +16,33 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import util
 from typing import IO
 
 _END_SECONDS = 5.0
 _KEPT_BYTES = 4096
+
+
+def python(*arguments: object) -> list[str]:
+    """A command of Python's for which the current folder is no place to look for modules: whose may that be?"""
+    return [sys.executable, "-P", *map(str, arguments)]
+
+
+def import_path() -> dict[str, str]:
+    """The environment variable by which such a process imports what this one would."""
+    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def protect_multiprocessing() -> None:
+    """Have processes that `multiprocessing` starts, Dask's workers and its own helpers, begin with `-P` from now on.
+
+    It starts them as `python -c`, which looks for modules in the current folder first. Workers then take over this
+    process's path, so that they find the modules beside a user's script. `PYTHONSAFEPATH` would do the same, but also
+    to scripts that the user starts. `multiprocessing` documents no such setting: a test has a folder of stub modules.
+    """
+    if "-P" not in util._args_from_interpreter_flags():  # type: ignore[attr-defined]
+        flags = [*util._args_from_interpreter_flags(), "-P"]  # type: ignore[attr-defined]
+        util._args_from_interpreter_flags = lambda: list(flags)  # type: ignore[attr-defined]
 
 
 class Child:
@@ -42,7 +65,6 @@ class Child:
         stderr: int | None = subprocess.PIPE,
     ) -> None:
         self.connection, theirs = socket.socketpair()
-        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
             with theirs:
                 if buffer_bytes is not None:
@@ -50,10 +72,10 @@ class Child:
                         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
                         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", module, str(theirs.fileno()), *map(str, arguments)],
+                    python("-m", module, theirs.fileno(), *arguments),
                     stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, bufsize=0,
                     pass_fds=(theirs.fileno(), *descriptors), process_group=0,
-                    env={**(defaults or {}), **os.environ, **(environment or {}), "PYTHONPATH": path},
+                    env={**(defaults or {}), **os.environ, **(environment or {}), **import_path()},
                 )  # fmt: skip
         except BaseException:
             self.connection.close()

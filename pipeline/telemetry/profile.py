@@ -9,7 +9,7 @@ import csv
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -91,7 +91,7 @@ class SweepPoint:
         return {**asdict(self), "articles_per_second": round(self.articles_per_second, 1)}
 
 
-def counted_bytes(command: Sequence[str], kernels: str) -> list[int] | None:
+def counted_bytes(command: Sequence[str], environment: Mapping[str, str], kernels: str) -> list[int] | None:
     """Bytes read and written by every kernel of a command, in the order they run; None where `ncu` is not installed.
 
     kernels: what ncu takes as their names. Raises BroadsheetError with its message where it cannot read the counters
@@ -104,6 +104,7 @@ def counted_bytes(command: Sequence[str], kernels: str) -> list[int] | None:
         ["ncu", *options, "--kernel-name-base", "function", "--kernel-name", kernels, *command],
         capture_output=True,
         text=True,
+        env=environment,
         timeout=_SECONDS,
         check=False,
     )
