@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +31,12 @@ TLS_FOLDER = "tls"
 """The folder of a job's certificates, next to its scheduler file."""
 
 _EXPOSED = "this cluster listens on {address} without TLS: {who} can run code as you"
+_LOOK_SECONDS = 10
+"""In which a user hears that there is no scheduler where it was looked for."""
+
+_LENGTH, _LONGEST_WORD = struct.Struct("<Q"), 1 << 20
+"""What a scheduler says first begins with its length; it has some hundred bytes."""
+
 _USERS, _NETWORK = "any user of this host", "anyone who can reach it"
 
 
@@ -168,11 +176,13 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
     quiet, loop = logging.getLogger("distributed.client"), logging.getLogger("tornado.application")
     before, security = quiet.level, None
     if file is not None:
-        address = _address_in(file, wait)
+        address = _address_in(file)
         if address.startswith("tls://") and (file.parent / TLS_FOLDER).exists():
             security = load_certificates(file.parent / TLS_FOLDER)
     try:
-        client = Client(address, security=security or Security())
+        security = security or Security()
+        _look(name, str(address), security, say)
+        client = Client(address, security=security)
     except (OSError, ValueError, TimeoutError, TypeError) as error:
         raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
     quiet.setLevel(logging.CRITICAL)
@@ -225,15 +235,49 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _address_in(file: Path, wait: float) -> str:
+def _look(name: str, address: str, security: Security, say: Callable[[str], None]) -> None:
+    """Raise UsageError where something else than a Dask scheduler is at an address: Dask would wait for its word.
+
+    A scheduler speaks first. Of one that is silent, a request over HTTP tells whether it is no scheduler; if it stays
+    silent it may be one that is busy, for which Dask waits as long as its settings say.
+    """
+    parts = urlsplit(address if "://" in address else f"tcp://{address}")
+    context = security.get_connection_args("client").get("ssl_context") if parts.scheme == "tls" else None
+    if parts.scheme not in ("tcp", "tls") or (parts.scheme == "tls") != (context is not None) or not parts.port:
+        return  # which Dask refuses at once, or which cannot be asked
+    try:
+        plain = socket.create_connection((parts.hostname, parts.port), _LOOK_SECONDS / 2)
+        with context.wrap_socket(plain) if context else plain as there:
+            if not (said := _said(there)):
+                there.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                said = _said(there)
+    except OSError as error:  # ssl.SSLError is one
+        raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
+    if not said:
+        say(f"{name} takes connections but says nothing yet: waiting for a Dask scheduler")
+    elif said[:2] == b"\x15\x03":
+        raise UsageError(f"{name} speaks TLS: give tls:// in the address, or the scheduler's file")
+    elif len(said) < _LENGTH.size or _LENGTH.unpack_from(said)[0] > _LONGEST_WORD:
+        raise UsageError(f"what answers at {name} is no Dask scheduler: it says {visible(repr(said[:40]))}")
+
+
+def _said(there: socket.socket) -> bytes:
+    there.settimeout(_LOOK_SECONDS / 4)
+    try:
+        return there.recv(64)
+    except TimeoutError:
+        return b""
+
+
+def _address_in(file: Path) -> str:
     """The scheduler's address; waits until it has written its file, a few seconds after its job starts."""
-    deadline = time.monotonic() + wait
+    deadline = time.monotonic() + _LOOK_SECONDS
     while True:
         try:
             return str(json.loads(file.read_bytes())["address"])
         except FileNotFoundError:
             if time.monotonic() > deadline:
-                raise UsageError(f"no scheduler has written {file} within {wait:.0f} s") from None
+                raise UsageError(f"no scheduler has written {file} within {_LOOK_SECONDS} s") from None
         except (ValueError, KeyError):  # half written
             if time.monotonic() > deadline:
                 raise UsageError(f"{file} is not a scheduler's file") from None

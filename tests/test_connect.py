@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
+import socket
 import statistics
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -178,3 +181,27 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     assert findings["TLS"]["found"] == "none: any user of this host can run code as you"
     assert findings["listening"]["verdict"] == "warning"  # its dashboard, on every interface
     assert findings["transfer, tcp"]["verdict"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "told"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", b"", "no Dask scheduler: it says b'SSH-2.0"),
+        (b"", b"HTTP/1.0 200 OK\r\n\r\n", "no Dask scheduler: it says b'HTTP/1.0 200 OK"),
+        (b"", b"\x15\x03\x03\x00\x02\x02\x46", "speaks TLS: give tls://"),
+    ],
+)
+def test_what_is_no_scheduler_is_named(first: bytes, then: bytes, told: str) -> None:
+    """What speaks first, and what answers only a request, as a web server does."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            with server.accept()[0] as other:
+                other.sendall(first)
+                if other.recv(100):
+                    other.sendall(then)
+
+        answering = pool.submit(answer)
+        with pytest.raises(UsageError, match=re.escape(told)), connect(f"tcp://127.0.0.1:{server.getsockname()[1]}"):
+            pass
+        answering.result()
