@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 FLAGS = {
     **dict.fromkeys(("input", "multi-label", "tls"), True),
@@ -37,6 +38,19 @@ def _keyword(flag: re.Match[str]) -> str:
     value = flag[2] if flag.re is _WITH_VALUE else "True" if FLAGS[flag[1]] else ""
     quoted = f'"{value}"' if flag.re is _WITH_VALUE and not value.startswith("'") else value
     return f"{flag[1].replace('-', '_')}={quoted}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """For a message about a name that is not there: the one that was meant, where one is much like it.
+
+    >>> did_you_mean("Txet", ["id", "text"]), did_you_mean("body", ["id", "text"])
+    ("; did you mean 'text'?", '')
+    """
+    from difflib import get_close_matches
+
+    known = {one.casefold(): one for one in names}
+    close = get_close_matches(name.casefold(), known, 1)
+    return f"; did you mean {known[close[0]]!r}?" if close else ""
 
 
 _JOINERS = "\u200c\u200d"  # within words of some scripts and within emoji
