@@ -14,7 +14,7 @@ import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -110,7 +110,8 @@ def _events(result: Done | ChunksDone | list[SetAside]) -> Iterator[Event]:
     if isinstance(result, Done):
         yield result
     elif isinstance(result, ChunksDone):
-        yield from result.chunks
+        for number, done in enumerate(result.chunks):
+            yield replace(done, examples=[] if number else result.examples)
         if result.end is not None:
             yield result.end
         elif not result.whole:

@@ -142,7 +142,7 @@ def test_the_rows_that_training_held_out_can_be_taken_from_its_data(
 ) -> None:
     by_share = pipeline.calibrate(small_model, overconfident, label_column="topic", held_out=0.5)
     truth = np.array([small_model.classes.index(name) for name in overconfident.column("topic").to_pylist()])
-    rows = overconfident.take(pa.array(hold_out(truth, 0.5)[1]))
+    rows = overconfident.take(pa.array(hold_out(truth, 0.5, np.arange(len(truth)))[1]))
     given_apart = pipeline.calibrate(small_model, rows, label_column="topic")
     assert by_share.temperature == given_apart.temperature
     other = overconfident.set_column(1, "topic", pa.array(["no class", *overconfident.column("topic").to_pylist()[1:]]))

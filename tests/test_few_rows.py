@@ -70,6 +70,35 @@ def test_a_model_that_is_no_better_than_guessing_is_called_so() -> None:
     assert "not clearly better than always giving the most frequent class" in told.lines()[-1]
 
 
+def test_what_was_learned_by_heart_does_not_count() -> None:
+    """Random labels of random words, each text twice: nobody can label new text. Rows that are held out, and those that
+    take turns, are other texts.
+    """
+    rng = np.random.default_rng(5)
+    words = ["".join(rng.choice(list("abcdefghij"), 5)) for _ in range(600)]
+    texts = [" ".join(rng.choice(words, 12)) for _ in range(150)]
+    kinds = list(rng.choice(["a", "b"], 150))
+    near = [f"{texts[0]} more", texts[1].upper()]
+    rows = pa.table({"text": [*texts, *texts, *near], "kind": [*kinds, *kinds, *kinds[:2]]})
+    told: list[object] = []
+    test = pa.table({"text": [texts[2], near[0], "of words that were never seen"], "kind": ["a", "b", "a"]})
+    in_turn = few(rows, tell=told.append, test=test)
+    held_out = few(rows, hold_out_share=0.4, ngrams=1 << 14)
+    for trained in (in_turn, held_out):
+        assert trained.model.card["held_out_accuracy"] < 0.6
+    assert in_turn.model.card["copies"] == {"same text": 300, "nearly the same text": 2}
+    notes = [what.text for what in told if isinstance(what, Note)]
+    assert notes[0].startswith("300 of 302 rows have the text of another row")
+    assert notes[1].startswith("2 of 302 rows have nearly the text of another row")
+    assert notes[2].startswith("2 of 3 test rows have the text of a row of the training data, 0 more")
+
+
+def test_one_text_is_too_few() -> None:
+    for options in ({}, {"multi_label": True, "label_separator": "|"}):
+        with pytest.raises(UsageError, match="have the same text"):
+            few(pa.table({"text": ["x"] * 2, "kind": ["a", "b|c"]}), **options)
+
+
 def test_balanced_classes_weigh_the_same() -> None:
     """Of texts that say nothing, the model gives the frequent class, or balanced, either."""
     rows, texts = noise(120), articles(100, seed=6)["text"].to_pylist()
@@ -178,5 +207,5 @@ def test_the_command_says_what_it_does(broadsheet_in_process: Command, tmp_path:
     options = ["--label-column", "kind", "--device", "cpu", "--ngrams", "16384", "--length", str(LENGTH)]
     result = broadsheet_in_process("train", tmp_path / "rows.csv", *options, "-o", tmp_path / "m.safetensors")
     assert result.returncode == 0, result.stderr
-    assert "n-grams alone" in result.stderr
+    assert "these n-grams alone" in result.stderr
     assert "on the same 80 rows: the most frequent class" in result.stderr

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections import Counter
@@ -24,6 +26,7 @@ from distributed import Client
 from jobs import Processes, spans_of, start_scheduler, start_worker, workers_that_run
 
 from benchmarks.chaos.jobs import contents
+from benchmarks.processes import PRELOAD, STAND_IN, run_job
 from pipeline import classify, verify
 from pipeline.ecosystem.resident import release
 from pipeline.model.charcnn import Model
@@ -264,6 +267,23 @@ def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
     for role in ("client", "worker"):
         assert large["peak_bytes"][role] < 1 << 30
         assert large["peak_bytes"][role] < small["peak_bytes"][role] + (100 << 20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_chunk_that_is_done_leaves_little(small_model_file: Path) -> None:
+    """Of 50,000 chunks of one file: their entries, packed, and where their spans were, and nothing else."""
+    chunks = 50_000
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        path = Path(folder) / "in.jsonl.gz"
+        path.write_bytes(gzip.compress(b"".join(b'{"text": "news %d"}\n' % row for row in range(chunks))))
+        options = ["--model", small_model_file, "--chunk-size", 1, "--workers", 1]
+        report, sampler = run_job(path, "-o", Path(folder) / "out", *options, **{PRELOAD: STAND_IN})
+    assert report["rows_written"] == chunks
+    found = sampler.to_dict(chunks)
+    assert found["worker"]["growth_bytes_a_chunk"] < 1500
+    assert found["client"]["growth_bytes_a_chunk"] < 1500
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ import inspect
 import json
 import os
 import random
+import re
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -203,6 +205,45 @@ def test_wrong_paths_and_methods_are_refused_in_json(server: Server) -> None:
             assert raw.recv(100).startswith(b"HTTP/1.1 400")
 
 
+A_TEXT = b'{"texts": ["a"]}'
+ASK = b"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+LENGTH = b"content-length: %d\r\n\r\n" % len(A_TEXT)
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n10\r\n" + A_TEXT + b"\r\n0\r\n"
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+IS_ALIVE = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
+LAST = IS_ALIVE + b"connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        ((ASK + H2C + LENGTH + A_TEXT + LAST,), [200, 200]),
+        ((ASK + H2C + LENGTH, A_TEXT, LAST), [200, 200]),
+        ((ASK + H2C + b"content-length: %d\r\n\r\n" % len(LAST), LAST, LAST), [400, 200]),  # its body is no request
+        ((ASK + H2C + CHUNKED + b"\r\n" + LAST,), [200, 200]),
+        (((ASK + H2C + LENGTH + A_TEXT).replace(b"h2c", b"websocket"), LAST), [200, 200]),
+        (((IS_ALIVE + H2C + b"\r\n") * 1500, LAST), [200] * 1501),
+        ((b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n", LAST), [400]),
+        ((IS_ALIVE + b"\r\n\0\r\n\r\n" + LAST,), [200]),
+        ((ASK + LENGTH + A_TEXT + ASK + b"transfer-encoding: chunked\r\n\r\nx", LAST), [200]),
+        ((ASK.replace(b"json", b"xml") + LENGTH, A_TEXT, LAST), [415, 200]),
+        ((ASK.replace(b"content", b"other") + CHUNKED + b"content-type: application/json\r\n\r\n", LAST), [415, 200]),
+    ],
+    ids=lambda value: "" if isinstance(value, tuple) else str(value[:3]),
+)
+def test_each_request_of_a_connection_gets_one_answer_in_order(
+    server: Server, sent: tuple[bytes, ...], statuses: list[int]
+) -> None:
+    answered = b""
+    with socket.create_connection(urlsplit(server.url).netloc.split(":"), timeout=60) as raw, suppress(OSError):
+        for part in sent:
+            raw.sendall(part)
+            time.sleep(0.05)  # so that each is read alone
+        while found := raw.recv(1 << 16):
+            answered += found
+    assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+) ", answered)] == statuses
+
+
 def of_schema(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     """Values that a schema of the document allows."""
     kinds = [each["type"] for each in schema.get("anyOf", [schema])]
@@ -283,15 +324,17 @@ def test_a_client_that_hangs_up_is_forgotten(server: Server) -> None:
     host, port = urlsplit(server.url).netloc.split(":")
     with socket.create_connection((host, int(port))) as raw:
         head = f"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        raw.sendall(head.encode() + b"\r\n\r\n" + body)
+        raw.sendall(head.encode() + b"\r\n\r\n" + body + IS_ALIVE + b"\r\n")  # which waits for the first's answer
         while metric(server, "broadsheet_queue_texts") == 0:
             pass
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # nothing more can be sent to it
     while metric(server, "broadsheet_queue_texts"):
         pass
     server.wait_for("request")
     with server.client() as client:
         client.classify(["the next one"])
     assert metric(server, "broadsheet_batch_texts_sum") - before < 6000
+    assert [line for line in server.said if line.get("level") != "info"] == []
 
 
 def test_health_metrics_and_the_document(server: Server) -> None:
@@ -345,16 +388,24 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
         "headers": {"authorization": "Bearer an-admin-token-for-tests"},
     }
     first = server.client().classify(texts, scores=True)
-    stop = threading.Event()
-    with ThreadPoolExecutor(3) as pool:
+    stop, other = threading.Event(), folder / "to come.safetensors"
+    with ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(load, server, stop, "small", texts) for _ in range(3)]
         try:
             file.write_bytes(b"no model at all")
             refused = httpx.post(**reload, timeout=60)
-            random_model(seed=9, length=123).save(file)
+            replace(random_model(seed=9, length=123), classes=("not", "of", "the", "first")).save(file)
             done = httpx.post(**reload, timeout=60)
             second = server.client().classify(texts, scores=True)
-            file.write_bytes(saved)
+            contents, overlapping = [saved, file.read_bytes()], []
+            for i in range(5):
+                other.write_bytes(contents[i % 2])
+                other.replace(file)
+                overlapping.append(pool.submit(httpx.post, **reload, timeout=60))
+            numbers = {each.result().json()["loaded"] for each in overlapping}
+            for _ in range(6):
+                server.wait_for("model reloaded")
+            assert server.client().classify(texts, scores=True) == first
             server.process.send_signal(signal.SIGHUP)
             server.wait_for("model reloaded")
             for _ in NAMES[1:]:
@@ -364,6 +415,7 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
     assert refused.status_code == 409
     assert "the one before stays" in refused.json()["error"]
     assert done.json()["loaded"] == 2
+    assert numbers == {3, 4, 5, 6, 7}
     assert first != second
     seen = [answer for each in asking for answer in each.result()]
     assert {answer.status_code for answer in seen} == {200}

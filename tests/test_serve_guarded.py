@@ -140,6 +140,7 @@ def read_all(connection: ssl.SSLSocket) -> bytes:
         (b"POST /v1/classify HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\n"
          b"content-length: 100\r\n\r\n{" % TOKEN.encode(), 408),
         (b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * (1 << 17), 431),
+        (b"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{", 401),
     ],
 )  # fmt: skip
 def test_a_request_that_does_not_come_is_not_waited_for(
@@ -149,6 +150,7 @@ def test_a_request_that_does_not_come_is_not_waited_for(
         connection.sendall(sent)
         answer = read_all(connection)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert answer.count(b"HTTP/1.1") == 1
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
 
 

@@ -106,7 +106,7 @@ def test_figures_are_those_of_scikit_learn() -> None:
 
 def test_every_class_has_its_share_of_held_out_rows() -> None:
     labels = np.random.default_rng(2).random((400, 4)) < (0.6, 0.3, 0.1, 0.05)
-    fit, held = hold_out(rarest(labels), 0.25)
+    fit, held = hold_out(rarest(labels), 0.25, np.arange(len(labels)))
     assert sorted([*fit, *held]) == list(range(400))
     assert (np.abs(labels[held].mean(axis=0) - labels.mean(axis=0)) < 0.06).all()
     assert labels[held].any(axis=0).all()
@@ -206,7 +206,7 @@ def labelled(count: int, seed: int = 0) -> pa.Table:
     rng = random.Random(seed)
     topics = {"money": "x", "space": "z", "sport": "q"}
     chosen = [sorted(rng.sample([*topics], rng.choice([0, 1, 1, 2]))) for _ in range(count)]
-    texts = [" ".join([topics[name] * 20 for name in names] + ["and so on"]) for names in chosen]
+    texts = [" ".join([topics[name] * 20 for name in names] + [f"and so on {i}"]) for i, names in enumerate(chosen)]
     return pa.table({"text": texts, "topics": chosen})
 
 

@@ -27,7 +27,8 @@ from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import Frame, layer_table
 from pipeline.train import Epoch, Recipe, Step, train
-from pipeline.train.data import ArticleReader, read_labelled
+from pipeline.train.branch import folds_of
+from pipeline.train.data import ArticleReader, hold_out_labelled, read_labelled
 from pipeline.train.loop import augment
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.objective import OneLabel
@@ -109,7 +110,7 @@ def test_small_batches_of_few_rows_do_not_leave_the_network_blind() -> None:
 
 
 def test_scores_are_calibrated_on_the_rows_held_out() -> None:
-    rows = articles(240)
+    rows = pa.concat_tables([articles(180), articles(60)])  # 60 texts twice
     rng = random.Random(2)
     kinds = [rng.choice(list(TOPICS)) if rng.random() < 0.3 else kind for kind in rows.column("kind").to_pylist()]
     noisy = rows.set_column(1, "kind", pa.array(kinds))
@@ -242,9 +243,23 @@ def test_unreadable_rows_are_left_out_and_counted() -> None:
 
 def test_rows_are_held_out_class_by_class() -> None:
     labels = np.repeat([0, 1, 2], [100, 50, 10])
-    fit, held = hold_out(labels, 0.1)
+    fit, held = hold_out(labels, 0.1, np.arange(160))
     assert np.bincount(labels[held]).tolist() == [10, 5, 1]
     assert sorted([*fit, *held]) == list(range(160))
+
+
+def test_rows_of_one_text_are_held_out_together_whatever_their_class() -> None:
+    labels, texts = np.tile([0, 1, 1, 1], 50), np.repeat(np.arange(100), 2)
+    fit, held = hold_out(labels, 0.2, texts)
+    folds = folds_of(labels, texts)
+    assert not set(texts[fit]) & set(texts[held])
+    assert len(set(texts[held])) == 20
+    assert sorted(np.concatenate(folds)) == list(range(200))
+    assert sum(len(set(texts[fold])) for fold in folds) == 100
+    taught = np.array([True, False] * 100)
+    fit, held = hold_out_labelled(labels, taught, 0.2, texts)
+    assert taught[held].all()
+    assert not set(texts[fit]) & set(texts[held])
 
 
 def test_recipe_settings() -> None:

@@ -30,7 +30,7 @@ from ..processes.threads import available_cores
 from ..source.chunk import Chunk, concat
 from ..source.find.files import Files
 from ..source.inputs import identify
-from ..source.limits import CHUNK_ROWS
+from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.plan.plan import part_name
 from ..source.plan.sample import Sample, sample_input, slow_to_read
 
@@ -230,7 +230,8 @@ def _label(sample: Sample, models: Models, engines: list[Engine], options: Optio
     """Label the sample, and measure how long that takes and how large its parts are."""
     found = _SampleFigures(Counter(), Counter())
     columns = columns_of(sample.selection, options.model_columns(models), options.where)
-    chunk_rows = options.chunk_size or CHUNK_ROWS[engines[0].backend.device]
+    usual = usual_chunk_rows(engines[0].backend.device, any(model.has_network for model in models.every))
+    chunk_rows = options.chunk_size or usual
     names = options.settings(chunk_rows, models).names
     check_writable(columns.written, names, columns.models[0].labels)
     seconds, timed, size = 0.0, 0, 0

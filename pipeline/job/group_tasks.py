@@ -7,9 +7,12 @@ the engine computes while this and other tasks read, and a file whose chunks nob
 from __future__ import annotations
 
 import pickle
+import zlib
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from distributed import Worker, get_worker, secede
@@ -17,6 +20,7 @@ from distributed.core import Status
 
 from ..errors import SourceError
 from ..labelling.engines import ENGINES
+from ..measures.accuracy import Example
 from ..output.commit import commit_end, committed_entry
 from ..output.record import Entry
 from ..source.plan.plan import Group, GroupChunk, GroupEnd, RowGroups
@@ -31,16 +35,28 @@ TOPIC = "broadsheet-chunks"
 
 _ENDING = (Status.closing, Status.closed, Status.failed)
 
+_KEPT_WHOLE = 64
+"""Of the chunks that a task has committed, the last so many are returned with their spans: of earlier ones, the client
+has heard (`Noted`) before the task ends.
+"""
+
 
 @dataclass(frozen=True)
 class ChunksDone:
-    """What a task has done. chunks: in input order, those too that it found committed. end: of a group that was
-    read to its end. whole: whether that is all there is; the job may have been stopped.
+    """What a task has done. packed: the chunks in input order, those too that it found committed, each pickled and
+    compressed by itself: as objects, the millions of a long job would take ten times the memory. examples: of all of
+    them. end: of a group that was read to its end. whole: whether that is all there is; the job may have been stopped.
     """
 
-    chunks: tuple[Done, ...]
+    packed: tuple[bytes, ...]
+    examples: list[Example]
     end: GroupEnd | None = None
     whole: bool = True
+
+    @property
+    def chunks(self) -> Iterator[Done]:
+        for one in self.packed:
+            yield pickle.loads(zlib.decompress(one))
 
 
 def label_group(group: Group, alone: bool, job: Job) -> ChunksDone:
@@ -65,7 +81,7 @@ def label_group(group: Group, alone: bool, job: Job) -> ChunksDone:
                     chunks.begin(found, spans)
     if end is not None:
         _close(end, job)
-    return ChunksDone(chunks.done, end, end is not None)
+    return ChunksDone(*chunks.done, end, end is not None)
 
 
 def label_run(run: RowGroups, alone: bool, job: Job) -> ChunksDone:
@@ -83,7 +99,7 @@ def label_run(run: RowGroups, alone: bool, job: Job) -> ChunksDone:
                     break
                 unit, chunk = found
                 chunks.begin(GroupChunk(unit.name, unit.sources, chunk), spans)
-    return ChunksDone(chunks.done, whole=chunks.begun == len(run.units))
+    return ChunksDone(*chunks.done, whole=chunks.begun == len(run.units))
 
 
 def begin_no_more(run: str) -> None:
@@ -111,7 +127,9 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         self._worker: Worker = get_worker()
         self._key: Key = self._worker.get_current_task()
         self._committed: dict[str, Entry] = {}
-        self._begun: list[Done | Future[Done]] = []
+        self._packed: list[bytes] = []
+        self._whole: deque[Done | Future[Done]] = deque()  # the chunks after those
+        self._examples: list[Example] = []
         self._failed = False
         self._room: int | None = None  # that was taken for a chunk that has yet to come
         self._engines = ExitStack()
@@ -123,11 +141,22 @@ class _Chunks(AbstractContextManager["_Chunks"]):
     @property
     def begun(self) -> int:
         """How many chunks were read: in a group, the number of the next one."""
-        return len(self._begun)
+        return len(self._packed) + len(self._whole)
 
     @property
-    def done(self) -> tuple[Done, ...]:
-        return tuple(one if isinstance(one, Done) else one.result() for one in self._begun)
+    def done(self) -> tuple[tuple[bytes, ...], list[Example]]:
+        """Every chunk, packed, and the examples of all. Waits for the last of them, and raises its error."""
+        while self._whole:
+            self._pack(with_spans=True)
+        return tuple(self._packed), self._examples
+
+    def _pack(self, with_spans: bool) -> None:
+        """Pack the earliest chunk that is not."""
+        first = self._whole.popleft()
+        done = first if isinstance(first, Done) else first.result()
+        self._examples = sorted([*self._examples, *done.examples])[: self._job.examples]
+        kept = replace(done, spans=done.spans if with_spans else [], examples=[])
+        self._packed.append(zlib.compress(pickle.dumps(kept)))
 
     def is_committed(self, name: str) -> bool:
         """Whether a chunk is to be skipped: committed by an earlier run, or by a worker that was lost in the middle."""
@@ -160,16 +189,22 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         own = spans[:]
         del spans[: len(own)]  # threads that parse ahead go on adding to it
         if found.chunk is None:
-            self._begun.append(Done(found.name, self._committed.pop(found.name), [], None, []))
+            self._append(Done(found.name, self._committed.pop(found.name), [], None, []))
             return
         refuse_bad_rows(found.chunk, self._job)
         room, self._room = self._room or 0, None  # it is the chunk's now, and what that does not take is given back
         taken = min(bytes_of(found.chunk), room)
         STATE.room.shrink(room - taken)
         work = Work(found.name, found.sources, found.chunk, spans=own)
-        self._begun.append(STATE.threads.submit(self._label, work, taken, found.stored))
+        future = STATE.threads.submit(self._label, work, taken, found.stored)
+        self._append(future)
         if self._alone:
-            wait([future for future in self._begun[-1:] if isinstance(future, Future)])
+            wait([future])
+
+    def _append(self, chunk: Done | Future[Done]) -> None:
+        self._whole.append(chunk)
+        while len(self._whole) > _KEPT_WHOLE and _is_committed(self._whole[0]):
+            self._pack(with_spans=False)
 
     def _label(self, work: Work, taken: int, stored: int) -> Done:
         try:
@@ -187,10 +222,16 @@ class _Chunks(AbstractContextManager["_Chunks"]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._room is not None:
             STATE.room.leave(self._room)
-        left = [future for future in self._begun if isinstance(future, Future) and not future.done()]
+        left = [future for future in self._whole if isinstance(future, Future) and not future.done()]
         if left:
             secede()  # another task of the worker reads meanwhile
             wait(left)
         self._engines.close()
         if error is None:
-            _ = self.done
+            for future in self._whole:
+                if isinstance(future, Future):
+                    future.result()
+
+
+def _is_committed(chunk: Done | Future[Done]) -> bool:
+    return isinstance(chunk, Done) or (chunk.done() and chunk.exception() is None)

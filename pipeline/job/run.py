@@ -34,7 +34,7 @@ from ..report.tally import Tally
 from ..report.timeline import Timeline, save_trace
 from ..source.find.files import Files
 from ..source.inputs import RowsInMemory, Scanners, identify, open_input, planned_files
-from ..source.limits import CHUNK_ROWS
+from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.memory.stdin import Stdin
 from ..source.plan.plan import changed_chunks
 from ..source.plan.scan import Scanner
@@ -187,7 +187,8 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
 
     options, models = request.options, request.models
     device = engines.backend.device if engines else expected_device(options.device, count_gpus())
-    chunk_rows = options.chunk_size or (before.fingerprint.settings.chunk_size if before else CHUNK_ROWS[device])
+    usual = usual_chunk_rows(device, any(model.has_network for model in models.every))
+    chunk_rows = options.chunk_size or (before.fingerprint.settings.chunk_size if before else usual)
     saved = None
     if request.folder and isinstance(beginning, Resumed | Updated) and isinstance(prepared.found, Files):
         settings = beginning.before.fingerprint.settings

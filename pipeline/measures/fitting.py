@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..labelling.scored import rows_of, texts_of
 from ..model.charcnn import Model, load_model
+from ..model.ngrams import MOST_READ
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, LEAST_ROWS, fitted, log_scores
 from ..source.chunk import Chunk
@@ -23,7 +25,7 @@ from ..source.inputs import identify
 from ..source.open.compression import encoding_named
 from ..source.plan.sample import sample_input
 from .reliability import improvement
-from .rows import files_of, hold_out, scored_rows, selection_of
+from .rows import files_of, hold_out, numbered, scored_rows, selection_of
 
 
 def calibrate(
@@ -94,7 +96,8 @@ def calibrate(
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: it has thresholds, and no temperature")
     plain = replace(loaded, temperature=1.0)
-    selection = selection_of(text_column, columns, truth=label_column, classes=plain.classes, reads=plain.reads)
+    reads = plain.reads if held_out is None else MOST_READ  # as `train` reads, which holds out by text
+    selection = selection_of(text_column, columns, truth=label_column, classes=plain.classes, reads=reads)
     given = identify(source, len(plain.alphabet), plain.length)
     scores, true = [np.empty((0, len(plain.classes)), np.float32)], [np.empty(0, np.int64)]
     chosen = partial(_with_truth, share=held_out)
@@ -121,7 +124,7 @@ def calibrate(
 
 def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]:
     """The rows with a true class. share: only those of them that `train` held out, which takes them class by class, by
-    their place among all rows.
+    their place among all texts.
     """
     held = None
     if share is not None:
@@ -134,7 +137,8 @@ def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]
                 "out --held-out, and give rows that it was not trained on"
             )
         held = np.zeros(len(truth), np.bool_)
-        held[hold_out(truth, share)[1]] = True
+        texts = numbered(pa.chunked_array([chunk.text for chunk in chunks]).combine_chunks())
+        held[hold_out(truth, share, texts)[1]] = True
     first = 0
     for chunk in chunks:
         rows = _truth(chunk) != NO_TRUTH if held is None else held[first : first + len(chunk)]

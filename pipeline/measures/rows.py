@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..engine.base import Backend
@@ -52,14 +53,26 @@ def files_of(source: Given) -> dict[str, Any]:
     return {"files": [os.path.basename(file.path) for file in source.found]} if isinstance(source, Files) else {}
 
 
-def hold_out(labels: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row numbers to train on and to hold out: `share` of each class, the same rows for every seed."""
+def numbered(texts: pa.Array) -> NDArray[np.int64]:
+    """Of each text a number, the same for equal texts."""
+    return np.asarray(texts.dictionary_encode().indices.to_numpy(), np.int64)
+
+
+def hold_out(
+    labels: NDArray[np.int64], share: float, texts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row numbers to train on and to hold out: `share` of the texts of each class, the same rows for every seed.
+
+    texts: of each row the number of its text, as `numbered` gives them. Rows of one text go together, with the class of
+    the first of them: what is trained on does not know what is held out.
+    """
     rng = np.random.default_rng(0)
-    held = np.zeros(len(labels), np.bool_)
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        held[rng.permutation(rows)[: round(share * len(rows))]] = True
-    return np.flatnonzero(~held), np.flatnonzero(held)
+    _, first, of_row = np.unique(texts, return_index=True, return_inverse=True)
+    held = np.zeros(len(first), np.bool_)
+    for label in np.unique(labels[first]):
+        found = np.flatnonzero(labels[first] == label)
+        held[rng.permutation(found)[: round(share * len(found))]] = True
+    return np.flatnonzero(~held[of_row]), np.flatnonzero(held[of_row])
 
 
 def rarest(labels: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -298,10 +298,11 @@ class OutputFolder:
         which files could not be read, or not wholly, are read again from there on. If an entry is not as it should be,
         or is to change, the job is no longer finished.
         """
+        sealed = self.store.has(SUCCESS)  # before the manifest: another run may write its totals, then this, meanwhile
         manifest = self.manifest()
         plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
         groups = groups_of(plan)
-        finished = not update and (manifest.totals is not None or self.store.has(SUCCESS))
+        finished = not update and (manifest.totals is not None or sealed)
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
         names = self.entry_files(job, groups if update else None)

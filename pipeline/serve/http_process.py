@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import httptools
 import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -54,7 +55,8 @@ HEAD_BYTES = 1 << 16
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's own protocol, which a connection leaves that has not sent a request in time.
+    """uvicorn's own protocol, with what that leaves to a proxy: a request must come in time, each gets one answer, in
+    order, and a wish for another protocol (`Upgrade: h2c`) is passed over, as HTTP allows, whatever body is with it.
 
     A request's scope has `gone`, a set of functions to be called when its client hangs up, and, once all of it is read,
     `arrived`, when it came by the monotonic clock. connections_most: at a time, in all processes; head_seconds,
@@ -72,6 +74,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._waits_for = "head"
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._running: RequestResponseCycle | None = None
+        self._reads_no_more = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -85,20 +89,49 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self.held.add_connections(-1)
+        if self._running is not None:  # uvicorn knows the last request only, and writes the answers to others
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
         for call in list(self._gone):
             call()
 
     def data_received(self, data: bytes) -> None:
+        if self._reads_no_more:
+            return
         if self._waits_for != "body":
             self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._waits_for == "head" and self._head_bytes > HEAD_BYTES:
             self._refuse(431, f"the head of the request is larger than {HEAD_BYTES >> 10} KiB")
-        elif self._waits_for == "nothing" and (self._is_answering or self.timeout_keep_alive_task):
+        elif self._waits_for == "nothing":
             self._stop_timer()
+            if not self._is_answering and not self.transport.is_closing():  # the answer went before the body had come
+                self._wait_for_the_next()
         elif self._timer is None and not self.transport.is_closing():
             self._start_timer()
+
+    def _parse(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                try:
+                    self.parser.feed_data(left)
+                    return
+                except httptools.HttpParserUpgrade as wish:
+                    left = left[wish.args[0] :]
+                    if self.parser.get_method() == b"CONNECT":
+                        self._refuse(400, "this is no proxy")
+                        return
+                    self.parser.feed_data(self._head_without_upgrade())  # or it would pass over the body
+        except httptools.HttpParserError:
+            self._refuse(400, "this is no HTTP request")
+
+    def _head_without_upgrade(self) -> bytes:
+        start = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        headers = (b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade")
+        return b"\r\n".join((start, *headers, b"\r\n"))
 
     @property
     def _is_answering(self) -> bool:
@@ -110,16 +143,22 @@ class LimitedProtocol(HttpToolsProtocol):
         self._waits_for = "head"
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._waits_for, self._head_bytes = "body", 0
         self._stop_timer()
         super().on_headers_complete()
+        self.headers = []  # what comes after the body in its place is no header of the request
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if "arrived" in cycle.scope:  # it has waited for the answer to the one before it on this connection
             cycle.scope["arrived"] = time.monotonic()  # type: ignore[typeddict-unknown-key]
+        self._running = cycle
         super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._waits_for = "nothing"
         self.cycle.scope["arrived"] = came(self._socket)  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
@@ -135,14 +174,31 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
+    def _wait_for_the_next(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
     def _late(self) -> None:
         self._timer = None
-        self._refuse(408, f"the {self._waits_for} of the request did not come in time")
+        if self.pipeline or (self._waits_for == "head" and self._is_answering):
+            self._start_timer()  # its time begins when those before it are answered
+        else:
+            self._refuse(408, f"the {self._waits_for} of the request did not come in time")
 
     def _refuse(self, status: int, message: str) -> None:
+        """Answer the request that is coming, unless it has an answer, and close; once those before it have theirs."""
         if self.transport.is_closing():
             return
-        if not (self._is_answering and self.cycle.response_started):
+        self._stop_timer()
+        self._reads_no_more = True
+        has_begun = self._waits_for == "body"
+        if has_begun and self.pipeline:
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
+            has_begun = False
+        if self._is_answering and not has_begun:
+            self.cycle.keep_alive = False
+            return
+        if not (has_begun and self.cycle.response_started):
             body = b'{"error":"%s"}' % message.encode()
             head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)

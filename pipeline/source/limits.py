@@ -7,6 +7,14 @@ from dataclasses import dataclass
 CHUNK_ROWS = {"cpu": 512, "cuda": 131_072}
 """Rows in a chunk by default: one or two seconds of work on a CPU, 0.1 s on a GPU; scheduling takes milliseconds."""
 
+_FAST_CHUNK_ROWS = {"cpu": 8_192, "cuda": 131_072}
+"""The same for n-grams alone, of which a CPU labels some 40,000 rows a second and thread."""
+
+
+def chunk_rows(device: str, has_network: bool) -> int:
+    """Rows in a chunk of a job by default. has_network: whether a model of it has more than n-grams."""
+    return (CHUNK_ROWS if has_network else _FAST_CHUNK_ROWS)[device]
+
 
 @dataclass(frozen=True)
 class Limits:

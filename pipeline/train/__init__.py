@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import UsageError
 from ..measures.rows import hold_out, rarest
 from ..model.alphabet import Alphabet
@@ -18,6 +20,7 @@ from ..model.charcnn import Model
 from ..model.layers import Frame
 from .after import Compared, model_of
 from .branch import fit_branch
+from .copies import copies
 from .data import ArticleReader, LabelledArticles, SoftLabels, TrainingData, hold_out_labelled, read_labelled
 from .job import Examples, TrainingJob, run, without_network
 from .objective import Objective, OneLabel, SeveralLabels, class_weights
@@ -141,7 +144,8 @@ def train(
     balanced : bool
         Every class weighs the same, however many rows it has. Otherwise every row does.
     hold_out_share : float, optional
-        Share of each class, up to 0.5, that is kept out of training; the accuracy on it is computed after each epoch.
+        Share of the texts of each class, up to 0.5, that is kept out of training; the accuracy on it is computed after
+        each epoch. Rows with the same text are held out together.
         Default: 0.05; none where only n-grams are fitted, whose accuracy cross-validation gives.
     test : as `source`, optional
         Labelled articles on which the finished model is evaluated, once.
@@ -247,15 +251,18 @@ def train(
         resume=resume,
     )
     on_start(data, len(prepared.held))
+    repeated, tested = copies(data.text, prepared.tested.text if prepared.tested else None)
+    for line in (*repeated.lines(), *tested.test_lines()):
+        tell(Note(line))
     branch = None
     if bits is not None:
         kinds = kinds_for(data.text, begin.length)
         branch = fit_branch(
             data.text, data.labels, len(data.classes), prepared.fit, prepared.held, kinds, bits, balanced
         )
-        what = "labels of" if multi_label else "of"
-        share = f"{branch.share_right(data.labels):.2%} {what} {len(branch.rows):,} rows right"
-        tell(Note(f"n-grams: {share} that they were not fitted to"))
+        what = "the labels of " if multi_label else ""
+        share = f"{branch.share_right(data.labels):.2%} of {what}{len(branch.rows):,} rows"
+        tell(Note(f"n-grams: {share} right, each labelled by a fit to other rows"))
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     trials: list[Trial] = []
@@ -269,7 +276,7 @@ def train(
                 raise UsageError("a sweep runs on a cluster: give client=")
             trials, job, outcome = run_sweep(client, jobs_of(job, sweep), examples, tell, stop)
         elif alone:
-            tell(Note("n-grams alone: the network takes long without a GPU, and is trained if told how many epochs"))
+            tell(Note("the model is these n-grams alone: without a GPU, the network needs a number of epochs to train"))
             outcome = without_network(job)
         elif client is not None:
             from .on_cluster import run_on
@@ -279,7 +286,7 @@ def train(
             outcome = run_here(job, examples, gpus, tell, stop)
         else:
             outcome = run(job, examples, tell, stop)
-    card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {})}
+    card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {}), **repeated.about()}
     model, compared = model_of(outcome, job, prepared, dtype, card, branch)
     if outcome.is_trained and not model.has_network:
         tell(Note("the network is left out: with it, the held-out rows are not clearly more often right"))
@@ -314,13 +321,16 @@ def _prepared(
     if soft is not None:
         taught = soft.read(source, reading, label_column, names)
         data = taught.data
-        fit, held = hold_out_labelled(data.labels, taught.labelled, hold_out_share)
+        fit, held = hold_out_labelled(data.labels, taught.labelled, hold_out_share, data.text.numbered())
         targets = taught.targets(soft.share, held)
     elif label_column is not None:
         data = read_labelled(source, reading, label_column, names, *several)
-        fit, held = hold_out(rarest(data.labels) if data.is_multi_label else data.labels, hold_out_share)
+        of_class = rarest(data.labels) if data.is_multi_label else data.labels
+        fit, held = hold_out(of_class, hold_out_share, data.text.numbered())
     else:
         raise UsageError("there is nothing to learn: name a column with labels, or where soft labels come from")
+    if not np.ptp(data.text.numbered()[fit]):
+        raise UsageError("all rows that are trained on have the same text: give two texts or more")
     tested = None
     if test is not None:
         if label_column is None:

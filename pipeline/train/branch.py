@@ -129,7 +129,7 @@ def fit_branch(
     """
     found = bags(*text.rows(np.concatenate([fit, held])), kinds, bits)
     ours, others = found.rows(np.arange(len(fit))), np.arange(len(fit), len(fit) + len(held))
-    folds = folds_of(labels[fit])
+    folds = folds_of(labels[fit], text.numbered()[fit])
     known = np.sort(np.concatenate(folds))
     _, settings, logits, _ = _chosen(ours, labels[fit], classes, folds, balanced)
     sharpness = sharpened(logits[known], labels[fit][known], _weights(labels[fit], classes, balanced)[known])[1]
@@ -207,13 +207,18 @@ def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[RowNumbe
     return _best_strength(found, labels, classes, folds, plain, [_PLAIN_STRENGTH / len(labels)], False).logits
 
 
-def folds_of(labels: Labels) -> list[RowNumbers]:
-    """Rows that are held out in turn, a like share of each class; of many rows a fifth, once."""
+def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
+    """Rows that are held out in turn, a like share of the texts of each class; of many rows a fifth, once.
+
+    texts: as of `hold_out`; rows of one text are in one fold.
+    """
     count = next((folds for rows, folds in _FOLDS if len(labels) <= rows), 1)
-    order = np.random.default_rng(0).permutation(len(labels))
-    of_class = rarest(labels) if labels.ndim > 1 else labels
-    order = order[np.argsort(of_class[order], kind="stable")]
-    return [np.sort(order[fold :: 5 if count == 1 else count]) for fold in range(count)]
+    _, first, of_row = np.unique(texts, return_index=True, return_inverse=True)
+    order = np.random.default_rng(0).permutation(len(first))
+    of_class = (rarest(labels) if labels.ndim > 1 else labels)[first]
+    fold = np.empty(len(first), np.int64)
+    fold[order[np.argsort(of_class[order], kind="stable")]] = np.arange(len(first)) % (5 if count == 1 else count)
+    return [np.flatnonzero(fold[of_row] == number) for number in range(count)]
 
 
 class _WeighedRows:

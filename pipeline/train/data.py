@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..engine import base
 from ..engine.open import opened
 from ..errors import UsageError
-from ..measures.rows import hold_out
+from ..measures.rows import hold_out, numbered
 from ..model.alphabet import Alphabet, encode
 from ..model.charcnn import Model, load_model
 from ..model.layers import CLASSES
@@ -46,6 +46,11 @@ class TextBuffers(NamedTuple):
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         at = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], sizes)
         return TextBuffers(self.data[at], offsets)
+
+    def numbered(self) -> NDArray[np.int64]:
+        """Of each text a number, the same for equal texts."""
+        buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
+        return numbered(pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self.offsets) - 1, buffers))
 
 
 @dataclass(frozen=True)
@@ -372,14 +377,17 @@ def read_taught(
 
 
 def hold_out_labelled(
-    labels: NDArray[np.int64], labelled: NDArray[np.bool_], share: float
+    labels: NDArray[np.int64], labelled: NDArray[np.bool_], share: float, texts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """As `hold_out`, of the labelled rows; of all where there are none, to see how well soft labels are learned."""
+    """As `hold_out`, of the labelled rows; of all where there are none, to see how well soft labels are learned.
+
+    A row without a label is not trained on either where its text is held out.
+    """
     if not labelled.any():
-        return hold_out(labels, share)
+        return hold_out(labels, share, texts)
     rows = np.flatnonzero(labelled)
-    fit, held = hold_out(labels[rows], share)
-    return np.sort(np.concatenate([rows[fit], np.flatnonzero(~labelled)])), rows[held]
+    held = rows[hold_out(labels[rows], share, texts[rows])[1]]
+    return np.flatnonzero(~np.isin(texts, texts[held])), held
 
 
 def _named(label: pa.Array, columns: tuple[str, ...]) -> tuple[str, ...]:
