@@ -56,7 +56,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 _JOINERS = "\u200c\u200d"  # within words of some scripts and within emoji
 
 
-def visible(text: str) -> str:
+def printable(text: str) -> str:
     """The text on one line, in which everything that a terminal or a browser would obey is an escape.
 
     Control characters, line breaks, lone surrogates (the bytes of a file name that is not UTF-8) and the marks that
@@ -65,9 +65,9 @@ def visible(text: str) -> str:
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
-def visible_lines(text: str) -> str:
-    """A message of several lines, each `visible`, and indented from the second on, so that none passes for another."""
-    return "\n  ".join(visible(line) for line in text.rstrip("\n").split("\n"))
+def printable_lines(text: str) -> str:
+    """A message of several lines, each `printable`, and indented from the second on, so that none passes for another."""
+    return "\n  ".join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
 def _shown(character: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -90,11 +89,14 @@ class Processes:
         self._all.append(process)
         return process
 
-    def dask(self, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        return self.start(Path(sys.executable).with_name("dask"), *arguments, env=env)
+    def dask(self, *arguments: object, **options: Any) -> warm.Command | subprocess.Popen[str]:
+        return self._warm("dask", *arguments, **options)
 
     def broadsheet(self, *arguments: object, **options: Any) -> warm.Command | subprocess.Popen[str]:
-        process = warm.start(*arguments, **options)
+        return self._warm("broadsheet", *arguments, **options)
+
+    def _warm(self, *command: object, **options: Any) -> warm.Command | subprocess.Popen[str]:
+        process = warm.start(*command, **options)
         self._all.append(process)
         return process
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from conftest import random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from pipeline.engine.base import Texts
 from pipeline.engine.open import open_engine
@@ -159,6 +162,35 @@ def test_texts_that_come_cut_keep_the_length_they_are_told(small_model: Model) -
     engine.close()
     for name in ("labels", "scores", "n_chars", "truncated", "unknown_chars"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_blas_keeps_one_thread_until_the_last_engine_of_the_process_has_computed(small_model: Model) -> None:
+    """Of two calls that overlap, the first one ends first. With several threads a product would have other bits."""
+    begun, first_ended = [Event(), Event()], Event()
+    first, second = (open_engine(small_model, "cpu", threads=1) for _ in range(2))
+
+    def blas_threads() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if "numpy" in library["filepath"]}
+
+    def until_the_second_has_begun(_: object) -> set[int]:
+        begun[0].set()
+        begun[1].wait()
+        return blas_threads()
+
+    def until_the_first_has_ended(_: object) -> set[int]:
+        begun[1].set()
+        first_ended.wait()
+        return blas_threads()
+
+    with threadpool_limits(limits=2, user_api="blas"), ThreadPoolExecutor(2) as calls:
+        one = calls.submit(first.each_group, until_the_second_has_begun, [0])
+        begun[0].wait()
+        other = calls.submit(second.each_group, until_the_first_has_ended, [0])
+        one.exception()
+        first_ended.set()
+        assert (one.result(), other.result(), blas_threads()) == ([{1}], [{1}], {2})
+    first.close()
+    second.close()
 
 
 def test_ties_go_to_the_lowest_index() -> None:

@@ -149,8 +149,8 @@ def test_a_frame_that_was_not_classified_is_refused(client: Client, small_model:
     for other, message in (
         (frame[:5], r"the frame has 5 rows, the job's results have 12\. Give the frame that was classified"),
         (frame.set_axis(range(12)), "another index than the rows that were classified"),
-        (frame[::-1], "row 0 of the frame has another text"),  # its index is the same
-        (frame.astype(object).replace(TEXTS[0], 1), "row 0 of the frame has another text"),
+        (frame[::-1], "rows 0 to 11 of the frame have other texts"),  # its index is the same
+        (frame.astype(object).replace(TEXTS[0], 1), "rows 0 to 11 of the frame have other texts"),
         (frame["text"], "cannot be added to a pandas Series: give a pandas DataFrame, a Polars"),
         (dd.from_pandas(frame, npartitions=1), "cannot be added to a dask"),
     ):
@@ -158,11 +158,11 @@ def test_a_frame_that_was_not_classified_is_refused(client: Client, small_model:
             report.join(other)
     polars = pl.DataFrame({"a": TEXTS, "b": ["x"] * 12})
     report = classify(polars.to_arrow(), model=small_model, client=client, text_column=["a", "b"])
-    with pytest.raises(UsageError, match="row 2 of the frame has another text"):
+    with pytest.raises(UsageError, match="rows 0 to 11 of the frame have other texts"):
         report.join(pa.table({"a": [*TEXTS[:2], None, *TEXTS[3:]], "b": ["x"] * 12}))
     assert report.join(polars).columns[:3] == ["a", "b", "label"]
     alike = pl.DataFrame({"text": ["two texts of one length", "oil rose, stocks fell.."]})
-    with pytest.raises(UsageError, match="row 0 of the frame has another text"):
+    with pytest.raises(UsageError, match="rows 0 to 1 of the frame have other texts"):
         classify(alike, model=small_model, client=client).join(alike.reverse())
     mixed = pd.DataFrame({"text": pd.Series(["a text", 3.5, dt.date(2024, 1, 1), "\ud800", None], dtype=object)})
     joined = label(mixed, model=small_model, client=client)
@@ -173,6 +173,36 @@ def test_a_frame_that_was_not_classified_is_refused(client: Client, small_model:
         UsageError, match=r"the rows of this job are in .+/out, not in memory: join them by file and row"
     ):
         report.join(frame)
+
+
+def test_a_frame_that_was_changed_in_place_or_is_in_another_order_is_refused(
+    client: Client, small_model: Model, alone: Callable[[Any], list[Pair]]
+) -> None:
+    """By its texts, whatever it was classified as: the very object, its column, a list without names."""
+    frame = pd.DataFrame({"id": range(12), "body": TEXTS})
+    for source, options in (
+        (frame, {"text_column": "body"}),
+        (frame["body"], {}),
+        (frame["body"].tolist(), {}),
+        ([*map(dict, frame.to_dict("records"))], {"text_column": "body"}),
+    ):
+        report = classify(source, model=small_model, client=client, chunk_size=5, **options)
+        assert pairs(report.join(frame)) == alone(frame["body"])
+        other = frame.sort_values("body", ignore_index=True)
+        with pytest.raises(UsageError, match=r"rows 0 to 4 of the frame have other texts .+ or in another order"):
+            report.join(other)
+        late = frame.assign(body=[*TEXTS[:10], TEXTS[11], TEXTS[10]])
+        with pytest.raises(UsageError, match="rows 10 to 11 of the frame have other texts"):
+            report.join(late)
+        moved = frame.assign(body=[None, *TEXTS[:11]])
+        with pytest.raises(UsageError, match="rows 0 to 4 of the frame have other texts"):
+            report.join(moved)
+    report = classify(frame, model=small_model, client=client, text_column="body")
+    frame.sort_values("body", inplace=True, ignore_index=True)
+    with pytest.raises(UsageError, match="rows 0 to 11 of the frame have other texts"):
+        report.join(frame)
+    with pytest.raises(UsageError, match="the frame has no column with the texts"):
+        classify(TEXTS, model=small_model, client=client).join(pd.DataFrame({"n": range(12)}))
 
 
 def test_label_gives_the_frame_back(client: Client, small_model: Model, alone: Callable[[Any], list[Pair]]) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import threadpool_info
 
 from ..model import quantised, reference
 from ..model.alphabet import text_ends
@@ -35,6 +35,7 @@ from ..model.charcnn import Model
 from ..model.layers import NORM_EPSILON, Layer
 from ..model.ngrams import scores, scores_of_ids
 from ..model.reference import Floats, Norm, Offsets, Rows, Weights
+from ..processes.threads import SINGLE_THREADED_BLAS
 from ..telemetry.spans import Span, span
 from .base import Backend, Predictions, Texts
 
@@ -55,11 +56,10 @@ class CpuEngine:
     def __init__(self, model: Model, threads: int, precision: str = "fp32") -> None:
         self.model = model
         self.device_name = "cpu"
-        self._blas = ThreadpoolController()
-        self.backend = Backend("cpu", "numpy", _architecture(self._blas), precision)
+        self.backend = Backend("cpu", "numpy", _architecture(), precision)
         self._saturated: list[int] = []
         weights = reference.prepare(model)
-        with self._blas.limit(limits=1, user_api="blas"):
+        with SINGLE_THREADED_BLAS:
             weights = replace(weights, linear_batches=reference.even_batches(weights))
             if precision == "int8":
                 integers = quantised.prepare(weights, quantised.scales_of(model))
@@ -129,16 +129,16 @@ class CpuEngine:
 
     def each_group(self, work: Callable[[Any], Any], groups: Sequence[Any]) -> list[Any]:
         """`work` of every group, on the compute threads, each with a single-threaded BLAS."""
-        with self._blas.limit(limits=1, user_api="blas"):
+        with SINGLE_THREADED_BLAS:
             return list(self._pool.map(work, groups))
 
     def close(self) -> None:
         self._pool.shutdown()
 
 
-def _architecture(controller: ThreadpoolController) -> str:
+def _architecture() -> str:
     """NumPy, its BLAS, and their code paths on this processor: together they determine the bits of a score."""
-    loaded = [library for library in controller.info() if library["user_api"] == "blas"]
+    loaded = [library for library in threadpool_info() if library["user_api"] == "blas"]
     blas = [b for b in loaded if "numpy" in b["filepath"]] or loaded  # others may be SciPy's or PyTorch's
     names = sorted({f"{b['internal_api']} {b.get('version')} {b.get('architecture', '')}".strip() for b in blas})
     simd = np.show_config(mode="dicts").get("SIMD Extensions", {})

@@ -207,7 +207,7 @@ def _count(report: JobReport, event: Event) -> None:
         run.set_aside.append((event.name, event.reason))
     else:
         if event.table is not None and event.quarantine is not None:
-            report.results.add(event.name, event.table, event.quarantine, event.index)
+            report.results.add(event.name, event.table, event.quarantine, event.index, event.texts)
         report.tally.add([event.entry])
         run.rows += event.entry.rows_read
         run.reach.add(event.name, event.entry.rows_read)

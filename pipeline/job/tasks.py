@@ -83,7 +83,8 @@ class Work:
 
     name: of its part. sources: (file, first row, rows) of each piece it was read from. predictions, doubtful: of each
     model, the latter the rows that it could hardly judge, by reason. place: the worker it was classified on. index: of
-    the pandas DataFrame that it is, as a partition of a Dask DataFrame; else None.
+    the pandas DataFrame that it is, as a partition of a Dask DataFrame; else None. texts: their digest, where the rows
+    stay in memory and may be joined.
     """
 
     name: str
@@ -95,13 +96,14 @@ class Work:
     examples: list[Example] = field(default_factory=list)
     doubtful: tuple[dict[str, int], ...] = ()
     index: pd.Index | None = None
+    texts: bytes = b""
 
 
 @dataclass(frozen=True)
 class Done:
     """A committed chunk. entry: its manifest entry. place: the worker that classified it; None where it was found
-    committed. table, quarantine, index: where there is no output folder, all its rows, those in quarantine, and the
-    index of a Dask DataFrame's partition.
+    committed. table, quarantine, index, texts: where there is no output folder, all its rows, those in quarantine, the
+    index of a Dask DataFrame's partition, and the digest of the texts.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Done:
     table: pa.Table | None = None
     quarantine: pa.Table | None = None
     index: pd.Index | None = None
+    texts: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -229,8 +232,9 @@ def infer(work: Work, job: Job) -> Work:
     count = job.examples if models[0].thresholds is None else 0
     examples = closest(chunk, of_first.labels, of_first.scores, models[0].classes, count)
     cut = tuple(each.cut(columns.top_k) for each, columns in zip(found.predictions, models, strict=True))
+    texts = work.chunk.digest(work.sources) if job.out is None else b""
     done = replace(work, chunk=chunk.without_text(), predictions=cut, doubtful=found.doubtful)
-    return replace(done, place=place, spans=spans, examples=examples)
+    return replace(done, place=place, spans=spans, examples=examples, texts=texts)
 
 
 def _refuse_other_backend(engines: Sequence[Engine], job: Job) -> None:
@@ -257,7 +261,7 @@ def write(work: Work, job: Job) -> Done:
         if store is None:
             rows = every_row(table, chunk, work.sources)
             _count(entry)
-            return Done(work.name, entry, spans, place, work.examples, rows, chunk.quarantine, work.index)
+            return Done(work.name, entry, spans, place, work.examples, rows, chunk.quarantine, work.index, work.texts)
         entry = STATE.commit(store, table, chunk.quarantine, entry, job.names)
     _count(entry)
     return Done(work.name, entry, spans, place, work.examples)

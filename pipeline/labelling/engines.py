@@ -39,9 +39,8 @@ class EngineCache:
 
     open_engine: what those who offer an engine call; assign another to replace it on a worker. computing: a lock, held
     while engines are loaded or closed, and while a chunk is computed (on a GPU until all of it has been handed over),
-    since an engine has one ring of slots, and on a CPU each limits the threads of a library that all share. is_short:
-    whether there is little memory left; the workers of the process set it. when_empty: called once the last offer is
-    withdrawn.
+    since an engine has one ring of slots, and on a CPU each has a thread for every core. is_short: whether there is
+    little memory left; the workers of the process set it. when_empty: called once the last offer is withdrawn.
     """
 
     def __init__(self) -> None:

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from ..errors import ModelError, UsageError
-from ..processes.threads import available_cores
+from ..processes.threads import SINGLE_THREADED_BLAS, available_cores
 from . import reference
 from .charcnn import Model
 from .layers import Layer
@@ -193,7 +192,7 @@ def with_scales(model: Model, ids: NDArray[np.uint8]) -> Model:
     ids: uint8 [N, length]. Raises UsageError where there is no article, or the model overflows on one.
     """
     if not len(ids):
-        raise UsageError("there is no text to calibrate on")
+        raise UsageError("there is no text to find activation scales on")
     blocks = reference.blocks(reference.prepare(model))
     inputs = [(name, after) for (name, _), (after, _) in pairwise(blocks) if after.startswith("conv")]
 
@@ -206,7 +205,7 @@ def with_scales(model: Model, ids: NDArray[np.uint8]) -> Model:
         return found
 
     groups = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
-    with ThreadpoolController().limit(limits=1, user_api="blas"), ThreadPoolExecutor(available_cores()) as pool:
+    with SINGLE_THREADED_BLAS, ThreadPoolExecutor(available_cores()) as pool:
         found = np.array(list(pool.map(largest, groups))).max(axis=0)
     if not np.isfinite(found).all():
         raise UsageError(f"{model.name}: the model overflows on a text of the sample: it cannot compute in int8")

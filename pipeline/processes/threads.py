@@ -7,8 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cached_property
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 _T = TypeVar("_T")
 
@@ -45,6 +49,51 @@ def threads(count: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+class SingleThreadedBlas:
+    """A context manager in which BLAS has one thread a call. That is a setting of the whole process, so it is counted:
+    the first of several that overlap sets it, and the last one, of whatever thread, gives the threads back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._uses = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._uses:
+                _let_any_thread_control_blas()
+                self._limit = self._libraries.limit(limits=1, user_api="blas")
+            self._uses += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._uses -= 1
+            if not self._uses:
+                _let_any_thread_control_blas()
+                self._limit.restore_original_limits()
+                _let_any_thread_control_blas()
+
+    @cached_property
+    def _libraries(self) -> ThreadpoolController:
+        """What is loaded when this is first used: NumPy's by then. To look for it takes milliseconds."""
+        from threadpoolctl import ThreadpoolController
+
+        return ThreadpoolController()
+
+
+def _let_any_thread_control_blas() -> None:
+    """threadpoolctl ignores all threads but the one that set a limit of OpenBLAS first, so that threads do not give
+    back each other's; that one may be a user's. It is the next to set one from here on.
+    """
+    from threadpoolctl import OpenBLASController
+
+    OpenBLASController.clear_controlling_thread(force=True)
+
+
+SINGLE_THREADED_BLAS = SingleThreadedBlas()
+"""That of this process."""
 
 
 @contextmanager

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ..errors import UsageError
+from ..errors import BroadsheetError, UsageError
 from ..output.columns import REASON, rows_set_aside
 from ..output.commit import committed_rows, quarantine_table
 from ..output.folder import OutputFolder
 from ..output.layout import QUARANTINE, of_job
 from ..output.store import Location
-from ..source.chunk import QUARANTINE_SCHEMA, Selection
+from ..source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
+from ..source.limits import LIMITS
+from ..source.memory.items import as_items
+from ..source.memory.tables import MEMORY, as_tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,32 +35,36 @@ _AGAIN = "Give the frame that was classified, as it was"
 
 @dataclass(frozen=True)
 class Origin:
-    """What rows in memory are joined by. index: of a pandas Series or DataFrame. frame: the rows, if they came in one,
-    text: the names of its text columns. copied: how many columns come before the label: `file`, `row` and
-    the kept ones.
+    """What rows in memory are joined by. index: of a pandas Series or DataFrame. selection: by which texts were taken
+    from the input.
     """
 
     index: pd.Index | None
-    frame: Any
-    text: tuple[str, ...]
-    copied: int
+    selection: Selection
+
+    @property
+    def copied(self) -> int:
+        """How many columns come before the label: `file`, `row` and the kept ones."""
+        return len(self.selection.row_schema)
 
 
 def origin_of(source: Any, selection: Selection) -> Origin:
     """The origin of a job's rows."""
     pandas = sys.modules.get("pandas")  # whoever has a pandas object has imported it
     indexed = pandas is not None and isinstance(source, pandas.DataFrame | pandas.Series)
-    frame = source if is_frame(source) else None
-    return Origin(source.index if indexed else None, frame, selection.text, len(selection.row_schema))
+    return Origin(source.index if indexed else None, selection)
 
 
 @dataclass(frozen=True)
 class _ChunkRows:
-    """Those of a chunk: all, and those in quarantine. index: of a Dask DataFrame's partition."""
+    """Those of a chunk: all, and those in quarantine. index: of a Dask DataFrame's partition. texts: their digest; none
+    of a chunk that was set aside.
+    """
 
     table: pa.Table
     quarantine: pa.Table
     index: pd.Index | None
+    texts: bytes
 
 
 class Results:
@@ -70,14 +77,16 @@ class Results:
         self._origin = origin
         self._chunks: dict[str, _ChunkRows] = {}
 
-    def add(self, chunk: str, table: pa.Table, quarantine: pa.Table, index: pd.Index | None) -> None:
-        """Keep the rows of a chunk of results in memory. index: of a Dask DataFrame's partition."""
-        self._chunks[chunk] = _ChunkRows(table, quarantine, index)
+    def add(self, chunk: str, table: pa.Table, quarantine: pa.Table, index: pd.Index | None, texts: bytes) -> None:
+        """Keep the rows of a chunk of results in memory. index: of a Dask DataFrame's partition.
+        texts: their digest.
+        """
+        self._chunks[chunk] = _ChunkRows(table, quarantine, index, texts)
 
     def set_aside(self, chunk: str, sources: Sequence[tuple[str, int, int]], reason: str) -> None:
         """Keep the rows of a chunk without a result, where there is no output folder."""
         if self._folder is None:
-            self.add(chunk, rows_set_aside(self._schema, sources, reason), QUARANTINE_SCHEMA.empty_table(), None)
+            self.add(chunk, rows_set_aside(self._schema, sources, reason), QUARANTINE_SCHEMA.empty_table(), None, b"")
 
     def rows(self) -> pa.Table:
         """In input order: in memory every row, from a folder those that are labelled."""
@@ -114,10 +123,37 @@ class Results:
                 "docs/output.md shows, or classify without an output folder"
             )
         rows = self.rows()
-        origin = self._origin
-        refuse_other_frame(frame, len(rows), origin.index, origin.frame, origin.text)
+        _refuse_other_rows(frame, len(rows), self._origin.index)
+        self._refuse_other_texts(frame)
         joined: Frame = with_columns(frame, rows.drop_columns(self._schema.names[: self._origin.copied]), suffix)
         return joined
+
+    def _refuse_other_texts(self, frame: Any) -> None:
+        """Raise UsageError for a frame with other texts than those that were classified, or in another order."""
+        asked = replace(self._origin.selection, kept=(), kept_types=(), truth=None)
+        names = [name for name in _names(frame) if isinstance(name, str)]
+        # The texts of a list have no name: they may be in any column.
+        choices = [asked.text] if {*asked.text} <= {*names} else [(name,) for name in names]
+        found = [texts for text in choices if (texts := _texts_of(frame, replace(asked, text=text))) is not None]
+        other = [self._first_difference(texts) for texts in found]
+        if not other:
+            raise UsageError(f"the frame has no column with the texts that were classified. {_AGAIN}")
+        if None not in other:
+            first, last = max(rows for rows in other if rows)
+            raise UsageError(
+                f"rows {first:,} to {last:,} of the frame have other texts than those that were classified, or in "
+                f"another order. {_AGAIN}"
+            )
+
+    def _first_difference(self, texts: Chunk) -> tuple[int, int] | None:
+        """The first and last row of the first chunk that had other texts; None where there is none."""
+        at = 0
+        for chunk in self._in_order():
+            rows = len(chunk.table)
+            if chunk.texts and _part(texts, at, rows).digest([(MEMORY, at, rows)]) != chunk.texts:
+                return at, at + rows - 1
+            at += rows
+        return None
 
     def quarantined(self) -> pa.Table:
         """In input order: file, row, byte_offset, reason, head."""
@@ -168,49 +204,29 @@ def refuse_taken(frame: Any, names: Sequence[str], suffix: str | None) -> None:
             raise UsageError(f"the frame has a column {name!r} already: rename it{remedy}")
 
 
-def refuse_other_frame(frame: Any, rows: int, index: pd.Index | None, classified: Any, text: Sequence[str]) -> None:
-    """Raise UsageError for a frame whose rows are not those that were classified.
-
-    rows: of the results. classified: the frame that was, whose texts, in the columns `text`, must be the same; None
-    where the rows did not come in a frame.
-    """
+def _refuse_other_rows(frame: Any, rows: int, index: pd.Index | None) -> None:
+    """Raise UsageError for a frame with another number of rows, or another index, than what was classified."""
     if len(frame) != rows:
         fewer = "; results of a job with --limit or --where are joined by `row`" if rows < len(frame) else ""
         raise UsageError(f"the frame has {len(frame):,} rows, the job's results have {rows:,}. {_AGAIN}{fewer}")
-    if frame is classified:
-        return
     if index is not None and _is_pandas(frame) and not frame.index.equals(index):
         raise UsageError(f"the frame has another index than the rows that were classified. {_AGAIN}")
-    if classified is None or not {*text} <= {*_names(frame)}:
-        return
-    for name in text:
-        row = _first_difference(_values(frame, name), _values(classified, name))
-        if row is not None:
-            raise UsageError(f"row {row:,} of the frame has another text than the row that was classified. {_AGAIN}")
 
 
-def _first_difference(given: pa.Array | list[Any], classified: pa.Array | list[Any]) -> int | None:
-    """The first row at which two columns differ; nulls are alike."""
-    if isinstance(given, list) or isinstance(classified, list):
-        pairs = enumerate(zip(_as_list(given), _as_list(classified), strict=True))
-        return next((row for row, (a, b) in pairs if a is not b and a != b and (a == a or b == b)), None)
-    same = pc.fill_null(pc.equal(given, classified), False)
-    different = pc.invert(pc.or_(same, pc.and_(given.is_null(), classified.is_null())))
-    return int(pc.index(different, True).as_py()) if pc.any(different).as_py() else None
-
-
-def _as_list(column: pa.Array | list[Any]) -> list[Any]:
-    return column if isinstance(column, list) else [v if v is None else v.decode() for v in column.to_pylist()]
-
-
-def _values(frame: Any, name: str) -> pa.Array | list[Any]:
-    """A column as bytes; as a list where its values have several types."""
+def _texts_of(frame: Any, selection: Selection) -> Chunk | None:
+    """The texts of a frame, as they are taken to be classified; None where the columns hold none."""
     try:
-        column = _select(frame, [name]).column(0).combine_chunks()
-        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        return column.cast(pa.large_binary())
-    except (pa.ArrowException, ValueError, TypeError):
-        return list(frame[name])
+        held = as_tables(frame) or as_items(frame)
+        chunks = list(held.chunks(selection, len(frame) + 1, replace(LIMITS, chunk_bytes=sys.maxsize)) if held else ())
+    except (BroadsheetError, pa.ArrowException):
+        return None
+    return chunks[0] if chunks else None
+
+
+def _part(chunk: Chunk, first: int, count: int) -> Chunk:
+    """Of a chunk of rows from 0 on, those of some numbers."""
+    begin, end = np.searchsorted(chunk.rows.column("row").to_numpy(), [first, first + count])
+    return replace(chunk, text=chunk.text.slice(begin, end - begin), rows=chunk.rows.slice(begin, end - begin))
 
 
 def with_columns(frame: Any, added: pa.Table, suffix: str | None) -> Any:
@@ -258,11 +274,3 @@ def _names(frame: Any) -> list[Any]:
 def _renamed(frame: Any, names: Sequence[str], suffix: str | None) -> list[str]:
     """The names with the suffix, where the frame has a column of that name."""
     return [name + suffix if suffix and name in _names(frame) else name for name in names]
-
-
-def _select(frame: Any, names: Sequence[str]) -> pa.Table:
-    if isinstance(frame, pa.Table):
-        return frame.select(names)
-    if _is_polars(frame):
-        return frame.select(names).to_arrow()
-    return pa.Table.from_pandas(frame[list(names)], preserve_index=False)

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from threadpoolctl import ThreadpoolController
-
 from ..engine.base import Engine, Texts
 from ..engine.open import open_engine
 from ..errors import BroadsheetError
@@ -85,8 +83,7 @@ def main() -> None:
     """Run until the server closes its end: signals of a terminal or a batch system are the server's to act on."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    blas = ThreadpoolController()  # or an engine that is being opened gives back threads while others compute
-    with suppress(Closed), blas.limit(limits=1, user_api="blas"):
+    with suppress(Closed):
         serve(parent_of(sys.argv[1]))
 
 

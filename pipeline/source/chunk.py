@@ -4,6 +4,7 @@ job uses.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -145,6 +146,23 @@ class Chunk:
     def text_bytes(self) -> int:
         """Bytes of the articles, as far as they are kept."""
         return int(self.offsets[-1] - self.offsets[0])
+
+    def digest(self, sources: Sequence[tuple[str, int, int]]) -> bytes:
+        """sha256 of the texts and of which rows have one, by which the same rows are known again. sources: the pieces
+        that it was read from, as of `Unit`.
+        """
+        starts = np.cumsum([0, *(rows for *_, rows in sources)])
+        rows = self.rows.column("row").to_numpy()
+        if len(sources) == 1:
+            places = rows - sources[0][1]
+        else:
+            pieces = pc.index_in(self.rows.column("file"), pa.array([file for file, *_ in sources]))
+            piece = pieces.to_numpy()
+            places = starts[piece] + rows - np.array([first for _, first, _ in sources])[piece]
+        digest = hashlib.sha256(places.astype(np.int64).tobytes())
+        digest.update(np.diff(self.offsets).tobytes())
+        digest.update(self.data[self.offsets[0] : self.offsets[-1]].data)
+        return digest.digest()
 
     def without_text(self) -> Chunk:
         """The chunk without its text, which is not needed once it is classified."""
