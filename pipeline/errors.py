@@ -66,7 +66,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """A message of several lines, each `printable`, and indented from the second on, so that none passes for another."""
+    """A message of several lines, each `printable`, and indented from the second on: none passes for another."""
     return "\n  ".join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 

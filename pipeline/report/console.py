@@ -1,7 +1,7 @@
-"""What the commands print: text whose control characters are visible, or JSON. Nothing else in the package prints.
+"""What the commands print: text whose control characters are escapes, or JSON. Nothing else in the package prints.
 
 Names and messages may hold anything: escape sequences that a terminal would obey, or what Rich takes for markup. So
-there is one console, which knows no markup and makes each string visible, and `styled` in the place of Rich's `Text`.
+there is one console, which knows no markup and makes each string `printable`, and `styled` in place of Rich's `Text`.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def say(message: str, error: bool = False) -> None:
 
 
 def print_file(text: str) -> None:
-    """Print the text of a file: as it is, but visible on a terminal."""
+    """Print the text of a file: as it is, but `printable` on a terminal."""
     sys.stdout.write("\n".join(map(printable, text.split("\n"))) if sys.stdout.isatty() else text)
 
 
 def print_rows(data: bytes) -> None:
-    """Print rows at once: as they are, but visible on a terminal."""
+    """Print rows at once: as they are, but `printable` on a terminal."""
     if sys.stdout.isatty():
         sys.stdout.write("\n".join(map(printable, data.decode().split("\n"))))
     else:

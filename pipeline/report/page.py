@@ -85,7 +85,7 @@ def save_page(report: JobReport, path: str) -> None:
 
 
 def page(report: JobReport) -> str:
-    """The page as HTML. Everything that comes from the input is escaped, and its control characters are visible."""
+    """The page as HTML. Everything that comes from the input is escaped, and its control characters are escapes."""
     environment = Environment(
         loader=PackageLoader("broadsheet.pipeline", "report"),
         autoescape=True,
@@ -98,7 +98,7 @@ def page(report: JobReport) -> str:
 
 
 def _finalize(value: Any) -> Any:
-    """A value as the page shows it: a text visible, HTML that a macro made as it is."""
+    """A value as the page shows it: a text `printable`, HTML that a macro made as it is."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
