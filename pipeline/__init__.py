@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +12,7 @@ if __name__ == "pipeline":
 
 from . import options as _options  # noqa: F401 - with it errors.py knows which flags are keywords
 
-if TYPE_CHECKING:  # the one list: type checkers and editors read it as it stands, and Python by `_MODULES`
+if TYPE_CHECKING:  # what `_MODULES` says, as type checkers and editors read it
     from .api import classify as classify, close as close, label as label  # noqa: I001 - a module, a line
     from .classifier import Classifier as Classifier, Prediction as Prediction, load as load
     from .client import AsyncClient as AsyncClient, Client as Client, ServerError as ServerError
@@ -40,14 +37,38 @@ if TYPE_CHECKING:  # the one list: type checkers and editors read it as it stand
     __version__: str
 
 _MODULES = {
-    name.name: node.module
-    for node in ast.walk(ast.parse(inspect.getsource(sys.modules[__name__])))
-    if isinstance(node, ast.ImportFrom) and node.level and node.module
-    for name in node.names
+    "classify": "api",
+    "close": "api",
+    "label": "api",
+    "Classifier": "classifier",
+    "Prediction": "classifier",
+    "load": "classifier",
+    "AsyncClient": "client",
+    "Client": "client",
+    "ServerError": "client",
+    "export_onnx": "ecosystem.onnx",
+    "onnx_inputs": "ecosystem.onnx",
+    "push": "ecosystem.push",
+    "BroadsheetError": "errors",
+    "ModelError": "errors",
+    "OutputError": "errors",
+    "SourceError": "errors",
+    "UsageError": "errors",
+    "Estimate": "job.estimate",
+    "dry_run": "job.estimate",
+    "calibrate": "measures.fitting",
+    "quantise": "measures.fitting",
+    "Model": "model.charcnn",
+    "load_model": "model.charcnn",
+    "Options": "options",
+    "verify": "output.verify",
+    "JobReport": "report.job",
+    "Paths": "source.inputs",
+    "torch_module": "train.network",
 }
 _MODULES_OF_TOOLS = ("duckdb", "sklearn")
 
-__all__ = sorted([*_MODULES, "__version__"])
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

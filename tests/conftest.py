@@ -96,7 +96,7 @@ def broadsheet() -> Command:
     """Run the command in a process of its own. Where `env` allows it, all is imported there already."""
 
     def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-        process = warm.start(*arguments, **options)
+        process = warm.start("broadsheet", *arguments, **options)
         try:
             output, errors = process.communicate(timeout=240)
         finally:

@@ -388,16 +388,24 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
         "headers": {"authorization": "Bearer an-admin-token-for-tests"},
     }
     first = server.client().classify(texts, scores=True)
-    stop = threading.Event()
-    with ThreadPoolExecutor(3) as pool:
+    stop, other = threading.Event(), folder / "to come.safetensors"
+    with ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(load, server, stop, "small", texts) for _ in range(3)]
         try:
             file.write_bytes(b"no model at all")
             refused = httpx.post(**reload, timeout=60)
-            random_model(seed=9, length=123).save(file)
+            replace(random_model(seed=9, length=123), classes=("not", "of", "the", "first")).save(file)
             done = httpx.post(**reload, timeout=60)
             second = server.client().classify(texts, scores=True)
-            file.write_bytes(saved)
+            contents, overlapping = [saved, file.read_bytes()], []
+            for i in range(5):
+                other.write_bytes(contents[i % 2])
+                other.replace(file)
+                overlapping.append(pool.submit(httpx.post, **reload, timeout=60))
+            numbers = {each.result().json()["loaded"] for each in overlapping}
+            for _ in range(6):
+                server.wait_for("model reloaded")
+            assert server.client().classify(texts, scores=True) == first
             server.process.send_signal(signal.SIGHUP)
             server.wait_for("model reloaded")
             for _ in NAMES[1:]:
@@ -407,6 +415,7 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
     assert refused.status_code == 409
     assert "the one before stays" in refused.json()["error"]
     assert done.json()["loaded"] == 2
+    assert numbers == {3, 4, 5, 6, 7}
     assert first != second
     seen = [answer for each in asking for answer in each.result()]
     assert {answer.status_code for answer in seen} == {200}

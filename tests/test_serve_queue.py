@@ -42,16 +42,22 @@ class Device:
     def __init__(self, name: str, noise: float) -> None:
         self.name, self.noise, self.free, self.is_lost, self.slower = name, noise, 0.0, False, 1.0
         self.batches: list[int] = []
+        self.models: set[str] = set()
+        self.loads_in = 0.0
 
     def seconds(self, texts: int) -> float:
         return self.slower * (0.014 if texts == 1 else 0.020 + 0.0024 * texts)
 
     async def load(self, loaded: LoadedModel) -> Ready:
+        await asyncio.sleep(self.loads_in)
+        if self.is_lost:
+            raise EngineLost("it is gone")
+        self.models.add(loaded.key)
         points = [Point(2**i, self.seconds(2**i), 0.0) for i in range(7)]
         return Ready(Backend("cpu", "none", "none", "fp32"), self.name, points, None)
 
     async def unload(self, key: str) -> None:
-        pass
+        self.models.remove(key)
 
     async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Predictions, float]:
         loop, count = asyncio.get_running_loop(), len(texts)
@@ -213,6 +219,37 @@ def test_texts_of_a_lost_engine_are_computed_once_more_elsewhere(small_model: Mo
         devices[1].is_lost = True
         with pytest.raises(Refused, match="no engine is ready"):
             await request.answer
+
+    run(work(), loop)
+
+
+def test_a_model_is_changed_while_a_client_hangs_up_an_engine_joins_and_another_is_lost(small_model: Model) -> None:
+    loop = JumpingLoop()
+    first, second, third = (Device(name, 0.0) for name in ("one", "two", "three"))
+
+    async def work() -> None:
+        dispatcher = await started(loop, small_model, [first])
+        first.loads_in = second.loads_in = third.loads_in = 1.0
+        changing = asyncio.ensure_future(dispatcher.change_model(LoadedModel("m", 2, "", small_model, b"")))
+        await asyncio.sleep(0.99)
+        forgotten = dispatcher.submit("m", texts_of(10), 1)
+        await changing
+        dispatcher.forget(forgotten)  # the last request for the old model, of which a batch is being computed
+        request = dispatcher.submit("m", texts_of(1, 7), 1)
+        assert labels_of(await asyncio.wait_for(request.answer, 60)) == [[7]]
+
+        changing = asyncio.ensure_future(dispatcher.change_model(LoadedModel("m", 3, "", small_model, b"")))
+        await asyncio.gather(dispatcher.add_engine(second), dispatcher.add_engine(third), changing)
+        await asyncio.sleep(1)
+        assert first.models == second.models == third.models == {"m@3"}
+
+        second.is_lost = third.is_lost = True
+        await dispatcher.change_model(LoadedModel("m", 4, "", small_model, b""))
+        assert [device.engine for device in dispatcher.devices] == [first]
+        assert dispatcher.serves_all
+        first.is_lost = True
+        await dispatcher.change_model(LoadedModel("m", 5, "", small_model, b""))
+        assert not dispatcher.serves_all
 
     run(work(), loop)
 

@@ -16,6 +16,7 @@ import typer
 from rich.table import Table
 
 from ..errors import UsageError
+from ..options import TABLE
 from ..report.console import PlainConsole, lines, print_file, print_json, say, styled
 from ..storage.names import as_url
 from . import pipe
@@ -279,11 +280,12 @@ def submit(
         Path | None, typer.Option(metavar="FILE", help="Site settings.  [default: ~/.config/broadsheet/site.yaml]")
     ] = None,
     interactive: Annotated[bool, typer.Option("--interactive", help="Start workers for a notebook.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print the script; submit nothing.")] = False,
 ) -> None:
     """Submit a classify job to Slurm; it takes INPUT … -o OUT/ and every other option of classify.
 
-    The job stops before its time limit, requeues itself and resumes. Its exit codes are those of classify.
+    Options, input files, columns and model are checked at once, on this machine. The job stops before its time limit,
+    requeues itself and resumes. Its exit codes are those of classify.
     """
     from ...cluster.slurm import submit as slurm
     from ...cluster.slurm.site import load_site
@@ -292,6 +294,8 @@ def submit(
         raise UsageError("give INPUT … -o OUT/ as for classify, or --interactive for workers alone")
     if "--overwrite" in context.args:
         raise UsageError("a submitted job continues where an earlier run stopped: remove the old folder yourself")
+    if not interactive:
+        _check_job(context)
     settings = load_site(site).changed(gpus_per_node=gpus_per_node, time=time, protocol=protocol, tls=tls)
     script = slurm.job_script(settings, nodes, None if interactive else context.args)
     if dry_run:
@@ -299,3 +303,17 @@ def submit(
         return
     number = slurm.submit(script)
     say(f"job {number} is submitted; it writes to broadsheet-{number}.log")
+
+
+def _check_job(context: typer.Context) -> None:
+    """Raise, as the job would hours later, for a wrong option, file, column or model."""
+    from ..job.estimate import sampled
+
+    assert context.parent is not None
+    group: Any = context.parent.command
+    given = group.commands["classify"].make_context("classify", [*context.args], parent=context.parent).params
+    source = pipe.source_of(given["inputs"], given["stdin_format"])
+    if given["output"] in (None, _STDOUT) or given["inputs"] == ["-"]:
+        raise UsageError("a submitted job reads files and writes to a folder: give INPUT … -o OUT/")
+    options = keywords({name: value for name, value in given.items() if name in TABLE})
+    sampled(source, given["output"], given["model"] or ["ag-news"], options, rows=1)  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ def quantise(
         delimiter=delimiter,
     )
     _save(found, output)
-    say(f"{output}: calibrated on {found.card['calibrated on']['rows']:,} rows, for --precision int8")
+    say(f"{output}: activation scales found on {found.card['scales found on']['rows']:,} rows, for --precision int8")
 
 
 def convert(

@@ -244,7 +244,19 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
         folder.record_run(name, to_json(report.to_dict()), run.timeline.spans.to_table())
     _explain(report, options)
     prepared.request.progress.finished(report)
+    _refuse_unknown_truth(report, options)
     return report
+
+
+def _refuse_unknown_truth(report: JobReport, options: Options) -> None:
+    """Raise UsageError where no true class is one of the model's: a wrong column, or another model."""
+    judged = report.confusion
+    if judged is not None and judged.without_truth and not judged.rows and not judged.unlabelled.any():
+        column = "the file of --truth" if options.truth_column is None else f"column {options.truth_column!r}"
+        raise UsageError(
+            f"{column} holds no class of the model in any of {judged.without_truth:,} rows, so nothing could be "
+            f"compared. The labels stay. The classes are {', '.join(judged.classes)}"
+        )
 
 
 def _explain(report: JobReport, options: Options) -> None:

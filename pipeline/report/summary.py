@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..errors import in_python, visible
+from ..errors import in_python, printable
 from ..output.account import most_quarantined
 from ..source.open.compression import not_decoded
 from .facts import JobFacts, RunFacts, first_of, models_of
@@ -87,28 +87,28 @@ def as_text(job: JobFacts, tally: Tally, run: RunFacts) -> str:
     lines = []
     for name, value in _all_facts(job, tally, run):
         begin = f"{name:>{_INDENT - 2}}  "
-        lines += textwrap.wrap(visible(value), _WIDTH, initial_indent=begin, subsequent_indent=" " * _INDENT)
+        lines += textwrap.wrap(printable(value), _WIDTH, initial_indent=begin, subsequent_indent=" " * _INDENT)
     for name, path in (("output", job.output), ("page", run.page)):
         if path:
-            lines.append(f"{name:>{_INDENT - 2}}  {visible(path)}")
+            lines.append(f"{name:>{_INDENT - 2}}  {printable(path)}")
     for message in _remarks(job, tally, run):
-        lines += textwrap.wrap(visible(in_python(message)), _WIDTH)
+        lines += textwrap.wrap(printable(in_python(message)), _WIDTH)
     return "\n".join(lines)
 
 
 def as_html(job: JobFacts, tally: Tally, run: RunFacts) -> str:
     """A small table, with a link to the page if one was written."""
-    rows = [(escape(visible(name)), escape(visible(value))) for name, value in _all_facts(job, tally, run)]
+    rows = [(escape(printable(name)), escape(printable(value))) for name, value in _all_facts(job, tally, run)]
     if job.output:
-        rows.append(("output", f"<code>{escape(visible(job.output))}</code>"))
+        rows.append(("output", f"<code>{escape(printable(job.output))}</code>"))
     if run.page:
         page = Path(run.page)
         # A relative link, since a notebook's own page may not link to files by their absolute path.
         link = page.as_uri() if page.is_absolute() else quote(page.as_posix().encode("utf-8", "surrogateescape"))
-        rows.append(("page", f'<a href="{escape(link)}" target="_blank">{escape(visible(run.page))}</a>'))
+        rows.append(("page", f'<a href="{escape(link)}" target="_blank">{escape(printable(run.page))}</a>'))
     head, cell = "text-align:right;vertical-align:top", "text-align:left;overflow-wrap:anywhere"
     body = "".join(f'<tr><th style="{head}">{name}</th><td style="{cell}">{value}</td></tr>\n' for name, value in rows)
-    notes = "".join(f"<p>{escape(visible(in_python(message)))}</p>\n" for message in _remarks(job, tally, run))
+    notes = "".join(f"<p>{escape(printable(in_python(message)))}</p>\n" for message in _remarks(job, tally, run))
     return f"<table>\n{body}</table>\n{notes}"
 
 

@@ -104,6 +104,11 @@ class Dispatcher:
     def open_requests(self) -> int:
         return self._open.total()
 
+    @property
+    def serves_all(self) -> bool:
+        """Whether each model is ready on some device."""
+        return all(any(loaded.key in d.ready for d in self.devices) for loaded in self.models.values())
+
     async def add_engine(self, engine: RemoteEngine) -> Device:
         """Load the models on an engine, and send it batches from then on. Raises BroadsheetError, and UsageError where
         its scores would have other bits than those of the others.
@@ -114,6 +119,8 @@ class Dispatcher:
             await self._load_missing(device)
             self._check_backend(device)
             self.devices.append(device)
+            for key in set(device.times) - {loaded.key for loaded in self.models.values()}:
+                self._drop(device, key)
         self._pump_soon()
         return device
 
@@ -148,6 +155,8 @@ class Dispatcher:
             for device, answer in zip(devices, answers, strict=True):
                 if isinstance(answer, Ready):
                     device.add(loaded.key, answer)
+                elif isinstance(answer, EngineLost):
+                    self.remove(device)
             wrong = [a for a in answers if isinstance(a, BaseException) and not isinstance(a, EngineLost)]
             old = self.models.get(loaded.name)
             if wrong:
@@ -339,7 +348,8 @@ class Dispatcher:
         now = self._clock()
         if not device.under_way:
             device.busy_until = now
-        device.times[batch.key].learn(batch.texts, batch.chars, seconds)
+        if batch.key in device.times:  # unless the model was changed, and all that asked for the old one are gone
+            device.times[batch.key].learn(batch.texts, batch.chars, seconds)
         device.busy.append((now, seconds))
         self._metrics.computed(batch.key, device.engine.name, batch.texts, seconds)
         self._pump()
@@ -402,11 +412,14 @@ class Dispatcher:
     def _unload(self, key: str) -> None:
         del self._open[key]
         for device in self.devices:
-            if device.times.pop(key, None) is not None:
-                del device.ready[key]
-                task = self._loop.create_task(_unloaded(device.engine, key))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            if key in device.times:
+                self._drop(device, key)
+
+    def _drop(self, device: Device, key: str) -> None:
+        del device.times[key], device.ready[key]
+        task = self._loop.create_task(_unloaded(device.engine, key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 async def _unloaded(engine: RemoteEngine, key: str) -> None:

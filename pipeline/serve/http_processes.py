@@ -214,6 +214,7 @@ class _HttpProcess:
     def _ask(self, ask: Ask) -> None:
         loaded = self._dispatcher.models[name_of(ask.key)]
         if loaded.key != ask.key:
+            self.send(_served(loaded))  # which it was not told if it was being started when the model was changed
             self.send(Changed(ask.number))
             return
         data, offsets = np.frombuffer(ask.data, np.uint8), np.frombuffer(ask.offsets, np.int64)

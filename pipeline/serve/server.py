@@ -15,7 +15,7 @@ import uvloop
 
 from ..engine.open import expected_device
 from ..errors import BroadsheetError, UsageError
-from ..model.charcnn import load_model
+from ..model.charcnn import Model, load_model
 from ..processes.threads import available_cores
 from .dispatcher import Dispatcher
 from .engines import Choice, LoadedModel
@@ -67,12 +67,14 @@ class _Server:
         self._gpus = max(1, gpus) if device == "cuda" else 0
         self._client = client
         certificates_of(settings)
-        self._models = [_loaded(name, source) for name, source in settings.models.items()]
+        self._models = [_loaded(name, 1, source, load_model(source)) for name, source in settings.models.items()]
         self._settings = replace(settings, target_s=settings.target_s or TARGET_S[device])
         processes = settings.http_processes or _http_processes(device)
         self._listening = _listen(settings.host, settings.port, processes)
         self._stopping: asyncio.Task[None] | None = None
         self._reloading: set[asyncio.Task[None]] = set()
+        self._one_reload = asyncio.Lock()
+        self._numbers = dict.fromkeys(settings.models, 1)
 
     async def run(self) -> None:
         settings = self._settings
@@ -150,7 +152,7 @@ class _Server:
         )
 
     def _ready(self) -> tuple[int, ServerState]:
-        is_ready = bool(self._dispatcher.devices) and self._stopping is None
+        is_ready = self._dispatcher.serves_all and self._stopping is None
         status = "stopping" if self._stopping else "ready" if is_ready else "not ready"
         return 200 if is_ready else 503, ServerState(status, self._fleet.states)
 
@@ -164,10 +166,13 @@ class _Server:
 
     async def _reload(self, name: str) -> LoadedModel:
         """Read a model's file again and serve it. Raises BroadsheetError; then the one before stays."""
-        old = self._dispatcher.models[name]
-        new = await asyncio.to_thread(_loaded, name, old.source, old.number + 1)
-        await self._dispatcher.change_model(new)
-        self._http.tell_of(new)
+        async with self._one_reload:  # so that the file that was read last is the one that is served
+            source = self._dispatcher.models[name].source
+            model = await asyncio.to_thread(load_model, source)
+            self._numbers[name] += 1  # also if it cannot be served: an engine that is late must not have another of it
+            new = await asyncio.to_thread(_loaded, name, self._numbers[name], source, model)
+            await self._dispatcher.change_model(new)
+            self._http.tell_of(new)
         log.info("model reloaded", extra={"fields": {"model": name, "digest": new.model.digest}})
         return new
 
@@ -206,9 +211,8 @@ class _Server:
         await self._http.close()
 
 
-def _loaded(name: str, source: str, number: int = 1) -> LoadedModel:
-    """A model as engines get it. Raises ModelError."""
-    model = load_model(source)
+def _loaded(name: str, number: int, source: str, model: Model) -> LoadedModel:
+    """A model as engines get it."""
     return LoadedModel(name, number, source, model, model.to_bytes())
 
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pa_dataset
 from numpy.typing import NDArray
 
-from ...errors import BroadsheetError, SourceError, UsageError
+from ...errors import BroadsheetError, SourceError, UsageError, did_you_mean
 from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat, held_bytes
 from ..columns import as_bytes, is_textual, plain_type
 from ..formats.base import Fragment
@@ -382,7 +382,8 @@ def resolve(schema: pa.Schema, selection: Selection) -> Selection:
     for name in selection.columns:
         if name not in schema.names:
             remedy = " (--text-column names another)" if unnamed and name == "text" else ""
-            raise UsageError(f"no column {name!r}{remedy}; there are: {', '.join(schema.names) or 'none'}")
+            there = f"there are: {', '.join(schema.names) or 'none'}{did_you_mean(name, schema.names)}"
+            raise UsageError(f"no column {name!r}{remedy}; {there}")
         if schema.names.count(name) > 1:
             raise UsageError(f"two columns are called {name!r}: rename one")
     for name in selection.text:
