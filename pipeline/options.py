@@ -224,14 +224,11 @@ class OptionKeywords(LabelKeywords, total=False):
     Each has a span, and is measured by itself at the end.
     """
     trace: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.json")]
-    """Write the timeline, for ui.perfetto.dev.
-
-    It is JSON. A file that is there is replaced with `overwrite`, `resume` or `update` only.
-    """
+    """Write the timeline, for ui.perfetto.dev, as JSON."""
     report: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.html")]
     """Write a report as one HTML page.
 
-    That needs Matplotlib. A file that is there is replaced with `overwrite`, `resume` or `update` only.
+    That needs Matplotlib. Only with `overwrite`, `resume` or `update` is a page, or a timeline, replaced.
     """
 
 
