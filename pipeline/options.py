@@ -214,6 +214,11 @@ class OptionKeywords(LabelKeywords, total=False):
     The job's other options must be the same. Files that have changed or are gone are told, and keep their labels. An
     update that was interrupted is continued. Where there is no job yet, it is begun.
     """
+    max_quarantined: Annotated[str | int, Option("Job", "10%", "N|N%")]
+    """Exit with code 3 where more rows cannot be read.
+
+    A number of rows, or a share of all such as "10%". The job is finished all the same: ``report.exit_code`` says it.
+    """
     profile: Annotated[bool, Option("Report", False)]
     """Record every kernel, and measure each alone.
 
@@ -330,6 +335,7 @@ class Options(_Values):
 
     def _check(self) -> None:
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
+        from .output.account import most_quarantined
         from .output.where import parse
         from .source.columns import distinct
         from .source.find.search import refuse_not_utf8
@@ -368,6 +374,7 @@ class Options(_Values):
             raise UsageError(f"abstain is {self.abstain!r}, it must be a score above 0, up to 1")
         if self.where is not None:
             parse(self.where)
+        most_quarantined(self.max_quarantined, 0)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

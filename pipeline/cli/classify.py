@@ -67,9 +67,9 @@ def command(
 ) -> None:
     """Label every article of the inputs.
 
-    Exit code 0: done (quarantined rows are reported, not an error). 2: wrong usage. 3: a file or chunk was set aside or
-    could not be read, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with --resume.
-    1: any other error.
+    Exit code 0: done. 2: wrong usage. 3: a file or chunk was set aside or could not be read, more rows cannot be read
+    than --max-quarantined allows, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with
+    --resume. 1: any other error.
     """
     from ..output.object_store import place_of
 

@@ -20,7 +20,7 @@ from ..measures.accuracy import LENGTHS, Confusion
 from . import plots
 from .breakdown import MOMENTS, judge
 from .job import JobReport
-from .summary import doubt
+from .summary import LOOKED_AT, doubt, reasons
 from .tables import device_name, figure, moment_text, ratio_text, time_text
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _content(report: JobReport) -> dict[str, Any]:
         "more_figures": max(0, len(report.job.classes) - _MOST_CLASSES),
         "lengths": _lengths(report),
         "gpu": gpu,
-        "quarantined": report.results.first_quarantined(_QUARANTINED),
+        "quarantined": reasons(report.results.first_quarantined(LOOKED_AT))[:_QUARANTINED],
         "moments": MOMENTS,
         "device_name": device_name,
         "causes": {name: color for name, color in _CAUSE_COLORS.items() if gpu or name != "transfer"},

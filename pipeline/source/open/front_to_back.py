@@ -37,7 +37,15 @@ def list_members(raw: io.RawIOBase) -> list[Member]:
     try:
         with zipfile.ZipFile(cast(BinaryIO, _Bounded(raw))) as archive:
             return [
-                Member(i.filename, i.header_offset, i.compress_type, i.compress_size, i.file_size, i.CRC, _problem(i))
+                Member(
+                    member_path(i.filename),
+                    i.header_offset,
+                    i.compress_type,
+                    i.compress_size,
+                    i.file_size,
+                    i.CRC,
+                    _problem(i),
+                )
                 for i in archive.infolist()
                 if not i.is_dir()
             ]
@@ -45,9 +53,14 @@ def list_members(raw: io.RawIOBase) -> list[Member]:
         raise OSError(errno.EINVAL, f"not a readable zip archive ({error})") from error
 
 
+def member_path(name: str) -> str:
+    """The path in an archive: ./a.csv and /a.csv, as some programs write them, are a.csv."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
 def is_hidden(member: Member) -> bool:
     """Whether it, or a folder that it is in, has the name of what is skipped in folders, such as __MACOSX."""
-    return any(part.startswith((".", "_")) for part in member.name.split("/"))
+    return any(part.startswith((".", "_")) and part != ".." for part in member.name.split("/"))
 
 
 def open_member(stream: BinaryIO, member: Member) -> BinaryIO:
