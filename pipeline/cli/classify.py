@@ -152,7 +152,12 @@ def _run(
     from ...cluster import connect, nearest
     from ..api import classify
     from ..engine.open import expected_device
+    from ..job.beginning import refuse_files
+    from ..options import Options
+    from ..output.object_store import place_of
 
+    place = place_of(output, options.get("endpoint"))
+    refuse_files(source, place, model, Options(**options))  # before a cluster starts
     chosen = [name for name, value in connection.items() if name != "say" and value not in (None, "auto")]
     device = options.get("device", "auto")
     if connection["where"] == "auto":
@@ -294,9 +299,9 @@ def submit(
         raise UsageError("give INPUT … -o OUT/ as for classify, or --interactive for workers alone")
     if "--overwrite" in context.args:
         raise UsageError("a submitted job continues where an earlier run stopped: remove the old folder yourself")
+    settings = load_site(site).changed(gpus_per_node=gpus_per_node, time=time, protocol=protocol, tls=tls)
     if not interactive:
         _check_job(context)
-    settings = load_site(site).changed(gpus_per_node=gpus_per_node, time=time, protocol=protocol, tls=tls)
     script = slurm.job_script(settings, nodes, None if interactive else context.args)
     if dry_run:
         print_file(script)

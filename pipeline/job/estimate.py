@@ -34,6 +34,7 @@ from ..source.inputs import Given, identify
 from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.plan.plan import part_name
 from ..source.plan.sample import Sample, sample_input, slow_to_read
+from .beginning import refuse_files
 
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES = 1500
@@ -229,6 +230,7 @@ def sampled(
     settings = Options(**options)
     path = None if output is None else place_of(output, settings.endpoint)
     models = load_models(model)
+    refuse_files(source, path, [each.name for each in models.every], settings)
     found = identify(
         source, len(models.first.alphabet), models.first.length, root=settings.root, endpoint=settings.endpoint
     )

@@ -52,6 +52,7 @@ from .beginning import (
     Updated,
     beginning_of,
     only_known,
+    refuse_files,
 )
 from .chunks import facts_of, run_chunks
 from .watchdog import Watchdog
@@ -129,6 +130,8 @@ def prepare(request: Request) -> Prepared:
     began, started = time.perf_counter(), time.time()
     folder, options = request.folder, request.options
     options.selection(request.models)
+    models = [model.name for model in request.models.every]
+    refuse_files(request.source, folder.path if folder else None, models, options)
     if options.resume and isinstance(request.source, Stdin):
         raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
     symbols, length = len(request.models.first.alphabet), request.models.first.length
@@ -261,16 +264,13 @@ def _refuse_unknown_truth(report: JobReport, options: Options) -> None:
 
 def _explain(report: JobReport, options: Options) -> None:
     """Write the requested trace and page. Raises OutputError where one cannot be written."""
-    try:
-        if options.trace is not None:
-            save_trace(report.run.timeline, os.fspath(options.trace))
-        if options.report is not None:
-            from ..report.page import save_page  # Matplotlib takes a while to load
+    if options.trace is not None:
+        save_trace(report.run.timeline, os.fspath(options.trace))
+    if options.report is not None:
+        from ..report.page import save_page  # Matplotlib takes a while to load
 
-            save_page(report, os.fspath(options.report))
-            report.run.page = os.fspath(options.report)
-    except OSError as error:
-        raise OutputError(f"{error.filename} cannot be written: {error.strerror}") from error
+        save_page(report, os.fspath(options.report))
+        report.run.page = os.fspath(options.report)
 
 
 def _set_aside_changed(planned: Planned, run: RunFacts, fingerprint: Fingerprint) -> None:

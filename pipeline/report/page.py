@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from markupsafe import Markup
 
 from ..errors import printable
 from ..measures.accuracy import LENGTHS, Confusion
+from ..storage.disk import write_file
 from . import plots
 from .breakdown import MOMENTS, judge
 from .job import JobReport
@@ -80,8 +80,8 @@ class Bar:
 
 
 def save_page(report: JobReport, path: str) -> None:
-    """Write the page of a finished job. Raises OSError."""
-    Path(path).write_text(page(report), encoding="utf-8")
+    """Write the page of a finished job. Raises OutputError."""
+    write_file(path, page(report).encode())
 
 
 def page(report: JobReport) -> str:

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from ..errors import printable
 from ..measures.accuracy import Confusion
 from ..measures.reliability import Reliability
+from ..storage.disk import write_file
 from ..telemetry.profile import Profile, SweepPoint
 from ..telemetry.spans import Span
 from .breakdown import Breakdown, Judged, judge
@@ -226,9 +227,11 @@ def reliability_diagram(found: Reliability, before: Reliability | None) -> Figur
 
 
 def save_png(drawn: Figure, path: str | Path) -> None:
-    """Write a picture as PNG. Raises OSError."""
+    """Write a picture as PNG. Raises OutputError."""
+    picture = io.BytesIO()
     with mpl.rc_context(_STYLE):
-        drawn.savefig(path, format="png", dpi=150)
+        drawn.savefig(picture, format="png", dpi=150)
+    write_file(path, picture.getvalue())
 
 
 def to_svg(drawn: Figure) -> str:
