@@ -82,7 +82,7 @@ def small(options: argparse.Namespace, keep: Keep) -> Part:
 
 
 def _seconds_by_step(report: JobReport) -> dict[str, float]:
-    """The job's own phases, and of the computing what the spans that came home tell."""
+    """The job's own steps, and of the computing what the spans that came home tell."""
     timeline = report.run.timeline
     began = timeline.ended - report.run.timings["classify"]
     infer = [s for s in timeline.spans if s.lane == "infer"]

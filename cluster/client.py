@@ -19,7 +19,7 @@ from distributed import Client
 from distributed.comm.core import CommClosedError
 from distributed.security import Security
 
-from ..pipeline.errors import BroadsheetError, UsageError, visible
+from ..pipeline.errors import BroadsheetError, UsageError, printable
 from .local import cluster_here, cpu_cluster, cuda_cluster, nsys_cluster
 from .private import LINK, TOKEN
 from .protocol import choose, count_gpus
@@ -41,7 +41,7 @@ _USERS, _NETWORK = "any user of this host", "anyone who can reach it"
 
 
 def _to_stderr(line: str) -> None:
-    print(visible(line), file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.dashboard.scheduler import applications
 
-from ..pipeline.errors import visible
+from ..pipeline.errors import printable
 from . import guard  # noqa: F401  # before the scheduler's HTTP server starts
 from .heartbeat import METRIC, PAGE, TOPIC
 
@@ -156,7 +156,7 @@ class _Page:
             ("time left", "ended" if ended else "?" if seconds is None else str(timedelta(seconds=round(seconds)))),
         ]
         where = escape(
-            visible(f"{job['model']} on {job['backend']}" + (f" → {job['output']}" if job["output"] else ""))
+            printable(f"{job['model']} on {job['backend']}" + (f" → {job['output']}" if job["output"] else ""))
         )
         body = "".join(_CARD.format(name, value) for name, value in cards)
         return f'<h2 style="margin:0">Broadsheet</h2><p style="color:#555;margin:2px 0 12px">{where}</p>{body}'
@@ -187,7 +187,9 @@ class _Page:
         if names != self._names:
             self._names = names
             strip.yaxis.ticker = FixedTicker(ticks=[i + 0.5 for i in range(len(workers))])
-            strip.yaxis.major_label_overrides = {i + 0.5: PlainText(text=visible(name)) for i, name in enumerate(names)}
+            strip.yaxis.major_label_overrides = {
+                i + 0.5: PlainText(text=printable(name)) for i, name in enumerate(names)
+            }
         seconds = [ws.metrics[METRIC]["seconds"] for ws in workers]
         doing = [max(by_name, key=by_name.get, default="") for by_name in seconds]
         rates = [self._paces[ws.address].rate for ws in workers]

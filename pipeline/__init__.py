@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +12,7 @@ if __name__ == "pipeline":
 
 from . import options as _options  # noqa: F401 - with it errors.py knows which flags are keywords
 
-if TYPE_CHECKING:  # the one list: type checkers and editors read it as it stands, and Python by `_MODULES`
+if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it
     from .api import classify as classify, close as close, label as label  # noqa: I001 - a module, a line
     from .classifier import Classifier as Classifier, Prediction as Prediction, load as load
     from .client import AsyncClient as AsyncClient, Client as Client, ServerError as ServerError
@@ -39,15 +36,26 @@ if TYPE_CHECKING:  # the one list: type checkers and editors read it as it stand
 
     __version__: str
 
-_MODULES = {
-    name.name: node.module
-    for node in ast.walk(ast.parse(inspect.getsource(sys.modules[__name__])))
-    if isinstance(node, ast.ImportFrom) and node.level and node.module
-    for name in node.names
+_NAMES = {
+    "api": ("classify", "close", "label"),
+    "classifier": ("Classifier", "Prediction", "load"),
+    "client": ("AsyncClient", "Client", "ServerError"),
+    "ecosystem.onnx": ("export_onnx", "onnx_inputs"),
+    "ecosystem.push": ("push",),
+    "errors": ("BroadsheetError", "ModelError", "OutputError", "SourceError", "UsageError"),
+    "job.estimate": ("Estimate", "dry_run"),
+    "measures.fitting": ("calibrate", "quantise"),
+    "model.charcnn": ("Model", "load_model"),
+    "options": ("Options",),
+    "output.verify": ("verify",),
+    "report.job": ("JobReport",),
+    "source.inputs": ("Paths",),
+    "train.network": ("torch_module",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES_OF_TOOLS = ("duckdb", "sklearn")
 
-__all__ = sorted([*_MODULES, "__version__"])
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -95,7 +95,7 @@ def classify(
             raise UsageError(f"{printable(os.fspath(output))}: the name of the output folder is not UTF-8")
         folder = OutputFolder(place_of(output, settings.endpoint))
         folder.refuse_unless(settings.resume, settings.overwrite, settings.update)
-    elif settings.resume or settings.overwrite or settings.update:
+    elif settings.resume or settings.update or (settings.overwrite and not (settings.trace or settings.report)):
         raise UsageError("without an output folder there is nothing to resume, to overwrite or to update")
     if not (client is None or isinstance(client, Client) or callable(client)):
         raise UsageError(f"client is a {type(client).__name__}: give a distributed.Client, e.g. of cluster.connect()")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .engine.base import Engine, Predictions, Texts
 from .engine.on_gpu import texts_on_gpu
 from .engine.open import open_engine
-from .errors import SourceError, UsageError
+from .errors import ModelError, SourceError, UsageError
 from .model.charcnn import Model, load_model
 from .model.scores import assigned
 from .source.limits import CHUNK_ROWS, LIMITS
@@ -79,10 +79,15 @@ class Classifier:
     cudf Series, or `broadsheet.pipeline.engine.base.Texts` of CuPy arrays. They are labelled there, and only their
     offsets and nulls are copied to the host. Bytes that are not UTF-8 count as unknown characters.
 
+    Pickled, it is the model's name or path and the options that `load` was given: whoever unpickles it loads that model
+    again, and has an error where it is gone or another.
+
     Parameters
     ----------
     engine : Engine
         What computes, with its model; `load` opens it.
+    given : tuple
+        Model, device, precision and kernels, by which `load` makes it once more.
 
     Attributes
     ----------
@@ -99,10 +104,10 @@ class Classifier:
 
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, given: tuple[str | Path | Model, str, str, str]) -> None:
         self.classes = tuple(engine.model.classes)
         self.backend = engine.backend
-        self._engine = engine
+        self._engine, self._given = engine, given
         # The engine takes one call at a time, and Ctrl-C, which the main thread gets, must not end one in the middle.
         self._thread = ThreadPoolExecutor(1, "broadsheet-classifier")
         self._submitting = threading.Lock()
@@ -239,6 +244,9 @@ class Classifier:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load_again, (self._engine.model.digest, *self._given)
+
     def __repr__(self) -> str:
         return f"<Classifier {self._engine.model.name} on {self.backend}{'' if self._close.alive else ', closed'}>"
 
@@ -340,7 +348,18 @@ def load(
     except BaseException:
         engine.close()
         raise
-    return Classifier(engine)
+    if not isinstance(model, Model) and os.path.exists(model):
+        model = os.path.abspath(model)  # another process may have another folder
+    return Classifier(engine, (model, device, precision, kernels))
+
+
+def _load_again(digest: str, model: str | Path | Model, device: str, precision: str, kernels: str) -> Classifier:
+    """What a pickled classifier becomes. Raises ModelError where the model is another one than it had."""
+    classifier = load(model, device=device, precision=precision, kernels=kernels)
+    if classifier._engine.model.digest != digest:
+        classifier.close()
+        raise ModelError(f"{model} is another model than the pickled classifier had: load it anew")
+    return classifier
 
 
 def _close(engine: Engine, thread: ThreadPoolExecutor, process: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 FLAGS = {
     **dict.fromkeys(("input", "multi-label", "tls"), True),
@@ -39,10 +40,23 @@ def _keyword(flag: re.Match[str]) -> str:
     return f"{flag[1].replace('-', '_')}={quoted}"
 
 
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """For a message about a name that is not there: the one that was meant, where one is much like it.
+
+    >>> did_you_mean("Txet", ["id", "text"]), did_you_mean("body", ["id", "text"])
+    ("; did you mean 'text'?", '')
+    """
+    from difflib import get_close_matches
+
+    known = {one.casefold(): one for one in names}
+    close = get_close_matches(name.casefold(), known, 1)
+    return f"; did you mean {known[close[0]]!r}?" if close else ""
+
+
 _JOINERS = "\u200c\u200d"  # within words of some scripts and within emoji
 
 
-def visible(text: str) -> str:
+def printable(text: str) -> str:
     """The text on one line, in which everything that a terminal or a browser would obey is an escape.
 
     Control characters, line breaks, lone surrogates (the bytes of a file name that is not UTF-8) and the marks that
@@ -51,9 +65,9 @@ def visible(text: str) -> str:
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
-def visible_lines(text: str) -> str:
-    """A message of several lines, each `visible`, and indented from the second on, so that none passes for another."""
-    return "\n  ".join(visible(line) for line in text.rstrip("\n").split("\n"))
+def printable_lines(text: str) -> str:
+    """A message of several lines, each `printable`, and indented from the second on: none passes for another."""
+    return "\n  ".join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
 def _shown(character: str) -> str:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, make_dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, Unpack, get_type_hints
 
 from .errors import FLAGS, UsageError
@@ -207,12 +206,17 @@ class OptionKeywords(LabelKeywords, total=False):
     resume: Annotated[bool, Option("Job", False)]
     """Continue an interrupted job, or repair a finished one."""
     overwrite: Annotated[bool, Option("Job", False)]
-    """Replace an earlier job's output."""
+    """Replace an earlier job's output, and other files to write."""
     update: Annotated[bool, Option("Job", False)]
     """Add the files that are new since the job in OUT/; label no other.
 
     The job's other options must be the same. Files that have changed or are gone are told, and keep their labels. An
     update that was interrupted is continued. Where there is no job yet, it is begun.
+    """
+    max_quarantined: Annotated[str | int, Option("Job", "10%", "N|N%")]
+    """Exit with code 3 where more rows cannot be read.
+
+    A number of rows, or a share of all such as "10%". The job is finished all the same: ``report.exit_code`` says it.
     """
     profile: Annotated[bool, Option("Report", False)]
     """Record every kernel, and measure each alone.
@@ -220,14 +224,11 @@ class OptionKeywords(LabelKeywords, total=False):
     Each has a span, and is measured by itself at the end.
     """
     trace: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.json")]
-    """Write the timeline, for ui.perfetto.dev.
-
-    It is JSON.
-    """
+    """Write the timeline, for ui.perfetto.dev, as JSON."""
     report: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.html")]
     """Write a report as one HTML page.
 
-    That needs Matplotlib.
+    That needs Matplotlib. Only with `overwrite`, `resume` or `update` is a page, or a timeline, replaced.
     """
 
 
@@ -330,6 +331,7 @@ class Options(_Values):
 
     def _check(self) -> None:
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
+        from .output.account import most_quarantined
         from .output.where import parse
         from .source.columns import distinct
         from .source.find.search import refuse_not_utf8
@@ -358,16 +360,13 @@ class Options(_Values):
         root_of(self.root)
         if self.endpoint is not None:
             check_endpoint(self.endpoint)
-        for name in ("trace", "report"):
-            path = getattr(self, name)
-            if path is not None and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
-                raise UsageError(f"--{name} {os.fspath(path)}: give a file in a folder that exists")
         if self.report is not None and find_spec("matplotlib") is None:
             raise UsageError("--report needs Matplotlib: pip install 'broadsheet[report]'")
         if self.abstain is not None and not 0 < self.abstain <= 1:
             raise UsageError(f"abstain is {self.abstain!r}, it must be a score above 0, up to 1")
         if self.where is not None:
             parse(self.where)
+        most_quarantined(self.max_quarantined, 0)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

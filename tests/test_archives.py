@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from conftest import ROOT
+from conftest import ROOT, CommandHere
 from distributed import Client
 
 import pipeline
@@ -69,6 +69,23 @@ def test_each_file_of_an_archive_is_read_as_if_it_were_unpacked(
         archive.writestr("late.csv", CSV)
     with pytest.raises(SourceError, match="has changed since it was labelled"):
         pipeline.verify(out, input=True)
+
+
+def test_members_are_found_however_their_paths_are_written(
+    client: Client, small_model: Model, broadsheet_here: CommandHere, tmp_path: Path
+) -> None:
+    """With a dot, from the root, beside the archive's folder: all are labelled, and the input is found again."""
+    written = ["./c.csv", "/abs/d.csv", "../e.csv", "f//g.csv", "q[1].csv", "q1.csv"]
+    path = zipped(tmp_path / "one.zip", {name: f"text\n{name}\n" for name in written})
+    report = pipeline.classify(path, tmp_path / "out", model=small_model, client=client)
+    assert (report.exit_code, report.rows_written) == (0, 6)
+    named = [file.split("::")[0] for file in report.to_pandas()["file"]]
+    assert named == [f"zip://{name}" for name in ("c.csv", "abs/d.csv", "../e.csv", "f/g.csv", "q[1].csv", "q1.csv")]
+    code, told = broadsheet_here("verify", tmp_path / "out", "--input")
+    assert code == 0, told
+    for wanted, rows in (("q[1].csv", 1), ("q1.csv", 1), ("q*.csv", 2), ("./c.csv", 1), ("/abs/d.csv", 1)):
+        found = pipeline.classify(f"zip://{wanted}::{path}", model=small_model, client=client)
+        assert found.rows_written == rows, wanted
 
 
 def test_members_that_cannot_be_read_are_named_and_the_others_are_read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import dask
 import numpy as np
@@ -19,6 +21,7 @@ from conftest import ROOT
 from distributed import Client, default_client
 
 import pipeline
+from pipeline.errors import ModelError
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
 
@@ -204,6 +207,24 @@ def main():
 
 main()
 """
+
+
+def test_it_is_pickled_as_what_loaded_it(
+    small_model: Model, small_model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(small_model_file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    with pipeline.load(path.name, device="cpu", precision="fp32") as one:
+        pickled = pickle.dumps(one)
+        expected = one.predict_proba(TEXTS)
+    monkeypatch.chdir("/")
+    assert len(pickled) < 1000
+    with pickle.loads(pickled) as other:
+        assert np.array_equal(other.predict_proba(TEXTS), expected)
+    replace(small_model, temperature=2.0).save(path)
+    with pytest.raises(ModelError, match="another model than the pickled classifier had"):
+        pickle.loads(pickled)
 
 
 def test_neither_an_exit_nor_a_fork_nor_ctrl_c_hangs_or_is_heard(small_model_file: object) -> None:

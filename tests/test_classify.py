@@ -99,6 +99,8 @@ def test_truth_by_name_and_by_number(client: Client, small_model: Model) -> None
     report = classify(table, model=small_model, client=client, truth_column="truth")
     assert report.confusion is not None
     assert (report.confusion.rows, report.confusion.without_truth) == (30, 60)
+    with pytest.raises(UsageError, match="'text' holds no class of the model in any of 90 rows"):
+        classify(table, model=small_model, client=client, truth_column="text")
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ def test_the_parent_programs_own_job(broadsheet_in_process: Command, model: Mode
     answers = [int(label[-1]) for label in truth.to_pandas()["label"]]
     np.array([answers[0], 0, answers[1], answers[2]], "<f4").tofile(tmp_path / "answer.bin")
     arguments = ["classify", "input.bin", "--model", "params.bin", "--truth", "answer.bin", "-o", "out"]
+    arguments += ["--max-quarantined", "1"]
     run = broadsheet_in_process(*arguments, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "validation: all 3 labels are those of answer.bin" in run.stdout

@@ -108,8 +108,10 @@ def test_a_small_job_leaves_no_message_that_delays_the_next_one(client: Client, 
 
 
 def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(
-    broadsheet_in_process: Command, tmp_path: Path
+    broadsheet_in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my news.csv").write_text("title,text\na,b\n")
     site = tmp_path / "site.yaml"
     site.write_text("partition: gpu\naccount: news\ninterface: ib0\ndirectives: ['--qos=long']\n")
     arguments = ["submit", "my news.csv", "-o", "out", "--text-column", "title", "--nodes", 4, "--gpus-per-node", 4]
@@ -126,6 +128,11 @@ def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(
     for more, message in (
         (["--tls", "--protocol", "ucx"], "UCX together with TLS is refused"),
         (["--overwrite"], "remove the old folder yourself"),
+        (["--id-column", "titel"], "no column 'titel'; it has: title, text; did you mean 'title'?"),
+        (["none.csv"], "no input at 'none.csv'"),
+        (["--model", "none.safetensors"], "none.safetensors"),
+        (["--nonsense"], "No such option"),
+        (["-o", "-"], "reads files and writes to a folder"),
     ):
         refused = broadsheet_in_process(*arguments, "--site", site, "--dry-run", *more)
         assert refused.returncode == 2

@@ -94,8 +94,10 @@ def test_the_command_warns_and_fits_a_terminal(
 def test_a_dry_run_of_rows_in_memory(small_model: Model) -> None:
     estimate = dry_run(TEXTS, model=small_model, where="score >= 2")
     assert (estimate.rows, estimate.sample_rows, sum(estimate.labels.values())) == (90, 90, 90)
-    with pytest.raises(UsageError, match="no column 'body'"):
-        dry_run(pa.table({"text": TEXTS}), model=small_model, text_column="body")
+    with pytest.raises(UsageError, match=r"no column 'Txt'; there are: text; did you mean 'text'\?"):
+        dry_run(pa.table({"text": TEXTS}), model=small_model, text_column="Txt")
+    told = dry_run(pa.table({"text": TEXTS}), model=small_model, truth_column="text").warnings
+    assert "column 'text' holds no class of the model in any row of the sample" in told
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import CommandHere
 from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,6 +118,27 @@ def test_a_job_in_another_encoding_resumes_and_is_verified(client: Client, small
         classify(tmp_path / "small.csv", tmp_path / "out", resume=True, **{**job, "encoding": "utf-8"})
 
 
+def test_a_job_whose_rows_cannot_be_read_does_not_end_well(
+    broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path
+) -> None:
+    """Exit code 3 above a tenth, or what was asked for; one reason is said once, with how many rows have it."""
+    lines = ["text", *(f"{'café' if row % 4 else 'tea'} number {row}" for row in range(40))]
+    (tmp_path / "in.csv").write_text("\n".join(lines), "cp1252")
+    arguments = ("classify", tmp_path / "in.csv", "--model", small_model_file)
+    code, told = broadsheet_here(*arguments, "-o", tmp_path / "out")
+    assert code == 3
+    assert told.count("is not UTF-8: byte 3 of it is 0xe9 (and 29 more)") == 1
+    assert "row 1: column 'text' is not UTF-8" in told
+    assert "30 of 40 rows are in quarantine, more than --max-quarantined 10%: exit code 3" in told
+    for limit, expected in (("30", 0), ("75%", 0), ("29", 3), ("74.9%", 3), ("0", 3)):
+        code, told = broadsheet_here(*arguments, "-o", "-", "--max-quarantined", limit)
+        assert code == expected
+        assert (f"more than --max-quarantined {limit}: exit code 3" in told) == bool(expected)
+    code, told = broadsheet_here(*arguments, "-o", "-", "--max-quarantined", "101%")
+    assert code == 2
+    assert "max_quarantined is '101%', it must be a number of rows, or a share such as 10%" in told
+
+
 def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: Model, tmp_path: Path) -> None:
     job = {"model": small_model, "client": client}
     cases = {
@@ -148,7 +170,7 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
     report = classify(tmp_path / "zeros", **job)
     assert (report.rows_written, report.rows_quarantined) == (1, 1)
     (tmp_path / "l.txt").write_bytes(b"caf\xe9\n" * 2 + b"plain\n" * 10)
-    report = classify(tmp_path / "l.txt", **job)
+    report = classify(tmp_path / "l.txt", max_quarantined="20%", **job)
     hint = "2 of 12 rows are not UTF-8: if the files are in another encoding, name it, e.g. --encoding latin-1"
     assert report.hints == [hint]
     assert not classify(tmp_path / "l.txt", encoding="latin1", **job).hints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from test_train import LENGTH, QUICK, articles
 
 from pipeline.classifier import load
 from pipeline.engine.base import Texts
+from pipeline.engine.cpu import CpuEngine
+from pipeline.engine.profile import _cpu_kernels, sample
 from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import scores
@@ -48,6 +51,8 @@ def test_n_grams_alone_learn_from_few_rows(trained: Trained, tmp_path: Path) -> 
     assert trained.history == ()
     assert model.card["test"]["accuracy"] > 0.98
     assert not model.has_network
+    with closing(CpuEngine(model, threads=1)) as engine:
+        assert [one.name for one in _cpu_kernels(engine, sample(model, 4))] == ["encode", "ngrams", "head"]
     model.save(tmp_path / "m.safetensors")
     classifier = load(tmp_path / "m.safetensors", device="cpu")
     assert classifier.predict(["the coach and the team match", "orbit of the comet"]) == ["sport", "space"]

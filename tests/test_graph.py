@@ -23,7 +23,7 @@ import pytest
 from conftest import ROOT, Command
 from dask import config as dask_config
 from distributed import Client
-from jobs import spans_of, workers_that_run
+from jobs import Processes, spans_of, start_scheduler, start_worker, workers_that_run
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.processes import PRELOAD, STAND_IN, run_job
@@ -260,7 +260,7 @@ def _threads() -> tuple[str | None, int, int]:
 def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
     """Eight times the input costs no process more memory, but for the plan and a little noise."""
     command = [sys.executable, "-m", "benchmarks.memory", "--model", str(small_model_file)]
-    command += ["--megabytes", "20", "--megabytes", "160", "--chunk-size", "4096"]
+    command += ["--megabytes", "16", "--megabytes", "128", "--chunk-size", "4096"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
     small, large = json.loads(run.stdout)["runs"]
     assert large["rows"] > 7 * small["rows"]
@@ -287,48 +287,32 @@ def test_a_chunk_that_is_done_leaves_little(small_model_file: Path) -> None:
 
 
 @pytest.fixture
-def scheduler_file(tmp_path: Path) -> Iterator[Path]:
-    """A scheduler as a user starts it."""
-    file = tmp_path / "scheduler.json"
-    scheduler = dask("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", file)
-    yield file
-    scheduler.terminate()
-    scheduler.wait(30)
-
-
-def dask(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    command = [str(Path(sys.executable).with_name("dask")), *map(str, arguments)]
-    return subprocess.Popen(
-        command, env={**os.environ, **(env or {})}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+def processes() -> Iterator[Processes]:
+    found = Processes()
+    yield found
+    found.end()
 
 
 def test_a_scheduler_that_runs_and_workers_that_differ(
-    broadsheet_in_process: Command, client: Client, small_model_file: Path, scheduler_file: Path, tmp_path: Path
+    broadsheet_in_process: Command, client: Client, small_model_file: Path, processes: Processes, tmp_path: Path
 ) -> None:
     """Workers of one kind give what the embedded cluster gives; another kind among them is refused unless asked for."""
     path = write_csv(tmp_path / "in.csv", 40)
     arguments = ["classify", path, "--model", small_model_file, "--chunk-size", 5]
-    here = ["worker", "--scheduler-file", scheduler_file, "--host", "127.0.0.1", "--nthreads", 4, "--no-dashboard"]
-    here += ["--no-nanny"]
-    workers = [dask(*here)]
-    try:
-        there = broadsheet_in_process(*arguments, "-o", tmp_path / "there", "--scheduler-file", scheduler_file)
-        assert there.returncode == 0, there.stderr
-        assert re.search(r"^dashboard: http://.+/status$", there.stderr, re.MULTILINE)  # of Dask, without our page
-        classify(path, tmp_path / "here", model=small_model_file, chunk_size=5, client=client)
-        assert contents(tmp_path / "there") == contents(tmp_path / "here")
-        workers.append(dask(*here, env={"OPENBLAS_CORETYPE": "Prescott"}))
-        with Client(scheduler_file=str(scheduler_file), set_as_default=False) as running:
-            running.wait_for_workers(2, timeout=60)
-        mixed = [*arguments, "-o", tmp_path / "mixed", "--scheduler-file", scheduler_file]
-        refused = broadsheet_in_process(*mixed)
-        assert refused.returncode == 2
-        assert "Use workers of one kind, or --allow-mixed" in refused.stderr
-        allowed = broadsheet_in_process(*mixed, "--allow-mixed")
-        assert allowed.returncode == 0, allowed.stderr
-        assert broadsheet_in_process("verify", tmp_path / "mixed").returncode == 0
-    finally:
-        for worker in workers:
-            worker.terminate()
-            worker.wait(30)
+    _, scheduler_file = start_scheduler(processes, tmp_path)
+    start_worker(processes, scheduler_file)
+    there = broadsheet_in_process(*arguments, "-o", tmp_path / "there", "--scheduler-file", scheduler_file)
+    assert there.returncode == 0, there.stderr
+    assert re.search(r"^dashboard: http://.+/status$", there.stderr, re.MULTILINE)  # of Dask, without our page
+    classify(path, tmp_path / "here", model=small_model_file, chunk_size=5, client=client)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    start_worker(processes, scheduler_file, {"OPENBLAS_CORETYPE": "Prescott"})
+    with Client(scheduler_file=str(scheduler_file), set_as_default=False) as running:
+        running.wait_for_workers(2, timeout=240)
+    mixed = [*arguments, "-o", tmp_path / "mixed", "--scheduler-file", scheduler_file]
+    refused = broadsheet_in_process(*mixed)
+    assert refused.returncode == 2
+    assert "Use workers of one kind, or --allow-mixed" in refused.stderr
+    allowed = broadsheet_in_process(*mixed, "--allow-mixed")
+    assert allowed.returncode == 0, allowed.stderr
+    assert broadsheet_in_process("verify", tmp_path / "mixed").returncode == 0

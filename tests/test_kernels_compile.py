@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.kernels.catalog import (
@@ -24,7 +23,7 @@ from pipeline.kernels.catalog import (
     ngrams_kernel,
     target,
 )
-from pipeline.kernels.compile import Cubin, compile_kernel, compiler_name, resources
+from pipeline.kernels.compile import Cubin, cache_folder, compile_kernel, compiler_name, resources
 from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tiles import SHARED_LIMIT
 from pipeline.model.layers import layer_table
@@ -76,8 +75,10 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
 
 @pytest.fixture(scope="module")
 def cache() -> Path:
-    """It stays between runs: a kernel is found there by its source, all that this includes, options and compiler."""
-    return ROOT / ".pytest_cache" / "kernels"
+    """It stays, for every checkout of this user: a kernel is found there by its source, all that this includes, options
+    and compiler.
+    """
+    return cache_folder() / "tests"
 
 
 @pytest.mark.parametrize("architecture", GENERATIONS)
@@ -210,7 +211,7 @@ def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     environment = {**os.environ, "BROADSHEET_CACHE_DIR": str(tmp_path)}
     started = [
         subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(8)
+        for _ in range(4)
     ]
     # A second compilation would be renamed into place, and the file would be another one for whoever looked before.
     assert len({process.communicate(timeout=120)[0] for process in started}) == 1

@@ -54,7 +54,7 @@ def test_a_new_record_names_machine_and_commit_on_its_page(tmp_path: Path) -> No
     assert "; a note<!-- end -->." in text
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "architecture"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     """`source/read.py` is the file of that path, from the root or from one of PLACES."""
     named = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|cuh?|md|sh|yaml|json|c)|[\w./-]+/)`", page.read_text())

@@ -1,4 +1,4 @@
-"""int8: the specification in NumPy against exact integers, calibration, and what a user sees of both."""
+"""int8: the specification in NumPy against exact integers, activation scales, and what a user sees of both."""
 
 from __future__ import annotations
 
@@ -148,13 +148,13 @@ def test_quantise_then_classify(
     assert "broadsheet quantise MODEL DATA -o OUT" in " ".join(told.stderr.split())
     made = broadsheet_in_process("quantise", small_model_file, "news.csv", "-o", "small8.safetensors")
     assert made.returncode == 0, made.stderr
-    assert "calibrated on 120 rows" in made.stdout
+    assert "activation scales found on 120 rows" in made.stdout
     again = broadsheet_in_process("quantise", small_model_file, "news.csv", "-o", "small8.safetensors")
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
     shown = json.loads(broadsheet_in_process("inspect", "small8.safetensors", "--json").stdout)
     assert list(shown["scales"]["steps"]) == ["conv2", "conv3", "conv4", "conv5", "conv6"]
-    assert shown["card"]["calibrated on"] == {"rows": 120, "files": ["news.csv"]}
+    assert shown["card"]["scales found on"] == {"rows": 120, "files": ["news.csv"]}
     assert "steps of 8-bit inputs" in broadsheet_in_process("inspect", "small8.safetensors").stdout
     done = broadsheet_in_process(*classify, "-o", "out", "--model", "small8.safetensors")
     assert done.returncode == 0, done.stderr

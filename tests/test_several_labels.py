@@ -274,14 +274,15 @@ def test_the_commands_read_lists_and_separators(
     pa_csv.write_csv(pa.table({"text": rows.column(0), "topics": joined}), tmp_path / "rows.csv")
     settings = ["--epochs", 1, "--batch-size", 8, "--length", 123, "--device", "cpu", "--quiet", "--multi-label"]
     models = []
-    for name, more in (("rows.parquet", []), ("rows.csv", ["--label-separator", ";"])):
+    pd.DataFrame(rows.to_pydict()).to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
+    for name, more in (("rows.parquet", []), ("rows.jsonl", []), ("rows.csv", ["--label-separator", ";"])):
         path = tmp_path / f"{name}.safetensors"
         run = broadsheet_in_process(
             "train", tmp_path / name, "-o", path, "--label-column", "topics", "--text-column", "text", *settings, *more
         )
         assert run.returncode == 0, run.stderr
         models.append(pipeline.load_model(path))
-    assert models[0].digest == models[1].digest
+    assert models[0].digest == models[1].digest == models[2].digest
     evaluated = [
         json.loads(broadsheet_in_process("evaluate", path, data, "--label-column", "topics", *more, "--json").stdout)
         for path, data, more in (

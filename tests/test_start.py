@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import platform
@@ -105,6 +106,9 @@ def test_the_shell_completes_options_without_heavy_packages() -> None:
 def test_the_face_has_the_names_of_the_package() -> None:
     assert [name for name in face.__all__ if getattr(face, name) != getattr(pipeline, name)] == []
     assert set(face.__all__) >= {"__version__", "classify", "label", "load"}
+    nodes = [n for n in ast.walk(ast.parse(inspect.getsource(pipeline))) if isinstance(n, ast.ImportFrom) and n.level]
+    for_type_checkers = {name.name: node.module for node in nodes if node.module for name in node.names}
+    assert for_type_checkers == pipeline._MODULES
     modules = "import sys, pipeline.job.run, cluster.client, broadsheet.pipeline.model.charcnn as second\n"
     same = "names = {n for n in sys.modules if n.partition('.')[0] in ('pipeline', 'cluster')}\n"
     check = "assert names and all(sys.modules[n] is sys.modules['broadsheet.' + n] for n in names)\n"

@@ -92,7 +92,7 @@ def test_a_few_hundred_rows_are_learnt() -> None:
     assert card["recipe"] == recipe.to_dict()
     assert (model.frame, card["frame"]) == ("text", "text")
     assert list(model.scales.steps) == ["conv2", "conv3", "conv4", "conv5", "conv6"]
-    assert card["calibrated on"] == {"rows": 240}
+    assert card["scales found on"] == {"rows": 240}
     assert Model.from_bytes(model.to_bytes()).card == card
 
 

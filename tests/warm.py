@@ -1,9 +1,9 @@
 """Processes that begin with everything imported: forks of one that has, which each process of pytest starts once.
 
-The workers of clusters in tests begin so, and the command where a test runs it in a process of its own. That is one as
-any other: with a number, signals, exit code, streams, folder and environment of its own. What is read while modules are
-imported is as in the environment of pytest; where that differs, and in the tests of how things start, a process begins
-afresh.
+The workers of clusters in tests begin so, and `broadsheet` and `dask` where a test runs them in processes of their own.
+Each is one as any other: with a number, signals, exit code, streams, folder and environment of its own. What is read
+while modules are imported is as in the environment of pytest; where that differs, and in the tests of how things start,
+a process begins afresh.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from multiprocessing import connection, context, forkserver, popen_forkserver, popen_spawn_posix, process
 from pathlib import Path
 from socket import AF_UNIX, socket
@@ -34,12 +35,15 @@ METHOD = "forkserver"
 
 MODULES = ["warm", "pandas", "distributed.nanny", "pipeline.__main__", "pipeline.cli", "pipeline.api",
            "pipeline.job.run", "pipeline.job.worker", "pipeline.engine.cpu", "pipeline.report.job", "cluster.local",
-           "cluster.plugin", "pyarrow.parquet", "pyarrow.csv"]  # fmt: skip
+           "cluster.plugin", "pyarrow.parquet", "pyarrow.csv", "distributed.cli.dask_scheduler",
+           "distributed.cli.dask_worker"]  # fmt: skip
 _AT_IMPORT = ("PYTHON", "LD_", "OPENBLAS_CORETYPE", "NVTX", "CUDA", "ARROW_", "NO_COLOR", "FORCE_COLOR")
 """Environment variables that are read while modules are imported begin so."""
 
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
 """As Dask has it in workers: BLAS counts its threads when it is loaded."""
+
+_MAINS = {"broadsheet": "pipeline.__main__", "dask": "dask.__main__"}
 
 _MAIN = type(process.current_process())  # in the one that all are forks of
 
@@ -106,10 +110,11 @@ def _take_on(environment: dict[str, str]) -> None:
 
 
 class Command:
-    """A running `broadsheet`, in the main as a `subprocess.Popen` whose streams are pipes of text."""
+    """A running `broadsheet` or `dask`, in the main as a `subprocess.Popen` whose streams are pipes of text."""
 
     def __init__(
         self,
+        program: str,
         *arguments: object,
         env: dict[str, str],
         cwd: Path | None,
@@ -118,7 +123,7 @@ class Command:
     ) -> None:
         warm = multiprocessing.get_context(METHOD)
         pipes = [warm.Pipe(duplex=False) for _ in range(2)]
-        self.args = ["broadsheet", *map(str, arguments)]
+        self.args = [program, *map(str, arguments)]
         before = cloudpickle.dumps(preexec_fn)
         self._process = warm.Process(
             target=_run, args=(self.args, env, cwd, start_new_session, before, [write for _, write in pipes])
@@ -167,18 +172,22 @@ class Command:
 
 
 def start(
+    program: str,
     *arguments: object,
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
     start_new_session: bool = False,
     preexec_fn: Callable[[], object] | None = None,
 ) -> Command | subprocess.Popen[str]:
-    """Start `broadsheet` in a process of its own. env: what it has beside the environment of this process."""
+    """Start a program, "broadsheet" or "dask", in a process of its own. env: what it has beside the environment of this
+    process.
+    """
     environment = {**os.environ, **(env or {})}
     if _read_at_import(environment) == _imported_with:
-        return Command(*arguments, env=environment, cwd=cwd, start_new_session=start_new_session, preexec_fn=preexec_fn)
+        options = {"env": environment, "start_new_session": start_new_session, "preexec_fn": preexec_fn}
+        return Command(program, *arguments, cwd=cwd, **options)
     return subprocess.Popen(
-        [sys.executable, "-m", "broadsheet", *map(str, arguments)],
+        [sys.executable, "-m", program, *map(str, arguments)],
         env=environment,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
@@ -217,11 +226,9 @@ def _run(
     if limit := cloudpickle.loads(before):
         limit()
     _fork_again()
-    from pipeline.__main__ import main
-
     code: Any = 0
     try:
-        main()
+        import_module(_MAINS[arguments[0]]).main()
     except SystemExit as end:
         code = end.code
     if not isinstance(code, int | None):

@@ -16,6 +16,7 @@ import typer
 from rich.table import Table
 
 from ..errors import UsageError
+from ..options import TABLE
 from ..report.console import PlainConsole, lines, print_file, print_json, say, styled
 from ..storage.names import as_url
 from . import pipe
@@ -66,9 +67,9 @@ def command(
 ) -> None:
     """Label every article of the inputs.
 
-    Exit code 0: done (quarantined rows are reported, not an error). 2: wrong usage. 3: a file or chunk was set aside or
-    could not be read, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with --resume.
-    1: any other error.
+    Exit code 0: done. 2: wrong usage. 3: a file or chunk was set aside or could not be read, more rows cannot be read
+    than --max-quarantined allows, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with
+    --resume. 1: any other error.
     """
     from ..output.object_store import place_of
 
@@ -151,7 +152,12 @@ def _run(
     from ...cluster import connect, nearest
     from ..api import classify
     from ..engine.open import expected_device
+    from ..job.beginning import refuse_files
+    from ..options import Options
+    from ..output.object_store import place_of
 
+    place = place_of(output, options.get("endpoint"))
+    refuse_files(source, place, model, Options(**options))  # before a cluster starts
     chosen = [name for name, value in connection.items() if name != "say" and value not in (None, "auto")]
     device = options.get("device", "auto")
     if connection["where"] == "auto":
@@ -279,11 +285,12 @@ def submit(
         Path | None, typer.Option(metavar="FILE", help="Site settings.  [default: ~/.config/broadsheet/site.yaml]")
     ] = None,
     interactive: Annotated[bool, typer.Option("--interactive", help="Start workers for a notebook.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print the script; submit nothing.")] = False,
 ) -> None:
     """Submit a classify job to Slurm; it takes INPUT … -o OUT/ and every other option of classify.
 
-    The job stops before its time limit, requeues itself and resumes. Its exit codes are those of classify.
+    Options, input files, columns and model are checked at once, on this machine. The job stops before its time limit,
+    requeues itself and resumes. Its exit codes are those of classify.
     """
     from ...cluster.slurm import submit as slurm
     from ...cluster.slurm.site import load_site
@@ -293,9 +300,25 @@ def submit(
     if "--overwrite" in context.args:
         raise UsageError("a submitted job continues where an earlier run stopped: remove the old folder yourself")
     settings = load_site(site).changed(gpus_per_node=gpus_per_node, time=time, protocol=protocol, tls=tls)
+    if not interactive:
+        _check_job(context)
     script = slurm.job_script(settings, nodes, None if interactive else context.args)
     if dry_run:
         print_file(script)
         return
     number = slurm.submit(script)
     say(f"job {number} is submitted; it writes to broadsheet-{number}.log")
+
+
+def _check_job(context: typer.Context) -> None:
+    """Raise, as the job would hours later, for a wrong option, file, column or model."""
+    from ..job.estimate import sampled
+
+    assert context.parent is not None
+    group: Any = context.parent.command
+    given = group.commands["classify"].make_context("classify", [*context.args], parent=context.parent).params
+    source = pipe.source_of(given["inputs"], given["stdin_format"])
+    if given["output"] in (None, _STDOUT) or given["inputs"] == ["-"]:
+        raise UsageError("a submitted job reads files and writes to a folder: give INPUT … -o OUT/")
+    options = keywords({name: value for name, value in given.items() if name in TABLE})
+    sampled(source, given["output"], given["model"] or ["ag-news"], options, rows=1)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from typing import Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import BroadsheetError, visible
+from ..errors import BroadsheetError, printable
 from ..report.console import say
 from . import classify, evaluate, inspect, machine, models, serve, train
 
@@ -109,7 +109,7 @@ def run() -> None:
             raise KeyboardInterrupt
         sys.exit(code)
     except _UsageError as error:
-        _UsageError(visible(error.format_message()), error.ctx).show()
+        _UsageError(printable(error.format_message()), error.ctx).show()
         sys.exit(error.exit_code)
     except BroadsheetError as error:
         say(f"broadsheet: {error.message}", error=True)

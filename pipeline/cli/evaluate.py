@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import OutputError, UsageError
+from ..errors import UsageError
 from ..report.console import PlainConsole, facts_table, print_fact, print_json
+from ..storage.disk import refuse_outputs
 from .flags import Columns, Device, Json, Kernels, Label, OneModel, Precision, Texts, in_panel, names_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ..measures.evaluate import Evaluation, LabelEvaluation
     from ..model.charcnn import Model
 
@@ -46,6 +45,7 @@ def command(
     precision_target: Annotated[
         float | None, _report("SHARE", "From which score on labels have this precision, and how many they are.")
     ] = None,
+    overwrite: Annotated[bool, _report("", "Replace the pictures.", "--overwrite")] = False,
     abstain: Annotated[
         float | None, _report("BELOW", "Give rows with a lower score no label, as `classify` does.")
     ] = None,
@@ -54,12 +54,12 @@ def command(
     for flag, picture in (("--plot", plot), ("--reliability", reliability)):
         if picture and find_spec("matplotlib") is None:
             raise UsageError(f"{flag} needs Matplotlib: pip install 'broadsheet[report]'")
-        if picture and (not picture.absolute().parent.is_dir() or picture.is_dir()):
-            raise UsageError(f"{flag} {picture}: give a file in a folder that exists")
     from ..measures.evaluate import evaluate
     from ..model.charcnn import load_model
-    from ..source.inputs import Paths
+    from ..source.inputs import Paths, local_paths
 
+    pictures = {"--plot": plot, "--reliability": reliability}
+    refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
     names = names_of(columns)
     loaded = load_model(model)
     if loaded.is_multi_label:
@@ -93,13 +93,13 @@ def command(
     else:
         _print(result, abstain, reliability is None, PlainConsole())
     if plot:
-        from ..report.plots import confusion_matrix
+        from ..report.plots import confusion_matrix, save_png
 
-        _save(confusion_matrix(result.confusion), plot)
+        save_png(confusion_matrix(result.confusion), plot)
     if reliability:
-        from ..report.plots import reliability_diagram
+        from ..report.plots import reliability_diagram, save_png
 
-        _save(reliability_diagram(result.reliability, result.uncalibrated), reliability)
+        save_png(reliability_diagram(result.reliability, result.uncalibrated), reliability)
 
 
 def _evaluate_labels(
@@ -134,15 +134,6 @@ def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole)
         console.print(f"{result.quarantined:,} unreadable rows left out", style="yellow")
     if result.overflowed:
         console.print(f"{result.overflowed:,} rows left out on which the model overflows", style="yellow")
-
-
-def _save(drawn: Figure, path: Path) -> None:
-    from ..report.plots import save_png
-
-    try:
-        save_png(drawn, path)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _print(result: Evaluation, abstain: float | None, diagram: bool, console: PlainConsole) -> None:

@@ -34,6 +34,8 @@ def _kind(name: str) -> Any:
         return list[str] | None
     if kind == HEADER:
         return str | None
+    if kind == str | int:
+        return str | None
     return Path | None if kind == FILE else kind if kind is bool else kind | None
 
 

@@ -134,7 +134,7 @@ def print_model(model: Model, console: PlainConsole) -> None:
         facts["scores"] = "several labels a text, from these scores on: " + ", ".join(f"{n} {t:.2g}" for n, t in each)
     if model.scales is not None:
         scales = ", ".join(f"{name} {step:.3g}" for name, step in model.scales.steps.items())
-        facts["int8"] = f"steps of 8-bit inputs: {scales}; calibration {model.scales.found_on[:16]}"
+        facts["int8"] = f"steps of 8-bit inputs: {scales}; found on {model.scales.found_on[:16]}"
     if model.ngrams is not None:
         facts["n-grams"] = _worded(model.ngrams)
     console.print(facts_table(facts.items()))

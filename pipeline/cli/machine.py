@@ -21,6 +21,7 @@ import typer
 
 from ..errors import UsageError
 from ..report.console import PlainConsole, lines, print_json, styled
+from ..storage.disk import refuse_outputs
 from .flags import Device, Kernels, Precision, SchedulerFile, Where, in_panel
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def profile(
         str | None, typer.Option(metavar="batch|precision", help="Measure rate and latency over this instead.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the roofline, or the sweep.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the picture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure each kernel, alone and in the stream, and say what bounds it.
@@ -126,8 +128,7 @@ def profile(
         raise UsageError("a sweep takes the best kernels for each precision: leave --kernels out")
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
-    if plot and not plot.absolute().parent.is_dir():
-        raise UsageError(f"--plot {plot}: there is no such folder")
+    refuse_outputs({"--plot": plot}, overwrite, lambda: [model])
     from ..engine import profile as measured
     from ..report.tables import print_profile
 

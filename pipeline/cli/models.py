@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import OutputError, UsageError
+from ..errors import UsageError
 from ..report.console import say
+from ..storage.disk import refuse_outputs, write_file
 from .flags import (
     Columns,
     Delimiter,
@@ -51,9 +52,9 @@ def calibrate(
     """
     from ..measures import fitting
     from ..model.scores import CARD
-    from ..source.inputs import Paths
+    from ..source.inputs import Paths, local_paths
 
-    _refuse_existing(output, overwrite)
+    refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
     found = fitting.calibrate(
         model,
         Paths(data),
@@ -64,7 +65,7 @@ def calibrate(
         device=device,
         precision=precision,
     )
-    _save(found, output)
+    found.save(output)
     about = found.card[CARD]
     say(f"{output}: temperature {found.temperature:.3f}, fitted on {about['rows']:,} rows")
     for name in ("calibration error", "log loss"):
@@ -87,9 +88,9 @@ def quantise(
     every other precision as before.
     """
     from ..measures import fitting
-    from ..source.inputs import Paths
+    from ..source.inputs import Paths, local_paths
 
-    _refuse_existing(output, overwrite)
+    refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
     found = fitting.quantise(
         model,
         Paths(data),
@@ -98,8 +99,8 @@ def quantise(
         encoding=encoding,
         delimiter=delimiter,
     )
-    _save(found, output)
-    say(f"{output}: calibrated on {found.card['calibrated on']['rows']:,} rows, for --precision int8")
+    found.save(output)
+    say(f"{output}: activation scales found on {found.card['scales found on']['rows']:,} rows, for --precision int8")
 
 
 def convert(
@@ -113,6 +114,7 @@ def convert(
         str | None,
         typer.Option(metavar="SYMBOLS", help="Alphabet for a params.bin.  [default: of params.bin.json, or published]"),
     ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Convert a params.bin (tensors as flat little-endian fp32) to a safetensors model, or a model to a params.bin.
 
@@ -123,6 +125,8 @@ def convert(
     from ..model.charcnn import load_model, to_params
 
     kinds = source.suffix, target.suffix
+    beside = model_file.sidecar_path(target) if target.suffix == ".bin" else None
+    refuse_outputs({"TO": target, "its sidecar": beside}, overwrite, lambda: [str(source)])
     try:
         if kinds == (".bin", ".safetensors"):
             files = {target: _model_of(source, classes, alphabet).to_bytes()}
@@ -144,10 +148,7 @@ def convert(
     except ValueError as error:
         raise UsageError(f"{source}: {error}") from error
     for path, content in files.items():
-        try:
-            path.write_bytes(content)
-        except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        write_file(path, content)
         say(f"{path}: {len(content):,} bytes")
     if kinds[1] == ".bin" and model.scales is not None:
         say("Its activation scales, for --precision int8, are left out: broadsheet quantise finds them again")
@@ -178,7 +179,7 @@ def export(
 
     if target.suffix != ".onnx":
         raise UsageError(f"{target}: export writes ONNX, to a file that ends in .onnx")
-    _refuse_existing(target, overwrite)
+    refuse_outputs({"TO": target}, overwrite, lambda: [model])
     loaded = load_model(model)
     difference = export_onnx(loaded, target)
     size = target.stat().st_size
@@ -200,18 +201,6 @@ def push(
     from ..ecosystem import push as hub
 
     say(hub.push(model, repository, private=private, message=message))
-
-
-def _refuse_existing(output: Path, overwrite: bool) -> None:
-    if output.exists() and not overwrite:
-        raise UsageError(f"{output} is there already: give another name, or --overwrite")
-
-
-def _save(model: Model, output: Path) -> None:
-    try:
-        model.save(output)
-    except OSError as error:
-        raise OutputError(f"{output} cannot be written: {error.strerror}") from error
 
 
 def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:

@@ -54,8 +54,8 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet:
     without a word, as they end other filters.
     """
     from ..job.pipe import KINDS, pipe
-    from ..options import Options
-    from ..report.summary import doubt_line, encoding_hint, left_out_line
+    from ..options import TABLE, Options
+    from ..report.summary import doubt_line, encoding_hint, left_out_line, too_many_quarantined
 
     kind = options.get("format", KINDS[0])
     if kind not in KINDS:
@@ -67,6 +67,10 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet:
             raise OutputError(f"stdout cannot be written: {error.strerror or error}") from error
     for message in (*found.problems, *([left_out_line(found.left_out)] if found.left_out else ())):
         say(f"broadsheet: {message}", error=True)
+    limit = options.get("max_quarantined", TABLE["max_quarantined"].default)
+    too_many = too_many_quarantined(found.rows_quarantined, found.rows_read, limit)
+    if too_many:
+        say(f"broadsheet: {too_many}", error=True)
     if not quiet:
         bad = found.rows_quarantined
         for remark in (
@@ -76,7 +80,7 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet:
         ):
             if remark:
                 say(f"broadsheet: {remark}", error=True)
-    raise typer.Exit(_SET_ASIDE if found.problems else 0)
+    raise typer.Exit(_SET_ASIDE if found.problems or too_many else 0)
 
 
 def _summary(found: Piped) -> str:

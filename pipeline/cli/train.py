@@ -16,6 +16,7 @@ import typer
 
 from ..errors import UsageError
 from ..report.console import PlainConsole, say
+from ..storage.disk import refuse_outputs
 from .flags import Columns, Device, Quiet, SchedulerFile, Texts, in_panel, names_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def command(
         int, _computing("EPOCHS", "How often to write MODEL.checkpoint; 0: never.", min=0)
     ] = 10,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from MODEL.checkpoint.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model file, and its checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace model, checkpoint and plot.")] = False,
     teacher: Annotated[list[str] | None, _soft("MODEL", "Learn its scores too; of several, the mean.")] = None,
     soft_labels: Annotated[
         list[str] | None, _soft("COLUMN", "Learn these probabilities: a column of lists, or one for each class.")
@@ -108,14 +109,15 @@ def command(
         from .training import TrainingProgress
     except ModuleNotFoundError as error:
         raise UsageError(f"training needs PyTorch ({error}): pip install 'broadsheet[train]'") from error
-    from ..source.inputs import Paths
+    from ..source.inputs import Paths, local_paths
 
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
-    if output.exists() and not overwrite:
-        raise UsageError(f"{output} is there already: give another name, or --overwrite")
-    if not output.parent.is_dir():
-        raise UsageError(f"there is no folder {output.parent}")
+    more_axes = [one for one in data if sweep and _AXIS.fullmatch(one) and not Path(one).exists()]
+    data = [one for one in data if one not in more_axes]
+    read = [*data, *(test or ()), *(unlabelled or ())]
+    models = [one for one in (init, alphabet, *(teacher or ())) if one is not None]
+    refuse_outputs({"-o": output, "--plot": plot}, overwrite, lambda: [*models, *local_paths(Paths(read))])
     checkpoint = (output.parent.absolute() / output.name).with_name(output.name + CHECKPOINT)
     if checkpoint.exists() and not resume:
         if not overwrite:
@@ -138,8 +140,6 @@ def command(
     elif unlabelled:
         raise UsageError("--unlabelled text needs a --teacher")
     if sweep:
-        more_axes = [one for one in data if _AXIS.fullmatch(one) and not Path(one).exists()]
-        data = [one for one in data if one not in more_axes]
         sweep = [axis for one in (*sweep, *more_axes) for axis in one.split()]
         if gpus or resume:
             raise UsageError("a run of a sweep has one GPU, and no checkpoint: leave out --gpus and --resume")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ from numpy.typing import NDArray
 
 from ..engine.base import Texts
 from ..engine.cpu import CpuEngine
-from ..errors import BroadsheetError, OutputError, UsageError
+from ..errors import BroadsheetError, UsageError
 from ..model.alphabet import encode
 from ..model.charcnn import Model, load_model
 from ..model.layers import NORM_EPSILON, Layer
 from ..model.ngrams import Grams, NGrams, counted, find
 from ..processes.threads import available_cores
+from ..storage.disk import write_file
 
 OPSET = 17
 """The first with LayerNormalization."""
@@ -132,19 +132,13 @@ def export_onnx(model: str | Path | Model, path: str | Path) -> float:
     """
     loaded = load_model(model)
     data = to_onnx(loaded)
-    try:
-        difference = _difference(loaded, data)
-        if not difference <= TOLERANCE:
-            raise BroadsheetError(
-                f"{loaded.name}: a score of the ONNX graph differs from ours by {difference:.2g}, more than "
-                f"{TOLERANCE:.0e}: nothing is written. Please report this"
-            )
-        with tempfile.NamedTemporaryFile(dir=Path(path).parent, delete=False) as temporary:
-            temporary.write(data)
-        Path(temporary.name).replace(path)
-        Path(path).chmod(0o644)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+    difference = _difference(loaded, data)
+    if not difference <= TOLERANCE:
+        raise BroadsheetError(
+            f"{loaded.name}: a score of the ONNX graph differs from ours by {difference:.2g}, more than "
+            f"{TOLERANCE:.0e}: nothing is written. Please report this"
+        )
+    write_file(path, data)
     return difference
 
 

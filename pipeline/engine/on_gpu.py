@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
 from .base import Texts
 
 _METHOD = "__arrow_c_device_array__"
@@ -128,7 +128,8 @@ def column_of(source: Any, column: str | None = None) -> Column:
         names = [schema.children[i].contents.name.decode() for i in range(schema.n_children)]
         wanted = column or "text"
         if wanted not in names:
-            raise UsageError(f"no column {wanted!r}; there are: {', '.join(names) or 'none'}")
+            there = f"there are: {', '.join(names) or 'none'}{did_you_mean(wanted, names)}"
+            raise UsageError(f"no column {wanted!r}; {there}")
         at = names.index(wanted)
         schema, array = schema.children[at].contents, array.children[at].contents
         offset += array.offset

@@ -157,10 +157,11 @@ def _cpu_kernels(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length)[0]
     alone = {"encode": _median(lambda: encode(texts.data, texts.offsets, model.alphabet, model.length))}
     groups: list[Any] = engine.groups(ids)
-    for name, block in engine.blocks:
+    blocks = engine.blocks if model.has_network else []  # the engine skips a network of zeros beside n-grams
+    for name, block in blocks:
         alone[name] = _median(lambda block=block, groups=groups: each_group(block, groups))  # type: ignore[misc]
         groups = each_group(block, groups)
-    logits = np.concatenate(groups)
+    logits = np.concatenate(groups) if blocks else np.zeros((len(ids), len(model.classes)), np.float32)
     if engine.model.ngrams is not None:
         alone["ngrams"] = _median(lambda: engine.branch(texts))
     alone["head"] = _median(lambda: reference.top_k(reference.class_scores(logits, model), 1))
@@ -171,6 +172,7 @@ def _cpu_kernels(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
             w.name, w.category, alone[w.name], stream[w.name], w.flop, w.least_bytes, moved.get(w.name, w.least_bytes)
         )
         for w in kernels_of(model, texts, STORAGE["simt"]["fp32"])
+        if w.name in alone
     ]
 
 

@@ -4,9 +4,11 @@ its steps pass on: what is requested, found, planned and done.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,13 +24,15 @@ from ..output.folder import OutputFolder
 from ..output.layout import MANIFEST, PLAN, SUCCESS
 from ..output.record import WRITER, Fingerprint, Manifest, SavedPlan, Totals
 from ..output.saved_plan import changes, plan_again, plan_from, resolved
+from ..output.store import Location
 from ..report.facts import Growth
 from ..report.job import JobReport, Progress
 from ..source.chunk import Selection
 from ..source.find.files import Files
 from ..source.formats.base import InputFile, Schema
-from ..source.inputs import Given, JobInput, Source
+from ..source.inputs import Given, JobInput, Source, local_paths
 from ..source.plan.plan import Plan, bound, group_sizes
+from ..storage.disk import refuse_outputs
 from .tasks import Event, Job
 from .watchdog import Watchdog
 
@@ -66,6 +70,19 @@ class Request:
     progress: Progress
     stop: Callable[[], bool]
     executor: Executor
+
+
+def refuse_files(source: Any, output: Location | None, models: Iterable[str], options: Options) -> None:
+    """Raise UsageError where a file or a folder that a job is to write must not be: it is what the job reads, say.
+
+    A job that goes on replaces the trace and the report of its last run. models: their files.
+    """
+    refuse_outputs(
+        {"--trace": options.trace, "--report": options.report},
+        options.overwrite or options.resume or options.update,
+        lambda: [*models, *([] if options.truth is None else [os.fspath(options.truth)]), *local_paths(source)],
+        output if isinstance(output, Path) else None,
+    )
 
 
 @dataclass(frozen=True)

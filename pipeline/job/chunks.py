@@ -87,6 +87,7 @@ def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str 
         left_out=prepared.found.left_out if isinstance(prepared.found, Files) else (),
         growth=beginning.growth if isinstance(beginning, Resumed | Updated) else None,
         models=tuple((model.name, model.classes) for model in models.every),
+        max_quarantined=request.options.max_quarantined,
     )
 
 

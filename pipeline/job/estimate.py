@@ -28,11 +28,13 @@ from ..output.object_store import place_of
 from ..output.store import Location
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, concat
+from ..source.columns import NO_TRUTH
 from ..source.find.files import Files
-from ..source.inputs import identify
+from ..source.inputs import Given, identify
 from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.plan.plan import part_name
 from ..source.plan.sample import Sample, sample_input, slow_to_read
+from .beginning import refuse_files
 
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES = 1500
@@ -130,6 +132,7 @@ class _SampleFigures:
     labels: Counter[str]
     reasons: Counter[str]
     rows: int = 0
+    truths: int = 0
     empty: int = 0
     cut: int = 0
     chars: int = 0
@@ -181,13 +184,7 @@ def dry_run(
     ((), 50)
 
     """
-    settings = Options(**options)
-    path = None if output is None else place_of(output, settings.endpoint)
-    models = load_models(model)
-    found = identify(
-        source, len(models.first.alphabet), models.first.length, root=settings.root, endpoint=settings.endpoint
-    )
-    sample = sample_input(found, settings.selection(models), SAMPLE_ROWS, settings.limit)
+    settings, path, models, found, sample = sampled(source, output, model, options)
     files = found if isinstance(found, Files) else Files((), (), ())
     with opened(models.every, settings.device, settings.precision, settings.kernels) as engines:
         labelled = _label(sample, models, engines, settings)
@@ -226,6 +223,20 @@ def dry_run(
     return replace(estimate, warnings=tuple(warnings))
 
 
+def sampled(
+    source: Any, output: str | os.PathLike[str] | None, model: Any, options: OptionKeywords, rows: int = SAMPLE_ROWS
+) -> tuple[Options, Location | None, Models, Given, Sample]:
+    """What a job is asked to do, and about so many rows of its input. Arguments and errors are those of `dry_run`."""
+    settings = Options(**options)
+    path = None if output is None else place_of(output, settings.endpoint)
+    models = load_models(model)
+    refuse_files(source, path, [each.name for each in models.every], settings)
+    found = identify(
+        source, len(models.first.alphabet), models.first.length, root=settings.root, endpoint=settings.endpoint
+    )
+    return settings, path, models, found, sample_input(found, settings.selection(models), rows, settings.limit)
+
+
 def _label(sample: Sample, models: Models, engines: list[Engine], options: Options) -> _SampleFigures:
     """Label the sample, and measure how long that takes and how large its parts are."""
     found = _SampleFigures(Counter(), Counter())
@@ -246,6 +257,7 @@ def _label(sample: Sample, models: Models, engines: list[Engine], options: Optio
         found.empty += int((predictions.n_chars == 0).sum())
         found.cut += int(predictions.truncated.sum())
         found.chars += int(np.minimum(predictions.n_chars, columns.scoring[0].reads(models.first.length)).sum())
+        found.truths += 0 if chunk.truth is None else int((chunk.truth != NO_TRUTH).sum())
         found.unknown += int(predictions.unknown_chars.sum())
         for at in range(0, len(table), chunk_rows):
             part = table.slice(at, chunk_rows)
@@ -298,6 +310,8 @@ def _warnings(
     if bad > _MANY_BAD * labelled.rows:
         reason, count = labelled.reasons.most_common(1)[0]
         yield f"{bad / labelled.rows:.0%} of the rows cannot be labelled, {count:,} of {bad:,} for: {reason}"
+    if options.truth_column is not None and not labelled.truths:
+        yield f"column {options.truth_column!r} holds no class of the model in any row of the sample"
     if path is not None:
         try:
             OutputFolder(path).refuse_unless(options.resume, options.overwrite, options.update)

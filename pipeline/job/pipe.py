@@ -102,17 +102,17 @@ def pipe(
         began = time.perf_counter()
         selection, pieces = _opened(source, models, options, most, found)
         labelling = _Columns(engines, selection, options, kind, found)
-        rows = _Rows(PART_FORMATS[kind], labelling.schema)
+        writer = _RowWriter(PART_FORMATS[kind], labelling.schema)
         for batch in _batches(pieces, most):
             table = labelling.of(batch)
             bad = _first_bad(table) if options.strict else None
-            write(rows.bytes_of(table if bad is None else table.slice(0, bad)))
+            write(writer.bytes_of(table if bad is None else table.slice(0, bad)))
             if bad is not None:
                 row = table.slice(bad, 1).to_pylist()[0]
                 raise SourceError(f"{row['file']}: row {row['row']}: {row['reason']} (--strict stops here)")
             if options.strict and found.problems:
                 raise SourceError(f"{found.problems[0]} (--strict stops here)")
-        write(rows.bytes_of(labelling.schema.empty_table()))  # without any row, CSV still has its header
+        write(writer.bytes_of(labelling.schema.empty_table()))  # without any row, CSV still has its header
         found.seconds = time.perf_counter() - began
         return found
 
@@ -218,7 +218,7 @@ class _Columns:
         return every_row(table, chunk, batch.sources)
 
 
-class _Rows:
+class _RowWriter:
     """Rows as the bytes of one file that is written piece by piece: with one header, where the format has one."""
 
     def __init__(self, form: PartFormat, schema: pa.Schema) -> None:

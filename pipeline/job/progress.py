@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from distributed import Client, Scheduler
 
 from ...cluster.heartbeat import PAGE, TOPIC
-from ..errors import visible
+from ..errors import printable
 from ..report.job import JobReport, Progress
 
 _SECONDS_BETWEEN = 0.5
@@ -74,9 +74,9 @@ class DashboardProgress(Progress):
         job, tally, run = self._report.job, self._report.tally, self._report.run
         reach = run.reach
         return {
-            "model": visible(job.model),
+            "model": printable(job.model),
             "backend": job.backend,
-            "output": job.output and visible(job.output),  # not every path is UTF-8, and messages of Dask are
+            "output": job.output and printable(job.output),  # not every path is UTF-8, and messages of Dask are
             "rows": reach.rows,
             "rows_known": reach.rows_known,
             "share": reach.share,

@@ -52,6 +52,7 @@ from .beginning import (
     Updated,
     beginning_of,
     only_known,
+    refuse_files,
 )
 from .chunks import facts_of, run_chunks
 from .watchdog import Watchdog
@@ -129,6 +130,8 @@ def prepare(request: Request) -> Prepared:
     began, started = time.perf_counter(), time.time()
     folder, options = request.folder, request.options
     options.selection(request.models)
+    models = [model.name for model in request.models.every]
+    refuse_files(request.source, folder.path if folder else None, models, options)
     if options.resume and isinstance(request.source, Stdin):
         raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
     symbols, length = len(request.models.first.alphabet), request.models.first.length
@@ -244,21 +247,30 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
         folder.record_run(name, to_json(report.to_dict()), run.timeline.spans.to_table())
     _explain(report, options)
     prepared.request.progress.finished(report)
+    _refuse_unknown_truth(report, options)
     return report
+
+
+def _refuse_unknown_truth(report: JobReport, options: Options) -> None:
+    """Raise UsageError where no true class is one of the model's: a wrong column, or another model."""
+    judged = report.confusion
+    if judged is not None and judged.without_truth and not judged.rows and not judged.unlabelled.any():
+        column = "the file of --truth" if options.truth_column is None else f"column {options.truth_column!r}"
+        raise UsageError(
+            f"{column} holds no class of the model in any of {judged.without_truth:,} rows, so nothing could be "
+            f"compared. The labels stay. The classes are {', '.join(judged.classes)}"
+        )
 
 
 def _explain(report: JobReport, options: Options) -> None:
     """Write the requested trace and page. Raises OutputError where one cannot be written."""
-    try:
-        if options.trace is not None:
-            save_trace(report.run.timeline, os.fspath(options.trace))
-        if options.report is not None:
-            from ..report.page import save_page  # Matplotlib takes a while to load
+    if options.trace is not None:
+        save_trace(report.run.timeline, os.fspath(options.trace))
+    if options.report is not None:
+        from ..report.page import save_page  # Matplotlib takes a while to load
 
-            save_page(report, os.fspath(options.report))
-            report.run.page = os.fspath(options.report)
-    except OSError as error:
-        raise OutputError(f"{error.filename} cannot be written: {error.strerror}") from error
+        save_page(report, os.fspath(options.report))
+        report.run.page = os.fspath(options.report)
 
 
 def _set_aside_changed(planned: Planned, run: RunFacts, fingerprint: Fingerprint) -> None:

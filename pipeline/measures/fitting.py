@@ -213,6 +213,9 @@ def quantise(
     ids = [texts_of(chunk).encoded(loaded.alphabet, loaded.length).ids for chunk in sample.chunks]
     rows = sum(map(len, ids))
     if not rows:
-        raise UsageError("there is no row with text to calibrate on" + "".join(f": {p}" for p in sample.problems[:1]))
+        raise UsageError(
+            "there is no row with text to find activation scales on" + "".join(f": {p}" for p in sample.problems[:1])
+        )
     about = {"rows": rows, **files_of(given)}
-    return replace(with_scales(loaded, np.concatenate(ids)), card={**loaded.card, "calibrated on": about})
+    card = {name: value for name, value in loaded.card.items() if name != "calibrated on"}  # of older files, the same
+    return replace(with_scales(loaded, np.concatenate(ids)), card={**card, "scales found on": about})

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError
+from ..storage.disk import write_file
 from . import model_file
 from .alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
 from .layers import CLASSES, FRAMES, HIDDEN, LENGTHS, PUBLISHED_LENGTH, Frame, Layer, layer_table, parameter_count
@@ -267,12 +268,17 @@ class Model:
         Parameters
         ----------
         path : str or Path
-            The file, which is replaced if it exists.
+            The file, which is replaced if it exists, once the new one is written whole.
         dtype : str, optional
             As for `to_bytes`.
 
+        Raises
+        ------
+        OutputError
+            For a file that cannot be written; one that was there is as it was.
+
         """
-        Path(path).write_bytes(self.to_bytes(dtype))
+        write_file(path, self.to_bytes(dtype))
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "model") -> Model:

@@ -192,7 +192,7 @@ def with_scales(model: Model, ids: NDArray[np.uint8]) -> Model:
     ids: uint8 [N, length]. Raises UsageError where there is no article, or the model overflows on one.
     """
     if not len(ids):
-        raise UsageError("there is no text to calibrate on")
+        raise UsageError("there is no text to find activation scales on")
     blocks = reference.blocks(reference.prepare(model))
     inputs = [(name, after) for (name, _), (after, _) in pairwise(blocks) if after.startswith("conv")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import cached_property
 
 from msgspec import UNSET
 
+from ..errors import UsageError
 from ..measures.accuracy import LENGTHS
 from ..source.columns import NO_TRUTH
 from ..source.plan.plan import group_name, part_name
@@ -111,6 +113,14 @@ def _of_group(
     for path, total in closing.files:
         if total is not None and rows[path] != total:
             yield Gap(f"{path} has {total:,} rows, its entries have {rows[path]:,}", group=number)
+
+
+def most_quarantined(limit: str | int, rows: int) -> int:
+    """How many of so many rows may be in quarantine. limit: a number, or a share such as "10%". Raises UsageError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)%|(\d+)", str(limit))
+    if not found or float(found[1] or 0) > 100:
+        raise UsageError(f"max_quarantined is {limit!r}, it must be a number of rows, or a share such as 10%")
+    return int(found[2]) if found[2] else int(float(found[1]) / 100 * rows)
 
 
 def totals_of(committed: Committed, plan: SavedPlan | None) -> Totals:

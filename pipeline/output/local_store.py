@@ -7,20 +7,19 @@ import os
 import shutil
 import stat
 import time
-import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from ..errors import OutputError
 from ..processes.threads import available_cores
+from ..storage.disk import TEMPORARY, sync_folder, temporary, why_not_written, write_new
 from .layout import MANIFEST, PLAN, SUCCESS
 from .store import Store, no_check
 
 _Result = TypeVar("_Result")
-_TEMPORARY = ".tmp"
 _TRIES = 5
 _LEAST_READERS = 8
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
@@ -50,9 +49,9 @@ class LocalStore(Store):
         """
 
         def write(path: Path) -> None:
-            with _temporary(path, data) as temporary:
+            with temporary(path, data) as written:
                 check()
-                os.replace(temporary, path)
+                os.replace(written, path)
 
         self._write(name, data, write, check)
 
@@ -70,9 +69,9 @@ class LocalStore(Store):
         """
 
         def write(path: Path) -> bool:
-            with _temporary(path, data) as temporary:
-                created = _link(temporary, path, data)
-                temporary.unlink(missing_ok=True)
+            with temporary(path, data) as written:
+                created = _link(written, path, data)
+                written.unlink(missing_ok=True)
             return created
 
         return self._write(name, data, write)
@@ -85,7 +84,7 @@ class LocalStore(Store):
         for _ in range(_TRIES):
             try:
                 result = write(path)
-                _sync(path.parent)
+                sync_folder(path.parent)
                 return result
             except FileNotFoundError as error:
                 check()
@@ -100,7 +99,7 @@ class LocalStore(Store):
         """Create a folder in one that exists. Raises OutputError."""
         try:
             folder.mkdir(exist_ok=True)
-            _sync(folder.parent)
+            sync_folder(folder.parent)
         except OSError as error:
             raise OutputError(f"{folder} cannot be created: {error.strerror}") from error
 
@@ -164,7 +163,7 @@ class LocalStore(Store):
         try:
             for name in folders:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
-            _sync(self.root)
+            sync_folder(self.root)
         except (OSError, ValueError) as error:
             raise OutputError(f"{self.root} cannot be created: {_cause(error)}") from error
 
@@ -191,7 +190,7 @@ class LocalStore(Store):
         """Remove temporary files: a write that is under way begins anew, unless its check fails. Raises OutputError."""
         for name in ("", *folders):
             find = (self.root / name).rglob if name else self.root.glob
-            for path in find(f".*{_TEMPORARY}"):
+            for path in find(f".*{TEMPORARY}"):
                 self.remove(path.relative_to(self.root).as_posix())
 
     def remove_empty_folders(self, folder: str) -> None:
@@ -203,19 +202,12 @@ class LocalStore(Store):
 
     def is_attempt(self, name: str) -> bool:
         """Whether a file name is that of a temporary file."""
-        return name.startswith(".") and name.endswith(_TEMPORARY)
+        return name.startswith(".") and name.endswith(TEMPORARY)
 
     def _explain(self, name: str, size: int, error: OSError) -> str:
         """What is wrong and the remedy. A job can be resumed from its manifest on, as it is written."""
-        path = self.root / name
-        message = f"{path} ({size:,} bytes) cannot be written: {error.strerror}"
-        smaller = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            with suppress(OSError):
-                message += f"; {shutil.disk_usage(path.parent).free:,} bytes are free there"
-            message += ". Free some space"
-        elif error.errno == errno.EFBIG:
-            message += " (a limit on file size, ulimit -f). Raise the limit"
+        message, smaller = why_not_written(self.root / name, size, error), ""
+        if error.errno == errno.EFBIG:
             if name == PLAN:
                 message += ", or use a larger --chunk-size"
             elif name not in (MANIFEST, SUCCESS):
@@ -225,50 +217,20 @@ class LocalStore(Store):
         return message + f", then continue with --resume: what is committed stays{smaller}"
 
 
-@contextmanager
-def _temporary(path: Path, data: bytes) -> Iterator[Path]:
-    """A temporary file next to `path`, to be renamed or removed; after an error it is removed. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_TEMPORARY}")
-    try:
-        _write(temporary, data)
-        yield temporary
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _link(temporary: Path, path: Path, data: bytes) -> bool:
+def _link(written: Path, path: Path, data: bytes) -> bool:
     """Give a file its name unless that is taken; return whether it was given. Raises OSError."""
     try:
-        os.link(temporary, path)
+        os.link(written, path)
     except FileExistsError:
-        return os.stat(temporary).st_nlink == 2  # an NFS server may refuse a repeated request that it has carried out
+        return os.stat(written).st_nlink == 2  # an NFS server may refuse a repeated request that it has carried out
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
         try:
-            _write(path, data)
+            write_new(path, data)
         except FileExistsError:
             return False
     return True
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a new file, with the permissions that the umask leaves."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o666), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Flush a folder's entries to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unreadable(error: OSError) -> None:

@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
 
 _DEEPEST = 50
 _WORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
@@ -356,7 +356,8 @@ class _Decision:
     def _column(self, node: _Column) -> pa.Array:
         if node.name not in self.table.column_names:
             known = ", ".join(map(written, self.table.column_names))
-            refuse(self.text, node.at, f"there is no column {node.name!r} (there are {known})")
+            meant = did_you_mean(node.name, self.table.column_names)
+            refuse(self.text, node.at, f"there is no column {node.name!r} (there are {known}){meant}")
         column = self.table.column(node.name).combine_chunks()
         return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 

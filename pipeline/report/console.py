@@ -1,7 +1,7 @@
-"""What the commands print: text whose control characters are visible, or JSON. Nothing else in the package prints.
+"""What the commands print: text whose control characters are escapes, or JSON. Nothing else in the package prints.
 
 Names and messages may hold anything: escape sequences that a terminal would obey, or what Rich takes for markup. So
-there is one console, which knows no markup and makes each string visible, and `styled` in the place of Rich's `Text`.
+there is one console, which knows no markup and makes each string `printable`, and `styled` in place of Rich's `Text`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import visible, visible_lines
+from ..errors import printable, printable_lines
 
 _NAME_WIDTH, _WIDEST_NAME = 8, 24
 
@@ -28,18 +28,18 @@ class PlainConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """What Rich calls for every string that it is given."""
-        return super().render_str(visible(text), **options)
+        return super().render_str(printable(text), **options)
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:
     """One line of several parts, each a string, or a string and its style."""
     pairs = [(part, "") if isinstance(part, str) else part for part in parts]
-    return Text.assemble(*((visible(text), style) for text, style in pairs))
+    return Text.assemble(*((printable(text), style) for text, style in pairs))
 
 
 def lines(text: str, style: str = "") -> Text:
     """A message that may have several lines."""
-    return Text(visible_lines(text), style)
+    return Text(printable_lines(text), style)
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
@@ -59,18 +59,18 @@ def print_fact(name: str, value: str, console: PlainConsole) -> None:
 
 def say(message: str, error: bool = False) -> None:
     """Print a message, which may have several lines, to stdout or stderr."""
-    print(visible_lines(message), file=sys.stderr if error else sys.stdout, flush=True)
+    print(printable_lines(message), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def print_file(text: str) -> None:
-    """Print the text of a file: as it is, but visible on a terminal."""
-    sys.stdout.write("\n".join(map(visible, text.split("\n"))) if sys.stdout.isatty() else text)
+    """Print the text of a file: as it is, but `printable` on a terminal."""
+    sys.stdout.write("\n".join(map(printable, text.split("\n"))) if sys.stdout.isatty() else text)
 
 
 def print_rows(data: bytes) -> None:
-    """Print rows at once: as they are, but visible on a terminal."""
+    """Print rows at once: as they are, but `printable` on a terminal."""
     if sys.stdout.isatty():
-        sys.stdout.write("\n".join(map(visible, data.decode().split("\n"))))
+        sys.stdout.write("\n".join(map(printable, data.decode().split("\n"))))
     else:
         sys.stdout.buffer.write(data)
     sys.stdout.flush()

@@ -104,6 +104,8 @@ class JobFacts:
         Of an update: how the input differs from what was labelled before.
     models : tuple of (str, tuple of str)
         Name and labels of each model, in order; `model` has all names, `classes` and `meant_for` are the first one's.
+    max_quarantined : str or int
+        The option: how many rows may be in quarantine.
 
     """
 
@@ -119,6 +121,7 @@ class JobFacts:
     left_out: tuple[str, ...] = ()
     growth: Growth | None = None
     models: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    max_quarantined: str | int = "100%"
 
 
 @dataclass(frozen=True)

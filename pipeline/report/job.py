@@ -15,7 +15,7 @@ from ..measures.accuracy import LENGTHS, Confusion
 from .breakdown import Breakdown, break_down
 from .facts import JobFacts, ModelFigures, RunFacts, models_of
 from .results import Frame, Results
-from .summary import READ_AGAIN, as_html, as_text, hints, not_read
+from .summary import READ_AGAIN, as_html, as_text, hints, not_read, too_many_quarantined
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -70,13 +70,17 @@ class JobReport:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 0 done, 3 something was set aside or not wholly readable, or an update found files
-        that have changed, 4 stopped early.
+        """Exit code of the command: 0 done, 3 something was set aside or not wholly readable, more rows are in
+        quarantine than `max_quarantined` allows, or an update found files that have changed, 4 stopped early.
         """
         if self.run.stopped:
             return STOPPED
         changed = self.job.growth is not None and self.job.growth.changed
-        return SET_ASIDE if self.tally.problems or self.run.set_aside or changed else DONE
+        return SET_ASIDE if self.tally.problems or self.run.set_aside or changed or self._too_many_bad else DONE
+
+    @property
+    def _too_many_bad(self) -> str | None:
+        return too_many_quarantined(self.rows_quarantined, self.rows_read, self.job.max_quarantined)
 
     @property
     def rows_read(self) -> int:
@@ -139,7 +143,8 @@ class JobReport:
     def hints(self) -> list[str]:
         """Lines about how more rows may be read, or faster. Found once, so ask only when the job is over."""
         again = [READ_AGAIN] if self.tally.again and self.job.output else []
-        return [*again, *hints(self.tally, self.results), *self.run.remarks]
+        many = [self._too_many_bad] if self._too_many_bad else []
+        return [*again, *many, *hints(self.tally, self.results), *self.run.remarks]
 
     @cached_property
     def breakdown(self) -> Breakdown:

@@ -8,19 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..errors import visible
+from ..errors import printable
 from ..measures.accuracy import LENGTHS, Confusion
+from ..storage.disk import write_file
 from . import plots
 from .breakdown import MOMENTS, judge
 from .job import JobReport
-from .summary import doubt
+from .summary import LOOKED_AT, doubt, reasons
 from .tables import device_name, figure, moment_text, ratio_text, time_text
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _CAUSE_COLORS = {
 _MOST_MATRIX = 12  # classes
 _MOST_PAIRS = 10
 
-_PHASES = {
+_STEPS = {
     "plan": "finding the input, and where each chunk of it begins",
     "start": "loading the model on each worker",
     "classify": "reading, labelling and writing all chunks",
@@ -80,12 +80,12 @@ class Bar:
 
 
 def save_page(report: JobReport, path: str) -> None:
-    """Write the page of a finished job. Raises OSError."""
-    Path(path).write_text(page(report), encoding="utf-8")
+    """Write the page of a finished job. Raises OutputError."""
+    write_file(path, page(report).encode())
 
 
 def page(report: JobReport) -> str:
-    """The page as HTML. Everything that comes from the input is escaped, and its control characters are visible."""
+    """The page as HTML. Everything that comes from the input is escaped, and its control characters are escapes."""
     environment = Environment(
         loader=PackageLoader("broadsheet.pipeline", "report"),
         autoescape=True,
@@ -98,8 +98,8 @@ def page(report: JobReport) -> str:
 
 
 def _finalize(value: Any) -> Any:
-    """A value as the page shows it: a text visible, HTML that a macro made as it is."""
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """A value as the page shows it: a text `printable`, HTML that a macro made as it is."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _content(report: JobReport) -> dict[str, Any]:
@@ -118,12 +118,12 @@ def _content(report: JobReport) -> dict[str, Any]:
         "more_figures": max(0, len(report.job.classes) - _MOST_CLASSES),
         "lengths": _lengths(report),
         "gpu": gpu,
-        "quarantined": report.results.first_quarantined(_QUARANTINED),
+        "quarantined": reasons(report.results.first_quarantined(LOOKED_AT))[:_QUARANTINED],
         "moments": MOMENTS,
         "device_name": device_name,
         "causes": {name: color for name, color in _CAUSE_COLORS.items() if gpu or name != "transfer"},
         "explained": {
-            "phases": {name: (text, report.run.timings.get(name)) for name, text in _PHASES.items()},
+            "steps": {name: (text, report.run.timings.get(name)) for name, text in _STEPS.items()},
             "rest": max(0.0, report.run.seconds - sum(report.run.timings.values())),
             "moments": _MOMENTS,
             "causes": {name: text for name, text in _CAUSES.items() if gpu or name != "transfer"},

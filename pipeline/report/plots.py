@@ -11,9 +11,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ..errors import visible
+from ..errors import printable
 from ..measures.accuracy import Confusion
 from ..measures.reliability import Reliability
+from ..storage.disk import write_file
 from ..telemetry.profile import Profile, SweepPoint
 from ..telemetry.spans import Span
 from .breakdown import Breakdown, Judged, judge
@@ -73,7 +74,7 @@ def timeline(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
             axes.imshow(rows, aspect="auto", interpolation="nearest", extent=(begin, end, len(lanes) - 0.5, -0.5))
             axes.set_yticks(range(len(lanes)), lanes, fontsize=8)
             axes.tick_params(axis="y", length=0)
-            title = f"{visible(device_name(device))}, busy {device.busy:.0%}"
+            title = f"{printable(device_name(device))}, busy {device.busy:.0%}"
             axes.set_title(title, loc="left", fontsize=9, fontweight="bold", pad=3)
             axes.hlines(np.arange(len(lanes) - 1) + 0.5, begin, end, color="white", linewidth=1.5)
         panels[-1].set_xlabel("seconds since the start")
@@ -176,7 +177,7 @@ def sweep(points: list[SweepPoint], over: str) -> Figure:
 
 def confusion_matrix(confusion: Confusion) -> Figure:
     """Rows by true class (downwards) and label, each shaded by its share of the true class."""
-    names = [visible(name) for name in confusion.classes]
+    names = [printable(name) for name in confusion.classes]
     side = max(4.0, 0.5 * len(names) + 2)
     shares = confusion.counts / confusion.counts.sum(axis=1, keepdims=True).clip(min=1)
     with mpl.rc_context(_STYLE):
@@ -226,9 +227,11 @@ def reliability_diagram(found: Reliability, before: Reliability | None) -> Figur
 
 
 def save_png(drawn: Figure, path: str | Path) -> None:
-    """Write a picture as PNG. Raises OSError."""
+    """Write a picture as PNG. Raises OutputError."""
+    picture = io.BytesIO()
     with mpl.rc_context(_STYLE):
-        drawn.savefig(path, format="png", dpi=150)
+        drawn.savefig(picture, format="png", dpi=150)
+    write_file(path, picture.getvalue())
 
 
 def to_svg(drawn: Figure) -> str:

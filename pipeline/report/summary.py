@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
-from ..errors import in_python, visible
+from ..errors import in_python, printable
+from ..output.account import most_quarantined
 from ..source.open.compression import not_decoded
 from .facts import JobFacts, RunFacts, first_of, models_of
 from .results import Results
@@ -21,7 +24,7 @@ _MOST_CLASSES = 10
 READ_AGAIN = "--resume tries again to read what could not be read, as long as those files are the same"
 """Of a job with an output folder."""
 
-_LOOKED_AT = 10_000
+LOOKED_AT = 10_000
 """Quarantined rows that are looked at: all of those in a small job, a sample in a large one."""
 
 _MANY = 0.1
@@ -84,28 +87,28 @@ def as_text(job: JobFacts, tally: Tally, run: RunFacts) -> str:
     lines = []
     for name, value in _all_facts(job, tally, run):
         begin = f"{name:>{_INDENT - 2}}  "
-        lines += textwrap.wrap(visible(value), _WIDTH, initial_indent=begin, subsequent_indent=" " * _INDENT)
+        lines += textwrap.wrap(printable(value), _WIDTH, initial_indent=begin, subsequent_indent=" " * _INDENT)
     for name, path in (("output", job.output), ("page", run.page)):
         if path:
-            lines.append(f"{name:>{_INDENT - 2}}  {visible(path)}")
+            lines.append(f"{name:>{_INDENT - 2}}  {printable(path)}")
     for message in _remarks(job, tally, run):
-        lines += textwrap.wrap(visible(in_python(message)), _WIDTH)
+        lines += textwrap.wrap(printable(in_python(message)), _WIDTH)
     return "\n".join(lines)
 
 
 def as_html(job: JobFacts, tally: Tally, run: RunFacts) -> str:
     """A small table, with a link to the page if one was written."""
-    rows = [(escape(visible(name)), escape(visible(value))) for name, value in _all_facts(job, tally, run)]
+    rows = [(escape(printable(name)), escape(printable(value))) for name, value in _all_facts(job, tally, run)]
     if job.output:
-        rows.append(("output", f"<code>{escape(visible(job.output))}</code>"))
+        rows.append(("output", f"<code>{escape(printable(job.output))}</code>"))
     if run.page:
         page = Path(run.page)
         # A relative link, since a notebook's own page may not link to files by their absolute path.
         link = page.as_uri() if page.is_absolute() else quote(page.as_posix().encode("utf-8", "surrogateescape"))
-        rows.append(("page", f'<a href="{escape(link)}" target="_blank">{escape(visible(run.page))}</a>'))
+        rows.append(("page", f'<a href="{escape(link)}" target="_blank">{escape(printable(run.page))}</a>'))
     head, cell = "text-align:right;vertical-align:top", "text-align:left;overflow-wrap:anywhere"
     body = "".join(f'<tr><th style="{head}">{name}</th><td style="{cell}">{value}</td></tr>\n' for name, value in rows)
-    notes = "".join(f"<p>{escape(visible(in_python(message)))}</p>\n" for message in _remarks(job, tally, run))
+    notes = "".join(f"<p>{escape(printable(in_python(message)))}</p>\n" for message in _remarks(job, tally, run))
     return f"<table>\n{body}</table>\n{notes}"
 
 
@@ -172,10 +175,27 @@ def hints(tally: Tally, results: Results) -> list[str]:
     quarantined, read = tally.rows_quarantined, tally.rows_read
     if quarantined <= _MANY * read:
         return []
-    looked_at = results.first_quarantined(_LOOKED_AT)
+    looked_at = results.first_quarantined(LOOKED_AT)
     encodings = Counter(name for row in looked_at if (name := not_decoded(row["reason"])))
     hint = encoding_hint(encodings, read, quarantined, len(looked_at))
     return [] if hint is None else [hint]
+
+
+def too_many_quarantined(quarantined: int, read: int, limit: str | int) -> str | None:
+    """A line where more rows are in quarantine than the option `max_quarantined` allows."""
+    if quarantined <= most_quarantined(limit, read):
+        return None
+    return f"{quarantined:,} of {read:,} rows are in quarantine, more than --max-quarantined {limit}: exit code 3"
+
+
+def reasons(quarantined: Iterable[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, Any]]]:
+    """How many rows are in quarantine for each reason, numbers in it apart; and the first row of each."""
+    found: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    for row in quarantined:
+        reason = re.sub(r"0x[0-9a-f]+|[\d,]*\d", "N", row["reason"])
+        count, first = found.get(reason, (0, row))
+        found[reason] = count + 1, first
+    return sorted(found.values(), key=lambda one: -one[0])
 
 
 def encoding_hint(encodings: Counter[str], read: int, quarantined: int, looked_at: int) -> str | None:

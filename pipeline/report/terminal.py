@@ -14,7 +14,7 @@ from rich.table import Table
 from .console import PlainConsole, facts_table, lines, print_fact, say
 from .facts import ModelFigures
 from .job import JobReport, Progress
-from .summary import doubt, facts, unfinished, unread_line
+from .summary import LOOKED_AT, doubt, facts, reasons, unfinished, unread_line
 from .tables import new_table, print_breakdown, print_confusion, print_profile
 from .tally import Reach
 
@@ -154,11 +154,14 @@ def _print_validation(report: JobReport, answers: str, console: PlainConsole) ->
 
 
 def _print_quarantine(report: JobReport, console: PlainConsole) -> None:
-    for item in report.results.first_quarantined(_MOST_LINES):
-        console.print(
-            f"quarantined  {item['file']} row {item['row']}: {item['reason']}", style="yellow", soft_wrap=True
-        )
-    if report.rows_quarantined > _MOST_LINES:
+    """A line for each reason, with its first row."""
+    looked_at = report.results.first_quarantined(LOOKED_AT)
+    found = reasons(looked_at)
+    for count, row in found[:_MOST_LINES]:
+        more = f" (and {count - 1:,} more)" if count > 1 else ""
+        where = f"{row['file']} row {row['row']}"
+        console.print(f"quarantined  {where}: {row['reason']}{more}", style="yellow", soft_wrap=True)
+    if len(found) > _MOST_LINES or report.rows_quarantined > len(looked_at):
         console.print(f"quarantined  … {report.rows_quarantined:,} rows in all", style="yellow")
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..source.inputs import Loaded, Source
+from ..storage.disk import write_file
 from ..telemetry.spans import LANES, Clock, Place, Span, brought_home, span
 
 Intervals = NDArray[np.float64]
@@ -144,11 +145,9 @@ def overlap(intervals: Intervals, edges: NDArray[np.float64]) -> NDArray[np.floa
 
 
 def save_trace(timeline: Timeline, path: str | Path) -> None:
-    """Write the file. Times count from the start of the job. Raises OSError."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        file.write(",\n".join(json.dumps(event) for event in _events(timeline)))
-        file.write("\n]}\n")
+    """Write the file. Times count from the start of the job. Raises OutputError."""
+    events = ",\n".join(json.dumps(event) for event in _events(timeline))
+    write_file(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{events}\n]}}\n'.encode())
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import visible
+from ..errors import printable
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Lines(logging.Formatter):
         if self._as_json:
             return json.dumps({"time": when, "level": record.levelname.lower(), "message": message, **fields})
         told = "".join(f" {name}={value}" for name, value in fields.items())
-        return f"{when} {record.levelname.lower()} {visible(message + told)}"
+        return f"{when} {record.levelname.lower()} {printable(message + told)}"
 
 
 def start_log(as_json: bool) -> None:

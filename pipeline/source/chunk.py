@@ -156,9 +156,9 @@ class Chunk:
         if len(sources) == 1:
             places = rows - sources[0][1]
         else:
-            pieces = pc.index_in(self.rows.column("file"), pa.array([file for file, *_ in sources]))
+            pieces = pc.index_in(self.rows.column("file"), pa.array([file for file, *_ in sources], pa.string()))
             piece = pieces.to_numpy()
-            places = starts[piece] + rows - np.array([first for _, first, _ in sources])[piece]
+            places = starts[piece] + rows - np.array([first for _, first, _ in sources], np.int64)[piece]
         digest = hashlib.sha256(places.astype(np.int64).tobytes())
         digest.update(np.diff(self.offsets).tobytes())
         digest.update(self.data[self.offsets[0] : self.offsets[-1]].data)

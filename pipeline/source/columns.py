@@ -159,12 +159,15 @@ SEPARATOR = "|"
 def label_lists(rows: pa.Table, name: str, separator: str | None) -> pa.ListArray:
     """The column `name` of a chunk's rows as lists of strings, none of them null; empty ones of rows without labels.
 
-    separator: between the labels of a text; None where the column must hold lists. A null text has no labels, for a CSV
-    file has nothing else for them; a null list may be a label that is not known, so it is refused.
+    separator: between the labels of a text; None where the column must hold lists, or texts that are lists in JSON. A
+    null text has no labels, for a CSV file has nothing else for them; a null list may be a label that is not known, and
+    is refused.
 
     Raises UsageError for a column of another type, a null list, or a label that is null or empty.
     """
     types, column = pa.types, rows.column(name).combine_chunks()
+    if separator is None and is_textual(column.type) and not types.is_null(column.type):
+        column = _lists(column, name)
     if types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
         if column.null_count:
             where = rows.slice(pc.index(column.is_null(), True).as_py(), 1).to_pylist()[0]
@@ -175,11 +178,7 @@ def label_lists(rows: pa.Table, name: str, separator: str | None) -> pa.ListArra
         values = _texts(lists.flatten(), name)
         lengths = lists.value_lengths().to_numpy()
     elif types.is_string(column.type) or types.is_large_string(column.type) or types.is_null(column.type):
-        if separator is None:
-            raise UsageError(
-                f"column {name!r} holds texts, not lists: say by --label-separator what is between two labels"
-            )
-        parts = pc.split_pattern(pc.fill_null(column.cast(pa.string()), ""), separator)
+        parts = pc.split_pattern(pc.fill_null(column.cast(pa.string()), ""), separator or SEPARATOR)
         values = pc.utf8_trim_whitespace(parts.flatten())
         filled = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
         row = np.repeat(np.arange(len(column)), parts.value_lengths().to_numpy())
@@ -191,6 +190,17 @@ def label_lists(rows: pa.Table, name: str, separator: str | None) -> pa.ListArra
         raise UsageError(f"column {name!r} has a label that is null or empty")
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, values)
+
+
+def _lists(texts: pa.Array, name: str) -> pa.Array:
+    """Lists that are written as JSON, as those of JSON Lines are read."""
+    try:
+        found = [None if text is None else json.loads(text) for text in texts.to_pylist()]
+        if all(isinstance(labels, list) for labels in found if labels is not None):
+            return pa.array(found, pa.list_(pa.null()) if not any(found) else None)
+    except (json.JSONDecodeError, pa.ArrowInvalid, pa.ArrowTypeError):
+        pass
+    raise UsageError(f"column {name!r} holds texts, not lists: say by --label-separator what is between two labels")
 
 
 def _texts(values: pa.Array, name: str) -> pa.Array:

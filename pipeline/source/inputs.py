@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import InputChanged, SourceError, UsageError
+from ..storage.names import as_url, in_archive
 from .chunk import Chunk, Selection, first_chunks
-from .find.files import Files, Identity, find_files
-from .find.search import Problem
+from .find.files import Files, Identity, find_files, is_known
+from .find.search import Problem, search
 from .formats.base import Scan, Seek
 from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
@@ -201,6 +202,15 @@ def _paths(source: Any) -> list[str] | None:
     if isinstance(source, list | tuple) and source and all(isinstance(s, Path) for s in source):
         return [os.fspath(s) for s in source]
     return None
+
+
+def local_paths(source: Any) -> list[str]:
+    """The paths of the files here, archives themselves, that a source names: nothing of rows in memory. Raises as
+    `identify`.
+    """
+    names = [inside.archive if (inside := in_archive(name)) else name for name in _paths(source) or ()]
+    here = [name for name in names if as_url(name) is None]
+    return [file.location for file in search(here, is_known).files] if here else []
 
 
 def _find(

@@ -132,7 +132,7 @@ class _Parts:
             "frame": self.job.frame,
             "recipe": self._recipe,
             "seed": self.job.seed,
-            "calibrated on": {"rows": len(self._sample)},
+            "scales found on": {"rows": len(self._sample)},
             "trained_on": self._on,
             "versions": {
                 "broadsheet": version("broadsheet"),

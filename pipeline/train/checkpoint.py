@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from ..errors import UsageError
+from ..storage.disk import write_file
 from .progress import Epoch
 
 FORMAT = "broadsheet-checkpoint/2"
@@ -46,18 +46,11 @@ class Checkpoint:
     tensors: dict[str, dict[str, Tensor]]
 
     def save(self, path: Path) -> None:
-        """Write the file under another name, then rename it: an interrupted write leaves the old one."""
+        """Write the file. An interrupted write leaves the old one. Raises OutputError."""
         flat = {f"{part}/{name}": t.contiguous() for part, named in self.tensors.items() for name, t in named.items()}
         about = {"format": FORMAT, "job": self.job, "steps": self.steps, "history": self.history}
         about["losses"] = self.losses
-        temporary = path.with_name(f".{path.name}.tmp")
-        safetensors.torch.save_file(flat, temporary, {"about": json.dumps(about)})
-        for written in (temporary, path.parent):
-            descriptor = os.open(written, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
-            if written == temporary:
-                os.replace(temporary, path)
+        write_file(path, safetensors.torch.save(flat, {"about": json.dumps(about)}))
 
     @classmethod
     def load(cls, path: Path, job: dict[str, Any]) -> Checkpoint:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage.disk import write_file
 from .recipe import Recipe
 
 if TYPE_CHECKING:
@@ -135,11 +137,13 @@ class Stuck:
 
 
 def plot_curve(history: Sequence[Epoch], path: Path) -> None:
-    """Plot loss and held-out accuracy by epoch, in the image format of the path's suffix.
+    """Plot loss and held-out accuracy by epoch, in the image format of the path's suffix, PNG where it has none.
 
-    Raises ImportError without Matplotlib.
+    Raises ImportError without Matplotlib, OutputError for a file that cannot be written.
     """
-    draw_curve(history).savefig(path)
+    picture = BytesIO()
+    draw_curve(history).savefig(picture, format=path.suffix[1:] or "png")
+    write_file(path, picture.getvalue())
 
 
 def draw_curve(history: Sequence[Epoch]) -> Figure:

@@ -1,6 +1,6 @@
 // Block 1 of a training step and its gradients: sums of table rows, normalised over an article, ReLU and max-pool.
 //
-// Rows lie as pipeline/train/layout.py has them: ROWS of an article are a group, and a thread block computes one, a
+// Rows lie as pipeline/train/packed.py has them: ROWS of an article are a group, and a thread block computes one, a
 // thread one channel of it. The norm's mean and deviation are those of all rows of the article, so there are two kernels
 // each way, and what joins the groups of an article is computed between them. The first writes
 // the sums, 9 KB a group, and the others read them; everything else of a group stays in registers.

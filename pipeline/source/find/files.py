@@ -26,7 +26,7 @@ from ..formats.parquet import Parquet
 from ..formats.record_format import Text
 from ..formats.xlsx import Xlsx
 from ..open.compression import SUFFIXES
-from ..open.front_to_back import ZIP_SUFFIX, is_hidden, list_members
+from ..open.front_to_back import ZIP_SUFFIX, is_hidden, list_members, member_path
 from ..open.opening import open_at, open_location, reason
 from .search import Listed, Problem, printable, search
 
@@ -267,11 +267,11 @@ class _Find:
 
     def _look_into(self, listed: Listed, inside: InArchive | None) -> None:
         """The members of an archive that have this name or match this pattern; by default all."""
-        shown, wanted = named(listed.location, self._root), inside.member if inside else "*"
+        shown, wanted = named(listed.location, self._root), member_path(inside.member) if inside else "*"
+        members = _members(listed.location, shown, self._endpoint)
+        matching = (each for each in members if not is_hidden(each) and fnmatchcase(each.name, wanted))
         seen: set[str] = set()
-        for member in _members(listed.location, shown, self._endpoint):
-            if is_hidden(member) or not (member.name == wanted or fnmatchcase(member.name, wanted)):
-                continue
+        for member in [each for each in members if each.name == wanted] or matching:
             name = printable(member_name(member.name, shown))
             suffix, compression = _suffixes(member.name)
             try:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ...errors import SourceError, UsageError
+from ...errors import SourceError, UsageError, did_you_mean
 from ..chunk import Selection
 from ..columns import is_held_by, is_textual, type_of_both
 from ..find.files import FORMATS
@@ -46,8 +46,9 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
         selection = replace(selection, text=("text",))
     for name in selection.columns:
         if name not in schema.names:
-            asked = "--text-column names another" if (name,) == selection.text == ("text",) else "an option names it"
-            raise UsageError(f"{path}: no column {name!r} ({asked}); {_what_it_has(file, schema.names, name)}")
+            remedy = " (--text-column names another)" if (name,) == selection.text == ("text",) else ""
+            has = f"{_what_it_has(file, schema.names, name)}{did_you_mean(name, schema.names)}"
+            raise UsageError(f"{path}: no column {name!r}{remedy}; {has}")
     if strange := _not_text(schema, selection):
         textual = [name for name in schema.names if is_textual(schema.types.get(name, pa.string()))]
         others = f"; columns with strings: {', '.join(textual)}" if textual else ""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import BroadsheetError, SourceError, visible
+from ...errors import BroadsheetError, SourceError, printable
 from ...processes.threads import available_cores, threads
 from ..formats.base import Fragment, InputFile
 from ..formats.records import Records, Splitter, read_records
@@ -109,7 +109,7 @@ class Scanner:
                     raise
                 except Exception as error:  # it kills its workers, or they run another version
                     if not warned:
-                        _log.warning("workers cannot scan %s, so it is done here: %r", visible(file.path), error)
+                        _log.warning("workers cannot scan %s, so it is done here: %r", printable(file.path), error)
                     warned = True
                 if segment is None or segment.begin != at:
                     segment = _scan_from(file, split, at, stop)

@@ -44,7 +44,7 @@ OTHER_PROGRAMS = {
 def sources() -> list[Path]:
     """All but the command's own printing."""
     found = [file for name in ("pipeline", "cluster") for file in (ROOT / name).rglob("*.py")]
-    printing = {ROOT / "pipeline" / "report" / "terminal.py", ROOT / "pipeline" / "wording.py"}
+    printing = {ROOT / "pipeline" / "report" / "terminal.py"}
     return [file for file in found if file.parent != ROOT / "pipeline" / "cli" and file not in printing]
 
 

@@ -14,7 +14,7 @@ from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import visible, visible_lines
+from pipeline.errors import printable, printable_lines
 from pipeline.model.charcnn import Model
 
 PURPLE, CLIPBOARD, LINK = "\x1b[35m", "\x1b]52;c;aGk=\x07", "\x1b]8;;http://x\x1b\\"
@@ -70,11 +70,11 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
     code, labelled = run("classify", data, "-o", out, "--model", model, *text, *truth, *on)
     assert code == 3, labelled
     assert "articles ━━" in labelled  # the bar: Rich takes this for a terminal
-    assert f"a[red]{visible(CLIPBOARD)}.csv row 12: expected 2 fields, found 3" in labelled
-    assert f"column '{visible(TEXT)}' is not UTF-8" in labelled
+    assert f"a[red]{printable(CLIPBOARD)}.csv row 12: expected 2 fields, found 3" in labelled
+    assert f"column '{printable(TEXT)}' is not UTF-8" in labelled
     assert r"te\x00\x1b[35mxt" in labelled
-    assert visible(str(out)) in labelled
-    whole = f"{visible(str(out))}: whole. 1 chunks; 14 rows read = 12 labelled + 2 quarantined\n"
+    assert printable(str(out)) in labelled
+    whole = f"{printable(str(out))}: whole. 1 chunks; 14 rows read = 12 labelled + 2 quarantined\n"
     code, verified = run("verify", out)
     assert (code, verified.partition("Of the input")[0]) == (0, whole)
     assert rf"1 file was not read: {data}/b\x1b]8;;http:x\x1b\.csv" in verified
@@ -84,7 +84,7 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
     for code, shown in (inspected, evaluated, (0, labelled)):
         assert code == 0, shown
         for name in CLASSES:
-            assert visible(name)[:20] in shown.replace("\n", ""), (name, shown)
+            assert printable(name)[:20] in shown.replace("\n", ""), (name, shown)
     assert (folder / "matrix.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads(run("inspect", model, "--json")[1])["classes"] == list(CLASSES)
     assert {mistake["truth"] for mistake in json.loads(run(*evaluate, "--json")[1])["mistakes"]} <= set(CLASSES)
@@ -109,16 +109,16 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
 
 @given(st.text(st.characters()))
 def test_what_is_visible_stays_on_its_line_and_says_what_it_stands_for(text: str) -> None:
-    shown = visible(text)
-    assert visible(shown) == shown
+    shown = printable(text)
+    assert printable(shown) == shown
     assert not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]", shown)
-    assert visible_lines(text).count("\n") == text.rstrip("\n").count("\n")
+    assert printable_lines(text).count("\n") == text.rstrip("\n").count("\n")
 
 
 def test_scripts_of_all_the_world_stay_as_they_are() -> None:
     for text in ("Zürich", "東京\u3000タワー", "می\u200cخواهم", "👩\u200d🚀 naïve\xa0€", r"C:\x"):
-        assert visible(text) == text
-    assert visible("\x1b\x9b\r\n\u202e\udcff") == r"\x1b\x9b\r\n\u202e\udcff"
+        assert printable(text) == text
+    assert printable("\x1b\x9b\r\n\u202e\udcff") == r"\x1b\x9b\r\n\u202e\udcff"
 
 
 PRINTS = {"pipeline/report/console.py", "cluster/client.py", "cluster/slurm/prepare.py"}

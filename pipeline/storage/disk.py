@@ -1,0 +1,123 @@
+"""Files on a disk: which of those that the user named may be written, decided before any work; and each written whole.
+
+A file is written under a name unique to the attempt, flushed to the disk, renamed, and its folder flushed. So there is
+always the old one or the new one, whatever fails, and after a power failure too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..errors import OutputError, UsageError
+from .names import MANIFEST
+
+TEMPORARY = ".tmp"
+"""The suffix of files that are being written; their names begin with a dot."""
+
+Named = str | os.PathLike[str]
+
+
+def refuse_outputs(
+    files: Mapping[str, Named | None], overwrite: bool, read: Callable[[], Iterable[str]], folder: Named | None = None
+) -> None:
+    """Raise UsageError where a file cannot be written, or must not be replaced.
+
+    files: by the option that names each; None where it is not given. overwrite: whether they may be replaced, unless
+    they are what is read. read: gives the paths of that, input and models; called where a file could be one of these.
+    folder: that is written to.
+    """
+    given = {option: Path(name) for option, name in files.items() if name is not None}
+    for option, path in given.items():
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise UsageError(f"{option} {path}: give a file in a folder that exists")
+        for above in Path(os.path.realpath(path)).parents:
+            if (above / MANIFEST).exists():
+                raise UsageError(f"{option} {path} is in {above}, the output folder of a job: give a file elsewhere")
+        others = [one for one, other in given.items() if other.resolve() == path.resolve() and one != option]
+        if others:
+            raise UsageError(f"{option} and {others[0]} are the same file, {path}: give two")
+    there = {option: path for option, path in given.items() if path.is_file()}
+    inside = folder is not None and os.path.realpath(folder)
+    for source in read() if there or (inside and os.path.isdir(inside)) else ():
+        if inside and os.path.realpath(source).startswith(f"{inside}{os.sep}") and os.path.exists(source):
+            raise UsageError(f"{source} is in {folder}, which the job writes to: give another folder")
+        for option, path in there.items():
+            with suppress(OSError):
+                if os.path.samefile(path, source):
+                    raise UsageError(f"{option} {path} is what the command reads: give another file")
+    if there and not overwrite:
+        option, path = next(iter(there.items()))
+        raise UsageError(f"{option} {path} is there already: give another name, or --overwrite")
+
+
+def write_file(path: Named, data: bytes) -> None:
+    """Write a file that the user named, or replace it. A link stays a link, and a file keeps its permissions.
+
+    Raises OutputError, with the remedy; the file is then as it was.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        about = target.stat() if target.exists() else None
+        if about is not None and not stat.S_ISREG(about.st_mode):  # /dev/stdout, a FIFO
+            Path(path).write_bytes(data)
+            return
+        with temporary(target, data) as written:
+            if about is not None:
+                os.chmod(written, stat.S_IMODE(about.st_mode))
+            os.replace(written, target)
+        sync_folder(target.parent)
+    except OSError as error:
+        kept = ". What it held is unchanged" if target.is_file() else ""
+        remedy = why_not_written(path, len(data), error)
+        raise OutputError(f"{remedy}, or name a file elsewhere{kept}") from error
+
+
+def why_not_written(path: Named, size: int, error: OSError) -> str:
+    """What was wrong when a file was to be written, and what helps: a sentence that may go on."""
+    message = f"{path} ({size:,} bytes) cannot be written: {error.strerror}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        with suppress(OSError):
+            message += f"; {shutil.disk_usage(Path(path).absolute().parent).free:,} bytes are free there"
+        return f"{message}. Free some space"
+    if error.errno == errno.EFBIG:
+        return f"{message} (a limit on file size, ulimit -f). Raise the limit"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"{message}. Get the right to write there"
+    return f"{message}. Mend that"
+
+
+@contextmanager
+def temporary(path: Path, data: bytes) -> Iterator[Path]:
+    """A temporary file next to `path`, to be renamed or removed; after an error it is removed. Raises OSError."""
+    written = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
+    try:
+        write_new(written, data)
+        yield written
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a new file, with the permissions that the umask leaves, and flush it. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o666), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to the disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

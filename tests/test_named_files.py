@@ -1,0 +1,170 @@
+"""Files that the user named: none is lost to a full disk, nor to an option that names the wrong one."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from conftest import CommandHere
+from matplotlib.figure import Figure
+
+import pipeline
+from pipeline.errors import OutputError, UsageError
+from pipeline.model.charcnn import Model
+from pipeline.report.plots import save_png
+from pipeline.report.timeline import Timeline, save_trace
+from pipeline.storage.disk import refuse_outputs, write_file
+from pipeline.telemetry.spans import Clock
+from pipeline.train.checkpoint import Checkpoint
+from pipeline.train.progress import Epoch, plot_curve
+
+OLD = b"what took a week to make"
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Nothing longer than ten bytes can be written; Python ignores the signal that comes with it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tmp_path: Path) -> None:
+    """Whoever writes it; and nothing is left beside it."""
+    checkpoint = Checkpoint({}, 1, (), 0.0, {"weights": {"w": torch.zeros(9)}})
+    path = tmp_path / "file.png"
+    for write in (
+        small_model.save,
+        checkpoint.save,
+        lambda where: save_png(Figure(), where),
+        lambda where: save_trace(Timeline(0.0, Clock(0.0, 0.0)), where),
+        lambda where: plot_curve([Epoch(1, 0.5, 0.5)], where),
+    ):
+        path.write_bytes(OLD)
+        with pytest.raises(OutputError) as raised, no_room():
+            write(path)
+        assert path.read_bytes() == OLD
+        assert os.listdir(tmp_path) == ["file.png"]
+        assert str(raised.value).startswith(f"{path} (")
+        assert "(a limit on file size, ulimit -f). Raise the limit, or name a file elsewhere" in str(raised.value)
+        assert str(raised.value).endswith("What it held is unchanged")
+        write(path)
+        assert path.read_bytes() != OLD
+
+
+def test_the_commands_leave_an_old_file_as_it_was(
+    broadsheet_here: CommandHere, small_model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small_model.save("m.safetensors")
+    Path("in.csv").write_text("text,kind\n" + "".join(f"some words {i},{i % 2}\n" for i in range(20)))
+    for command in (
+        ("train", "in.csv", "--label-column", "kind", "--ngrams", 256, "--device", "cpu", "-o", "old.safetensors"),
+        ("quantise", "m.safetensors", "in.csv", "-o", "old.safetensors"),
+        ("export", "m.safetensors", "old.onnx"),
+    ):
+        old = Path(str(command[-1]))
+        old.write_bytes(OLD)
+        code, said = broadsheet_here(*command)
+        assert (code, f"{old} is there already: give another name, or --overwrite" in said) == (2, True), command
+        with no_room():
+            code, said = broadsheet_here(*command, "--overwrite")
+        assert (code, "cannot be written: File too large" in said) == (1, True), said
+        assert old.read_bytes() == OLD, command
+
+
+def test_a_disk_that_is_really_full_is_told_with_what_is_free(tmp_path: Path) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "full", tmp_path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small file system needs the right to mount one")
+    try:
+        (tmp_path / "m").write_bytes(OLD)
+        with pytest.raises(OutputError, match=r"No space left on device; \d\d,\d{3} bytes are free there. Free some"):
+            write_file(tmp_path / "m", b"x" * (1 << 20))
+        assert (tmp_path / "m").read_bytes() == OLD
+        assert os.listdir(tmp_path) == ["m"]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_links_permissions_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(OLD)
+    (tmp_path / "file").chmod(0o600)
+    (tmp_path / "link").symlink_to("file")
+    write_file(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+    write_file(os.devnull, b"new")
+    assert not Path(os.devnull).is_file()
+
+
+def test_a_file_that_is_read_or_of_another_job_is_never_replaced(
+    broadsheet_here: CommandHere, small_model_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Under whatever name, and with --overwrite; before any work."""
+    monkeypatch.chdir(tmp_path)
+    rows = "text,kind\n" + "".join(f"some words {i},{i % 2}\n" for i in range(20))
+    for name in ("in.csv", "other.html"):
+        Path(name).write_text(rows)
+    os.mkdir("folder")
+    os.link("in.csv", "folder/in.csv")
+    os.symlink("in.csv", "link")
+    Path("m.safetensors").write_bytes(small_model_file.read_bytes())
+    Path("there.png").write_bytes(OLD)
+    os.mkdir("job")
+    Path("job/_manifest.json").write_text("{}")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    job = ("classify", "in.csv", "-o", "out", "--model", "m.safetensors", "--device", "cpu")
+    of_folder = ("classify", "folder", *job[2:])
+    train = ("train", "in.csv", "--label-column", "kind", "--device", "cpu")
+    evaluate = ("evaluate", "m.safetensors", "in.csv", "--label-column", "kind")
+    reads, of_job, exists = "is what the command reads", "the output folder of a job", "is there already"
+    for *command, message in (
+        (*job, "--report", "in.csv", "--overwrite", reads),
+        (*of_folder, "--trace", "link", "--overwrite", reads),
+        (*job, "--trace", "m.safetensors", "--overwrite", reads),
+        (*job, "--trace", "job/t.json", of_job),
+        (*job, "--report", "other.html", exists),
+        (*job, "--report", "new", "--trace", "./new", "are the same file"),
+        (*job, "--report", "none/new", "give a file in a folder that exists"),
+        ("classify", "out/parts/a.csv", *job[2:], "--overwrite", "which the job writes to"),
+        (*train, "-o", "link", "--overwrite", reads),
+        (*train, "-o", "m.safetensors", "--init", "m.safetensors", "--overwrite", reads),
+        (*train, "-o", "new", "--plot", "there.png", exists),
+        ("quantise", "m.safetensors", "in.csv", "-o", "m.safetensors", "--overwrite", reads),
+        ("calibrate", "m.safetensors", "in.csv", "--label-column", "kind", "-o", "job/m", of_job),
+        ("convert", "m.safetensors", "job/m.bin", of_job),
+        (*evaluate, "--plot", "in.csv", "--overwrite", reads),
+        (*evaluate, "--reliability", "there.png", exists),
+        ("profile", "--model", "m.safetensors", "--plot", "m.safetensors", "--overwrite", reads),
+    ):
+        if "out/parts/a.csv" in command:
+            os.makedirs("out/parts")
+            Path("out/parts/a.csv").write_text(rows)
+        code, said = broadsheet_here(*command)
+        assert (code, message in said) == (2, True), (command, said)
+        assert before == {path: path.read_bytes() for path in before}, command
+        assert command[-1] == "--overwrite" or not Path("new").exists()
+
+
+def test_python_has_the_same_rules(small_model: Model, tmp_path: Path) -> None:
+    page, rows = tmp_path / "trace.json", pa.table({"text": ["some words"]})
+    page.write_bytes(OLD)
+    options = {"model": small_model, "device": "cpu", "trace": page}
+    with pytest.raises(UsageError, match=r"trace= .* is there already: give another name, or overwrite=True"):
+        pipeline.classify(rows, **options)
+    assert page.read_bytes() == OLD
+    pipeline.classify(rows, overwrite=True, **options)
+    assert page.read_bytes() != OLD
+    refuse_outputs({"--trace": page}, True, lambda: [str(tmp_path / "elsewhere")])
