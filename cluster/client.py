@@ -258,7 +258,7 @@ def _look(name: str, address: str, security: Security, say: Callable[[str], None
     elif said[:2] == b"\x15\x03":
         raise UsageError(f"{name} speaks TLS: give tls:// in the address, or the scheduler's file")
     elif len(said) < _LENGTH.size or _LENGTH.unpack_from(said)[0] > _LONGEST_WORD:
-        raise UsageError(f"what answers at {name} is no Dask scheduler: it says {visible(repr(said[:40]))}")
+        raise UsageError(f"what answers at {name} is no Dask scheduler: it says {said[:40]!r}")
 
 
 def _said(there: socket.socket) -> bytes:
