@@ -54,21 +54,20 @@ def committed(out: Path) -> int:
     return len(list((out / "_entries").glob("[!.]*.json")))
 
 
-def wait_until(true: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 240) -> None:
+    """seconds: after which it will never be. No test is about that time: a busy machine takes its own."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def alive(group: int, seconds: int = 10) -> bool:
-    """Whether a process of that group is left, some seconds later."""
-    for _ in range(10 * seconds + 1):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return False
-        time.sleep(0.1)
+def alive(group: int) -> bool:
+    """Whether a process of that group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
     return True
 
 

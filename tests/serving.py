@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline import Client
 
-STARTS_WITHIN = 120.0
+STARTS_WITHIN = 240.0
 
 
 class Server:
@@ -40,7 +40,7 @@ class Server:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(240)
 
     def client(self, **options: Any) -> Client:
         return Client(self.url, **options)

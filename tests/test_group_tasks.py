@@ -18,7 +18,8 @@ from pipeline import SourceError, classify
 from pipeline.model.charcnn import Model
 from pipeline.report.job import JobReport, Progress
 
-# Each commit is noted. A worker dies, once, as it reads the fourth chunk of "b.jsonl.gz"; chunks of "slow" take longer.
+# Each commit is noted. A worker dies, once, as it reads the fourth chunk of "b.jsonl.gz": no other chunk is begun then,
+# and the client has heard of all that were. Chunks of "slow" take longer.
 PRELOAD = """
 import os, signal, time
 from pathlib import Path
@@ -30,11 +31,17 @@ def troubled(group, *a):
     for number, found in enumerate(read_group(group, *a)):
         if name == "slow.jsonl.gz":
             time.sleep(0.3)
+        if name == "b.jsonl.gz":
+            (folder / "b").touch()
+        while name != "b.jsonl.gz" and (folder / "b").exists() and (folder / "kill").exists():
+            time.sleep(0.01)
         if name == "b.jsonl.gz" and number == 3 and (folder / "kill").exists():
-            while len((folder / "commits").read_text().split()) < 2:
+            while len(list((folder / "heard").iterdir())) < len((folder / "begun").read_text()):
                 time.sleep(0.01)
             (folder / "kill").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
+        with open(folder / "begun", "a") as file:
+            file.write("x" * hasattr(found, "chunk"))
         yield found
 def noted(store, table, quarantine, entry, names):
     entry = commit(store, table, quarantine, entry, names)
@@ -53,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def troubled(folder: Path) -> Iterator[Client]:
     (folder / "commits").touch()
+    (folder / "heard").mkdir()
     with workers_that_run(PRELOAD.format(folder=str(folder)), folder, 2) as client:
         yield client
 
@@ -67,6 +75,17 @@ def write_gzip(path: Path, bad: int = 7) -> Path:
     return path
 
 
+class Heard(Progress):
+    """A file for each chunk whose spans have come home."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def advance(self, report: JobReport) -> None:
+        for chunk in report.run.timeline.spans.to_table()["chunk"].unique().to_pylist():
+            (self.folder / chunk).touch()
+
+
 def test_a_worker_lost_in_the_middle_of_a_group(
     troubled: Client, client: Client, small_model: Model, folder: Path, tmp_path: Path
 ) -> None:
@@ -76,7 +95,7 @@ def test_a_worker_lost_in_the_middle_of_a_group(
     whole = classify(source, tmp_path / "undisturbed", client=client, **given)
     (folder / "kill").touch()
     (folder / "commits").write_text("")
-    report = classify(source, tmp_path / "out", client=troubled, **given)
+    report = classify(source, tmp_path / "out", client=troubled, progress=Heard(folder / "heard"), **given)
     assert not (folder / "kill").exists()
     assert report.exit_code == 0
     assert report.tally == whole.tally

@@ -176,7 +176,7 @@ def test_nothing_gives_no_rows(run) -> None:
 def test_what_is_streamed_is_drawn_as_chunks_are_done(run, tmp_path: Path) -> None:
     """Also from a reader, batch by batch. What has been drawn once cannot be resumed, and says so."""
     drawn, ahead = 0, 0
-    rows = 1_600
+    rows = 800
 
     def texts() -> Iterator[str]:
         nonlocal drawn
@@ -200,7 +200,7 @@ def test_what_is_streamed_is_drawn_as_chunks_are_done(run, tmp_path: Path) -> No
         drawn = ahead = 0
         reports.append(run(source, out, chunk_size=20, progress=Watch()))
         assert drawn == rows
-        assert ahead <= 24 * 20  # of 80 chunks, 16 in flight: 8 a worker
+        assert ahead <= 24 * 20  # of 40 chunks, 16 in flight: 8 a worker
     assert rows_of(reports[0]) == rows_of(reports[1])
     assert pipeline.verify(tmp_path / "out").rows_written == rows
     drawn = 0

@@ -8,15 +8,14 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import warm
 from conftest import Command
 from distributed import Client
-from jobs import alive, check_whole, committed, run_undisturbed
+from jobs import alive, check_whole, committed, run_undisturbed, wait_until
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.processes import KILL_PRELOAD
@@ -129,29 +128,23 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(resume: Resume, job, tmp
     out = tmp_path / "out"
     slow = tmp_path / "slow.py"
     slow.write_text(slowed("read", 0.5))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "broadsheet", *map(str, arguments), "-o", str(out), "--workers", "1"],
-        env={**os.environ, "DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+    process = warm.start(
+        *("broadsheet", *arguments, "-o", out, "--workers", 1),
+        env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)},
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as a terminal leaves it; a script may not
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a script may have it ignored
     )
     try:
-        deadline = time.monotonic() + 60
-        while not committed(out):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: committed(out) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
         os.killpg(process.pid, number)  # as a terminal does: every process of the job gets it
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=240)
         assert process.returncode == 1
         assert "interrupted; what is committed in" in errors
         assert "Traceback" not in errors + output, errors
-        assert not alive(process.pid)
+        wait_until(lambda: not alive(process.pid))
     finally:
-        if alive(process.pid, seconds=0):
+        if alive(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
     assert committed(out) < 7
     assert resume(out).exit_code == 0

@@ -36,7 +36,7 @@ def test_a_lost_worker_costs_no_request_and_another_takes_its_place(
     workers = [start_worker(processes, file) for _ in range(2)]
     with serving("--scheduler-file", file, "--model", f"small={small_model_file}", "--target-ms", 20_000) as server:
         ready = f"{server.url}/readyz"
-        while list(httpx.get(ready).json()["engines"].values()) != ["ready", "ready"]:
+        while list(httpx.get(ready, timeout=240).json()["engines"].values()) != ["ready", "ready"]:
             time.sleep(0.05)
         stop = threading.Event()
 
@@ -64,5 +64,5 @@ def test_a_lost_worker_costs_no_request_and_another_takes_its_place(
             finally:
                 stop.set()
             assert 0 < max(done.result() for done in asking) < 20  # the server's target
-        assert set(httpx.get(ready).json()["engines"].values()) == {"ready"}
+        assert set(httpx.get(ready, timeout=240).json()["engines"].values()) == {"ready"}
         assert server.stop() == 0

@@ -103,14 +103,14 @@ def test_who_shows_the_token_over_tls_is_answered(server: Server, certificate: P
     for wrong in (None, "another-token-than-that", "é" * 20):
         headers = {} if wrong is None else {"authorization": f"Bearer {wrong}".encode()}
         for method, path in (("POST", "/v1/classify"), ("GET", "/v1/models"), ("GET", "/metrics")):
-            answer = httpx.request(method, server.url + path, headers=headers, verify=trust)
+            answer = httpx.request(method, server.url + path, headers=headers, verify=trust, timeout=240)
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
     answer = httpx.post(
         f"{server.url}/v1/models/small/reload", headers={"authorization": f"Bearer {TOKEN}"}, verify=trust
     )
     assert answer.status_code == 403  # it has no admin token, and this is none
-    assert httpx.get(f"{server.url}/readyz", verify=trust).status_code == 200
+    assert httpx.get(f"{server.url}/readyz", verify=trust, timeout=240).status_code == 200
     with pytest.raises(ServerError, match="does not answer"):
         server.client(token=TOKEN).classify(["a"])  # the certificate is not one that the system trusts
 
@@ -210,7 +210,8 @@ def test_what_cannot_be_answered_in_time_is_refused_at_once(server: Server, cert
     headers = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
     limits = httpx.Limits(max_connections=40)
     trust = ssl.create_default_context(cafile=str(certificate))
-    with httpx.Client(base_url=server.url, headers=headers, verify=trust, limits=limits, timeout=60) as http:
+    with httpx.Client(base_url=server.url, headers=headers, verify=trust, limits=limits, timeout=240) as http:
+        wait_until(lambda: http.post("/v1/classify", content=body).status_code == 200)
         shed_before = shed(http)
         with ThreadPoolExecutor(40) as pool:
             is_refused = Event()
@@ -224,11 +225,12 @@ def test_what_cannot_be_answered_in_time_is_refused_at_once(server: Server, cert
                 return found
 
             answers = [answer for found in pool.map(ask, range(40)) for answer in found]
-        assert {answer.status_code for answer in answers} == {200, 503}
+        assert {answer.status_code for answer in answers} <= {200, 503}
         refused = [answer for answer in answers if answer.status_code == 503]
+        assert refused
         assert all(int(answer.headers["retry-after"]) >= 1 and "ms" in answer.json()["error"] for answer in refused)
         assert shed(http) - shed_before == len(refused)
-        assert "broadsheet_queue_texts 0.0" in http.get("/metrics").text
+        wait_until(lambda: "broadsheet_queue_texts 0.0" in http.get("/metrics").text)
         wait_until(lambda: http.post("/v1/classify", content=body).status_code == 200)  # all is as before
 
 
@@ -243,7 +245,7 @@ def test_what_takes_longer_than_the_time_to_drain_is_told(server: Server, certif
     body = json.dumps({"texts": [f"text number {i} " * 20 for i in range(10_000)]}).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
     trust = ssl.create_default_context(cafile=str(certificate))
-    http = httpx.Client(base_url=server.url, headers=headers, verify=trust, timeout=60)
+    http = httpx.Client(base_url=server.url, headers=headers, verify=trust, timeout=240)
     with http, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.post, "/v1/classify", content=body)
         while "broadsheet_queue_texts 0.0" in http.get("/metrics").text:

@@ -128,7 +128,7 @@ def test_every_kind_of_cluster_has_our_settings_and_the_users(
         assert scratch.stat().st_mode & 0o777 == 0o700
         private = [machine / "shared", *(machine / "shared").glob("*"), *(machine / "shared").glob("*/tls")]
         assert {path.stat().st_mode & 0o777 for path in private if path.is_dir()} <= {0o700}
-    wait_until(lambda: not scratch.exists(), 10)
+    wait_until(lambda: not scratch.exists())
 
 
 def test_what_is_set_in_python_or_in_a_file_wins_too(machine: Path) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from conftest import Command
-from jobs import SLOW, check_whole, committed, run_undisturbed, spans_of, wait_until
+from jobs import check_whole, committed, run_undisturbed, spans_of, wait_until
 from test_settings import settings_of
 
+from benchmarks.chaos.slow import slowed
 from benchmarks.chaos.slurm_nodes import BRIDGE, NODES, SlurmNodes, missing
 from cluster import connect, probes
 from cluster.settings import SETTINGS
@@ -40,7 +40,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
 @pytest.fixture(scope="module")
 def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
     """More chunks than four workers have in flight."""
-    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=800, chunk_size=2)
+    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=400, chunk_size=2)
 
 
 @pytest.fixture
@@ -62,13 +62,17 @@ def submit(broadsheet: Command, slurm: SlurmNodes, tmp_path: Path):
 
 @pytest.fixture
 def slow(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "slow.py").write_text(SLOW)
+    """Workers put their host's name into `hosts`, and take 0.3 s to read a chunk until there is a file `fast`."""
+    (tmp_path / "hosts").mkdir()
+    seconds = f"0 if os.path.exists({str(tmp_path / 'fast')!r}) else 0.3"
+    here = f"open(os.path.join({str(tmp_path / 'hosts')!r}, os.uname().nodename), 'w').close()"
+    (tmp_path / "slow.py").write_text(slowed("read", f"{here} or ({seconds})"))
     return {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
 
 
-def wait_for_end(slurm: SlurmNodes, number: str, log: Path, seconds: float = 120) -> dict[str, str]:
+def wait_for_end(slurm: SlurmNodes, number: str, log: Path) -> dict[str, str]:
     try:
-        wait_until(lambda: slurm.job(number)["JobState"] in ENDED, seconds)
+        wait_until(lambda: slurm.job(number)["JobState"] in ENDED)
     except AssertionError:
         raise AssertionError((slurm.job(number), log.read_text()[-5000:])) from None
     return slurm.job(number)
@@ -90,6 +94,8 @@ def test_the_batch_script_spreads_a_job_over_four_nodes_by_ucx(
     arguments, undisturbed = job
     number = submit([*arguments, "-o", "out", "--nodes", 4, "--protocol", "ucx"], env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
+    wait_until(lambda: len(list((tmp_path / "hosts").iterdir())) == len(NODES))
+    (tmp_path / "fast").touch()
     ended = wait_for_end(slurm, number, log)
     text = log.read_text()
     assert ended["JobState"] == "COMPLETED", text
@@ -106,10 +112,12 @@ def test_a_node_that_loses_its_network_costs_only_time(
     env = {**slow, "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5s", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "3s"}
     number = submit([*arguments, "-o", "out", "--nodes", 4, "--no-tls"], env=env)
     log = tmp_path / f"broadsheet-{number}.log"
-    wait_until(lambda: committed(tmp_path / "out") >= 30)
+    wait_until(lambda: committed(tmp_path / "out") >= 10)
+    wait_until(lambda: len(list((tmp_path / "hosts").iterdir())) == len(NODES))
     slurm.cut("gpu3")  # the scheduler is on gpu1
+    (tmp_path / "fast").touch()
     try:
-        ended = wait_for_end(slurm, number, log, 150)
+        ended = wait_for_end(slurm, number, log)
     finally:
         slurm.mend("gpu3")
     assert ended["JobState"] == "COMPLETED", log.read_text()
@@ -125,21 +133,21 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     """A first run too slow for its time limit: Slurm runs the job twice, the user submitted it once."""
     arguments, undisturbed = job
     out = tmp_path / "out"
-    (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "0.1 if 'SLURM_RESTART_COUNT' in os.environ else 10"))
+    (tmp_path / "slow.py").write_text(slowed("read", "0 if 'SLURM_RESTART_COUNT' in os.environ else 15"))
     options = ["-o", "out", "--nodes", 4, "--time", 5]
     number = submit([*arguments, *options], settings="stop_before: 50\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: committed(out))
     # Now, since with a limit that is short from the start Slurm may send its signal before anything is done.
     slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=1")
-    wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING", 150)
-    assert 0 < committed(out) < 400
+    wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING")
+    assert 0 < committed(out) < 200
     assert "requeued; the next run continues where this one stopped" in log.read_text()
     wait_until(lambda: idle(slurm) == len(NODES))
-    time.sleep(5)  # Slurm itself waits for two minutes, so that the first run is surely gone everywhere
-    # More time now: Slurm may send its signal a minute early, and this run would be requeued too.
+    # Slurm itself waits for two minutes, so that the first run is surely gone, which it is. More time now, since its
+    # signal may come a minute early, and this run would be requeued too.
     slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=10", "StartTime=now")
-    ended = wait_for_end(slurm, number, log, 180)
+    ended = wait_for_end(slurm, number, log)
     assert ended["JobState"] == "COMPLETED", log.read_text()
     assert "chunks were there before" in log.read_text()
     assert "protocol: TLS over TCP" in log.read_text()

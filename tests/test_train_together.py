@@ -20,8 +20,8 @@ from pipeline.train import Epoch
 
 __all__ = ["one_thread"]  # a fixture of every test here too
 
-RECIPE = replace(QUICK, epochs=5, learning_rate=2e-5)
-ROWS = articles(120)
+RECIPE = replace(QUICK, epochs=3, learning_rate=2e-5)
+ROWS = articles(80)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_workers_of_a_cluster_share_each_batch(client: Client, alone: list[f
 
 
 def test_a_sweep_keeps_the_best_and_tells_of_the_others(broadsheet_in_process: Command, tmp_path: Path) -> None:
-    pa_csv.write_csv(articles(90), tmp_path / "rows.csv")
+    pa_csv.write_csv(articles(40), tmp_path / "rows.csv")
     arguments = ["train", "rows.csv", "--label-column", "kind", "-o", "topics.safetensors", "--epochs", "2"]
     arguments += ["--batch-size", "16", "--length", LENGTH, "--hold-out", "0.2", "--device", "cpu", "--ngrams", "0"]
     run = broadsheet_in_process(*arguments, "--sweep", "rate=0.001,1e30", "seed=7", cwd=tmp_path)

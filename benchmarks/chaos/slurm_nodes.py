@@ -31,13 +31,13 @@ AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=5,batch_sched_delay=0
+SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=5
-SlurmdTimeout=20
+SlurmdTimeout=10
 GresTypes=gpu
 PlugStackConfig={folder}/plugstack.conf
 SlurmctldPidFile={folder}/slurmctld.pid
