@@ -12,7 +12,7 @@ if __name__ == "pipeline":
 
 from . import options as _options  # noqa: F401 - with it errors.py knows which flags are keywords
 
-if TYPE_CHECKING:  # what `_MODULES` says, as type checkers and editors read it
+if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it
     from .api import classify as classify, close as close, label as label  # noqa: I001 - a module, a line
     from .classifier import Classifier as Classifier, Prediction as Prediction, load as load
     from .client import AsyncClient as AsyncClient, Client as Client, ServerError as ServerError
@@ -36,36 +36,23 @@ if TYPE_CHECKING:  # what `_MODULES` says, as type checkers and editors read it
 
     __version__: str
 
-_MODULES = {
-    "classify": "api",
-    "close": "api",
-    "label": "api",
-    "Classifier": "classifier",
-    "Prediction": "classifier",
-    "load": "classifier",
-    "AsyncClient": "client",
-    "Client": "client",
-    "ServerError": "client",
-    "export_onnx": "ecosystem.onnx",
-    "onnx_inputs": "ecosystem.onnx",
-    "push": "ecosystem.push",
-    "BroadsheetError": "errors",
-    "ModelError": "errors",
-    "OutputError": "errors",
-    "SourceError": "errors",
-    "UsageError": "errors",
-    "Estimate": "job.estimate",
-    "dry_run": "job.estimate",
-    "calibrate": "measures.fitting",
-    "quantise": "measures.fitting",
-    "Model": "model.charcnn",
-    "load_model": "model.charcnn",
-    "Options": "options",
-    "verify": "output.verify",
-    "JobReport": "report.job",
-    "Paths": "source.inputs",
-    "torch_module": "train.network",
+_NAMES = {
+    "api": ("classify", "close", "label"),
+    "classifier": ("Classifier", "Prediction", "load"),
+    "client": ("AsyncClient", "Client", "ServerError"),
+    "ecosystem.onnx": ("export_onnx", "onnx_inputs"),
+    "ecosystem.push": ("push",),
+    "errors": ("BroadsheetError", "ModelError", "OutputError", "SourceError", "UsageError"),
+    "job.estimate": ("Estimate", "dry_run"),
+    "measures.fitting": ("calibrate", "quantise"),
+    "model.charcnn": ("Model", "load_model"),
+    "options": ("Options",),
+    "output.verify": ("verify",),
+    "report.job": ("JobReport",),
+    "source.inputs": ("Paths",),
+    "train.network": ("torch_module",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES_OF_TOOLS = ("duckdb", "sklearn")
 
 __all__ = ["__version__", *_MODULES]

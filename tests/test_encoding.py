@@ -121,7 +121,7 @@ def test_a_job_in_another_encoding_resumes_and_is_verified(client: Client, small
 def test_a_job_whose_rows_cannot_be_read_does_not_end_well(
     broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """Exit code 3 above half of the rows, or what was asked for; one reason is said once, with how many rows have it."""
+    """Exit code 3 above half, or what was asked for; one reason is said once, with how many rows have it."""
     lines = ["text", *(f"{'café' if row % 4 else 'tea'} number {row}" for row in range(40))]
     (tmp_path / "in.csv").write_text("\n".join(lines), "cp1252")
     arguments = ("classify", tmp_path / "in.csv", "--model", small_model_file)

@@ -8,13 +8,15 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..chunk import HEAD_BYTES, BadRow, Selection, held_bytes
 from ..limits import LIMITS, Limits
+
+_Piece = TypeVar("_Piece")
 
 
 class Cutting:
@@ -41,6 +43,23 @@ class Cutting:
             at = stop
             if at < len(sizes):
                 self._rows = self._bytes = 0  # there was no room for the next row
+
+
+def gathered(pieces: Iterable[tuple[_Piece, int, bool]], most_rows: int) -> Iterator[list[_Piece]]:
+    """The pieces of each chunk, as soon as it is whole. pieces: each with its rows, and whether it begins a new one."""
+    held: list[_Piece] = []
+    held_rows = 0
+    for piece, rows, new in pieces:
+        if new and held:
+            yield held
+            held, held_rows = [], 0
+        held.append(piece)
+        held_rows += rows
+        if held_rows == most_rows:
+            yield held
+            held, held_rows = [], 0
+    if held:
+        yield held
 
 
 BOM = b"\xef\xbb\xbf"

@@ -15,7 +15,7 @@ from ..find.files import Identity
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.record_format import Head, Piped, RecordFormat, Text
-from ..formats.records import BOM, cut, read_records
+from ..formats.records import BOM, cut, gathered, read_records
 from ..open.compression import HEAD_BYTES, UTF8, Transcoded, compression_of
 from ..plan.examine import refuse_twice, resolve
 
@@ -78,28 +78,19 @@ class Stdin:
 
     def arriving(self, selection: Selection, most: int) -> Iterator[Chunk]:
         """What has arrived, in pieces of up to `most` rows: a record is yielded as soon as it is complete."""
-        return (chunk for chunk, _ in self._pieces(selection, most))
+        return (chunk for chunk, _, _ in self._pieces(selection, most))
 
     def chunks(self, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
         """Chunks of `chunk_rows` rows, or fewer where the text is long, however it arrives."""
-        held: list[Chunk] = []
-        for chunk, new in self._pieces(selection, chunk_rows):
-            if new and held:
-                yield concat(held)
-                held = []
-            held.append(chunk)
-            if sum(piece.rows_read for piece in held) == chunk_rows:
-                yield concat(held)
-                held = []
-        if held:
-            yield concat(held)
+        return map(concat, gathered(self._pieces(selection, chunk_rows), chunk_rows))
 
-    def _pieces(self, selection: Selection, chunk_rows: int) -> Iterator[tuple[Chunk, bool]]:
-        """What has arrived, and whether it begins a new chunk."""
+    def _pieces(self, selection: Selection, chunk_rows: int) -> Iterator[tuple[Chunk, int, bool]]:
+        """What has arrived, its rows, and whether it begins a new chunk."""
         row, limits = 0, self._format.limits
         blocks = read_records(cast(BinaryIO, self), self._format.quick_split, self._start, limits=limits)
         for records, new in cut(blocks, chunk_rows, limits.chunk_bytes, selection):
-            yield self._format.parse(records, STDIN, row, selection), new
+            chunk = self._format.parse(records, STDIN, row, selection)
+            yield chunk, chunk.rows_read, new
             row += len(records)
 
     def read(self, size: int) -> bytes:

@@ -25,7 +25,7 @@ from ...errors import BroadsheetError, SourceError, UsageError, did_you_mean
 from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat, held_bytes
 from ..columns import as_bytes, is_textual, plain_type
 from ..formats.base import Fragment
-from ..formats.records import Cutting
+from ..formats.records import Cutting, gathered
 from ..limits import LIMITS, Limits
 from ..open.ahead import PARSING
 
@@ -93,13 +93,8 @@ def _bounded(
     for name in encoded:
         column = table.column(name).combine_chunks()
         sizes += _gathered(pc.binary_length(column.dictionary), column.indices)
-    after = np.cumsum(sizes)
-    at = 0
-    while at < len(table):
-        before = int(after[at - 1]) if at else 0
-        stop = max(at + 1, int(np.searchsorted(after, before + min(limits.part_bytes, limits.chunk_bytes), "right")))
-        yield table.slice(at, stop - at), None if n_chars is None else n_chars[at:stop]
-        at = stop
+    for first, last, _ in Cutting(len(table), min(limits.part_bytes, limits.chunk_bytes)).cut(sizes):
+        yield table.slice(first, last - first), None if n_chars is None else n_chars[first:last]
 
 
 def _cut_values(values: pa.Array, length: int) -> tuple[pa.Array, pa.Array]:
@@ -180,28 +175,22 @@ class Tables:
         """The rows in chunks of up to `chunk_rows` rows, of which up to `limits.chunk_bytes` bytes of text are held,
         wherever batches begin; one empty chunk where there are none.
         """
-        held: list[pa.Table] = []
-        rows = row = 0
-        cutting = Cutting(chunk_rows, limits.chunk_bytes)
-        for piece in self._pieces(selection, chunk_rows):
-            for first, last, new in cutting.cut(held_bytes(_text_bytes(piece, selection), selection)):
-                if new and held:
-                    yield _chunk_of(held, row, selection, limits)
-                    held, rows, row = [], 0, row + rows
-                held.append(piece.slice(first, last - first))
-                rows += last - first
-                if rows == chunk_rows:
-                    yield _chunk_of(held, row, selection, limits)
-                    held, rows, row = [], 0, row + rows
-        if held or not row:
+        row = 0
+        for held in gathered(self._pieces(selection, chunk_rows, limits), chunk_rows):
+            yield _chunk_of(held, row, selection, limits)
+            row += sum(map(len, held))
+        if not row:
             none = pa.schema([self.schema.field(name) for name in selection.columns]).empty_table()
-            yield _chunk_of(held or [_plain(none)], row, selection, limits)
+            yield _chunk_of([_plain(none)], row, selection, limits)
 
-    def _pieces(self, selection: Selection, most: int) -> Iterator[pa.Table]:
-        """Pieces of up to `most` rows with the selection's columns."""
+    def _pieces(self, selection: Selection, most: int, limits: Limits) -> Iterator[tuple[pa.Table, int, bool]]:
+        """Pieces with the selection's columns, the rows of each, and whether it begins a new chunk."""
+        cutting = Cutting(most, limits.chunk_bytes)
         for table in self.read(list(selection.columns)):
             for at in range(0, len(table), most):
-                yield _plain(table.slice(at, most))
+                piece = _plain(table.slice(at, most))
+                for first, last, new in cutting.cut(held_bytes(_text_bytes(piece, selection), selection)):
+                    yield piece.slice(first, last - first), last - first, new
 
 
 def _text_bytes(table: pa.Table, selection: Selection) -> NDArray[np.int64]:

@@ -111,13 +111,18 @@ class _End:
         self.error = error
 
 
-class _Ahead(Generic[_T]):
-    """One iterator in a thread of its own, up to `held` items ahead."""
+class InThread(Generic[_T]):
+    """One iterator in a thread of its own, up to `held` items ahead, until `stopped`."""
 
     def __init__(self, make: Callable[[], Iterator[_T]], held: int, stopped: threading.Event) -> None:
         self._items: Queue[_T | _End] = Queue(held)
         self._stopped = stopped
-        threading.Thread(target=self._run, args=(make,), name="broadsheet-ahead", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(make,), name="broadsheet-ahead", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
 
     def _run(self, make: Callable[[], Iterator[_T]]) -> None:
         error: BaseException | None = None
@@ -157,11 +162,11 @@ def ahead(iterators: Iterable[Callable[[], Iterator[_T]]], width: int, held: int
     """
     stopped = threading.Event()
     waiting = iter(iterators)
-    running: deque[_Ahead[_T]] = deque()
+    running: deque[InThread[_T]] = deque()
     try:
         while True:
             while len(running) < width and (make := next(waiting, None)) is not None:
-                running.append(_Ahead(make, held, stopped))
+                running.append(InThread(make, held, stopped))
             if not running:
                 return
             yield from running[0]

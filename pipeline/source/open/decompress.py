@@ -7,15 +7,14 @@ damage, anything unknown. From there on the file is read by one core, which know
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import BinaryIO
 
 from ...errors import InputUnavailable, SourceError
 from ...processes.threads import available_cores
-from .ahead import PARSING
+from .ahead import PARSING, in_order
 from .compression import COMPRESSIONS, Compression, Decoder, is_skippable, refusal
 
 _INPUT_BYTES = 256 << 10
@@ -309,20 +308,14 @@ class Frames:
         self._raw = open_raw()
         self._buffer = memoryview(b"")
         self._place = 0  # the byte of the file at which the buffer begins
-        self._waiting: deque[tuple[int, Future[bytes | None]]] = deque()
+        self._contents = in_order(_pool(), self._calls(), _threads)
         self._ready = memoryview(b"")
-        self._irregular = False
         self._rest: Decompressed | None = None
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end. Raises as `Decompressed` does."""
         while not self._ready and self._rest is None:
-            while len(self._waiting) < _threads() + 1 and (frame := self._next_frame()):
-                self._waiting.append((self._place - len(frame), _pool().submit(_content, frame)))
-            place, content = self._place, None
-            if self._waiting:
-                place, done = self._waiting.popleft()
-                content = done.result()
+            place, content = next(self._contents, (self._place, None))
             if content is None:
                 self._give_up()
                 self._rest = Decompressed(self._open_raw, ZSTD, place)
@@ -339,34 +332,34 @@ class Frames:
         if self._rest is not None:
             self._rest.close()
 
-    def _next_frame(self) -> bytes:
-        """A whole frame; none where one core must read on: at the end of the file too, and where it cannot be read."""
-        while not self._irregular:
+    def _calls(self) -> Iterator[Callable[[], tuple[int, bytes | None]]]:
+        """What decompresses each frame, and says where it begins, up to where one core must read on: at the end of the
+        file, and where it cannot be read.
+        """
+        block = b" "
+        while block:
             try:
                 count = frame_bytes(self._buffer) if self._buffer else None
                 if count == self._stored:
-                    raise Irregular
+                    return
                 if count is not None:
                     frame, self._buffer = bytes(self._buffer[:count]), self._buffer[count:]
                     self._place += count
-                    return frame
+                    yield partial(_content, frame, self._place - count)
+                    continue
                 block = self._raw.read(_READ_BYTES) if len(self._buffer) < MOST_STORED else b""
             except (Irregular, OSError, SourceError):
-                block = b""
-            self._irregular = not block
+                return
             self._buffer = memoryview(bytes(self._buffer) + block)
-        return b""
 
     def _give_up(self) -> None:
-        for _, done in self._waiting:
-            done.cancel()
-        self._waiting.clear()
+        self._contents.close()
         self._buffer = memoryview(b"")
         self._raw.close()
 
 
-def _content(frame: bytes) -> bytes | None:
-    """What a frame holds; None where that is too much, or cannot be read."""
+def _content(frame: bytes, place: int) -> tuple[int, bytes | None]:
+    """Where a frame begins, and what it holds; None where that is too much, or cannot be read."""
     decoder = ZSTD.decoder()
     found = []
     room = _MOST_CONTENT
@@ -376,10 +369,10 @@ def _content(frame: bytes) -> bytes | None:
             frame = b""
             room -= len(found[-1])
             if decoder.needs_input and not decoder.eof:
-                return None
+                return place, None
     except Exception:  # whatever it is, one core finds it again and says it
-        return None
-    return b"".join(found) if decoder.eof else None
+        return place, None
+    return place, b"".join(found) if decoder.eof else None
 
 
 def _number(data: memoryview, place: int, width: int) -> int:

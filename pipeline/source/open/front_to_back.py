@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import errno
 import io
-import queue
 import struct
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, Protocol, cast
 
 from ...errors import InputChanged, SourceError
 from ..formats.base import InputFile, Member
 from . import rapidgzip_reader
+from .ahead import InThread
 from .compression import HEAD_BYTES, compression_of
 from .decompress import Damaged, Decompressed, Frames, frames_pay
 
@@ -102,7 +102,6 @@ class _Bounded(io.BufferedReader):
 
 _BLOCK_BYTES = 4 << 20
 _BLOCKS_AHEAD = 2
-_WAIT_SECONDS = 0.2
 
 
 class Readable(Protocol):
@@ -120,73 +119,62 @@ class ReadAhead:
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
-        self._blocks: queue.Queue[bytes | Exception] = queue.Queue(_BLOCKS_AHEAD)
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._is_large = False
+        self._blocks = self._in_thread()
+        self._stopped = threading.Event()
+        self._thread: InThread[bytes] | None = None
         self._ready = memoryview(b"")
-        self._end: Exception | bytes | None = None
         self._failure: Exception | None = None
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end. Raises what the stream raises, after all that is before."""
-        if not self._ready and self._end is None:
-            found = self._next()
-            if isinstance(found, Exception) or not found:
-                self._end = found
-            elif len(found) <= size:
-                return found
+        if not self._ready and self._failure is None:
+            try:
+                found = next(self._blocks, b"")
+            except Exception as error:
+                self._failure = error
             else:
+                if len(found) <= size:
+                    return found
                 self._ready = memoryview(found)
-        if self._ready:
-            found, self._ready = bytes(self._ready[:size]), self._ready[size:]
-            return found
-        if isinstance(self._end, Exception):
-            raise self._end
-        return b""
+        if not self._ready and self._failure is not None:
+            raise self._failure
+        found, self._ready = bytes(self._ready[:size]), self._ready[size:]
+        return found
 
     def close(self) -> None:
-        self._closed.set()
+        self._stopped.set()
         if self._thread is not None:
             self._thread.join()
         self._stream.close()
 
-    def _next(self) -> bytes | Exception:
-        if not self._is_large:
-            found = self._block()
-            self._is_large = not isinstance(found, Exception) and len(found) == _BLOCK_BYTES
-            return found
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="read ahead", daemon=True)
-            self._thread.start()
-        return self._blocks.get()
+    def _in_thread(self) -> Iterator[bytes]:
+        blocks = _blocks(self._stream)
+        first = next(blocks, b"")
+        yield first
+        if len(first) < _BLOCK_BYTES:
+            yield from blocks
+        else:
+            self._thread = InThread(lambda: blocks, _BLOCKS_AHEAD, self._stopped)
+            yield from self._thread
 
-    def _run(self) -> None:
-        found: bytes | Exception = b" "
-        while found and not isinstance(found, Exception) and not self._closed.is_set():
-            found = self._block()
-            while not self._closed.is_set():
-                try:
-                    self._blocks.put(found, timeout=_WAIT_SECONDS)
-                    break
-                except queue.Full:
-                    continue
 
-    def _block(self) -> bytes | Exception:
-        """A whole block, or what there is before the end or an error, which comes with the next call."""
+def _blocks(stream: Readable) -> Iterator[bytes]:
+    """Whole blocks, and what there is before the end or an error, which is raised after it."""
+    failure: Exception | None = None
+    room = 0
+    while not room:
         pieces: list[bytes] = []
         room = _BLOCK_BYTES
-        while room and self._failure is None:
-            try:
-                piece = self._stream.read(room)
-            except Exception as error:  # raised in the reader's thread
-                self._failure = error
-                break
-            if not piece:
-                break
-            pieces.append(piece)
-            room -= len(piece)
-        return b"".join(pieces) or self._failure or b""
+        try:
+            while room and (piece := stream.read(room)):
+                pieces.append(piece)
+                room -= len(piece)
+        except Exception as error:
+            failure = error
+        if pieces:
+            yield b"".join(pieces)
+    if failure is not None:
+        raise failure
 
 
 _BUFFER_BYTES = 256 << 10
