@@ -213,7 +213,7 @@ class OptionKeywords(LabelKeywords, total=False):
     The job's other options must be the same. Files that have changed or are gone are told, and keep their labels. An
     update that was interrupted is continued. Where there is no job yet, it is begun.
     """
-    max_quarantined: Annotated[str | int, Option("Job", "10%", "N|N%")]
+    max_quarantined: Annotated[str | int, Option("Job", "50%", "N|N%")]
     """Exit with code 3 where more rows cannot be read.
 
     A number of rows, or a share of all such as "10%". The job is finished all the same: ``report.exit_code`` says it.

@@ -199,7 +199,7 @@ def main():
             first = again
     threading.Thread(target=press, daemon=True).start()
     try:
-        pipeline.classify(["a b c"] * 200_000, model=sys.argv[1], device="cpu")
+        pipeline.classify(["a b c"] * 1_000_000, model=sys.argv[1], device="cpu")
     except KeyboardInterrupt:
         over.set()
         print("interrupted")

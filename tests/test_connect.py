@@ -174,7 +174,8 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     )
     here = ["worker", "--scheduler-file", file, "--host", "127.0.0.1", "--no-nanny", "--no-dashboard"]
     processes.dask(*here)
-    processes.dask(*here, env={"PYTHONPATH": f"{shadow}{os.pathsep}{ROOT}"})
+    # From another folder: `python -m` looks for modules in the current one first.
+    processes.dask(*here, env={"PYTHONPATH": f"{shadow}{os.pathsep}{ROOT}"}, cwd=tmp_path)
     wait_until(file.exists)
     with Client(scheduler_file=str(file)) as client:
         client.wait_for_workers(2, timeout=60)

@@ -121,7 +121,7 @@ def test_a_job_in_another_encoding_resumes_and_is_verified(client: Client, small
 def test_a_job_whose_rows_cannot_be_read_does_not_end_well(
     broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """Exit code 3 above a tenth, or what was asked for; one reason is said once, with how many rows have it."""
+    """Exit code 3 above half, or what was asked for; one reason is said once, with how many rows have it."""
     lines = ["text", *(f"{'café' if row % 4 else 'tea'} number {row}" for row in range(40))]
     (tmp_path / "in.csv").write_text("\n".join(lines), "cp1252")
     arguments = ("classify", tmp_path / "in.csv", "--model", small_model_file)
@@ -129,7 +129,7 @@ def test_a_job_whose_rows_cannot_be_read_does_not_end_well(
     assert code == 3
     assert told.count("is not UTF-8: byte 3 of it is 0xe9 (and 29 more)") == 1
     assert "row 1: column 'text' is not UTF-8" in told
-    assert "30 of 40 rows are in quarantine, more than --max-quarantined 10%: exit code 3" in told
+    assert "30 of 40 rows are in quarantine, more than --max-quarantined 50%: exit code 3" in told
     for limit, expected in (("30", 0), ("75%", 0), ("29", 3), ("74.9%", 3), ("0", 3)):
         code, told = broadsheet_here(*arguments, "-o", "-", "--max-quarantined", limit)
         assert code == expected
