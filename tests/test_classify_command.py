@@ -37,7 +37,6 @@ def test_the_command_on_many_files_with_bad_rows(
     assert (summary["rows_written"], summary["rows_quarantined"]) == (91, 2)
     assert summary["problems"] == [[str(folder / "c.csv"), f"{folder}/c.csv: the file is empty"]]
     assert summary["truth"]["rows"] == 91
-    assert "dashboard: http://127.0.0.1:" in run.stderr
     assert (out / "_SUCCESS").is_file()
 
     frame = pd.read_parquet(out)  # the folder itself is the dataset

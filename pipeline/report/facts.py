@@ -134,6 +134,8 @@ class ModelFigures:
         The model.
     labels : Counter of str
         Written rows by label.
+    scores : dict of str to tuple of int, or None
+        Written rows by label, and by score in the bins of `accuracy.SCORES`; None where they are not known.
     unlabelled : int
         Written rows without a label.
     confusion : Confusion or None
@@ -143,6 +145,7 @@ class ModelFigures:
 
     name: str
     labels: Counter[str]
+    scores: dict[str, tuple[int, ...]] | None
     unlabelled: int
     confusion: Confusion | None
 
@@ -150,6 +153,11 @@ class ModelFigures:
     def accuracy(self) -> float | None:
         """Share of rows whose label is the true class; None without a truth column."""
         return None if self.confusion is None else self.confusion.accuracy
+
+    @property
+    def bins(self) -> list[int]:
+        """Labels by bin of `accuracy.SCORES`, of all classes together; none where they are not known."""
+        return [sum(column) for column in zip(*(self.scores or {}).values(), strict=True)]
 
 
 @dataclass
@@ -209,11 +217,12 @@ def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
     name = job.models[0][0] if job.models else job.model
     others = zip(job.models[1:], tally.others, strict=False)
     return (
-        ModelFigures(name, tally.labels, tally.unlabelled, tally.confusion),
+        ModelFigures(name, tally.labels, tally.scores or None, tally.unlabelled, tally.confusion),
         *(
             ModelFigures(
                 name,
                 Counter(judged.labels),
+                judged.scores or None,
                 judged.unlabelled,
                 None if judged.confusion is None else confusion_of(judged.confusion, classes),
             )

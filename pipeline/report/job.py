@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from ..errors import in_python
-from ..measures.accuracy import LENGTHS, Confusion
+from ..measures.accuracy import LENGTHS, THRESHOLDS, Confusion, kept
 from .breakdown import Breakdown, break_down
 from .facts import JobFacts, ModelFigures, RunFacts, models_of
 from .results import Frame, Results
@@ -253,7 +253,8 @@ class JobReport:
         job, tally, run = self.job, self.tally, self.run
         totals: dict[str, Any] = msgspec.to_builtins(tally.totals())
         del totals["confusion"]  # it is in `truth`
-        totals.pop("others", None)  # they are in `models`
+        for name in ("others", "scores"):  # they are in `models`
+            totals.pop(name, None)
         return totals | {
             "model": job.model,
             "backend": job.backend,
@@ -281,6 +282,7 @@ class JobReport:
                 {
                     "model": each.name,
                     "labels": dict(each.labels),
+                    "kept": dict(zip(map(str, THRESHOLDS), kept(each.bins), strict=True)) if each.bins else None,
                     "truth": None if each.confusion is None else _truth(each.confusion),
                 }
                 for each in self.models
