@@ -53,6 +53,15 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {known[close[0]]!r}?" if close else ""
 
 
+def cause(error: Exception) -> str:
+    """What an error of the system or of a library says; its type where it says nothing.
+
+    >>> cause(FileNotFoundError(2, "No such file or directory", "a.csv")), cause(OSError("lost")), cause(OSError())
+    ('No such file or directory', 'lost', 'OSError')
+    """
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 _JOINERS = "\u200c\u200d"  # within words of some scripts and within emoji
 
 

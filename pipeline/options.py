@@ -347,9 +347,11 @@ class Options(_Values):
             if option.least is not None and not (isinstance(value, int) and value >= option.least):
                 raise UsageError(f"{name} is {value!r}, it must be an integer of at least {option.least}")
             if option.choices and value not in option.choices:
-                raise UsageError(f"{name} {value!r}: choose {_one_of(option.choices)}")
+                raise UsageError(f"{name} {value!r}: choose {', '.join(option.choices)}")
             if TYPES[name] in (NAMES, HEADER):
                 self._set(name, distinct(name, value))
+            elif name == "truth_column":
+                distinct(name, value)
             if option.recorded or name == "root":
                 refuse_not_utf8(name, getattr(self, name))
         if self.windows is None and (self.overlap or self.window_score != TABLE["window_score"].default):
@@ -443,7 +445,3 @@ class Options(_Values):
             "multi_label": several if any(several) else UNSET,
         }
         return Settings(**recorded)
-
-
-def _one_of(words: tuple[str, ...]) -> str:
-    return " or ".join([", ".join(words[:-1])] * (len(words) > 1) + [words[-1]])

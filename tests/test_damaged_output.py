@@ -377,8 +377,8 @@ def test_a_limit_on_file_size_met_by_the_plan(job: Finished) -> None:
             job.run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "File too large (a limit on file size, ulimit -f)" in str(raised.value)
-    assert str(raised.value).endswith("Raise the limit, or use a larger chunk_size=, then start again")
+    assert "File too large. Raise the limit on file size (ulimit -f)" in str(raised.value)
+    assert str(raised.value).endswith("(ulimit -f), or use a larger chunk_size=, then start again")
     job.run()
     assert contents(job.out) == job.files
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -129,6 +130,23 @@ def test_each_line_has_its_label_before_the_next_one_comes(small_model_file: Pat
             process.terminate()
         ends.append((process.wait(60), process.stderr.read()))
     assert ends == [(-signal.SIGPIPE, b""), (-signal.SIGTERM, b"")]
+
+
+def test_stdout_that_is_closed_or_full_is_told_without_a_traceback(small_model_file: Path, tmp_path: Path) -> None:
+    """Of a job too, which is done all the same; what it writes never gets the number of stdout."""
+    (tmp_path / "in.csv").write_bytes(DATA["csv"])
+    broadsheet = (sys.executable, "-m", "broadsheet")
+    for *command, end, code, message in (
+        ("inspect", small_model_file, ">&-", 0, ""),
+        ("inspect", small_model_file, "| true", 141, ""),
+        ("inspect", small_model_file, ">/dev/full", 1, "stdout cannot be written: No space left on device"),
+        ("classify", "in.csv", "--model", small_model_file, "-o", "-", ">&-", 2, "stdout is closed"),
+        ("classify", "in.csv", "--model", small_model_file, "-o", "out", ">&-", 0, "dashboard: "),
+    ):
+        line = f"set -o pipefail; {shlex.join(map(str, (*broadsheet, *command)))} {end}"
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (code, True, False), done
+    assert verify(tmp_path / "out").rows_quarantined == 2
 
 
 def test_the_command_keeps_stdout_for_labels(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import UsageError
+from ..errors import UsageError, cause
 from ..report.console import say
 from ..storage.disk import refuse_outputs, write_file
 from .flags import (
@@ -144,7 +144,7 @@ def convert(
         else:
             raise UsageError(f"cannot convert {source} to {target}: one must be a .bin, the other a .safetensors")
     except OSError as error:
-        raise UsageError(f"{source} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{source} cannot be read: {cause(error)}") from error
     except ValueError as error:
         raise UsageError(f"{source}: {error}") from error
     for path, content in files.items():
