@@ -444,7 +444,7 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
         finally:
             stop.set()
     assert refused.status_code == 409
-    assert "the one before stays" in refused.json()["error"]
+    assert "the old one goes on" in refused.json()["error"]
     assert done.json()["loaded"] == 2
     assert numbers == {3, 4, 5, 6, 7}
     assert first != second
