@@ -14,7 +14,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import dask
 from distributed import Client
 from distributed.comm.core import CommClosedError
 from distributed.security import Security
@@ -23,7 +22,7 @@ from ..pipeline.errors import BroadsheetError, UsageError, printable
 from .local import cluster_here, cpu_cluster, cuda_cluster, nsys_cluster
 from .private import LINK, TOKEN
 from .protocol import choose, count_gpus
-from .settings import NO_SCHEDULER, no_workers_seconds
+from .settings import NO_SCHEDULER, no_workers_seconds, with_settings
 from .steady_clock import use_steady_clock
 from .tls import load_certificates
 
@@ -173,8 +172,7 @@ def _started(
 def _existing(name: str, file: Path | None, address: str | None, say: Callable[[str], None]) -> Iterator[Client]:
     wait = no_workers_seconds()
     # This module reports a lost connection, so Dask and its event loop (when a message was being sent) need not.
-    quiet, loop = logging.getLogger("distributed.client"), logging.getLogger("tornado.application")
-    before, security = quiet.level, None
+    security = None
     if file is not None:
         address = _address_in(file)
         if address.startswith("tls://") and (file.parent / TLS_FOLDER).exists():
@@ -185,12 +183,11 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
         client = Client(address, security=security)
     except (OSError, ValueError, TimeoutError, TypeError) as error:
         raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
-    quiet.setLevel(logging.CRITICAL)
-    not_lost = _NotOfALostConnection()
-    loop.addFilter(not_lost)
     with ExitStack() as stack:
-        stack.callback(quiet.setLevel, before)
-        stack.callback(loop.removeFilter, not_lost)
+        for name in ("distributed.client", "tornado.application"):
+            logger, quiet = logging.getLogger(name), _OfNoLostConnection()
+            logger.addFilter(quiet)
+            stack.callback(logger.removeFilter, quiet)
         stack.enter_context(client)
         try:
             client.wait_for_workers(1, timeout=wait)
@@ -198,7 +195,7 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
             raise BroadsheetError(f"no worker has joined the scheduler {name} within {wait:.0f} s") from error
         except OSError as error:
             raise BroadsheetError(NO_SCHEDULER.format(name)) from error
-        with dask.config.set(_dashboard_of(client)):
+        with with_settings(_dashboard_of(client)):
             yield client
 
 
@@ -214,9 +211,10 @@ def _dashboard_of(client: Client) -> dict[str, str]:
     return found
 
 
-class _NotOfALostConnection(logging.Filter):
+class _OfNoLostConnection(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], CommClosedError))
+        lost = record.exc_info and isinstance(record.exc_info[1], CommClosedError)
+        return not lost and record.name != "distributed.client"
 
 
 def _warn_if_exposed(address: str, say: Callable[[str], None]) -> None:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 
-import dask
 from distributed import Client
 from distributed.core import Status
-from distributed.utils import silence_logging_cmgr
 
 from ..pipeline.errors import UsageError
-from .local import cluster_here, worker_here
-from .private import SCRATCH, scratch_folder
+from .local import worker_here
 from .settings import configured
 from .steady_clock import use_steady_clock
 
@@ -33,7 +28,6 @@ class Kept:
         self._busy = threading.Lock()
         self._kept = True
         self._stack = ExitStack()
-        self._scratch: Path | None = None
         self._client: Client | None = None
         self._used = self._forked = False
 
@@ -50,17 +44,14 @@ class Kept:
             )
         use_steady_clock()
         if not self._busy.acquire(blocking=False):
-            with cluster_here() as client:
+            with configured(), worker_here(set_as_default=False) as client:
                 yield client
             return
         try:
             self._kept = self._used = True
             if not self._works():
                 self._end()
-            if self._scratch is None:
-                with dask.config.set({SCRATCH: None}):  # not in the folder of a cluster that may end before this one
-                    self._scratch = self._stack.enter_context(scratch_folder())
-            with configured(self._scratch):
+            with configured():
                 if self._client is None:
                     self._client = self._stack.enter_context(worker_here(set_as_default=False))
                 yield self._client
@@ -90,9 +81,8 @@ class Kept:
 
     def _end(self) -> None:
         stack, self._stack = self._stack, ExitStack()
-        self._scratch = self._client = None
-        with silence_logging_cmgr(logging.CRITICAL):  # clusters that ended since may have set the level back
-            stack.close()
+        self._client = None
+        stack.close()
 
     def leave_to_parent(self) -> None:
         """In a process that was forked: neither close the cluster nor wait for its threads, which are not there."""
@@ -102,7 +92,7 @@ class Kept:
             self._client.status = "closed"
             self._client.cluster.status = Status.closed
         self._busy, self._stack = threading.Lock(), ExitStack()
-        self._scratch = self._client = None
+        self._client = None
 
 
 KEPT = Kept()

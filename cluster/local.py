@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import dask
 from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 
@@ -24,9 +23,16 @@ from .interrupts import postponed
 from .late_dashboard import WITHOUT_DASHBOARD, add_when_opened
 from .nsys import nsys_workers
 from .open_files import need_open_files
-from .private import scratch_folder
+from .private import SCRATCH, scratch_folder
 from .protocol import count_gpus
-from .settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER, configured, no_workers_seconds
+from .settings import (
+    DASHBOARD_ADDRESS,
+    THREADS_PER_WORKER,
+    configured,
+    no_workers_seconds,
+    silenced,
+    with_settings,
+)
 from .tls import make_certificates, tls_settings
 from .unguarded import end_in_a_worker, noticed
 
@@ -68,7 +74,7 @@ def cpu_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
 @contextmanager
 def cluster_here() -> Iterator[Client]:
     """One worker within this process: nothing of it can be reached from another process but the dashboard."""
-    with scratch_folder() as folder, configured(folder), worker_here() as client:
+    with configured(), worker_here() as client:
         yield client
 
 
@@ -77,7 +83,7 @@ def worker_here(set_as_default: bool = True) -> Iterator[Client]:
     """The same, where Dask is `configured`. set_as_default: Dask computes whatever else is asked of it there too."""
     need_open_files(0)
     options = {"n_workers": 1, "processes": False, "worker_class": _WorkerHere, "protocol": "inproc"}
-    with _open(LocalCluster, options, nullcontext(), set_as_default) as client:
+    with scratch_folder() as folder, _open(LocalCluster, options, folder, nullcontext(), set_as_default) as client:
         yield client
 
 
@@ -97,7 +103,7 @@ def _start_ucx_without_a_context() -> None:
     """Start UCX in this process, which computes on no GPU; dask-cuda would create a context on the first one."""
     from distributed_ucxx import ucxx
 
-    with dask.config.set({"distributed-ucxx.create-cuda-context": False}):
+    with with_settings({"distributed-ucxx.create-cuda-context": False}):
         ucxx.init_once()
 
 
@@ -123,13 +129,14 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
     need_open_files(count)
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder())
-        stack.enter_context(configured(scratch))
+        stack.enter_context(configured())
+        stack.enter_context(silenced())
         certificates = scratch / _TLS_FOLDER
         security = make_certificates(certificates) if protocol == "tls" else None
         cluster = stack.enter_context(LocalCluster(n_workers=0, host="127.0.0.1", security=security, **_QUIETLY))
         add_when_opened(cluster.scheduler)
         client = stack.enter_context(Client(cluster))
-        more = tls_settings(certificates) if security else {}
+        more = {SCRATCH: str(scratch), **(tls_settings(certificates) if security else {})}
         stack.enter_context(nsys_workers(cluster.scheduler_address, count, folder, cuda, more))
         try:
             client.wait_for_workers(count, timeout=no_workers_seconds())
@@ -144,32 +151,37 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
 def _running(kind: Any, options: dict[str, Any], protocol: str, count: int) -> Iterator[Client]:
     end_in_a_worker()
     need_open_files(count)
-    with scratch_folder() as folder, configured(folder):
+    with scratch_folder() as folder, configured():
         if protocol == "tls":
             options["security"] = make_certificates(folder / _TLS_FOLDER)
-        with _open(kind, {**options, "protocol": protocol}, noticed(folder)) as client:
+        with _open(kind, {**options, "protocol": protocol}, folder, noticed(folder)) as client:
             yield client
 
 
 @contextmanager
 def _open(
-    kind: Any, options: dict[str, Any], starting: AbstractContextManager[None], set_as_default: bool = True
+    kind: Any,
+    options: dict[str, Any],
+    folder: Path,
+    starting: AbstractContextManager[None],
+    set_as_default: bool = True,
 ) -> Iterator[Client]:
     running = None
-    try:
-        with postponed(), starting:
-            running = _started(kind, options)
-        add_when_opened(running.scheduler)
-        with Client(running, set_as_default=set_as_default) as client:
-            yield client
-    finally:
-        if running is not None:
-            _close(running)
+    with silenced():
+        try:
+            with postponed(), starting:
+                running = _started(kind, {**options, "local_directory": str(folder)})
+            add_when_opened(running.scheduler)
+            with Client(running, set_as_default=set_as_default) as client:
+                yield client
+        finally:
+            if running is not None:
+                _close(running)
 
 
 def _started(kind: Any, options: dict[str, Any]) -> LocalCluster:
     try:
-        with dask.config.set({WORKERS_PER_HOST: options["n_workers"]}):  # processes that start have it from here
+        with with_settings({WORKERS_PER_HOST: options["n_workers"]}):  # processes that start have it from here
             return kind(**options, threads_per_worker=THREADS_PER_WORKER, **_QUIETLY)
     except RuntimeError as error:  # of Dask's nannies
         raise BroadsheetError("a worker's process ended while it started: was it killed, or out of memory?") from error

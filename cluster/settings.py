@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
+from distributed.utils import silence_logging_cmgr
 
-from .private import LINK, SCRATCH, TOKEN, new_token
+from .private import LINK, TOKEN, new_token
 
 _ENVIRON = "distributed.nanny.pre-spawn-environ."
 _NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"
@@ -117,17 +120,52 @@ def export(more: Mapping[str, Any] | None = None) -> list[str]:
     return [f"export {name}={shlex.quote(value)}" for name, value in environment(more).items()]
 
 
-@contextmanager
-def configured(scratch: Path) -> Iterator[None]:
-    """Apply the settings for a scheduler that starts in this process, with a dashboard that only its link opens.
+class Shared:
+    """Changes to this process that several jobs may need at once: the last to need them undoes them all.
 
-    scratch: a folder for temporary files of the scheduler and its workers.
+    (`dask.config.set` puts back what it found. Of two jobs that overlap, the one that began later finds what the other
+    has set, and would leave it behind.)
     """
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._stack = threading.Lock(), 0, ExitStack()
+
+    @contextmanager
+    def during(self, *changes: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+        """Make changes, each a function that returns the context to enter, while the block runs."""
+        with self._lock:
+            self._users += 1
+        try:
+            with self._lock:
+                for change in changes:
+                    self._stack.enter_context(change())
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._stack.close()
+
+
+_CONFIGURATION, _LOGS = Shared(), Shared()
+
+
+def with_settings(changed: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Change Dask's settings in this process; see Shared."""
+    return _CONFIGURATION.during(lambda: dask.config.set(changed))
+
+
+def configured() -> AbstractContextManager[None]:
+    """Apply the settings for a scheduler that starts in this process, with a dashboard that only its link opens."""
     from . import guard  # noqa: F401  # which must be done before the scheduler starts
 
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # before UCX is loaded here
-    with dask.config.set(settings() | dashboard_settings(_TOKEN) | {SCRATCH: str(scratch)}):
-        yield
+    return with_settings(settings() | dashboard_settings(_TOKEN))
+
+
+def silenced() -> AbstractContextManager[None]:
+    """Let Dask write nothing of a cluster of this process: a job says itself what its user should know."""
+    return _LOGS.during(*(partial(silence_logging_cmgr, logging.CRITICAL, name) for name in ("distributed", "bokeh")))
 
 
 def no_workers_seconds() -> float:

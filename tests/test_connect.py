@@ -89,7 +89,8 @@ def test_a_small_job_on_a_warm_cluster_costs_few_requests(
     monkeypatch.setattr(PooledRPCCall, "__getattr__", ask)
     pipeline.classify(TEXTS, model=small_model, client=client, device="cpu", chunk_size=30)
     wait_until(lambda: asked.count("set_metadata") >= 2)  # for the dashboard, with nobody waiting
-    waited_for = Counter(name for name in asked if name != "set_metadata")
+    of_dask = {"set_metadata", "identity"}  # the second: Dask's client asks every two seconds what workers there are
+    waited_for = Counter(name for name in asked if name not in of_dask)
     assert 1 <= waited_for.pop("gather") <= 3
     assert waited_for == {"run_function": 1, "ncores_running": 1, "update_data": 1}
 

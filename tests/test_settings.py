@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -148,3 +150,23 @@ def test_what_is_set_in_python_or_in_a_file_wins_too(machine: Path) -> None:
     assert after == expected
     assert inside == {**expected, "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "0.6"}
     assert seconds == 60
+
+
+def test_clusters_that_overlap_leave_this_process_as_it_was(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever ends first: Dask's settings, its log and temporary folders, of which none lies in another's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(machine))
+
+    def state() -> object:
+        levels = [handler.level for name in ("distributed", "bokeh") for handler in logging.getLogger(name).handlers]
+        return dict(dask.config.config), levels, list(machine.glob("broadsheet-*"))
+
+    before = state()
+    for first, second in ((0, 1), (1, 0)):
+        contexts = [connect(processes=False), connect(workers=1)]
+        for context in contexts:
+            assert context.__enter__().status == "running"
+        assert len(list(machine.glob("broadsheet-*"))) == 2
+        contexts[first].__exit__(None, None, None)
+        assert dask.config.get("distributed.scheduler.worker-ttl") == SETTINGS["distributed.scheduler.worker-ttl"]
+        contexts[second].__exit__(None, None, None)
+        assert state() == before

@@ -14,7 +14,7 @@ from distributed import Client
 
 from ...pipeline.errors import BroadsheetError, UsageError
 from ..late_dashboard import WITHOUT_DASHBOARD, add_when_opened
-from ..private import make_private, scratch_folder
+from ..private import make_private
 from ..protocol import choose
 from ..settings import DASHBOARD_ADDRESS, NO_DASHBOARD, THREADS_PER_WORKER, configured, export, no_workers_seconds
 from ..tls import make_certificates
@@ -56,7 +56,7 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Calla
     say(line)
     wait = no_workers_seconds()
     with ExitStack() as stack:
-        stack.enter_context(configured(stack.enter_context(scratch_folder())))
+        stack.enter_context(configured())
         folder = site.shared_folder / f"connect-{uuid.uuid4().hex[:8]}"
         make_private(folder)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
