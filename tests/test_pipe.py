@@ -141,7 +141,7 @@ def test_stdout_that_is_closed_or_full_is_told_without_a_traceback(small_model_f
         ("inspect", small_model_file, "| true", 141, ""),
         ("inspect", small_model_file, ">/dev/full", 1, "stdout cannot be written: No space left on device"),
         ("classify", "in.csv", "--model", small_model_file, "-o", "-", ">&-", 2, "stdout is closed"),
-        ("classify", "in.csv", "--model", small_model_file, "-o", "out", ">&-", 0, "dashboard: "),
+        ("classify", "in.csv", "--model", small_model_file, "-o", "out", ">&-", 0, ""),
     ):
         line = f"set -o pipefail; {shlex.join(map(str, (*broadsheet, *command)))} {end}"
         done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -112,9 +112,7 @@ def run() -> None:
             raise KeyboardInterrupt
         sys.exit(code)
     except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # Rich and Typer end with 1
-            sys.exit(_CLOSED_PIPE)
-        raise
+        sys.exit(_CLOSED_PIPE if isinstance(ended.__context__, BrokenPipeError) else ended.code)  # for Rich, Typer: 1
     except _UsageError as error:
         _UsageError(printable(error.format_message()), error.ctx).show()
         sys.exit(error.exit_code)
