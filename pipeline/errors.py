@@ -40,6 +40,11 @@ def _keyword(flag: re.Match[str]) -> str:
     return f"{flag[1].replace('-', '_')}={quoted}"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things: "1 row", "2,000 rows"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """For a message about a name that is not there: the one that was meant, where one is much like it.
 

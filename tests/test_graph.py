@@ -204,7 +204,7 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
     assert report.exit_code == 0
     assert report.rows_written == 9
     workers = "|".join(map(re.escape, troubled.scheduler_info(n_workers=-1)["workers"]))
-    expected = rf"no chunk has finished for \d s: group-000000 is in label on worker ({workers}) since \d s"
+    expected = rf"no chunk has finished for \d s: group-000000 is in label on worker ({workers}) for \d s"
     named = [warning for warning in told.warnings if re.fullmatch(expected, warning)]
     assert 1 <= len(named) <= 3, told.warnings  # after one second, two, and four, not again and again
 

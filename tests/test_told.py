@@ -44,8 +44,8 @@ OTHER_SCRIPTS = [
 ENGLISH = ["  Stocks fell on Monday as the price of oil rose again, and Zürich was quiet.", "a"]
 EMPTY = ["", "   ", " \t "]
 LINE = (
-    "9 rows are hardly judged: 6 mostly outside the model's alphabet, 3 empty; their labels mean little. "
-    "'<b>' is for English news."
+    "9 rows gave the model too little to go by: 6 mostly outside the model's alphabet, 3 empty; do not rely on "
+    "their labels. '<b>' is for English news."
 )
 
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from ..options import TABLE
 from ..report.console import PlainConsole, facts_table, print_fact, print_file, print_json, say
 from ..storage.names import as_url
 from . import pipe
-from .flags import Protocol, Quiet, SchedulerFile, Tls, Where, in_panel, keywords, with_options
+from .flags import PROTOCOL, Protocol, Quiet, SchedulerFile, Tls, Where, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..job.estimate import Estimate
@@ -35,7 +36,7 @@ _INPUT = (
 _OUTPUT = "Folder for the labels, also as a URL (s3://bucket/labels); - writes them to stdout."
 _MODEL = "A shipped model's name, a file, or hf://USER/NAME; several label in one pass.  [default: ag-news]"
 _DRY_RUN = "Label a sample only; say what the job would take. Writes nothing."
-_STDIN = "What stdin holds.  [default: text]"
+_STDIN = "Format of stdin.  [default: text]"
 _NSYS = "Run a local cluster's workers under Nsight Systems."
 _ONE_CHUNK_BYTES = 1 << 17
 """Of files that are computed within this process: as long as AG News's, about 500 articles."""
@@ -65,17 +66,19 @@ def command(
     nsys: Annotated[Path | None, in_panel("Report", "FOLDER", _NSYS)] = None,
     **flags: Any,
 ) -> None:
-    """Label every article of the inputs; with --resume -o OUT/ alone, go on with the job that was begun in OUT.
+    """Label every text of the input files; with --resume -o OUT/ alone, go on with the job that was begun in OUT.
 
     Exit code 0: done. 2: wrong usage. 3: a file or chunk was set aside or could not be read, more rows cannot be read
     than --max-quarantined allows, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with
     --resume. 1: any other error.
     """
+    from ..job.again import how_to_go_on, taken_up
     from ..output.object_store import place_of
+    from ..report.terminal import print_report
 
     options = keywords(flags)
-    workers = options.pop("workers", None)
     place = None if output in (None, _STDOUT) else place_of(output, options.get("endpoint"))
+    workers = options.pop("workers", None)
     if scheduler_file and (cluster or workers or protocol != "auto" or tls is not None or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
     connection: dict[str, Any] = {"where": cluster or "auto", "workers": workers, "scheduler_file": scheduler_file}
@@ -86,8 +89,6 @@ def command(
     elif place is None or not (options.get("resume") or options.get("update")):
         raise UsageError("give INPUT …; only a job that goes on has its own: --resume -o OUT/")
     else:
-        from ..job.again import taken_up
-
         source, models, taken = taken_up(place)
         models, options = model or models, taken | options
     if dry_run:
@@ -98,42 +99,32 @@ def command(
     elif place is None:
         raise UsageError("give a folder for the labels: -o OUT/ (or -o - for stdout)")
     else:
-        _run_job(source, place, models, options, connection, as_json, quiet, continued)
+        with _telling_how_to_go_on(place, source, continued):
+            report = _run(source, place, models, options, connection, quiet)
+        if as_json:
+            print_json(report.to_dict())
+        elif not quiet:
+            print_report(report, PlainConsole())
+        if report.run.set_aside or report.run.stopped:
+            say(how_to_go_on(place, source, continued), error=True)
+        raise typer.Exit(report.exit_code)
 
 
-def _run_job(
-    source: Any,
-    place: Location,
-    model: list[str],
-    options: dict[str, Any],
-    connection: dict[str, Any],
-    as_json: bool,
-    quiet: bool,
-    continued: str,
-) -> None:
-    """Run it as a job, and print its report; where something is left to do, also the command that does it."""
-    from ..job.again import how_to_go_on
-    from ..report.terminal import print_report
-
-    if quiet:
-        connection["say"] = lambda line: None
+@contextmanager
+def _telling_how_to_go_on(place: Location, source: Any, command: str) -> Iterator[None]:
+    """Where a job is interrupted or fails, the error is followed by what continues it."""
     try:
-        report = _run(source, place, model, options, connection, quiet)
+        yield
     except (KeyboardInterrupt, BroadsheetError) as error:
+        from ..job.again import how_to_go_on
+
         message, code = f"interrupted; what is committed in {place} stays", 1
         if isinstance(error, BroadsheetError):
             message, code = error.message, error.exit_code
         say(f"broadsheet: {message}", error=True)
         if not isinstance(error, UsageError):
-            say(how_to_go_on(place, source, continued), error=True)
+            say(how_to_go_on(place, source, command), error=True)
         raise typer.Exit(code) from None
-    if as_json:
-        print_json(report.to_dict())
-    elif not quiet:
-        print_report(report, PlainConsole())
-    if report.run.set_aside or report.run.stopped:
-        say(how_to_go_on(place, source, continued), error=True)
-    raise typer.Exit(report.exit_code)
 
 
 def _command_to_go_on(
@@ -168,6 +159,7 @@ def _run(
     from ..options import Options
     from ..report.terminal import NoProgress, TerminalProgress
 
+    connection |= {"say": lambda line: None} if quiet else {}
     progress: Progress = NoProgress() if quiet else TerminalProgress(PlainConsole(stderr=True))
     refuse_files(source, place, model, Options(**options))  # before a cluster starts
     chosen = [name for name, value in connection.items() if name != "say" and value not in (None, "auto")]
@@ -217,9 +209,9 @@ def _print_estimate(estimate: Estimate, place: Location | None, console: PlainCo
         free = "" if estimate.free_bytes is None else f" ({decimal(estimate.free_bytes)} free)"
         print_fact("folder", f"{place}{free}", console)
     print_list("warning", estimate.warnings, console)
-    print_list("left out", estimate.left_out, console)
+    print_list("skipped", estimate.left_out, console)
     print_list("files", estimate.problems, console)
-    console.print("Nothing was written. Starting a cluster and reading come to that time.", style="dim")
+    console.print("Nothing was written. To start a cluster and to read takes more than that time.", style="dim")
 
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
@@ -262,10 +254,11 @@ def submit(
     context: typer.Context,
     nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of nodes.")] = 1,
     gpus_per_node: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="GPUs of each node; 0: its CPU.  [default: site.yaml's]")
+        int | None,
+        typer.Option(metavar="N", min=0, help="GPUs of a node; 0: use its CPU.  [default: site.yaml's]"),
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of each run.")] = None,
-    protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help="Between workers and scheduler.")] = None,
+    protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help=PROTOCOL)] = None,
     tls: Tls = None,
     site: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Site settings.  [default: ~/.config/broadsheet/site.yaml]")

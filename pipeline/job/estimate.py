@@ -319,7 +319,7 @@ def _warnings(
         except UsageError as error:
             yield error.message
     if (estimate.output_bytes or 0) > (estimate.free_bytes if estimate.free_bytes is not None else float("inf")):
-        yield f"the output takes more than what is free in {path}"
+        yield f"the output needs more space than is free in {path}"
 
 
 def _existing(path: Path) -> Path:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..errors import first_of
+from ..errors import counted, first_of
 from ..measures.accuracy import Confusion, Example, confusion_of
 from ..telemetry.profile import Profile
 from .tally import Reach, Tally
@@ -45,8 +45,8 @@ class Growth:
     def __str__(self) -> str:
         if self.later and not self.new:
             return ""
-        new = _count(self.new, "new file") if self.new else "nothing new"
-        return f"{new}; {_count(self.before, 'file')} labelled before"
+        new = counted(self.new, "new file") if self.new else "nothing new"
+        return f"{new}; {counted(self.before, 'file')} labelled before"
 
     @property
     def lines(self) -> list[str]:
@@ -55,15 +55,15 @@ class Growth:
         if self.changed:
             verb, their = ("has", "its") if len(self.changed) == 1 else ("have", "their")
             found.append(
-                f"{_count(len(self.changed), 'file')} {verb} changed since {their} rows were labelled; {their} labels "
+                f"{counted(len(self.changed), 'file')} {verb} changed since {their} rows were labelled; {their} labels "
                 f"are the old ones: {first_of(self.changed)}. To label all files anew, start again with --overwrite"
             )
         if self.gone:
             verb, their = ("is", "its") if len(self.gone) == 1 else ("are", "their")
-            found.append(f"{_count(len(self.gone), 'file')} {verb} gone; {their} labels stay: {first_of(self.gone)}")
+            found.append(f"{counted(len(self.gone), 'file')} {verb} gone; {their} labels stay: {first_of(self.gone)}")
         if self.later:
             verb, them = ("is", "it") if self.later == 1 else ("are", "them")
-            found.append(f"{_count(self.later, 'file')} {verb} new since this began: --update labels {them}")
+            found.append(f"{counted(self.later, 'file')} {verb} new since this began: --update labels {them}")
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -226,7 +226,3 @@ def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
             for (name, classes), judged in others
         ),
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

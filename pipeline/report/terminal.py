@@ -26,7 +26,7 @@ _LONG_SECONDS = 5.0
 
 
 class NoProgress(Progress):
-    """Shows nothing but what was left out: never in silence."""
+    """Shows nothing but what was skipped: never in silence."""
 
     def warn(self, message: str) -> None:
         pass
@@ -104,7 +104,7 @@ def _done(reach: Reach) -> str:
 def print_report(report: JobReport, console: PlainConsole) -> None:
     """Totals and labels; then accuracy, quarantined rows, breakdown, profile and problems, where there are any.
 
-    The breakdown of a job that was over in a moment tells nothing: it is left out, unless kernels were profiled.
+    The breakdown of a job that was over in a moment tells nothing: it is shown only where kernels were profiled.
     """
     _print_totals(report, console)
     for model in report.models:
@@ -121,7 +121,7 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         print_breakdown(report.breakdown, console)
     if report.run.profile is not None:
         print_profile(report.run.profile, console)
-    print_list("left out", report.job.left_out, console)
+    print_list("skipped", report.job.left_out, console)
     if report.tally.unread:
         console.print(lines(unread_line(report.tally.unread), "yellow"), soft_wrap=True)
     print_list("files", [message for _, message in report.tally.problems], console)

@@ -162,7 +162,7 @@ class _Server:
         try:
             return 200, self._about(await self._reload(name))
         except BroadsheetError as error:
-            return 409, ErrorMessage(f"the model was not reloaded, the one before stays: {error.message}")
+            return 409, ErrorMessage(f"the model was not loaded again, and the old one goes on: {error.message}")
 
     async def _reload(self, name: str) -> LoadedModel:
         """Read a model's file again and serve it. Raises BroadsheetError; then the one before stays."""
