@@ -152,6 +152,8 @@ def _started(
     say: Callable[[str], None],
 ) -> AbstractContextManager[Client]:
     if where == "local" and not processes:
+        if workers is not None or protocol != "auto" or tls is not None:
+            raise UsageError("a worker within this process has no connection: leave out workers, protocol and tls")
         return cluster_here()
     if where in ("local", "cuda"):
         chosen, line = choose(protocol, hosts=1, tls=tls)
@@ -163,8 +165,8 @@ def _started(
 
         context: AbstractContextManager[Client] = slurm_cluster(workers, protocol, tls, say)
         return context
-    if tls is not None or protocol != "auto":
-        raise UsageError(f"protocol and TLS of the cluster at {where} were chosen when it was started")
+    if workers is not None or protocol != "auto" or tls is not None:
+        raise UsageError(f"workers, protocol and TLS of the cluster at {where} were chosen when it was started")
     return _existing(where, None, where, say)
 
 

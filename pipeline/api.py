@@ -99,6 +99,8 @@ def classify(
         raise UsageError("without an output folder there is nothing to resume, to overwrite or to update")
     if not (client is None or isinstance(client, Client) or callable(client)):
         raise UsageError(f"client is a {type(client).__name__}: give a distributed.Client, e.g. of cluster.connect()")
+    if client is not None and settings.workers is not None:
+        raise UsageError("workers is for a cluster that is started here, and client has its own: leave one of them out")
     cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))
     loaded = load_models(model)
     if settings.precision == "int8":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 FLAGS = {
     **dict.fromkeys(("input", "multi-label", "tls"), True),
@@ -15,7 +15,7 @@ FLAGS = {
 Python. Those of a job are added by the table of its options, which is loaded with the package.
 """
 
-_VALUES = "fp32|fp16|bf16|int8|simt|sm75|sm80|sm90|cpu|cuda|tcp|ucx|listing|full"
+_VALUES = "fp32|fp16|bf16|int8|simt|sm75|sm80|sm90|cpu|cuda|tcp|ucx|listing|full|[0-9]+(?:\\.[0-9]+)?"
 _ENDS = r"(?![\w/-]|\.\w)"
 _FLAG = re.compile(rf"(?<![^\s(`'\"])--([a-z]+(?:-[a-z]+)*){_ENDS}")
 _WITH_VALUE = re.compile(rf"{_FLAG.pattern} ({_VALUES}|'[^']+'|(?<=--encoding )[\w-]+|(?<=--delimiter )tab){_ENDS}")
@@ -36,7 +36,7 @@ def _keyword(flag: re.Match[str]) -> str:
     if flag[1] not in FLAGS:
         return flag[0]
     value = flag[2] if flag.re is _WITH_VALUE else "True" if FLAGS[flag[1]] else ""
-    quoted = f'"{value}"' if flag.re is _WITH_VALUE and not value.startswith("'") else value
+    quoted = f'"{value}"' if flag.re is _WITH_VALUE and value[0] not in "'0123456789" else value
     return f"{flag[1].replace('-', '_')}={quoted}"
 
 
@@ -56,6 +56,16 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     known = {one.casefold(): one for one in names}
     close = get_close_matches(name.casefold(), known, 1)
     return f"; did you mean {known[close[0]]!r}?" if close else ""
+
+
+def first_of(names: Sequence[str], most: int = 3, comma: str = ", ") -> str:
+    """The first names, and how many more there are.
+
+    >>> first_of(["a.csv", "b.csv", "c.csv", "d.csv"])
+    'a.csv, b.csv, c.csv, and 1 more'
+    """
+    more = f"{comma}and {len(names) - most:,} more" if len(names) > most else ""
+    return comma.join(names[:most]) + more
 
 
 def cause(error: Exception) -> str:

@@ -76,7 +76,7 @@ def test_a_resumed_job_counts_the_same(client: Client, small_model: Model, low: 
     assert again.run.chunks_before == 3
     assert again.tally.unlabelled == first.tally.unlabelled == low.sum()
     pipeline.verify(tmp_path / "out")
-    with pytest.raises(UsageError, match=r"settings.abstain was 0.36, now None"):
+    with pytest.raises(UsageError, match=r"add abstain=0.36"):
         pipeline.classify(ROWS, tmp_path / "out", resume=True, **options)
     entry = next((tmp_path / "out" / "_entries").glob("part-000000-0000002-*"))
     said = json.loads(entry.read_text())

@@ -93,6 +93,9 @@ def test_the_summary_fits_a_terminal(
         (["in.csv", "--device", "cuda"], "--device"),
         (["in.csv", "--resume", "--overwrite"], "exclude each other"),
         (["in.csv", "--cluster", "tcp://127.0.0.1:1"], "no Dask scheduler answers"),
+        (["in.csv", "--cluster", "tcp://127.0.0.1:1", "--workers", "2"], "were chosen when it was started"),
+        (["in.csv", "--endpoint", "http://localhost:1"], "--endpoint is for URLs such as s3://bucket/key"),
+        (["in.csv", "-o", "-", "--endpoint", "http://localhost:1"], "--endpoint is for URLs such as s3://bucket/key"),
         (["in.csv", "--chunk-size", "0"], "--chunk-size"),
         (["in.csv", "--no-such-option"], "No such option"),
     ],
@@ -108,7 +111,7 @@ def test_usage_errors(
     (tmp_path / "in.csv").write_text("text\nx\n")
     monkeypatch.chdir(tmp_path)
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):  # for a scheduler that is not there
-        code, told = broadsheet_here("classify", *arguments, "-o", "out", "--model", small_model_file)
+        code, told = broadsheet_here("classify", "-o", "out", "--model", small_model_file, *arguments)
     assert message in told
     assert "Traceback" not in told
     assert code == 2

@@ -64,6 +64,17 @@ def test_ucx_gives_the_labels_that_tcp_gives(
         assert (tmp_path / "ucx" / "parts" / file.name).read_bytes() == file.read_bytes()
 
 
+def test_options_that_would_have_no_effect_are_refused(client: Client, small_model: Model, tmp_path: Path) -> None:
+    for useless in ({"workers": 2}, {"protocol": "tcp"}, {"tls": False}):
+        with pytest.raises(UsageError, match="a worker within this process"), connect(processes=False, **useless):
+            pass
+    job = {"model": small_model, "device": "cpu"}
+    with pytest.raises(UsageError, match="client has its own"):
+        pipeline.classify(["a"], client=client, workers=2, **job)
+    with pytest.raises(UsageError, match="root= is for the paths of files"):
+        pipeline.classify(["a"], client=client, root=tmp_path, **job)
+
+
 @pytest.mark.skipif(count_gpus() > 0, reason="there are GPUs")
 def test_without_gpus_the_protocol_is_tcp_and_says_why() -> None:
     assert choose("auto", hosts=4)[0] == choose("tcp", hosts=1)[0] == choose("auto", hosts=1, tls=True)[0] == "tls"

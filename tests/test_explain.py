@@ -42,7 +42,7 @@ def test_a_job_says_where_its_time_went(broadsheet_in_process: Command, small_mo
     paths = (str(tmp_path), str(small_model_file))
     assert max(len(line) for line in shown if not any(p in line for p in paths)) <= 80
 
-    (record,) = (out / "_runs").glob("*.json")
+    (record,) = (out / "_runs").glob("2*.json")
     report = json.loads(record.read_text())
     breakdown = report["breakdown"]
     assert len(breakdown["devices"]) == 2

@@ -76,7 +76,7 @@ def test_a_job_writes_into_a_bucket_what_it_writes_into_a_folder(
     report = run(f"{s3.url}/", endpoint=s3.endpoint)
     assert report.job.output == s3.url
     assert s3.contents() == on_disk
-    assert sum(name.startswith("_runs/") for name in s3.names()) == 2
+    assert sum(name.startswith("_runs/") for name in s3.names()) == 3
     assert verify(s3.url, endpoint=s3.endpoint).rows_quarantined == report.rows_quarantined == 7
     assert report.to_arrow().num_rows == ROWS - 7
     assert len(report.quarantine()) == 7

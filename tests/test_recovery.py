@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import warm
-from conftest import Command
+from conftest import Command, CommandHere
 from distributed import Client
 from jobs import alive, check_whole, committed, run_undisturbed, wait_until
 
@@ -123,9 +124,12 @@ def test_a_limit_on_open_files_is_told_before_anything_waits(broadsheet: Command
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_job_ends_cleanly_and_is_resumed(resume: Resume, job, tmp_path: Path, number: int) -> None:
+def test_an_interrupted_job_ends_cleanly_and_says_how_to_go_on(
+    broadsheet_here: CommandHere, job, tmp_path: Path, number: int
+) -> None:
+    """By a command that says all that is needed, wherever it is given."""
     arguments, undisturbed = job
-    out = tmp_path / "out"
+    out = tmp_path / "it's out"
     slow = tmp_path / "slow.py"
     slow.write_text(slowed("read", 0.5))
     process = warm.start(
@@ -147,8 +151,57 @@ def test_an_interrupted_job_ends_cleanly_and_is_resumed(resume: Resume, job, tmp
         if alive(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
     assert committed(out) < 7
-    assert resume(out).exit_code == 0
+    *_, remedy, command = errors.splitlines()
+    assert remedy == "Continue with"
+    name, *given = shlex.split(command)
+    assert (name, *given) == ("broadsheet", "classify", "--resume", "-o", str(out), "--workers", "1")
+    code, told = broadsheet_here(*given)
+    assert code == 0, told
     check_whole(out, undisturbed)
+
+
+ASKED = {
+    "text_column": ("title", "it's text"), "truth_column": "class", "scores": True, "top_k": 2, "abstain": 0.26,
+    "windows": 3, "overlap": 5, "window_score": "best", "chunk_size": 4, "limit": 11, "delimiter": "\t",
+    "columns": ("id", "title", "it's text", "class"), "encoding": "cp1252", "hash": "full", "id_column": "id",
+    "keep": ("title",), "keep_all": True, "format": "jsonl", "partition_by": "label", "where": "score > 0.1",
+}  # fmt: skip
+
+
+def test_every_option_that_is_forgotten_is_named_and_the_folder_alone_has_them_all(
+    broadsheet_here: CommandHere, small_model_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = "".join(f"{i}\tStocks {i}\tcaf\xe9 {'fell ' * 300}\t{i % 4 + 1}\n" for i in range(20))
+    (tmp_path / "[in]").mkdir()
+    monkeypatch.chdir(tmp_path / "[in]")
+    Path("a.csv").write_text(rows, "cp1252")
+    shutil.copy(small_model_file, "m.safetensors")
+    classify("*.csv", tmp_path / "out", model="m.safetensors", root=tmp_path, device="cpu", **ASKED)
+    undisturbed = contents(tmp_path / "out")
+    (tmp_path / "out" / "_SUCCESS").unlink()
+    next((tmp_path / "out" / "_entries").iterdir()).unlink()
+    given = ("classify", "a.csv", "-o", tmp_path / "out", "--resume")
+    code, told = broadsheet_here(
+        *given, "--model", "m.safetensors", "--root", tmp_path, "--top-k", 3, "--columns", "a,b"
+    )
+    assert code == 2
+    for flag in (
+        "add --text-column 'title' --text-column 'it'\"'\"'s text'", "add --truth-column 'class'", "add --scores",
+        "add --top-k 2 in place of --top-k 3", "add --abstain 0.26", "add --windows 3", "add --overlap 5",
+        "add --window-score 'best'", "add --limit 11", "add --delimiter 'tab'", "add --encoding 'cp1252'",
+        "add --hash 'full'", "add --id-column 'id' --id-column 'title'", "add --keep-all", "add --format 'jsonl'",
+        "add --partition-by 'label'", "add --where 'score > 0.1'", "in place of --columns 'a,b'",
+    ):  # fmt: skip
+        assert flag in told, flag
+    code, told = broadsheet_here(*given, "--root", tmp_path)
+    assert (code, f"--model '{tmp_path}/[in]/m.safetensors'" in told) == (2, True), told
+    monkeypatch.chdir("/")
+    code, told = broadsheet_here("classify", "--resume", "-o", tmp_path / "out")
+    assert code == 0, told
+    assert contents(tmp_path / "out") == undisturbed
+    verify(tmp_path / "out", input=True, root=tmp_path)
+    code, told = broadsheet_here("classify", "--resume", "-o", tmp_path / "none")
+    assert (code, "does not hold what a job was asked for" in told) == (2, True)
 
 
 def test_resume_refuses_another_job_and_says_what_changed(
@@ -164,10 +217,10 @@ def test_resume_refuses_another_job_and_says_what_changed(
         with pytest.raises(UsageError, match=re.escape(what)):
             classify(str(source), out, client=client, resume=True, **(same | other))
 
-    refused("settings.top_k was 1, now 2", top_k=2)
-    refused("settings.scores was False, now True", scores=True)
-    refused("settings.chunk_size was 10, now 20", chunk_size=20)
-    refused("settings.text_columns was [], now ['id']", text_column="id")
+    refused("leave out top_k=2", top_k=2)
+    refused("leave out scores=True", scores=True)
+    refused("add chunk_size=10 in place of chunk_size=20", chunk_size=20)
+    refused("leave out text_column='id'", text_column="id")
     refused("another model", model=model)
     before = source.stat()
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
@@ -178,7 +231,7 @@ def test_resume_refuses_another_job_and_says_what_changed(
     resume = [*arguments, "-o", out, "--resume"]
     run = broadsheet_in_process(*resume, env={"OPENBLAS_CORETYPE": "Prescott"})
     assert run.returncode == 2
-    assert "backend.architecture was" in run.stderr
+    assert "go on with cpu fp32, numpy kernels" in run.stderr
     run = broadsheet_in_process(*resume)
     assert run.returncode == 0, run.stderr
     assert "7 of 7 chunks done before" in run.stdout

@@ -169,8 +169,8 @@ def test_a_job_that_is_another_is_refused_and_one_that_is_not_finished_is_contin
     assert (resumed.rows_read, resumed.exit_code) == (24, 0)
     assert resumed.not_read == ["1 file is new since this began: --update labels it"]
     for options, named in (
-        ({"chunk_size": 6}, "settings.chunk_size was 5, now 6"),
-        ({"scores": True}, "settings.scores"),
+        ({"chunk_size": 6}, "add chunk_size=5 in place of chunk_size=6"),
+        ({"scores": True}, "leave out scores=True"),
     ):
         with pytest.raises(UsageError, match=f"cannot update .*{named}"):
             job(update=True, **options)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
@@ -13,20 +15,19 @@ from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.filesize import decimal
 
-from ..errors import UsageError
+from ..errors import BroadsheetError, UsageError
 from ..options import TABLE
-from ..report.console import PlainConsole, lines, print_file, print_json, say, styled
+from ..report.console import PlainConsole, facts_table, print_fact, print_file, print_json, say
 from ..storage.names import as_url
 from . import pipe
 from .flags import PROTOCOL, Protocol, Quiet, SchedulerFile, Tls, Where, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..job.estimate import Estimate
+    from ..output.store import Location
     from ..report.job import Progress
-    from ..source.inputs import Paths
-    from ..source.memory.stdin import Stdin
 
 _INPUT = (
     "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also .gz, "
@@ -51,7 +52,7 @@ _SHOWN = 10
 
 @with_options
 def command(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT", help=_INPUT, show_default=False)],
+    inputs: Annotated[list[str] | None, typer.Argument(metavar="INPUT", help=_INPUT, show_default=False)] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="OUT/", help=_OUTPUT)] = None,
     model: Annotated[list[str] | None, typer.Option(metavar="MODEL", help=_MODEL)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)] = False,
@@ -65,72 +66,79 @@ def command(
     nsys: Annotated[Path | None, in_panel("Report", "FOLDER", _NSYS)] = None,
     **flags: Any,
 ) -> None:
-    """Label every text of the input files.
+    """Label every text of the input files; with --resume -o OUT/ alone, go on with the job that was begun in OUT.
 
     Exit code 0: done. 2: wrong usage. 3: a file or chunk was set aside or could not be read, more rows cannot be read
     than --max-quarantined allows, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with
     --resume. 1: any other error.
     """
+    from ..job.again import how_to_go_on, taken_up
     from ..output.object_store import place_of
+    from ..report.terminal import print_report
 
     options = keywords(flags)
+    place = None if output in (None, _STDOUT) else place_of(output, options.get("endpoint"))
     workers = options.pop("workers", None)
-    if output is not None and output != _STDOUT:
-        place_of(output, options.get("endpoint"))
     if scheduler_file and (cluster or workers or protocol != "auto" or tls is not None or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
-    source = pipe.source_of(inputs, stdin_format)
-    models = model or ["ag-news"]
-    connection: dict[str, Any] = {
-        "where": cluster or "auto",
-        "workers": workers,
-        "scheduler_file": scheduler_file,
-        "protocol": protocol,
-        "tls": tls,
-        "nsys": nsys,
-    }
+    connection: dict[str, Any] = {"where": cluster or "auto", "workers": workers, "scheduler_file": scheduler_file}
+    connection |= {"protocol": protocol, "tls": tls, "nsys": nsys}
+    continued = _command_to_go_on(output, options, connection, as_json, quiet)
+    if inputs:
+        source, models = pipe.source_of(inputs, stdin_format), model or ["ag-news"]
+    elif place is None or not (options.get("resume") or options.get("update")):
+        raise UsageError("give INPUT …; only a job that goes on has its own: --resume -o OUT/")
+    else:
+        source, models, taken = taken_up(place)
+        models, options = model or models, taken | options
     if dry_run:
-        _estimate(source, None if output == _STDOUT else output, models, options, connection, as_json)
-    elif output is None:
-        raise UsageError("give a folder for the labels: -o OUT/ (or -o - for stdout)")
+        _estimate(source, place, models, options, connection, as_json)
     elif output == _STDOUT:
         pipe.refuse_options(options, connection, as_json)
         pipe.run(source, models, options, quiet)
+    elif place is None:
+        raise UsageError("give a folder for the labels: -o OUT/ (or -o - for stdout)")
     else:
-        _run_job(source, output, models, options, connection, as_json, quiet)
+        with _telling_how_to_go_on(place, source, continued):
+            report = _run(source, place, models, options, connection, quiet)
+        if as_json:
+            print_json(report.to_dict())
+        elif not quiet:
+            print_report(report, PlainConsole())
+        if report.run.set_aside or report.run.stopped:
+            say(how_to_go_on(place, source, continued), error=True)
+        raise typer.Exit(report.exit_code)
 
 
-def _run_job(
-    source: Any,
-    output: Path,
-    model: list[str],
-    options: dict[str, Any],
-    connection: dict[str, Any],
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Run it as a job, and print its report."""
-    from ..report.terminal import NoProgress, TerminalProgress, print_report
-
-    progress = NoProgress() if quiet else TerminalProgress(PlainConsole(stderr=True))
-    if quiet:
-        connection["say"] = lambda line: None
+@contextmanager
+def _telling_how_to_go_on(place: Location, source: Any, command: str) -> Iterator[None]:
+    """Where a job is interrupted or fails, the error is followed by what continues it."""
     try:
-        report = _run(source, output, model, options, progress, connection)
-    except KeyboardInterrupt:
-        from ..source.memory.stdin import Stdin
+        yield
+    except (KeyboardInterrupt, BroadsheetError) as error:
+        from ..job.again import how_to_go_on
 
-        is_gone = isinstance(source, Stdin)
-        remedy = "start again with --overwrite: stdin is gone" if is_gone else "continue with --resume"
-        say(
-            f"broadsheet: interrupted; what is committed in {as_url(str(output)) or output} stays, {remedy}", error=True
-        )
-        raise typer.Exit(1) from None
-    if as_json:
-        print_json(report.to_dict())
-    elif not quiet:
-        print_report(report, PlainConsole())
-    raise typer.Exit(report.exit_code)
+        message, code = f"interrupted; what is committed in {place} stays", 1
+        if isinstance(error, BroadsheetError):
+            message, code = error.message, error.exit_code
+        say(f"broadsheet: {message}", error=True)
+        if not isinstance(error, UsageError):
+            say(how_to_go_on(place, source, command), error=True)
+        raise typer.Exit(code) from None
+
+
+def _command_to_go_on(
+    output: Path | None, options: dict[str, Any], connection: dict[str, Any], as_json: bool, quiet: bool
+) -> str:
+    """The command that continues a job, with those of the options given here that the job's folder does not hold."""
+    from ..job.again import HELD, flags
+
+    more = {"cluster" if name == "where" else name: value for name, value in connection.items()}
+    more |= {"no_tls": connection["tls"] is False, "json": as_json, "quiet": quiet}
+    more |= {name: value for name, value in options.items() if name not in HELD}
+    given = [flags(name, value) for name, value in more.items() if value not in (None, False, "auto")]
+    name = shlex.quote(as_url(str(output)) or str(output))
+    return " ".join(["broadsheet classify", "--update" if options.get("update") else "--resume", "-o", name, *given])
 
 
 def _is_one_chunk(source: Any) -> bool:
@@ -142,21 +150,17 @@ def _is_one_chunk(source: Any) -> bool:
 
 
 def _run(
-    source: Any,
-    output: Path,
-    model: list[str],
-    options: dict[str, Any],
-    progress: Progress,
-    connection: dict[str, Any],
+    source: Any, place: Location, model: list[str], options: dict[str, Any], connection: dict[str, Any], quiet: bool
 ) -> Any:
     from ...cluster import connect, nearest
     from ..api import classify
     from ..engine.open import expected_device
     from ..job.beginning import refuse_files
     from ..options import Options
-    from ..output.object_store import place_of
+    from ..report.terminal import NoProgress, TerminalProgress
 
-    place = place_of(output, options.get("endpoint"))
+    connection |= {"say": lambda line: None} if quiet else {}
+    progress: Progress = NoProgress() if quiet else TerminalProgress(PlainConsole(stderr=True))
     refuse_files(source, place, model, Options(**options))  # before a cluster starts
     chosen = [name for name, value in connection.items() if name != "say" and value not in (None, "auto")]
     device = options.get("device", "auto")
@@ -168,7 +172,7 @@ def _run(
         connection["workers"] = 1  # without dask-cuda, which gives each GPU a worker, the first GPU has one
     stopping = Event()
     signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
-    run = partial(classify, source, output, model=model, progress=progress, stop=stopping.is_set, **options)
+    run = partial(classify, source, str(place), model=model, progress=progress, stop=stopping.is_set, **options)
     if connection["where"] in ("local", "cuda") and not connection["scheduler_file"]:
         return run(client=lambda: connect(**connection))  # beside the planning
     with connect(**connection) as client:  # at once: what its workers have decides the chunk size
@@ -176,12 +180,7 @@ def _run(
 
 
 def _estimate(
-    source: Paths | Stdin,
-    output: Path | None,
-    model: list[str],
-    options: dict[str, Any],
-    connection: dict[str, Any],
-    as_json: bool,
+    source: Any, place: Any, model: list[str], options: dict[str, Any], connection: dict[str, Any], as_json: bool
 ) -> None:
     """Print the estimate."""
     from ...cluster.protocol import count_gpus
@@ -193,44 +192,31 @@ def _estimate(
         raise UsageError(f"--cluster {where} needs an extra: pip install 'broadsheet[{extra}]'")
     gpus = 1 if where == "local" else count_gpus()
     machines, workers = (count or 1, gpus) if where == "slurm" else (1, count or gpus)
-    estimate = dry_run(source, output, model=model, machines=machines, workers=workers or None, **options)
+    estimate = dry_run(source, place and str(place), model=model, machines=machines, workers=workers or None, **options)
     if as_json:
         print_json(estimate.to_dict())
     else:
-        _print_estimate(estimate, output, PlainConsole())
+        _print_estimate(estimate, place, PlainConsole())
         if where not in ("auto", "local", *_EXTRAS) or connection["scheduler_file"] is not None:
             say("The rate was measured here, not on that cluster.")
 
 
-def _print_estimate(estimate: Estimate, output: Path | None, console: PlainConsole) -> None:
-    from ..output.object_store import place_of
+def _print_estimate(estimate: Estimate, place: Location | None, console: PlainConsole) -> None:
+    from ..report.terminal import print_list
 
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(justify="right", style="bold", min_width=8)
-    grid.add_column(overflow="fold")
-    for name, value in _facts(estimate):
-        grid.add_row(name, value)
-    console.print(grid)
-    if output is not None:
-        free = "" if estimate.free_bytes is None else f" ({_size(estimate.free_bytes)} free)"
-        console.print(styled(("  folder  ", "bold"), f"{place_of(output)}{free}"), soft_wrap=True)
-    for name, messages in (
-        ("warning", estimate.warnings),
-        ("skipped", estimate.left_out),
-        ("files", estimate.problems),
-    ):
-        for message in messages[:_SHOWN]:
-            console.print(lines(f"{name}  {message}", "yellow"), soft_wrap=True)
-        if len(messages) > _SHOWN:
-            console.print(f"{name}  … and {len(messages) - _SHOWN:,} more", style="yellow")
-    console.print(
-        "Nothing was written. The time is that of labelling: to start a cluster and to read takes more.", style="dim"
-    )
+    console.print(facts_table(_facts(estimate)))
+    if place is not None:
+        free = "" if estimate.free_bytes is None else f" ({decimal(estimate.free_bytes)} free)"
+        print_fact("folder", f"{place}{free}", console)
+    print_list("warning", estimate.warnings, console)
+    print_list("skipped", estimate.left_out, console)
+    print_list("files", estimate.problems, console)
+    console.print("Nothing was written. To start a cluster and to read takes more than that time.", style="dim")
 
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     if estimate.files:
-        yield "files", f"{estimate.files:,}, {_size(estimate.bytes)}"
+        yield "files", f"{estimate.files:,}, {decimal(estimate.bytes)}"
     if estimate.rows is None:
         yield "rows", "not known"
     else:
@@ -250,7 +236,7 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
             times += f", {_duration(estimate.seconds)} on {estimate.workers:,} {others}"
         yield "time", f"about {times}; {estimate.device_hours or 0:,.2f} {unit}-hours"
     if estimate.output_bytes is not None:
-        yield "output", f"about {_size(estimate.output_bytes)}"
+        yield "output", f"about {decimal(estimate.output_bytes)}"
 
 
 def _sample(estimate: Estimate) -> str:
@@ -258,14 +244,6 @@ def _sample(estimate: Estimate) -> str:
     bad = sum(estimate.reasons.values())
     counts += [f"{bad:,} without a label"] if bad else []
     return f"{estimate.sample_rows:,} rows from all over the input: {', '.join(counts)}"
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:,.0f} {unit}" if unit == "bytes" or count >= 10 else f"{count:,.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
 
 
 def _duration(seconds: float) -> str:
@@ -318,8 +296,8 @@ def _check_job(context: typer.Context) -> None:
     assert context.parent is not None
     group: Any = context.parent.command
     given = group.commands["classify"].make_context("classify", [*context.args], parent=context.parent).params
-    source = pipe.source_of(given["inputs"], given["stdin_format"])
-    if given["output"] in (None, _STDOUT) or given["inputs"] == ["-"]:
+    if given["output"] in (None, _STDOUT) or given["inputs"] in (None, ["-"]):
         raise UsageError("a submitted job reads files and writes to a folder: give INPUT … -o OUT/")
+    source = pipe.source_of(given["inputs"], given["stdin_format"])
     options = keywords({name: value for name, value in given.items() if name in TABLE})
     sampled(source, given["output"], given["model"] or ["ag-news"], options, rows=1)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,62 +59,40 @@ def command(
 
     pictures = {"--plot": plot, "--reliability": reliability}
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
-    names = names_of(columns)
     loaded = load_model(model)
+    options: dict[str, Any] = {"device": device, "precision": precision, "kernels": kernels}
+    options |= {"text_column": text_column or (), "label_column": label_column, "columns": names_of(columns)}
     if loaded.is_multi_label:
         if plot or reliability or abstain is not None or precision_target is not None:
             raise UsageError(
                 f"{model} gives a text several labels: --plot, --reliability, --abstain and --precision-target are for "
                 "models that give one"
             )
-        options = {"device": device, "precision": precision, "kernels": kernels, "columns": names}
-        _evaluate_labels(loaded, data, text_column or (), label_column, label_separator, as_json, options)
+        _evaluate_labels(loaded, data, as_json, {**options, "label_separator": label_separator})
         return
     if label_separator is not None:
         raise UsageError(f"{model} gives each text one label: --label-separator is for models that give several")
-    result = evaluate(
-        loaded,
-        Paths(data),
-        text_column=text_column or (),
-        label_column=label_column,
-        columns=names,
-        mistakes=mistakes,
-        abstain=abstain,
-        precision_target=precision_target,
-        device=device,
-        precision=precision,
-        kernels=kernels,
-    )
+    options |= {"mistakes": mistakes, "abstain": abstain, "precision_target": precision_target}
+    result = evaluate(loaded, Paths(data), **options)
     if not result.confusion.rows and not result.abstained:
         raise UsageError(f"no row has a class of the model in column {label_column!r}")
     if as_json:
         print_json(result.to_dict())
     else:
         _print(result, abstain, reliability is None, PlainConsole())
+    if plot or reliability:
+        from ..report.plots import confusion_matrix, reliability_diagram, save_png
     if plot:
-        from ..report.plots import confusion_matrix, save_png
-
         save_png(confusion_matrix(result.confusion), plot)
     if reliability:
-        from ..report.plots import reliability_diagram, save_png
-
         save_png(reliability_diagram(result.reliability, result.uncalibrated), reliability)
 
 
-def _evaluate_labels(
-    model: Model,
-    data: list[str],
-    text_column: Iterable[str],
-    label_column: str,
-    label_separator: str | None,
-    as_json: bool,
-    options: dict[str, Any],
-) -> None:
+def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> None:
     from ..measures.evaluate import evaluate_labels
     from ..report.tables import print_label_figures
     from ..source.inputs import Paths
 
-    options |= {"text_column": text_column, "label_column": label_column, "label_separator": label_separator}
     result = evaluate_labels(model, Paths(data), **options)
     if as_json:
         print_json(result.to_dict())

@@ -30,9 +30,11 @@ from ..report.job import JobReport, Progress
 from ..source.chunk import Selection
 from ..source.find.files import Files
 from ..source.formats.base import InputFile, Schema
-from ..source.inputs import Given, JobInput, Source, local_paths
+from ..source.inputs import Given, JobInput, Source, local_paths, paths_of
 from ..source.plan.plan import Plan, bound, group_sizes
+from ..storage.buckets import refuse_useless
 from ..storage.disk import refuse_outputs
+from .again import refuse_difference
 from .tasks import Event, Job
 from .watchdog import Watchdog
 
@@ -73,26 +75,21 @@ class Request:
 
 
 def refuse_files(source: Any, output: Location | None, models: Iterable[str], options: Options) -> None:
-    """Raise UsageError where a file or a folder that a job is to write must not be: it is what the job reads, say.
+    """Raise UsageError where a file or a folder that a job is to write must not be: it is what the job reads, say; and
+    for options of files and of object stores in a job that has none.
 
     A job that goes on replaces the trace and the report of its last run. models: their files.
     """
+    paths = paths_of(source)
+    if paths is None and options.root is not None:
+        raise UsageError("--root is for the paths of files, and the input has none: leave it out")
+    refuse_useless(options.endpoint, [*(paths or ()), str(output)])
     refuse_outputs(
         {"--trace": options.trace, "--report": options.report},
         options.overwrite or options.resume or options.update,
         lambda: [*models, *([] if options.truth is None else [os.fspath(options.truth)]), *local_paths(source)],
         output if isinstance(output, Path) else None,
     )
-
-
-@dataclass(frozen=True)
-class Fresh:
-    """A job whose rows are in memory, or whose folder holds no manifest yet."""
-
-
-@dataclass(frozen=True)
-class Overwritten:
-    """A job that takes the place of whatever is in its folder."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,8 @@ class Updated:
         return self.update.plan(found, asked)
 
 
-Beginning = Fresh | Overwritten | Resumed | Updated
+Beginning = Resumed | Updated | None
+"""None: fresh, with rows in memory or a folder without a manifest, or in place of whatever is in its folder."""
 
 
 def beginning_of(request: Request, found: Given, identity: str) -> Beginning:
@@ -149,7 +147,7 @@ def beginning_of(request: Request, found: Given, identity: str) -> Beginning:
     if folder is None or before is None:
         if folder and options.update and folder.is_begun:
             raise OutputError(f"{folder.path / MANIFEST} is damaged: --resume repairs this")
-        return Overwritten() if options.overwrite else Fresh()
+        return None
     # Checked before its plan is used; the backend is compared once it is known.
     settings = options.settings(options.chunk_size or before.fingerprint.settings.chunk_size, request.models)
     digest = request.models.digest
@@ -159,15 +157,6 @@ def beginning_of(request: Request, found: Given, identity: str) -> Beginning:
         return Updated(before, _begin_update(folder, before, found, options.strict))
     update = _continued(folder, before, found)
     return _resumed(folder, before, found, identity) if update is None else Updated(before, update)
-
-
-def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprint, update: bool) -> None:
-    """Raise UsageError, naming what changed, unless the job begun in the folder is this one."""
-    found = list(before.differences(now))
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        what = "update" if update else "resume"
-        raise UsageError(f"cannot {what} {folder.path}: {found[0]}{more}. Start again with --overwrite")
 
 
 def _resumed(folder: OutputFolder, before: Manifest, found: Given, identity: str) -> Resumed:

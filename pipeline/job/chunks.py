@@ -26,7 +26,8 @@ from ..source.find.files import Files
 from ..source.inputs import JobInput, Source
 from ..source.plan.plan import GroupEnd, group_name, part_name
 from ..source.plan.sample import slow_to_read
-from .beginning import Engines, Outcome, Overwritten, Planned, Prepared, Resumed, Updated, refuse_difference
+from .again import refuse_difference, save_asked
+from .beginning import Engines, Outcome, Planned, Prepared, Updated
 from .progress import DashboardProgress
 from .tasks import Done, Event, Job, Noted, SetAside, Stopped, profile_engine
 from .watchdog import Watchdog
@@ -85,7 +86,7 @@ def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str 
         no_gpu=no_gpu,
         meant_for=models.first.meant_for,
         left_out=prepared.found.left_out if isinstance(prepared.found, Files) else (),
-        growth=beginning.growth if isinstance(beginning, Resumed | Updated) else None,
+        growth=beginning.growth if beginning else None,
         models=tuple((model.name, model.classes) for model in models.every),
         max_quarantined=request.options.max_quarantined,
     )
@@ -93,9 +94,10 @@ def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str 
 
 def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprint) -> Committed:
     """Begin the job in its folder, or go on there; what is committed of it. Raises UsageError for another job."""
-    options, beginning, plan = planned.prepared.request.options, planned.prepared.beginning, planned.input.plan
+    request, beginning, plan = planned.prepared.request, planned.prepared.beginning, planned.input.plan
+    options = request.options
     schema, job, number, goes_on = planned.columns.written, fingerprint.id, 0, options.resume
-    if isinstance(beginning, Resumed | Updated):
+    if beginning is not None:
         refuse_difference(folder, beginning.before.fingerprint, fingerprint, options.update)
         if isinstance(beginning, Updated) and plan is not None:
             number, goes_on = beginning.update.number, beginning.update.saved is not None
@@ -107,8 +109,8 @@ def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprin
             folder.restore_plan(plan_bytes(plan), job)
     else:
         saved = None if plan is None else plan_bytes(plan)
-        again = options.resume or options.update
-        folder.create(fingerprint, schema, saved, again, isinstance(beginning, Overwritten))
+        folder.create(fingerprint, schema, saved, options.resume or options.update, options.overwrite)
+    save_asked(folder, request.source, request.models, options, partial(folder.check_claim, job))
     return folder.committed(job, planned.columns.models, schema, number) if goes_on else Committed({}, {})
 
 

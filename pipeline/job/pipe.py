@@ -36,6 +36,7 @@ from ..source.inputs import Paths, UnreadChunk, identify, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
 from ..source.open.compression import not_decoded
 from ..source.plan.plan import GroupEnd
+from .beginning import refuse_files
 
 KINDS = ("jsonl", "csv")
 """The formats of parts whose rows can go to a pipe one by one."""
@@ -124,6 +125,7 @@ def _opened(
     as they are met.
     """
     asked, first = options.selection(models), models.first
+    refuse_files(source, None, (), options)
     if isinstance(source, Stdin):
         selection = source.open(asked)
         return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))

@@ -154,7 +154,7 @@ def prepare(request: Request) -> Prepared:
     if folder:
         folder.store.probe()
     beginning = beginning_of(request, found, identity)
-    if isinstance(beginning, Resumed | Updated):
+    if beginning is not None:
         identity = beginning.before.fingerprint.input
     if isinstance(beginning, Resumed) and beginning.saved is not None and isinstance(found, Files):
         found = only_known(beginning.saved, found)
@@ -185,7 +185,7 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
     Raises UsageError for columns that do not exist, and with `strict` SourceError for input that cannot be read.
     """
     request, beginning = prepared.request, prepared.beginning
-    before = beginning.before if isinstance(beginning, Resumed | Updated) else None
+    before = beginning.before if beginning else None
     from ...cluster.protocol import count_gpus
 
     options, models = request.options, request.models
@@ -193,20 +193,9 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
     usual = usual_chunk_rows(device, any(model.has_network for model in models.every))
     chunk_rows = options.chunk_size or (before.fingerprint.settings.chunk_size if before else usual)
     saved = None
-    if request.folder and isinstance(beginning, Resumed | Updated) and isinstance(prepared.found, Files):
-        settings = beginning.before.fingerprint.settings
-        asked = replace(
-            options.selection(models),
-            text=settings.text_columns,
-            kept=settings.kept_columns,
-            keep_all=settings.keep_all,
-            truth=settings.truth_column,
-            header=settings.columns,
-            encoding=settings.encoding,
-            delimiter=settings.delimiter,
-        )
-        saved = beginning.plan(request.folder, prepared.found, asked)
-    if saved is not None and isinstance(beginning, Resumed | Updated) and beginning.is_updated:
+    if request.folder and beginning and isinstance(prepared.found, Files):
+        saved = beginning.plan(request.folder, prepared.found, options.selection(models))
+    if saved is not None and beginning and beginning.is_updated:
         job_input = planned_files(saved, scanner, workers)
     else:
         selection = options.selection(models)
@@ -238,7 +227,7 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
         if not run.set_aside and not run.stopped:
             beginning = prepared.beginning
             number = beginning.update.number if isinstance(beginning, Updated) else 0
-            updates = len(beginning.before.updates) if isinstance(beginning, Resumed | Updated) else 0
+            updates = len(beginning.before.updates) if beginning else 0
             totals, schema = report.tally.totals(), planned.columns.written
             finish_folder(folder, totals, schema, job, outcome.counted, number, updates)
         run.timings["commit"] = time.perf_counter() - committing

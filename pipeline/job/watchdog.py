@@ -16,6 +16,7 @@ from typing import Any
 from distributed import Client, Scheduler
 from distributed import scheduler as dask_module
 
+from ..errors import first_of
 from ..source.inputs import Source
 from ..source.plan.plan import Unit
 
@@ -31,7 +32,6 @@ _ANSWER_SECONDS = 10.0
 _SILENT_SECONDS = 10.0
 """After so long without a heartbeat, sent every half second to five seconds, a worker is named."""
 
-_MOST_NAMED = 3
 
 Key = tuple[str, str, int]
 """Step and run, chunk (or group), and a number that no other task of the run has."""
@@ -154,7 +154,7 @@ def _loss(worker: str, keys: Iterable[Any]) -> str:
     if not chunks:
         return f"worker {worker} was lost; it had nothing to do"
     return (
-        f"worker {worker} was lost (killed, out of memory, or silent for too long) while it had {_listed(chunks)}; "
+        f"worker {worker} was lost (killed, out of memory, or silent for too long) while it had {first_of(chunks)}; "
         "these run again, unless they have killed others"
     )
 
@@ -164,20 +164,15 @@ def _reasons(found: InFlight) -> Iterator[str]:
         yield "there are no workers"
     running = [f"{chunk} is in {step} on worker {worker} for {s:.0f} s" for s, step, chunk, worker in found.running]
     if running:
-        yield _listed(running)
+        yield first_of(running)
     elif found.workers and found.waiting:
         yield f"{found.waiting} tasks wait for a worker to begin them"
     elif found.workers:
         yield "the scheduler has no task of this job left to run"
     if found.silent:
-        yield _listed(
+        yield first_of(
             [f"worker {worker} has sent no heartbeat for {seconds:.0f} s" for worker, seconds in found.silent]
         )
-
-
-def _listed(items: list[str]) -> str:
-    more = len(items) - _MOST_NAMED
-    return ", ".join(items[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _in_flight(dask_scheduler: Scheduler) -> InFlight:

@@ -22,6 +22,7 @@ FORMATS = ("parquet", "jsonl", "csv")
 
 QUARANTINE, RUNS = "_quarantine", "_runs"
 FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
+REQUEST = f"{RUNS}/request.json"
 PLAN, CLAIM, SUCCESS = "_plan.json", "_claim.json", "_SUCCESS"
 
 VERSION: Final = 4

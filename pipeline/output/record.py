@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Annotated, Literal, TypeVar
 
@@ -282,19 +282,6 @@ class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
     def id(self) -> str:
         """The job's name: 16 hexadecimal digits."""
         return hashlib.sha256(to_json(self)).hexdigest()[:16]
-
-    def differences(self, other: Fingerprint) -> Iterator[str]:
-        """Messages about what `other` changes."""
-        if self.input != other.input:
-            yield "the input changed"
-        if self.model != other.model:
-            yield "another model"
-        for part in ("backend", "settings", "writer"):
-            before, now = (json.loads(to_json(getattr(each, part))) for each in (self, other))
-            for name in {**before, **now}:
-                was, is_now = before.get(name), now.get(name)
-                if was != is_now:
-                    yield f"{part}.{name} was {was!r}, now {is_now!r}"
 
 
 class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,15 +9,12 @@ from itertools import accumulate, chain
 import msgspec
 import pyarrow as pa
 
-from ..errors import OutputError
+from ..errors import OutputError, first_of
 from ..source.chunk import Selection
 from ..source.find.files import Files
 from ..source.formats.base import InputFile, Schema
 from ..source.plan.plan import Plan, bound, plan_files
 from .record import ListedFile, SavedPlan, SavedSelection, from_json
-
-_NAMED = 3
-"""Files that a message names."""
 
 
 def listed(files: Iterable[InputFile]) -> Iterator[ListedFile]:
@@ -119,7 +116,7 @@ class Changes:
 
     def __str__(self) -> str:
         told = (("gone", self.gone), ("new", self.new), ("changed", self.changed))
-        found = "; ".join(f"{what}: {_few(names)}" for what, names in told if names)
+        found = "; ".join(f"{what}: {first_of(names)}" for what, names in told if names)
         return found or "the input files are in another order"
 
 
@@ -159,11 +156,6 @@ def plan_again(saved: SavedPlan, found: Sequence[InputFile], asked: Selection) -
         unread=saved.unread,
         first_group=saved.first_group,
     )
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _saved(selection: Selection) -> SavedSelection:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..errors import counted
+from ..errors import counted, first_of
 from ..measures.accuracy import Confusion, Example, confusion_of
 from ..telemetry.profile import Profile
 from .tally import Reach, Tally
@@ -15,9 +14,6 @@ from .timeline import Timeline
 
 EXAMPLES = 10
 """How many of the rows whose two best classes were closest are kept."""
-
-_NAMED = 3
-"""Files that a message names."""
 
 
 @dataclass(frozen=True)
@@ -230,9 +226,3 @@ def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
             for (name, classes), judged in others
         ),
     )
-
-
-def first_of(names: Sequence[str], most: int = _NAMED, comma: str = ", ") -> str:
-    """The first names, and how many more there are."""
-    more = f"{comma}and {len(names) - most:,} more" if len(names) > most else ""
-    return comma.join(names[:most]) + more

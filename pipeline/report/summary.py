@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..errors import counted, in_python, printable
+from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_quarantined
 from ..source.open.compression import not_decoded
-from .facts import JobFacts, RunFacts, first_of, models_of
+from .facts import JobFacts, RunFacts, models_of
 from .results import Results
 from .tally import Tally, balance
 

@@ -121,11 +121,11 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         print_breakdown(report.breakdown, console)
     if report.run.profile is not None:
         print_profile(report.run.profile, console)
-    _print_list("skipped", report.job.left_out, console)
+    print_list("skipped", report.job.left_out, console)
     if report.tally.unread:
         console.print(lines(unread_line(report.tally.unread), "yellow"), soft_wrap=True)
-    _print_list("files", [message for _, message in report.tally.problems], console)
-    _print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.run.set_aside], console)
+    print_list("files", [message for _, message in report.tally.problems], console)
+    print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.run.set_aside], console)
     growth = report.job.growth.lines if report.job.growth else []
     for remark in (*growth, unfinished(report.run), doubt(report.job, report.tally), *report.hints):
         if remark:
@@ -173,7 +173,7 @@ def _print_quarantine(report: JobReport, console: PlainConsole) -> None:
         console.print(f"quarantined  … {report.rows_quarantined:,} rows in all", style="yellow")
 
 
-def _print_list(name: str, messages: Iterable[str], console: PlainConsole) -> None:
+def print_list(name: str, messages: Iterable[str], console: PlainConsole) -> None:
     messages = list(messages)
     for message in messages[:_MOST_LINES]:
         console.print(lines(f"{name}  {message}", "yellow"), soft_wrap=True)

@@ -179,7 +179,7 @@ def identify(
     """
     if isinstance(source, Stdin):
         return source
-    paths = _paths(source)
+    paths = paths_of(source)
     if paths is not None:
         return _find(source, paths, symbols, length, whole_hash, root, endpoint)
     if _is_dask(source):
@@ -194,7 +194,8 @@ def identify(
     return RowsInMemory(rows, [{"path": MEMORY, "digest": rows.digest if by_content else ""}])
 
 
-def _paths(source: Any) -> list[str] | None:
+def paths_of(source: Any) -> list[str] | None:
+    """The paths, patterns and URLs that a source is; None for anything else."""
     if isinstance(source, Paths):
         return [os.fspath(path) for path in source]
     if isinstance(source, str | os.PathLike):
@@ -208,7 +209,7 @@ def local_paths(source: Any) -> list[str]:
     """The paths of the files here, archives themselves, that a source names: nothing of rows in memory. Raises as
     `identify`.
     """
-    names = [inside.archive if (inside := in_archive(name)) else name for name in _paths(source) or ()]
+    names = [inside.archive if (inside := in_archive(name)) else name for name in paths_of(source) or ()]
     here = [name for name in names if as_url(name) is None]
     return [file.location for file in search(here, is_known).files] if here else []
 

@@ -14,7 +14,7 @@ import random
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -227,6 +227,13 @@ def check_endpoint(endpoint: str, name: str = "--endpoint") -> None:
         raise UsageError(f"{name} is {without_secrets(endpoint)!r}: write a URL, for example http://localhost:9000")
     if "@" in parts.netloc:
         raise UsageError(f"{name} has a user or password in it: give credentials by the environment")
+
+
+def refuse_useless(endpoint: str | None, names: Iterable[str]) -> None:
+    """Raise UsageError for the server of object stores where none of these paths and URLs is in one."""
+    parts = (as_url(part) or part for name in names for part in name.split("::"))
+    if endpoint is not None and not any(map(is_bucket, parts)):
+        raise UsageError("--endpoint is for URLs such as s3://bucket/key, and none is given: leave it out")
 
 
 @lru_cache(maxsize=32)

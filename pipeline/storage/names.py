@@ -7,6 +7,7 @@ Passwords in URLs, and what follows a `?` in those of the web, which may be a si
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from typing import NamedTuple
@@ -70,10 +71,14 @@ def without_secrets(text: str) -> str:
 
 
 def absolute(name: str) -> str:
-    """An absolute path; a URL as it is."""
+    """An absolute path or pattern; a URL as it is."""
     if inside := in_archive(name):
         return member_name(inside.member, absolute(inside.archive))
-    return name if is_url(name) else os.path.abspath(name)
+    if is_url(name):
+        return name
+    if glob.has_magic(name) and not os.path.lexists(name):  # whose folder may look like a pattern
+        return os.path.normpath(os.path.join(glob.escape(os.getcwd()), name))
+    return os.path.abspath(name)
 
 
 def root_of(root: str | os.PathLike[str] | None) -> str | None:

@@ -43,6 +43,7 @@ from ...storage.names import (
     MANIFEST,
     OLD_MANIFEST,
     PARTS,
+    absolute,
     as_url,
     in_archive,
     is_url,
@@ -164,7 +165,7 @@ def _search_local(name: str, is_known: Callable[[str], bool]) -> Found:
             return _below(os.path.abspath(name), is_known)
         if os.path.lexists(name):
             return Found([_listed(os.path.abspath(name))])
-        return _matching(os.path.abspath(name)) if glob.has_magic(name) else Found()
+        return _matching(absolute(name)) if glob.has_magic(name) else Found()
     except ValueError as error:  # a name with a null byte or half of a surrogate pair
         raise UsageError(f"no input at {name!r}: {error}") from error
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import cloudpickle
 
-from ...errors import BroadsheetError
+from ...errors import BroadsheetError, first_of
 from ...processes.child import Child
 from ...processes.messages import Closed, packed, receive, send, unpacked
 from ...telemetry.spans import WHERE, Span
@@ -91,8 +91,7 @@ class Request:
         """What is read, for messages."""
         what = self.what
         paths = [f.path for f in what.files] if isinstance(what, Group) else [path for path, *_ in what.sources]
-        more = len(set(paths)) - 1
-        return (paths[0] if paths else what.name) + (f" and {more:,} more" if more > 0 else "")
+        return first_of([*dict.fromkeys(paths)], 1) or what.name
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,129 @@
+"""A job that goes on. By its folder alone, in which it saves what it was asked for; and by options that must be those
+that it began with: where they are not, a message names the flags that make them so.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from msgspec import UNSET, Struct
+
+from ..errors import BroadsheetError, UsageError
+from ..model.charcnn import SHIPPED
+from ..model.several import Models
+from ..options import HEADER, TABLE, TYPES, Options
+from ..output.folder import OutputFolder
+from ..output.layout import REQUEST
+from ..output.record import Fingerprint, Settings, from_json, to_json
+from ..output.store import Location
+from ..source.inputs import Paths, paths_of
+from ..source.memory.stdin import Stdin
+from ..storage.names import absolute, as_url, root_of, without_secrets
+
+_TAB = "\t"
+HELD = {"root", "resume", "overwrite", "update"} | {n for n, o in TABLE.items() if o.recorded or o.panel == "Computing"}
+"""Options that a job has by its folder alone, or that say how it begins."""
+
+
+class Asked(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a job was asked for that its fingerprint does not hold. Paths are absolute; truth: of the answer file."""
+
+    inputs: tuple[str, ...]
+    models: tuple[str, ...]
+    root: str | None
+    truth: str | None
+
+
+def save_asked(folder: OutputFolder, source: Any, models: Models, options: Options, check: Callable[[], None]) -> None:
+    """Save it in the folder of a job over files, unless one of their URLs holds a password or a signature."""
+    inputs = [absolute(as_url(name) or name) for name in paths_of(source) or ()]
+    if inputs and inputs == [*map(without_secrets, inputs)]:
+        names = [each.name for each in models.every]
+        names = [absolute(name) if os.path.isfile(name) and name not in SHIPPED else name for name in names]
+        truth = None if options.truth is None else absolute(os.fspath(options.truth))
+        folder.store.put(REQUEST, to_json(Asked((*inputs,), (*names,), root_of(options.root), truth)), check)
+
+
+def how_to_go_on(place: Location, source: Any, command: str) -> str:
+    """What continues the job that was begun at a place: the command, where that needs nothing but the folder."""
+    begun, saved = True, True
+    with suppress(BroadsheetError):  # it may be out of reach now
+        folder = OutputFolder(place)
+        begun, saved = folder.is_begun, folder.store.has(REQUEST)
+    if not begun:
+        return "No job has begun there yet"
+    if isinstance(source, Stdin):
+        return "Start again with --overwrite: stdin is gone"
+    return f"Continue with\n{command}" if saved else "Continue with the same command and --resume"
+
+
+def taken_up(place: Location) -> tuple[Paths, list[str], dict[str, Any]]:
+    """Input, models and options of the job in a folder. Raises UsageError where these are not saved there."""
+    folder = OutputFolder(place)
+    if not (folder.is_begun and folder.store.has(REQUEST)):
+        raise UsageError(
+            f"{place} does not hold what a job was asked for: none has begun, its rows were in memory or on stdin, or "
+            "its input's address has a password or a signature. Give input, model and options again"
+        )
+    asked = from_json(folder.store.read(REQUEST), Asked, folder.path / REQUEST)
+    options = options_of(folder.manifest().fingerprint) | {"root": asked.root, "truth": asked.truth}
+    del options["chunk_size"]  # which a job that goes on has in any case
+    return Paths(asked.inputs), [*asked.models], {name: value for name, value in options.items() if value is not None}
+
+
+def options_of(job: Fingerprint) -> dict[str, Any]:
+    """The options other than the defaults that make a job what it is; of the answers, the hash."""
+    held, backend = job.settings, job.backend
+    found = {name: getattr(held, name) for name in Settings.__struct_fields__ if name in TABLE}
+    found |= {"text_column": held.text_columns, "id_column": held.kept_columns}
+    found |= {"device": backend.device, "precision": backend.precision}
+    found["kernels"] = "auto" if backend.device == "cpu" else backend.kernels
+    if held.windows is not UNSET:
+        found |= zip(("windows", "overlap", "window_score"), held.windows, strict=True)
+    return {name: value for name, value in found.items() if value is not UNSET and value != TABLE[name].default}
+
+
+def flags(name: str, value: Any, quoted: Callable[[str], str] = shlex.quote) -> str:
+    """An option in a command line."""
+    values = value if isinstance(value, tuple | list) else [value]
+    if TYPES.get(name) == HEADER:
+        values = [",".join(values)]
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else " ".join(f"{flag} {quoted('tab' if v == _TAB else str(v))}" for v in values)
+
+
+def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprint, update: bool) -> None:
+    """Raise UsageError, naming all that is to change, unless the job begun in the folder is this one."""
+    if before == now:
+        return
+    found, was, given = [], options_of(before), options_of(now)
+    for name in TABLE:
+        old, new = was.get(name), given.get(name)
+        if old is None and new is not None:
+            found.append(f"leave out {_shown(name, new)}")
+        elif name == "truth" and old != new:
+            found.append("give the --truth that it had, with the same answers")
+        elif old != new:
+            found.append(f"add {_shown(name, old)}" + ("" if new is None else f" in place of {_shown(name, new)}"))
+    for what, here in ((before.backend, now.backend), (before.writer, now.writer)):
+        found += [f"go on with {what}: this is {here}"] if what != here else []
+    if before.model != now.model:
+        asked = from_json(folder.store.read(REQUEST), Asked, REQUEST) if folder.store.has(REQUEST) else None
+        found.append(f"another model labelled its rows: {_shown('model', asked.models) if asked else 'give that'}")
+    remedies = "; ".join(found) or "its manifest is not that of such a job"
+    raise UsageError(
+        f"cannot {'update' if update else 'resume'} {folder.path}: {remedies}. Or start again with --overwrite"
+    )
+
+
+def _shown(name: str, value: Any) -> str:
+    """An option in a message, in which Python's form of it has quotes around a text, and none around a number."""
+
+    def quoted(text: str) -> str:
+        return text if text.replace(".", "").isdecimal() else shlex.quote(text) if "'" in text else f"'{text}'"
+
+    return "--truth" if name == "truth" else flags(name, value, quoted)
