@@ -35,7 +35,9 @@ size:
 
 # The documentation site, into site/. Fails on a broken link.
 docs: $(VENV)/documented
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The documentation is in site/. Open it in a browser: file://$(CURDIR)/site/index.html"
+	@echo "Its search needs a server: $(PYTHON) -m http.server --directory site 8001, then http://localhost:8001"
 
 lab: $(VENV)/lab
 	$(BIN)/jupyter lab notebooks

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _WORKER, _SCHEDULER = "broadsheet_worker", "broadsheet_scheduler"
 _JOB = {
     "rows": "Rows that the last job has done",
-    "rows_known": "Rows that it has in all; 0 where that is not known",
-    "rows_quarantined": "Its rows that have no label",
-    "chunks": "Chunks that it has done",
+    "rows_known": "Rows of the last job in all; 0 where that is not known",
+    "rows_quarantined": "Rows of the last job that are in quarantine",
+    "chunks": "Chunks that the last job has done",
 }
 _registered: dict[str, _Collector] = {}
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import dask
 
-from ..pipeline.errors import UsageError
+from ..pipeline.errors import UsageError, cause
 
 SCRATCH = "temporary-directory"
 """Where Dask's configuration names the folder below which each process makes one of its own."""
@@ -38,7 +38,7 @@ def make_private(folder: Path) -> None:
             raise UsageError(f"{folder} is a link or belongs to another user (number {owner}): choose another folder")
         folder.chmod(0o700)
     except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}") from error
+        raise UsageError(f"{folder} cannot be made: {cause(error)}. Name another folder, or set TMPDIR") from error
 
 
 @contextmanager

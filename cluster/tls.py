@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distributed.security import Security
 
-from ..pipeline.errors import UsageError
+from ..pipeline.errors import UsageError, cause
 from .private import make_private
 
 _KEY, _CERTIFICATE = "key.pem", "certificate.pem"
@@ -24,7 +24,7 @@ def make_certificates(folder: Path) -> Security:
             with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(text)
     except OSError as error:
-        raise UsageError(f"no certificates can be written to {folder}: {error.strerror}. Free space there") from error
+        raise UsageError(f"no certificates can be written to {folder}: {cause(error)}. Free space there") from error
     return load_certificates(folder)
 
 

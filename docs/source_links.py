@@ -18,6 +18,6 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     def on_github(link: re.Match[str]) -> str:
         if not (ROOT / link[1]).exists():
             raise PluginError(f"{page.file.src_uri} links to ../{link[1]}, which does not exist")
-        return f"]({config.repo_url.rstrip('/')}/blob/main/{link[1]}"
+        return f"]({config.extra['repository']}/blob/main/{link[1]}"
 
     return LINK.sub(on_github, markdown)

@@ -376,6 +376,7 @@ def _encoded(texts: Any) -> list[bytes]:
     """Texts in UTF-8. Raises UsageError for what does not yield strings, SourceError for a text that is none."""
     if isinstance(texts, str | bytes | Mapping) or hasattr(texts, "columns") or not isinstance(texts, Iterable):
         raise UsageError(f"a {type(texts).__name__} is not a list of texts: give a list of strings, or one column")
+    texts = texts.to_pylist() if hasattr(texts, "to_pylist") else texts  # Arrow's, of any layout
     return [_utf8(number, text) for number, text in enumerate(texts)]
 
 

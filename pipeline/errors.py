@@ -40,6 +40,11 @@ def _keyword(flag: re.Match[str]) -> str:
     return f"{flag[1].replace('-', '_')}={quoted}"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things: "1 row", "2,000 rows"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """For a message about a name that is not there: the one that was meant, where one is much like it.
 
@@ -51,6 +56,15 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     known = {one.casefold(): one for one in names}
     close = get_close_matches(name.casefold(), known, 1)
     return f"; did you mean {known[close[0]]!r}?" if close else ""
+
+
+def cause(error: Exception) -> str:
+    """What an error of the system or of a library says; its type where it says nothing.
+
+    >>> cause(FileNotFoundError(2, "No such file or directory", "a.csv")), cause(OSError("lost")), cause(OSError())
+    ('No such file or directory', 'lost', 'OSError')
+    """
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 _JOINERS = "\u200c\u200d"  # within words of some scripts and within emoji

@@ -342,7 +342,7 @@ class _Run:
         if isinstance(result, KilledWorker):
             return _Ended(source, result, 1 if progressed else flight.losses + result.allowed_failures + 1)
         if isinstance(result, ReaderLost):
-            self.watchdog.warn(f"{result.message}; it is read again, unless that has happened again and again")
+            self.watchdog.warn(f"{result.message}; it is read again, unless this has happened several times")
             return _Ended(source, result, 1 if progressed else flight.losses + 1)
         if not isinstance(result, BaseException):
             self.watchdog.progress()

@@ -65,12 +65,12 @@ class EngineKeywords(TypedDict, total=False):
     Otherwise, and with "cpu", it is the CPU; with "cuda" it must be a GPU.
     """
     precision: Annotated[str, Option("Computing", "auto", "auto|fp32|fp16|bf16|int8")]
-    """Of the products; a CPU has fp32, and slower int8.
+    """Number format to compute in; a CPU has fp32, and int8, which is slower there.
 
     "auto", "fp32", "fp16", "bf16" or "int8"; for the last a model needs activation scales (`quantise`).
     """
     kernels: Annotated[str, Option("Computing", "auto", "auto|simt|sm75|sm80|sm90")]
-    """CUDA kernels, by generation.
+    """Generation of CUDA kernels to use.
 
     They are "simt", "sm75", "sm80" and "sm90"; "auto" chooses.
     """
@@ -110,14 +110,14 @@ class LabelKeywords(EngineKeywords, total=False):
     The output then has their number, ``n_windows``. Default: only the beginning of a text is read.
     """
     overlap: Annotated[int, Option("Labels", 0, "CHARS", least=0, recorded=True)]
-    """Characters that a window shares with the next."""
+    """Characters that two neighbouring windows share."""
     window_score: Annotated[str, Option("Labels", "mean", choices=("mean", "best"), recorded=True)]
-    """How windows' scores become a text's.
+    """How the scores of a text follow from those of its windows.
 
     "mean": a text has the mean of them. "best": it has those of the window with the highest.
     """
     chunk_size: Annotated[int | None, Option("Computing", None, "ROWS", _CHUNK_ROWS, least=1, recorded=True)]
-    """Rows in a chunk at most."""
+    """Rows that are read, labelled and committed together, at most."""
     workers: Annotated[int | None, Option("Cluster", None, "N", least=1)]
     """Processes on this machine; with slurm, at most N nodes.
 
@@ -130,7 +130,7 @@ class LabelKeywords(EngineKeywords, total=False):
     That is one that cannot be read; a file with a problem stops it, too.
     """
     allow_mixed: Annotated[bool, Option("Cluster", False)]
-    """Workers may differ in processor.
+    """Let workers with different processors or GPUs label together.
 
     They may differ in anything that decides the bits of a score, for example in GPU architecture.
     """
@@ -142,17 +142,17 @@ class OptionKeywords(LabelKeywords, total=False):
     columns: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C", recorded=True)]
     """Column names of a headerless CSV or TSV."""
     encoding: Annotated[str, Option("Input", "utf-8", "NAME", recorded=True)]
-    """Of CSV, TSV, JSONL and text files: latin-1, cp1252, utf-16, …
+    """Encoding of CSV, TSV, JSONL and text files: latin-1, cp1252, utf-16, …
 
     It may be any name that Python knows.
     """
     delimiter: Annotated[str | None, Option("Input", None, "C", ",", recorded=True)]
-    """Between the fields of a CSV.
+    """Character between the fields of a CSV.
 
     Default: a comma, a tab in TSV files.
     """
     root: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FOLDER", "absolute paths")]
-    """Write paths relative to it.
+    """Write paths of input files relative to this folder.
 
     It is a folder, or the beginning of a URL, above all input files; the paths are in the column ``file``.
     """
@@ -164,41 +164,41 @@ class OptionKeywords(LabelKeywords, total=False):
     The file holds float32 class indices from 0, one for each article.
     """
     hash: Annotated[str, Option("Input", "listing", choices=("listing", "full"), recorded=True)]
-    """Know input files by size and time, or also by a hash.
+    """Recognise input files by size and time, or also by a hash of their content.
 
     "listing": by path, size and time of modification, or an ETag. "full": also by a hash of the content, for which all
     of it is read beforehand.
     """
     endpoint: Annotated[str | None, Option("Input", None, "URL", "the provider's")]
-    """Server of s3:// URLs and the like.
+    """Server to ask for s3:// URLs and the like.
 
     It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example ``AWS_ENDPOINT_URL``.
     """
     id_column: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
-    """Column to copy to the output.
+    """Column that identifies a row, to copy to the output.
 
     There may be several; they come first.
     """
     keep: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
-    """Another column to copy.
+    """Another column to copy to the output.
 
     There may be several.
     """
     keep_all: Annotated[bool, Option("Output", False, recorded=True)]
     """Copy every column to the output."""
     format: Annotated[str, Option("Output", "parquet", "", _FORMAT, choices=("parquet", "jsonl", "csv"), recorded=True)]
-    """Of the output.
+    """Format of the output.
 
     "parquet", "jsonl" or "csv". Default: "parquet".
     """
     partition_by: Annotated[str | None, Option("Output", None, choices=("label",), recorded=True)]
-    """A folder for each label.
+    """Write a folder for each label.
 
     The one value is "label". Folders are named as Hive names them, ``label=Sports``; of several models, for each label
     of the first.
     """
     where: Annotated[str | None, Option("Output", None, "EXPRESSION", recorded=True)]
-    """Write only these rows: 'score >= 0.9'.
+    """Write only rows for which this is true: 'score >= 0.9'.
 
     Those for which the expression over the columns of the output is true, also where they are returned and not written;
     for example ``label == "Sports" and score >= 0.9``.
@@ -206,15 +206,15 @@ class OptionKeywords(LabelKeywords, total=False):
     resume: Annotated[bool, Option("Job", False)]
     """Continue an interrupted job, or repair a finished one."""
     overwrite: Annotated[bool, Option("Job", False)]
-    """Replace an earlier job's output, and other files to write."""
+    """Replace an earlier job's output, and other files that this one writes."""
     update: Annotated[bool, Option("Job", False)]
-    """Add the files that are new since the job in OUT/; label no other.
+    """Label only the files that are new since the last run, and add them to OUT/.
 
     The job's other options must be the same. Files that have changed or are gone are told, and keep their labels. An
     update that was interrupted is continued. Where there is no job yet, it is begun.
     """
     max_quarantined: Annotated[str | int, Option("Job", "50%", "N|N%")]
-    """Exit with code 3 where more rows cannot be read.
+    """Exit with code 3 if more rows than this cannot be read.
 
     A number of rows, or a share of all such as "10%". The job is finished all the same: ``report.exit_code`` says it.
     """
@@ -347,9 +347,11 @@ class Options(_Values):
             if option.least is not None and not (isinstance(value, int) and value >= option.least):
                 raise UsageError(f"{name} is {value!r}, it must be an integer of at least {option.least}")
             if option.choices and value not in option.choices:
-                raise UsageError(f"{name} {value!r}: choose {_one_of(option.choices)}")
+                raise UsageError(f"{name} {value!r}: choose {', '.join(option.choices)}")
             if TYPES[name] in (NAMES, HEADER):
                 self._set(name, distinct(name, value))
+            elif name == "truth_column":
+                distinct(name, value)
             if option.recorded or name == "root":
                 refuse_not_utf8(name, getattr(self, name))
         if self.windows is None and (self.overlap or self.window_score != TABLE["window_score"].default):
@@ -443,7 +445,3 @@ class Options(_Values):
             "multi_label": several if any(several) else UNSET,
         }
         return Settings(**recorded)
-
-
-def _one_of(words: tuple[str, ...]) -> str:
-    return " or ".join([", ".join(words[:-1])] * (len(words) > 1) + [words[-1]])

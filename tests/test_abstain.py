@@ -127,4 +127,4 @@ def test_what_is_no_score_is_refused(broadsheet_here: CommandHere, small_model_f
     code, said = broadsheet_here("evaluate", small_model_file, tmp_path / "rows.csv", "--label-column", "truth",
                                  "--abstain", BELOW)  # fmt: skip
     assert code == 0
-    assert "get no label, with a score below 0.36" in " ".join(said.split())
+    assert "have a score below 0.36, and no label" in " ".join(said.split())

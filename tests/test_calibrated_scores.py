@@ -117,7 +117,7 @@ def test_calibrate_makes_scores_better_and_evaluate_tells(
     model = pipeline.load_model(out)
     assert model.temperature == pytest.approx(TRUE_TEMPERATURE, rel=0.3)
     assert "another name, or --overwrite" in broadsheet_in_process(
-        "calibrate", out, rows, "--label-column", "topic", "-o", out
+        "calibrate", small_model_file, rows, "--label-column", "topic", "-o", out
     ).stderr  # fmt: skip
     again = pipeline.calibrate(model, overconfident, label_column="topic")
     assert again.digest == model.digest  # it begins anew, whatever temperature the model has

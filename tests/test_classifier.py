@@ -16,6 +16,7 @@ from pathlib import Path
 import dask
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from conftest import ROOT
 from distributed import Client, default_client
@@ -58,6 +59,19 @@ def test_its_answers_have_the_bits_of_a_job(
     one = classifier(TEXTS[3])
     assert (one.label, np.float32(one.score)) == (rows["label"][3], rows["score"][3])
     assert (classifier([]), classifier.predict([]), classifier.predict_proba([]).shape) == ([], [], (0, 4))
+
+
+def test_arrow_arrays_of_any_layout_are_texts(classifier: pipeline.Classifier, small_model: Model) -> None:
+    """On the host: a dictionary is its values, for a job over it and for a classifier."""
+    texts = pa.array([*TEXTS[:3], *TEXTS[:3]])
+    expected = classifier(texts.to_pylist())
+    job = pipeline.classify(texts.dictionary_encode(), model=small_model, device="cpu")
+    assert job.to_pandas()["label"].tolist() == [label for label, _ in expected]
+    for given in (texts, texts.dictionary_encode(), texts.cast(pa.string_view()), pa.chunked_array([texts])):
+        assert classifier(given) == expected, given.type
+    with pytest.raises(pipeline.UsageError, match=r"^text 0 is a int, not a string"):
+        classifier(pa.array([1]))
+    pipeline.close()
 
 
 def test_threads_get_the_same_bits(classifier: pipeline.Classifier) -> None:

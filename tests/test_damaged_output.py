@@ -108,6 +108,8 @@ def take_away(job: Finished, chunk: str) -> None:
         for label, rows in figures["labels"].items():
             totals["labels"][label] -= rows
         totals["lengths"] = [whole - part for whole, part in zip(totals["lengths"], figures["lengths"], strict=True)]
+        for label, bins in figures["scores"].items():
+            totals["scores"][label] = [a - b for a, b in zip(totals["scores"][label], bins, strict=True)]
 
     changed(job.out / "_manifest.json", less)
 
@@ -244,7 +246,17 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no manifest": ("_manifest.json", Path.unlink, "has lost its _manifest.json"),
     "the plan": ("_plan.json", flip, "is not the plan that the job began with"),
     "no plan": ("_plan.json", Path.unlink, "is missing or damaged"),
+    "scores of an entry": ("_entries/part-000000-0000000-*", lambda p: changed(p, _turned), "labels or counts"),
+    "bins of an entry": ("_entries/part-000000-0000000-*", lambda p: changed(p, _cut), "do not add up"),
 }
+
+
+def _turned(entry: Any) -> None:
+    entry["scores"] = {label: bins[::-1] for label, bins in entry["scores"].items()}
+
+
+def _cut(entry: Any) -> None:
+    entry["scores"] = {label: bins[:5] for label, bins in entry["scores"].items()}
 
 
 def _more_chars(entry: Any) -> None:
@@ -395,8 +407,8 @@ def test_a_limit_on_file_size_met_by_the_plan(job: Finished) -> None:
             job.run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "File too large (a limit on file size, ulimit -f)" in str(raised.value)
-    assert str(raised.value).endswith("Raise the limit, or use a larger chunk_size=, then start again")
+    assert "File too large. Raise the limit on file size (ulimit -f)" in str(raised.value)
+    assert str(raised.value).endswith("(ulimit -f), or use a larger chunk_size=, then start again")
     job.run()
     assert contents(job.out) == job.files
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import runpy
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +18,7 @@ from typing import Any
 import datasets
 import pandas as pd
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Command
 from s3 import Folder
 
 import pipeline
@@ -96,3 +99,35 @@ def test_the_example_for_scikit_learn_runs() -> None:
     assert (
         min(main(str(ROOT / "examples" / "articles.csv"), ngrams=1 << 12, length=123, device="cpu")) > 0.5
     )  # of four topics
+
+
+@pytest.mark.parametrize("page", ["tutorial", "filter", "wrong_labels", "training"])
+def test_what_a_page_says_can_be_done_in_its_order(
+    broadsheet_in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    """After `make demo`, which has left a folder `labels`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    make = (ROOT / "Makefile").read_text().replace("\\\n\t", "").replace("$(BIN)/", "")
+    demo = re.findall(r"^\t(broadsheet .+)", make, re.MULTILINE)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL | re.MULTILINE)
+    for kind, block in [("sh", "\n".join(demo)), *blocks]:
+        if kind == "text":
+            expected = pd.read_csv(io.StringIO(block)).drop(columns="score")
+            (part,) = Path("suspects/parts").iterdir()
+            assert pd.read_csv(part)[["row", "title", "label", "truth"]].equals(expected)
+            continue
+        if kind == "python":
+            exec(compile(block, f"{page}.md", "exec"), {})
+            continue
+        for line in block.replace("\\\n", "").splitlines():
+            command, _, code = line.partition("  # exit code ")
+            if line.startswith("broadsheet "):
+                done = broadsheet_in_process(*shlex.split(command)[1:])
+                assert done.returncode == int(code or 0), (line, done.stderr)
+            elif not line.startswith(("python3 -m venv", ". .venv", "pip install")):
+                subprocess.run(["bash", "-c", line], check=True)
+        if "doubtful.csv" in os.listdir():  # of a hundred rows, in two halves
+            rows = pd.read_csv("doubtful.csv")
+            rows[::2].to_csv("even.csv", index=False)
+            rows[1::2].to_csv("odd.csv", index=False)

@@ -93,9 +93,9 @@ def test_what_was_learned_by_heart_does_not_count() -> None:
         assert trained.model.card["held_out_accuracy"] < 0.6
     assert in_turn.model.card["copies"] == {"same text": 300, "nearly the same text": 2}
     notes = [what.text for what in told if isinstance(what, Note)]
-    assert notes[0].startswith("300 of 302 rows have the text of another row")
-    assert notes[1].startswith("2 of 302 rows have nearly the text of another row")
-    assert notes[2].startswith("2 of 3 test rows have the text of a row of the training data, 0 more")
+    assert notes[0].startswith("300 of 302 rows have the same text as another row")
+    assert notes[1].startswith("2 of 302 rows have nearly the same text as another row")
+    assert notes[2].startswith("2 of 3 test rows have the same text as a row of the training data, 0 more")
 
 
 def test_one_text_is_too_few() -> None:
@@ -212,5 +212,5 @@ def test_the_command_says_what_it_does(broadsheet_in_process: Command, tmp_path:
     options = ["--label-column", "kind", "--device", "cpu", "--ngrams", "16384", "--length", str(LENGTH)]
     result = broadsheet_in_process("train", tmp_path / "rows.csv", *options, "-o", tmp_path / "m.safetensors")
     assert result.returncode == 0, result.stderr
-    assert "these n-grams alone" in result.stderr
-    assert "on the same 80 rows: the most frequent class" in result.stderr
+    assert "the model has n-grams only" in result.stderr
+    assert "on the same 80 rows: always the most frequent class" in result.stderr

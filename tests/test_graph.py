@@ -25,9 +25,11 @@ from conftest import ROOT, Command
 from dask import config as dask_config
 from distributed import Client
 from jobs import Processes, spans_of, start_scheduler, start_worker, workers_that_run
+from test_classifier import Link
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.processes import PRELOAD, STAND_IN, run_job
+from cluster import connect
 from pipeline import classify, verify
 from pipeline.ecosystem.resident import release
 from pipeline.model.charcnn import Model
@@ -216,7 +218,7 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
         f"process {helper.pid} (multiprocessing's resource tracker) is stopped: kill -CONT {helper.pid} lets it go on"
         for helper in helpers
     ]
-    expected = rf"no chunk has finished for \d s: group-000000 is in label on worker ({workers}) since \d s; "
+    expected = rf"no chunk has finished for \d s: group-000000 is in label on worker ({workers}) for \d s; "
     named = [w for w in told.warnings if re.fullmatch(expected + re.escape("; ".join(stopped)), w)]
     assert 1 <= len(named) <= 3, told.warnings  # after one second, two, and four, not again and again
     assert [*named, told.warnings[-1]] == told.warnings  # said once more, at the end
@@ -317,9 +319,10 @@ def test_a_scheduler_that_runs_and_workers_that_differ(
     arguments = ["classify", path, "--model", small_model_file, "--chunk-size", 5]
     _, scheduler_file = start_scheduler(processes, tmp_path)
     start_worker(processes, scheduler_file)
-    there = broadsheet_in_process(*arguments, "-o", tmp_path / "there", "--scheduler-file", scheduler_file)
-    assert there.returncode == 0, there.stderr
-    assert re.search(r"^dashboard: http://.+/status$", there.stderr, re.MULTILINE)  # of Dask, without our page
+    with connect(scheduler_file=scheduler_file) as running:
+        options = {"client": running, "progress": (progress := Link())}
+        classify(path, tmp_path / "there", model=small_model_file, chunk_size=5, **options)
+    assert re.fullmatch(r"http://.+/status", progress.dashboard)  # of Dask, without our page
     classify(path, tmp_path / "here", model=small_model_file, chunk_size=5, client=client)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     start_worker(processes, scheduler_file, {"OPENBLAS_CORETYPE": "Prescott"})

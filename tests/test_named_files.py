@@ -56,7 +56,7 @@ def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tm
         assert path.read_bytes() == OLD
         assert os.listdir(tmp_path) == ["file.png"]
         assert str(raised.value).startswith(f"{path} (")
-        assert "(a limit on file size, ulimit -f). Raise the limit, or name a file elsewhere" in str(raised.value)
+        assert "File too large. Raise the limit on file size (ulimit -f), or name a file elsewhere" in str(raised.value)
         assert str(raised.value).endswith("What it held is unchanged")
         write(path)
         assert path.read_bytes() != OLD
@@ -138,6 +138,7 @@ def test_a_file_that_is_read_or_of_another_job_is_never_replaced(
         (*job, "--report", "other.html", exists),
         (*job, "--report", "new", "--trace", "./new", "are the same file"),
         (*job, "--report", "none/new", "give a file in a folder that exists"),
+        (*job, "--report", f"{'n' * 300}/new", "give a file in a folder that exists"),
         ("classify", "out/parts/a.csv", *job[2:], "--overwrite", "which the job writes to"),
         (*train, "-o", "link", "--overwrite", reads),
         (*train, "-o", "m.safetensors", "--init", "m.safetensors", "--overwrite", reads),

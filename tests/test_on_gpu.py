@@ -28,8 +28,8 @@ def test_arrow_says_where_a_column_is(kind: pa.DataType) -> None:
     """On the host, whose buffers can be read here: also a slice, and a column of a batch."""
     array = pa.array(ARTICLES, kind)
     for given in (array[5:], pa.record_batch({"n": range(len(array)), "text": array}).slice(5)):
-        found = column_of(given)
-        assert (found.rows, found.offset, found.is_on_gpu) == (len(array) - 5, 5, False)
+        found = column_of(given.__arrow_c_device_array__())
+        assert (found.rows, found.offset) == (len(array) - 5, 5)
         size = (found.offset + found.rows + 1) * found.wide.itemsize
         offsets = np.frombuffer(ctypes.string_at(found.offsets, size), found.wide)[found.offset :]
         text = ctypes.string_at(found.data, int(offsets[-1]))
@@ -37,9 +37,11 @@ def test_arrow_says_where_a_column_is(kind: pa.DataType) -> None:
         assert pieces == [article or "" for article in ARTICLES[5:]]
         assert texts_on_gpu(given) is None
     with pytest.raises(UsageError, match="no column 'body'"):
-        column_of(pa.record_batch({"text": array}), "body")
+        column_of(pa.record_batch({"text": array}).__arrow_c_device_array__(), "body")
     with pytest.raises(UsageError, match="Arrow's type 'l'"):
-        column_of(pa.array([1]))
+        column_of(pa.array([1]).__arrow_c_device_array__())
+    with pytest.raises(UsageError, match="Arrow's type 'dictionary'"):
+        column_of(array.dictionary_encode().__arrow_c_device_array__())
     assert texts_on_gpu(["a list"]) is None
 
 

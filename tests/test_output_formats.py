@@ -243,7 +243,7 @@ def test_rows_are_chosen_by_any_column_and_counted(run: Run, in_memory: JobRepor
             {"where": 'score > "x"'},
             r"'score' is a number and 'x' is text: they cannot be compared, at '> \"x\"' \(char",
         ),
-        ({"format": "xml"}, "format 'xml': choose parquet, jsonl or csv"),
+        ({"format": "xml"}, "format 'xml': choose parquet, jsonl, csv"),
         ({"partition_by": "odd"}, "partition_by 'odd': choose label"),
     ],
 )

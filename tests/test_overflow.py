@@ -247,4 +247,4 @@ def test_evaluation_counts_them(
     large.save(tmp_path / "large.safetensors")
     pa_csv.write_csv(rows, tmp_path / "rows.csv")
     command(str(tmp_path / "large.safetensors"), [str(tmp_path / "rows.csv")], "truth", device="cpu")
-    assert f"{result.overflowed} rows left out on which the model overflows" in capsys.readouterr().out
+    assert f"{result.overflowed} rows skipped: the model overflows on them" in capsys.readouterr().out

@@ -89,6 +89,12 @@ def test_the_page_tells_the_whole_job(chromium: Any, page_file: Path, width: int
     page.locator("#meaning summary").click()
     assert page.locator("#meaning dt", has_text="hand-over").is_visible()
     assert page.locator("#breakdown .stack").count() == 2  # a bar for each worker
+    bins = page.locator("#scores .bars .number:not(.soft)").all_inner_texts()
+    assert sum(map(int, bins)) == 39
+    kept = page.locator("#scores tr td:nth-child(2)").all_inner_texts()
+    assert len(kept) == 7
+    assert kept == sorted(kept, key=int, reverse=True)
+    assert "of class 1" in page.locator("#scores table").inner_text()
     assert page.locator("#closest .example").count() == 10
     assert page.locator("#labels .bars .fill").first.bounding_box()["width"] > width / 5
     assert {"conv1", "conv6", "fc3", "head"} <= set(page.locator("#roofline td:first-child").all_inner_texts())

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -131,6 +132,23 @@ def test_each_line_has_its_label_before_the_next_one_comes(small_model_file: Pat
     assert ends == [(-signal.SIGPIPE, b""), (-signal.SIGTERM, b"")]
 
 
+def test_stdout_that_is_closed_or_full_is_told_without_a_traceback(small_model_file: Path, tmp_path: Path) -> None:
+    """Of a job too, which is done all the same; what it writes never gets the number of stdout."""
+    (tmp_path / "in.csv").write_bytes(DATA["csv"])
+    broadsheet = (sys.executable, "-m", "broadsheet")
+    for *command, end, code, message in (
+        ("inspect", small_model_file, ">&-", 0, ""),
+        ("inspect", small_model_file, "| true", 141, ""),
+        ("inspect", small_model_file, ">/dev/full", 1, "stdout cannot be written: No space left on device"),
+        ("classify", "in.csv", "--model", small_model_file, "-o", "-", ">&-", 2, "stdout is closed"),
+        ("classify", "in.csv", "--model", small_model_file, "-o", "out", ">&-", 0, ""),
+    ):
+        line = f"set -o pipefail; {shlex.join(map(str, (*broadsheet, *command)))} {end}"
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (code, True, False), done
+    assert verify(tmp_path / "out").rows_quarantined == 2
+
+
 def test_the_command_keeps_stdout_for_labels(
     broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path
 ) -> None:
@@ -146,7 +164,7 @@ def test_the_command_keeps_stdout_for_labels(
     (tmp_path / "notes.json").write_text("{}")
     code, told = broadsheet_here("classify", tmp_path, *arguments[2:], "-o", "-", "--quiet")
     assert (code, len(told.splitlines())) == (0, 10)
-    assert f"1 file was left out, being of no known format: {tmp_path / 'notes.json'}" in told
+    assert f"1 file was skipped, being of no known format: {tmp_path / 'notes.json'}" in told
     for wrong, message in (
         (("-o", "-", "--resume"), "--resume does not go with -o -"),
         (("-o", "-", "--workers", 2), "--workers does not go with -o -"),

@@ -181,7 +181,7 @@ def test_resume_refuses_another_job_and_says_what_changed(
     assert "backend.architecture was" in run.stderr
     run = broadsheet_in_process(*resume)
     assert run.returncode == 0, run.stderr
-    assert "7 of 7 chunks were there before" in run.stdout
+    assert "7 of 7 chunks done before" in run.stdout
 
 
 @pytest.mark.parametrize("option", [{}, {"resume": True}, {"overwrite": True}], ids=str)

@@ -228,6 +228,15 @@ def test_label_gives_the_frame_back(client: Client, small_model: Model, alone: C
         label(TEXTS, **options)
 
 
+def test_a_column_is_named_by_text(small_model: Model) -> None:
+    frame = pd.DataFrame({0: ["some words"], 1: ["World"]})
+    for wrong in ({"text_column": 0}, {"text_column": [np.int64(0)]}, {"truth_column": 1}, {"text_column": None}):
+        with pytest.raises(UsageError, match=r"_column is .*: give names of columns as text, '0' for a column that"):
+            label(frame, model=small_model, device="cpu", **wrong)
+    assert label(frame, model=small_model, device="cpu", text_column="0")["label"].notna().all()
+    pipeline.close()
+
+
 def test_kept_columns_keep_their_types_and_the_truth_is_written(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ import httpx
 import psutil
 import pyarrow as pa
 import pytest
-from conftest import CommandHere, random_model
+from conftest import ROOT, CommandHere, random_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Server, serving
@@ -356,6 +357,36 @@ def test_health_metrics_and_the_document(server: Server) -> None:
     assert not any("logged_texts" in line for line in server.said)
 
 
+def test_the_reference_of_the_interface_is_what_is_answered(tmp_path: Path) -> None:
+    """Each request of docs/http.md in its order, by curl; scores may differ in their last digits."""
+    page = (ROOT / "docs" / "http.md").read_text()
+    examples = re.findall(r"^\$ (curl .+)\n(\{.+\})$", page, re.MULTILINE)
+    assert len(examples) == page.count("$ curl") == 9
+    token = tmp_path / "admin.token"
+    token.write_text("a-token-of-some-length\n")
+    token.chmod(0o600)
+    with serving("--admin-token-file", token) as server:
+        for command, answer in examples:
+            command = command.replace("localhost:8000", urlsplit(server.url).netloc)
+            told = json.loads(
+                subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, capture_output=True).stdout
+            )
+            wanted = json.loads(answer)
+            for one, other in zip(all_of(told), all_of(wanted), strict=True):
+                assert one == (pytest.approx(other, abs=1e-3) if isinstance(other, float) else other), command
+            documented = httpx.get(f"{server.url}/docs").text
+        for path in httpx.get(f"{server.url}/openapi.json").json()["paths"]:
+            assert path.replace("{name}", "NAME") in page
+            assert f"$SERVER{path.replace('{name}', 'ag-news')}" in documented
+
+
+def all_of(value: object) -> list[object]:
+    """Keys and values of JSON, but for the software of a backend."""
+    if isinstance(value, dict):
+        return [one for key, each in value.items() if key != "backend" for one in (key, *all_of(each))]
+    return [one for each in value for one in all_of(each)] if isinstance(value, list) else [value]
+
+
 def load(server: Server, until: threading.Event, model: str, texts: list[str]) -> list[httpx.Response | Exception]:
     """What a client gets that asks again and again."""
     found: list[httpx.Response | Exception] = []
@@ -413,7 +444,7 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
         finally:
             stop.set()
     assert refused.status_code == 409
-    assert "the one before stays" in refused.json()["error"]
+    assert "the old one goes on" in refused.json()["error"]
     assert done.json()["loaded"] == 2
     assert numbers == {3, 4, 5, 6, 7}
     assert first != second

@@ -149,7 +149,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=10", "StartTime=now")
     ended = wait_for_end(slurm, number, log)
     assert ended["JobState"] == "COMPLETED", log.read_text()
-    assert "chunks were there before" in log.read_text()
+    assert "chunks done before" in log.read_text()
     assert "protocol: TLS over TCP" in log.read_text()
     assert "without TLS" not in log.read_text()
     check_whole(out, undisturbed)

@@ -8,20 +8,30 @@ import logging
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
 from conftest import ROOT
 from distributed import Client
+from msgspec import UNSET
 
 import pipeline
+from pipeline import verify
 from pipeline.labelling.scored import OUTSIDE_SHARE
+from pipeline.measures.accuracy import THRESHOLDS
 from pipeline.model.alphabet import PUBLISHED, Alphabet, encode
 from pipeline.model.charcnn import Model
 from pipeline.report.console import PlainConsole
-from pipeline.report.terminal import print_report
+from pipeline.report.facts import JobFacts, RunFacts
+from pipeline.report.job import JobReport
+from pipeline.report.results import Results, origin_of
+from pipeline.report.tally import Reach, Tally
+from pipeline.report.terminal import TerminalProgress, print_report
+from pipeline.source.chunk import Selection
 
 OTHER_SCRIPTS = [
     "Сборная России победила в финале чемпионата мира по хоккею",
@@ -34,8 +44,8 @@ OTHER_SCRIPTS = [
 ENGLISH = ["  Stocks fell on Monday as the price of oil rose again, and Zürich was quiet.", "a"]
 EMPTY = ["", "   ", " \t "]
 LINE = (
-    "9 rows are hardly judged: 6 mostly outside the model's alphabet, 3 empty; their labels mean little. "
-    "'<b>' is for English news."
+    "9 rows gave the model too little to go by: 6 mostly outside the model's alphabet, 3 empty; do not rely on "
+    "their labels. '<b>' is for English news."
 )
 
 
@@ -102,3 +112,46 @@ def test_a_script_without_the_main_guard_is_told_once(tmp_path: Path) -> None:
         f'{script}: put what starts workers under `if __name__ == "__main__":`, since each worker process imports the '
         "script (or leave out workers=)"
     ]
+
+
+def test_the_link_of_the_dashboard_is_printed_once_and_only_by_a_job_that_goes_on() -> None:
+    """A job of which the first chunks tell that it is over in a moment, and one of a million million rows."""
+    told = []
+    for rows in (10, 10**12):
+        job = JobFacts("a model", ("a",), None, "cpu", "fp32", 10)
+        run = RunFacts(reach=Reach(rows))
+        report = JobReport(
+            job, Tally(job.classes), run, Results(pa.schema([]), None, "", origin_of([], Selection(("text",))))
+        )
+        console = PlainConsole()
+        console.file = io.StringIO()
+        progress = TerminalProgress(console)
+        progress.start(rows, "http://127.0.0.1:1/t/broadsheet")
+        for chunk in ("part-000000-0000000", "part-000000-0000001"):
+            run.reach.add(chunk, 5)
+            progress.advance(report)
+        progress.stop()
+        told.append(console.file.getvalue())
+    assert told == ["", "dashboard: http://127.0.0.1:1/t/broadsheet\n"]
+
+
+def test_what_a_threshold_keeps_is_told_of_all_chunks_and_of_each_model(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    """As it is by counting the rows; and not at all where an earlier build, which did not count, wrote a chunk."""
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": f"{i} news"}) + "\n" for i in range(40)))
+    source, options = tmp_path / "in.jsonl", {"client": client, "chunk_size": 7, "abstain": 0.3}
+    models = [replace(small_model, name="one"), replace(small_model, name="two")]
+    report = pipeline.classify(source, tmp_path / "out", model=models, **options)
+    rows = report.to_pandas()
+    for each in report.to_dict()["models"]:
+        score = rows[f"{each['model']}_score"][rows[f"{each['model']}_label"].notna()]
+        assert each["kept"] == {str(least): int((score >= np.float32(least)).sum()) for least in THRESHOLDS}
+        assert sum(each["kept"].values()) < sum(each["labels"].values()) == len(score)
+    for file in [*(tmp_path / "out" / "_entries").glob("part-*-0000002-*"), tmp_path / "out" / "_manifest.json"]:
+        kept = json.loads(file.read_text())
+        del (kept.get("totals") or kept)["scores"]
+        file.write_text(json.dumps(kept))
+    again = pipeline.classify(source, tmp_path / "out", model=models, resume=True, **options)
+    assert [each["kept"] is None for each in again.to_dict()["models"]] == [True, False]
+    assert verify(tmp_path / "out").scores is UNSET

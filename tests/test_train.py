@@ -374,7 +374,7 @@ def test_the_command_writes_a_model_that_classifies(broadsheet_in_process: Comma
     arguments += ["--device", "cpu", "--note", "three topics", "--set", "dropout=0.5", "--test", "rows.csv"]
     run = broadsheet_in_process(*arguments, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert "48 articles of 3 classes, 12 of them held out" in run.stderr
+    assert "48 texts of 3 classes, 12 of them held out" in run.stderr
     assert re.search(r"on CPU, fp32: 32 articles an epoch\n  an epoch takes about [\d.]+ s, 1 epochs", run.stderr)
     assert "epoch   1/1  loss 1." in run.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["alphabet.txt", "rows.csv", "topics.safetensors"]

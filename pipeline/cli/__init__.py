@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 
 _OBJECTS_BETWEEN_LOOKS = 50_000
@@ -15,6 +16,11 @@ def look_less_for_garbage() -> None:
 
 def main() -> None:
     """Run the command. Ctrl-C while its modules are imported ends it without a traceback."""
+    for number in (1, 2):
+        try:
+            os.fstat(number)
+        except OSError:  # closed: the first file of the output would get the number, and with it what is printed
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from .commands import run

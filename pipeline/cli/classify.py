@@ -20,7 +20,7 @@ from ..options import TABLE
 from ..report.console import PlainConsole, lines, print_file, print_json, say, styled
 from ..storage.names import as_url
 from . import pipe
-from .flags import Protocol, Quiet, SchedulerFile, Tls, Where, in_panel, keywords, with_options
+from .flags import PROTOCOL, Protocol, Quiet, SchedulerFile, Tls, Where, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..job.estimate import Estimate
@@ -35,7 +35,7 @@ _INPUT = (
 _OUTPUT = "Folder for the labels, also as a URL (s3://bucket/labels); - writes them to stdout."
 _MODEL = "A shipped model's name, a file, or hf://USER/NAME; several label in one pass.  [default: ag-news]"
 _DRY_RUN = "Label a sample only; say what the job would take. Writes nothing."
-_STDIN = "What stdin holds.  [default: text]"
+_STDIN = "Format of stdin.  [default: text]"
 _NSYS = "Run a local cluster's workers under Nsight Systems."
 _ONE_CHUNK_BYTES = 1 << 17
 """Of files that are computed within this process: as long as AG News's, about 500 articles."""
@@ -65,7 +65,7 @@ def command(
     nsys: Annotated[Path | None, in_panel("Report", "FOLDER", _NSYS)] = None,
     **flags: Any,
 ) -> None:
-    """Label every article of the inputs.
+    """Label every text of the input files.
 
     Exit code 0: done. 2: wrong usage. 3: a file or chunk was set aside or could not be read, more rows cannot be read
     than --max-quarantined allows, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with
@@ -216,7 +216,7 @@ def _print_estimate(estimate: Estimate, output: Path | None, console: PlainConso
         console.print(styled(("  folder  ", "bold"), f"{place_of(output)}{free}"), soft_wrap=True)
     for name, messages in (
         ("warning", estimate.warnings),
-        ("left out", estimate.left_out),
+        ("skipped", estimate.left_out),
         ("files", estimate.problems),
     ):
         for message in messages[:_SHOWN]:
@@ -224,7 +224,7 @@ def _print_estimate(estimate: Estimate, output: Path | None, console: PlainConso
         if len(messages) > _SHOWN:
             console.print(f"{name}  … and {len(messages) - _SHOWN:,} more", style="yellow")
     console.print(
-        "Nothing was written. The time is for labelling; starting a cluster and reading come to it.", style="dim"
+        "Nothing was written. The time is that of labelling: to start a cluster and to read takes more.", style="dim"
     )
 
 
@@ -276,10 +276,11 @@ def submit(
     context: typer.Context,
     nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of nodes.")] = 1,
     gpus_per_node: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="GPUs of each node; 0: its CPU.  [default: site.yaml's]")
+        int | None,
+        typer.Option(metavar="N", min=0, help="GPUs of a node; 0: use its CPU.  [default: site.yaml's]"),
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of each run.")] = None,
-    protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help="Between workers and scheduler.")] = None,
+    protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help=PROTOCOL)] = None,
     tls: Tls = None,
     site: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Site settings.  [default: ~/.config/broadsheet/site.yaml]")

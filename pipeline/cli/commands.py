@@ -25,6 +25,9 @@ _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 _INTERRUPTED = 130
 """Typer's exit code where it has caught an interrupt, without a word."""
 
+_CLOSED_PIPE = 128 + signal.SIGPIPE
+"""What a shell sees of a command that a closed pipe has ended."""
+
 
 class _Command(TyperCommand):
     """A command in whose help a switch has no word for a value."""
@@ -108,6 +111,10 @@ def run() -> None:
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code)
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # Rich and Typer end with 1
+            sys.exit(_CLOSED_PIPE)
+        raise
     except _UsageError as error:
         _UsageError(printable(error.format_message()), error.ctx).show()
         sys.exit(error.exit_code)

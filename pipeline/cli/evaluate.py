@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import UsageError
+from ..errors import UsageError, counted
 from ..report.console import PlainConsole, facts_table, print_fact, print_json
 from ..storage.disk import refuse_outputs
 from .flags import Columns, Device, Json, Kernels, Label, OneModel, Precision, Texts, in_panel, names_of
@@ -30,7 +30,7 @@ def command(
     label_column: Label,
     text_column: Texts = None,
     label_separator: Annotated[
-        str | None, in_panel("Input", "TEXT", "Between two true labels, of a model that gives several.")
+        str | None, in_panel("Input", "TEXT", "What separates the labels of a row that has several.")
     ] = None,
     columns: Columns = None,
     mistakes: Annotated[int, _report("N", "Most confident mistakes to show.", min=0)] = 10,
@@ -43,7 +43,7 @@ def command(
         Path | None, _report("FILE.png", "Draw the reliability diagram there, not in the terminal.")
     ] = None,
     precision_target: Annotated[
-        float | None, _report("SHARE", "From which score on labels have this precision, and how many they are.")
+        float | None, _report("SHARE", "Find the score from which on this share of the labels is right.")
     ] = None,
     overwrite: Annotated[bool, _report("", "Replace the pictures.", "--overwrite")] = False,
     abstain: Annotated[
@@ -125,15 +125,15 @@ def _evaluate_labels(
     console.print(facts_table([("on", result.backend)]))
     _print_left_out(result, console)
     if result.unknown:
-        console.print(f"{result.unknown:,} rows have a label that is no class of the model", style="yellow")
+        console.print(f"{counted(result.unknown, 'row')} with a label that is no class of the model", style="yellow")
     print_label_figures(result.counts, console)
 
 
 def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole) -> None:
     if result.quarantined:
-        console.print(f"{result.quarantined:,} unreadable rows left out", style="yellow")
+        console.print(f"{counted(result.quarantined, 'row')} skipped: unreadable", style="yellow")
     if result.overflowed:
-        console.print(f"{result.overflowed:,} rows left out on which the model overflows", style="yellow")
+        console.print(f"{counted(result.overflowed, 'row')} skipped: the model overflows on them", style="yellow")
 
 
 def _print(result: Evaluation, abstain: float | None, diagram: bool, console: PlainConsole) -> None:
@@ -148,9 +148,7 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
     if abstain is not None:
         rows = result.abstained + result.confusion.rows
         share = f"{result.abstained:,} of {rows:,} rows ({result.abstained / rows:.1%})"
-        console.print(
-            f"{share} get no label, with a score below {abstain:g}; figures of labels are those of the others"
-        )
+        console.print(f"{share} have a score below {abstain:g}, and no label; the figures are those of the others")
     print_confusion(result.confusion, console)
     print_reliability(result.reliability, result.uncalibrated, diagram, console)
     if result.thresholds:

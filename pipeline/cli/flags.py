@@ -85,7 +85,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors."
 
 Texts = Annotated[list[str] | None, flag("text_column")]
 Columns = Annotated[str | None, flag("columns")]
-Label = Annotated[str, in_panel("Input", "NAME", "True class, by name or number from 1.")]
+Label = Annotated[str, in_panel("Input", "NAME", "Column with the true class, by name or number from 1.")]
 Encoding = Annotated[str, flag("encoding")]
 Delimiter = Annotated[str | None, flag("delimiter")]
 Root = Annotated[Path | None, flag("root")]
@@ -94,6 +94,7 @@ Device = Annotated[str, flag("device")]
 Precision = Annotated[str, flag("precision")]
 Kernels = Annotated[str, flag("kernels")]
 
+PROTOCOL = "Protocol between workers and scheduler."
 Where = Annotated[
     str | None,
     in_panel("Cluster", "WHERE", "local, cuda (this machine's GPUs), slurm, or a scheduler's address.", "--cluster"),
@@ -101,7 +102,7 @@ Where = Annotated[
 SchedulerFile = Annotated[Path | None, in_panel("Cluster", "FILE", "File of a running scheduler.")]
 Protocol = Annotated[
     str,
-    in_panel("Cluster", "auto|tcp|ucx", "Between workers and scheduler."),
+    in_panel("Cluster", "auto|tcp|ucx", PROTOCOL),
 ]
 Tls = Annotated[
     bool | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ..errors import UsageError
+from ..errors import UsageError, counted
 from ..report.console import PlainConsole, facts_table, print_fact, print_json, say
 from ..storage.names import as_url
 from .flags import Endpoint, OneModel, Root
@@ -36,7 +36,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print all of this as JSON.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show how much GPU memory the model takes.")] = False,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Articles in a batch, for --memory.")] = 4096,
-    precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16|int8", help="For --memory.")] = "fp16",
+    precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16|int8", help="Precision for --memory.")] = "fp16",
 ) -> None:
     """Show a model's layers, alphabet, frame, classes and card; of a damaged file, name the first wrong tensor."""
     from ..kernels.memory_plan import page_locked, plan
@@ -181,6 +181,6 @@ def verify(
         print_json(msgspec.to_builtins(totals))
     else:
         name = as_url(str(output)) or output
-        say(f"{name}: whole. {totals.chunks:,} chunks; {totals.rows_read:,} rows {balance(totals)}")
+        say(f"{name}: whole. {counted(totals.chunks, 'chunk')}; {counted(totals.rows_read, 'row')} {balance(totals)}")
         if totals.unread:
             say(f"Of the input, {unread_line(totals.unread)}")

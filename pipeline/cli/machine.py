@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..telemetry.profile import SweepPoint
 
-_PROTOCOL = "For a cluster that is started; ucx is checked only if named."
+_PROTOCOL = "Protocol of a cluster that is started; ucx is checked only if named."
 _STYLES = {"ok": "green", "warning": "yellow", "FAILURE": "bold red"}
 SWEEPS = ("batch", "precision")
 _PACKAGES = ("dask", "distributed", "numpy", "pyarrow")
@@ -108,7 +108,7 @@ def profile(
     precision: Precision = "auto",
     kernels: Kernels = "auto",
     sweep: Annotated[
-        str | None, typer.Option(metavar="batch|precision", help="Measure rate and latency over this instead.")
+        str | None, typer.Option(metavar="batch|precision", help="Measure rate and latency for each of these instead.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the roofline, or the sweep.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the picture.")] = False,

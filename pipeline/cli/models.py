@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import UsageError
+from ..errors import UsageError, cause
 from ..report.console import say
 from ..storage.disk import refuse_outputs, write_file
 from .flags import (
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..model.charcnn import Model
 
 _LABELLED = "Labelled articles that the model was not trained on: files, folders, globs or URLs."
-_HELD_OUT = "DATA is what it was trained on with --hold-out SHARE: use only the rows that were held out."
+_HELD_OUT = "Use only the rows of DATA that `train --hold-out SHARE` kept out."
 _LIKE = "Text like that to be labelled: files, folders, globs or URLs, read as `classify` reads them."
 
 
@@ -45,10 +45,10 @@ def calibrate(
     precision: Precision = "auto",
     overwrite: Overwrite = False,
 ) -> None:
-    """Make a model's scores right as often as they say: find the temperature by which its logits are divided.
+    """Make scores probabilities: of the labels with a score of 0.9, 90 % are then right.
 
-    No label changes. `train` does this itself, on the rows that it holds out. (The scales for `--precision int8` are
-    another thing: `broadsheet quantise`.)
+    No label changes: all logits are divided by one number, the temperature, which is found here. `train` does this
+    itself, on the rows that it holds out. (The scales for `--precision int8` are another thing: `broadsheet quantise`.)
     """
     from ..measures import fitting
     from ..model.scores import CARD
@@ -144,18 +144,18 @@ def convert(
         else:
             raise UsageError(f"cannot convert {source} to {target}: one must be a .bin, the other a .safetensors")
     except OSError as error:
-        raise UsageError(f"{source} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{source} cannot be read: {cause(error)}") from error
     except ValueError as error:
         raise UsageError(f"{source}: {error}") from error
     for path, content in files.items():
         write_file(path, content)
         say(f"{path}: {len(content):,} bytes")
     if kinds[1] == ".bin" and model.scales is not None:
-        say("Its activation scales, for --precision int8, are left out: broadsheet quantise finds them again")
+        say("A params.bin has no activation scales, for --precision int8: broadsheet quantise finds them again")
     if kinds[1] == ".bin" and model.temperature != 1:
-        say("Its temperature is left out, so scores differ and labels do not: broadsheet calibrate finds it again")
+        say("A params.bin has no temperature: labels stay, scores differ; broadsheet calibrate finds it again")
     if kinds[1] == ".bin" and model.ngrams is not None:
-        say("Its n-grams are left out: the network alone gives other scores, and labels fewer texts right")
+        say("A params.bin has no n-grams: the network alone gives other scores, and labels fewer texts right")
     if kinds[1] == ".bin" and model.frame == "text":
         say(
             f"The model has the text frame, which only {model_file.sidecar_path(target).name} records: keep the two "
@@ -185,14 +185,14 @@ def export(
     size = target.stat().st_size
     say(f"{target}: {size:,} bytes; on 1,000 texts, scores differ from ours by at most {difference:.1g}")
     if loaded.scales is not None:
-        say("It computes in fp32: the activation scales, for --precision int8, are left out")
+        say("The ONNX file computes in fp32, without the activation scales of --precision int8")
 
 
 def push(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
     repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository; made if it is not there.")],
-    private: Annotated[bool, typer.Option("--private", help="Of a repository that is made: only you see it.")] = False,
-    message: Annotated[str, typer.Option(metavar="TEXT", help="Of the commit.")] = "A model",
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private, if it is new.")] = False,
+    message: Annotated[str, typer.Option(metavar="TEXT", help="Message of the commit.")] = "A model",
 ) -> None:
     """Upload a model to the Hugging Face Hub, with a card made from its own.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import OutputError, UsageError
+from ..errors import UsageError
 from ..report.console import print_rows, say
 
 if TYPE_CHECKING:
@@ -60,11 +61,10 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet:
     kind = options.get("format", KINDS[0])
     if kind not in KINDS:
         raise UsageError(f"--format {kind}: to stdout it is {' or '.join(KINDS)}")
+    if sys.stdout is None:
+        raise UsageError("stdout is closed: there is nowhere to write the labels")
     with _ended_by_signals():
-        try:
-            found = pipe(source, print_rows, model=model, options=Options(**options), kind=kind)
-        except OSError as error:
-            raise OutputError(f"stdout cannot be written: {error.strerror or error}") from error
+        found = pipe(source, print_rows, model=model, options=Options(**options), kind=kind)
     for message in (*found.problems, *([left_out_line(found.left_out)] if found.left_out else ())):
         say(f"broadsheet: {message}", error=True)
     limit = options.get("max_quarantined", TABLE["max_quarantined"].default)

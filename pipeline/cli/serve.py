@@ -27,9 +27,9 @@ def command(
             "[default: ag-news]",
         ),
     ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="0: any that is free, which the log names.")
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0: any free one, which the log names.")
     ] = 8000,
     target_ms: Annotated[
         float | None,
@@ -40,44 +40,44 @@ def command(
     device: Device = "auto",
     precision: Precision = "auto",
     kernels: Kernels = "auto",
-    token_file: Annotated[Path | None, _security("FILE", "Clients must show the token in it.")] = None,
-    admin_token_file: Annotated[Path | None, _security("FILE", "Who shows this one may reload models.")] = None,
+    token_file: Annotated[Path | None, _security("FILE", "File with a token that every request must show.")] = None,
+    admin_token_file: Annotated[Path | None, _security("FILE", "Token file for requests to reload models.")] = None,
     cluster: Annotated[
         str | None,
         _cluster("WHERE", "An engine on each worker of a Dask cluster: local, cuda, slurm, or a scheduler's address."),
     ] = None,
-    scheduler_file: Annotated[Path | None, _cluster("FILE", "The same, of a running scheduler.")] = None,
+    scheduler_file: Annotated[Path | None, _cluster("FILE", "The same, with a running scheduler's file.")] = None,
     insecure: Annotated[
         bool, _security("", "Listen beyond this machine without a token: everyone may ask.", "--insecure")
     ] = False,
-    tls_certificate: Annotated[Path | None, _security("FILE", "PEM, with its chain: serve HTTPS.")] = None,
-    tls_key: Annotated[Path | None, _security("FILE", "PEM, if it is not in the same file.")] = None,
+    tls_certificate: Annotated[Path | None, _security("FILE", "Certificate with its chain, PEM: serve HTTPS.")] = None,
+    tls_key: Annotated[Path | None, _security("FILE", "Its key, a PEM file, if it is not in the same file.")] = None,
     http_processes: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
             max=64,
-            help="That read requests and write answers.  [default: 1 on a CPU, else half the cores, 8 at most]",
+            help="Processes that read and answer requests.  [default: 1 on a CPU, else half the cores, 8 at most]",
             show_default=False,
         ),
     ] = None,
-    drain_s: Annotated[float, _limit("S", "At SIGTERM: for answering the requests that there are.", min=1)] = 30.0,
-    max_queue: Annotated[int, _limit("TEXTS", "That may wait.", min=1)] = 100_000,
-    max_texts: Annotated[int, _limit("N", "In one request.", min=1)] = 10_000,
-    max_body_mb: Annotated[int, _limit("MB", "Of one request.", min=1, max=1024)] = 32,
-    max_connections: Annotated[int, _limit("N", "At a time.", min=1)] = 1024,
-    head_s: Annotated[float, _limit("S", "In which a request's head must come.", min=0.1)] = 10.0,
-    body_s: Annotated[float, _limit("S", "In which its body must come.", min=0.1)] = 60.0,
-    idle_s: Annotated[int, _limit("S", "After which an idle connection is closed.", min=1)] = 60,
-    log_format: Annotated[str, _log("text|json", "Of the log, on stderr.")] = "text",
-    log_requests: Annotated[bool, _log("", "A line for each request.", "--log-requests/--no-log-requests")] = True,
-    log_texts: Annotated[bool, _log("", "With the texts themselves.", "--log-texts")] = False,
+    drain_s: Annotated[float, _limit("S", "Seconds after SIGTERM to answer requests that have come.", min=1)] = 30.0,
+    max_queue: Annotated[int, _limit("TEXTS", "Texts that may wait; else requests are refused.", min=1)] = 100_000,
+    max_texts: Annotated[int, _limit("N", "Texts in one request.", min=1)] = 10_000,
+    max_body_mb: Annotated[int, _limit("MB", "Megabytes of one request.", min=1, max=1024)] = 32,
+    max_connections: Annotated[int, _limit("N", "Connections at a time.", min=1)] = 1024,
+    head_s: Annotated[float, _limit("S", "Seconds in which the head of a request must arrive.", min=0.1)] = 10.0,
+    body_s: Annotated[float, _limit("S", "Seconds in which its body must arrive.", min=0.1)] = 60.0,
+    idle_s: Annotated[int, _limit("S", "Seconds after which an idle connection is closed.", min=1)] = 60,
+    log_format: Annotated[str, _log("text|json", "Format of the log, which goes to stderr.")] = "text",
+    log_requests: Annotated[bool, _log("", "Log a line for each request.", "--log-requests/--no-log-requests")] = True,
+    log_texts: Annotated[bool, _log("", "Log the texts of requests too.", "--log-texts")] = False,
 ) -> None:
     """Answer requests for labels over HTTP, until SIGTERM or Ctrl-C.
 
-    The log, on stderr, says where it listens. At that address: a page to try a text, /docs, /metrics. SIGHUP loads the
-    models' files again. Exit code 0: all requests were answered. 2: wrong usage. 1: any other error.
+    The log, on stderr, says where it listens. At that address: a page to try a text, /docs, /metrics. The signal SIGHUP
+    loads the models' files again. Exit code 0: all requests were answered. 2: wrong usage. 1: any other error.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:

@@ -47,9 +47,7 @@ def command(
     label_separator: Annotated[
         str | None, _data("TEXT", "The label column holds texts with this between two labels.")
     ] = None,
-    init: Annotated[
-        str | None, _network("MODEL", "A model whose network to begin with, but for its last layer.")
-    ] = None,
+    init: Annotated[str | None, _network("MODEL", "Model whose network to begin with, all but its last layer.")] = None,
     alphabet: Annotated[
         str | None, _network("NAME|FILE", "published, or a UTF-8 file with the symbols.  [default: with-space]")
     ] = None,
@@ -57,20 +55,20 @@ def command(
     frame: Annotated[
         str | None, _network("text|dense", "Compute the text only, or the whole length.  [default: text]")
     ] = None,
-    hold_out: Annotated[float | None, _data("SHARE", "Share of each class held out.  [default: 0.05]")] = None,
+    hold_out: Annotated[float | None, _data("SHARE", "Share of each class not trained on.  [default: 0.05]")] = None,
     test: Annotated[list[str] | None, _data("DATA", "Rows to evaluate the finished model on, once.")] = None,
     epochs: Annotated[int | None, _recipe("N", "Passes over the data.  [default: 80]")] = None,
     batch_size: Annotated[int | None, _recipe("N", "Articles per step.  [default: by the rows]")] = None,
-    learning_rate: Annotated[float | None, _recipe("RATE", "Its peak.  [default: by the rows]")] = None,
+    learning_rate: Annotated[float | None, _recipe("RATE", "Highest rate of the run.  [default: by the rows]")] = None,
     set_: Annotated[list[str] | None, _recipe("NAME=VALUE", "Any other setting of the recipe.", "--set")] = None,
     ngrams: Annotated[
         int | None, _network("N", "Buckets for n-grams, a power of two; 0: none.  [default: by the classes]")
     ] = None,
     balanced: Annotated[bool, _recipe("", "Every class weighs the same.", "--balanced")] = False,
-    seed: Annotated[int, _recipe("N", "Of every random choice.")] = 0,
+    seed: Annotated[int, _recipe("N", "Seed of every random choice.")] = 0,
     device: Device = "auto",
-    precision: Annotated[str, _computing("auto|fp32|bf16", "Of products; auto: bf16 on a GPU.")] = ("auto"),
-    dtype: Annotated[str, _network("float16|float32", "Of the stored weights.")] = "float16",
+    precision: Annotated[str, _computing("auto|fp32|bf16", "Format of products; auto: bf16 on a GPU.")] = "auto",
+    dtype: Annotated[str, _network("float16|float32", "Number format of the stored weights.")] = "float16",
     checkpoint_every: Annotated[
         int, _computing("EPOCHS", "How often to write MODEL.checkpoint; 0: never.", min=0)
     ] = 10,
@@ -80,7 +78,7 @@ def command(
     soft_labels: Annotated[
         list[str] | None, _soft("COLUMN", "Learn these probabilities: a column of lists, or one for each class.")
     ] = None,
-    soft_share: Annotated[float, _soft("SHARE", "Of what is learned of a row that has a label too.")] = 0.5,
+    soft_share: Annotated[float, _soft("SHARE", "How much its soft label counts, where a row has a label too.")] = 0.5,
     unlabelled: Annotated[list[str] | None, _soft("DATA", "More text, for a --teacher to label.")] = None,
     sweep: Annotated[
         list[str] | None,
@@ -97,7 +95,7 @@ def command(
     plot: Annotated[Path | None, _report("FILE.png", "Draw the training curve.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train the network on labelled articles.
+    """Train a model on labelled texts: n-grams, and with a GPU the network too.
 
     The defaults are the recipe of the shipped model, or one for few rows.
     Needs PyTorch: pip install 'broadsheet[train]'.

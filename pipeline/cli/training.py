@@ -12,6 +12,7 @@ from rich import box
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from ..errors import counted
 from ..report.console import PlainConsole
 from ..train import Cost, Epoch, Note, Step, Trained
 from ..train.data import LabelledArticles
@@ -31,14 +32,14 @@ class TrainingProgress:
         self._began = self._last = self._spoke = time.monotonic()
         self._first: tuple[float, float] | None = None
         self._bar: Progress | None = None
+        self._held_out = "held out"
 
     def start(self, data: LabelledArticles, held_out: int) -> None:
         """Tell what is trained on."""
-        skipped = f", {data.skipped:,} unreadable rows left out" if data.skipped else ""
-        self._console.print(
-            f"{len(data):,} articles of {len(data.classes)} classes, {held_out:,} of them held out{skipped}",
-            soft_wrap=True,
-        )
+        self._held_out = "held out" if held_out else "cross-validated"
+        held = f", {held_out:,} of them held out" if held_out else ""
+        skipped = f"; {counted(data.skipped, 'unreadable row')} skipped" if data.skipped else ""
+        self._console.print(f"{len(data):,} texts of {len(data.classes)} classes{held}{skipped}", soft_wrap=True)
 
     def __call__(self, what: Cost | Step | Epoch | Note) -> None:
         """What `train` tells."""
@@ -63,9 +64,9 @@ class TrainingProgress:
         if trained.trials:
             self._console.print(_table(trained.trials))
         if "held_out_accuracy" in card:
-            self._console.print(f"held out: {card['held_out_accuracy']:.2%}")
+            self._console.print(f"{self._held_out}: {card['held_out_accuracy']:.2%} right")
         if "held_out_micro_f1" in card:
-            self._console.print(f"held out, by which the thresholds were chosen: {_f1(card, 'held_out_')}")
+            self._console.print(f"{self._held_out}, the rows that decided the thresholds: {_f1(card, 'held_out_')}")
         for line in trained.compared.lines() if trained.compared else ():
             self._console.print(line, soft_wrap=True)
         if "test" in card:

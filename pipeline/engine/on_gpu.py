@@ -88,14 +88,9 @@ class Column(NamedTuple):
     offsets: int
     data: int
     wide: np.dtype[Any]
-    device_type: int
     device: int
     event: int
     owner: Any
-
-    @property
-    def is_on_gpu(self) -> bool:
-        return self.device_type in (_ON_CUDA, _ON_CUDA_HOST, _ON_CUDA_MANAGED)
 
 
 class OnGpu(NamedTuple):
@@ -114,15 +109,18 @@ def texts_on_gpu(source: Any, column: str | None = None) -> OnGpu | None:
         source = (source if column is None else source[column]).to_pylibcudf()[0]
     if not hasattr(source, _METHOD):
         return None
-    found = column_of(source, column)
-    return _views(found) if found.is_on_gpu else None
-
-
-def column_of(source: Any, column: str | None = None) -> Column:
-    """What the device interface says of a column. Raises UsageError as `texts_on_gpu` does."""
     capsules = getattr(source, _METHOD)()
-    schema = _Schema.from_address(_pointer_in(capsules[0], b"arrow_schema"))
-    device = _DeviceArray.from_address(_pointer_in(capsules[1], b"arrow_device_array"))
+    is_on_gpu = _device_array(capsules).device_type in (_ON_CUDA, _ON_CUDA_HOST, _ON_CUDA_MANAGED)
+    return _views(column_of(capsules, column)) if is_on_gpu else None
+
+
+def _device_array(capsules: tuple[Any, Any]) -> _DeviceArray:
+    return _DeviceArray.from_address(_pointer_in(capsules[1], b"arrow_device_array"))
+
+
+def column_of(capsules: tuple[Any, Any], column: str | None = None) -> Column:
+    """What the device interface says of a column. Raises UsageError as `texts_on_gpu` does."""
+    schema, device = _Schema.from_address(_pointer_in(capsules[0], b"arrow_schema")), _device_array(capsules)
     array, offset = device.array, device.array.offset
     if schema.format == b"+s":
         names = [schema.children[i].contents.name.decode() for i in range(schema.n_children)]
@@ -133,7 +131,7 @@ def column_of(source: Any, column: str | None = None) -> Column:
         at = names.index(wanted)
         schema, array = schema.children[at].contents, array.children[at].contents
         offset += array.offset
-    kind = schema.format.decode()
+    kind = "dictionary" if schema.dictionary else schema.format.decode()
     if kind not in _OFFSETS:
         raise UsageError(f"the text on the GPU has Arrow's type {kind!r}: give strings with offsets (utf8, large_utf8)")
     validity, offsets, data = (array.buffers[i] or 0 for i in range(3))
@@ -141,7 +139,7 @@ def column_of(source: Any, column: str | None = None) -> Column:
     event = ctypes.c_void_p.from_address(device.sync_event).value or 0 if device.sync_event else 0
     return Column(
         rows, offset, array.null_count, validity, offsets, data, _OFFSETS[kind],
-        device.device_type, device.device_id, event, capsules,
+        device.device_id, event, capsules,
     )  # fmt: skip
 
 

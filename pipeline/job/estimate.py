@@ -37,7 +37,7 @@ from ..source.plan.sample import Sample, sample_input, slow_to_read
 from .beginning import refuse_files
 
 SAMPLE_ROWS = 1000
-_ENTRY_BYTES = 1500
+_ENTRY_BYTES, _LABEL_BYTES = 1500, 200
 _CHUNK, _JOB = part_name(0, 0), "0" * 16
 _BATCHES = 4
 _WARM_UP = Texts.of([b"x"] * 32)
@@ -252,7 +252,7 @@ def _label(sample: Sample, models: Models, engines: list[Engine], options: Optio
         chunk, predictions = judged.chunk, judged.predictions[0]
         table = columns.table(chunk, judged.predictions)
         found.rows += chunk.rows_read
-        found.labels.update(columns.models[0].counts(predictions))
+        found.labels.update({name: sum(bins) for name, bins in columns.models[0].counts(predictions).items()})
         found.reasons.update(chunk.quarantine.column("reason").to_pylist())
         found.empty += int((predictions.n_chars == 0).sum())
         found.cut += int(predictions.truncated.sum())
@@ -262,7 +262,8 @@ def _label(sample: Sample, models: Models, engines: list[Engine], options: Optio
         for at in range(0, len(table), chunk_rows):
             part = table.slice(at, chunk_rows)
             files = part_files(columns.of_written(part, columns.chosen(part)), names, _CHUNK, _JOB)
-            size += sum(len(data) for *_, data in files) + _ENTRY_BYTES * len(part) // chunk_rows
+            entry = _ENTRY_BYTES + _LABEL_BYTES * len(found.labels)
+            size += sum(len(data) for *_, data in files) + entry * len(part) // chunk_rows
     found.bytes = size / max(found.rows, 1)
     found.rate = timed / seconds if seconds else 0.0
     return found
@@ -318,7 +319,7 @@ def _warnings(
         except UsageError as error:
             yield error.message
     if (estimate.output_bytes or 0) > (estimate.free_bytes if estimate.free_bytes is not None else float("inf")):
-        yield f"the output takes more than what is free in {path}"
+        yield f"the output needs more space than is free in {path}"
 
 
 def _existing(path: Path) -> Path:

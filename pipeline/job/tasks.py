@@ -326,8 +326,10 @@ def _judged(
 ) -> Judged:
     """One model's share of the totals."""
     written = predictions if chosen.all() else predictions.take(chosen)
+    scores = columns.counts(written)
     return Judged(
-        labels=columns.counts(written),
+        labels={name: sum(bins) for name, bins in scores.items()},
+        scores=scores,
         unlabelled=columns.unlabelled(written),
         multi_label=columns.thresholds is not None,
         truncated=int(written.truncated.sum()),

@@ -136,7 +136,7 @@ class Watchdog:
     def _reason(self) -> str:
         if self._doing is not None:
             doing, since = self._doing
-            return f"{doing} since {time.monotonic() - since:.0f} s"
+            return f"{doing} for {time.monotonic() - since:.0f} s"
         try:
             found = self._client.run_on_scheduler(_in_flight, callback_timeout=_ANSWER_SECONDS)
         except TimeoutError:
@@ -169,7 +169,7 @@ def _loss(worker: str, keys: Iterable[Any]) -> str:
 def _reasons(found: InFlight) -> Iterator[str]:
     if not found.workers:
         yield "there are no workers"
-    running = [f"{chunk} is in {step} on worker {worker} since {s:.0f} s" for s, step, chunk, worker in found.running]
+    running = [f"{chunk} is in {step} on worker {worker} for {s:.0f} s" for s, step, chunk, worker in found.running]
     if running:
         yield _listed(running)
     elif found.workers and found.waiting:

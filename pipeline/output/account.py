@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import add
 
 from msgspec import UNSET
 
@@ -15,7 +16,7 @@ from ..measures.accuracy import LENGTHS
 from ..source.columns import NO_TRUTH
 from ..source.plan.plan import group_name, part_name
 from .layout import group_of
-from .record import SUMS, ClosingEntry, Entry, Judged, ListedFile, SavedPlan, Totals
+from .record import SUMS, ClosingEntry, Entry, Judged, ListedFile, SavedPlan, Scores, Totals
 from .saved_plan import files_of
 
 
@@ -142,6 +143,7 @@ def totals_of(committed: Committed, plan: SavedPlan | None) -> Totals:
         problems=tuple(sorted((*(plan.problems if plan else ()), *problems))),
         unread=tuple(sorted((*(plan.unread if plan else ()), *unread), key=str)),
         others=tuple(map(summed, others)) or UNSET,
+        scores=summed_scores(entry.scores for entry in entries),
     )
 
 
@@ -156,7 +158,19 @@ def summed(judged: Sequence[Judged]) -> Judged:
         saturated=sum(each.saturated for each in judged),
         doubtful=_sum(each.doubtful for each in judged),
         confusion=_confusion(each.confusion for each in judged),
+        scores=summed_scores(each.scores for each in judged),
     )
+
+
+def summed_scores(found: Iterable[Scores]) -> Scores:
+    """Rows by label and bin of all entries; not known where one of them, of an earlier version, does not tell."""
+    total: dict[str, tuple[int, ...]] = {}
+    for scores in found:
+        if scores is UNSET:
+            return UNSET
+        for label, bins in scores.items():
+            total[label] = tuple(map(add, total[label], bins)) if label in total else bins
+    return dict(sorted(total.items()))
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

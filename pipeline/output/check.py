@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import UNSET
 
 from ..errors import OutputError
+from ..measures.accuracy import count_scores
 from ..model.reference import NO_LABEL
 from ..source.columns import NO_TRUTH
 from .commit import quarantine_table, read_committed
@@ -31,7 +33,7 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
     named = where.columns if where is not None else set()
     decided = where if named <= set(schema.names) else None
     filled = {*_ROWS, N_CHARS.name, *(column for each in names for column in _figures(each).values())}
-    looked_at = filled | {each.label for each in names} | (named if decided else set())
+    looked_at = filled | {name for each in names for name in (each.label, each.score)} | (named if decided else set())
     columns = [name for name in schema.names if name in looked_at]
     parts, tables = [], []
     for file in entry.files:
@@ -62,21 +64,26 @@ def _check_figures(entry: Entry, rows: pa.Table, names: Sequence[Names]) -> None
     """The entry's share of the totals must be that of its written rows."""
     same = len(entry.judged) == len(names) and entry.chars == (pc.sum(rows.column(N_CHARS.name)).as_py() or 0)
     for each, judged in zip(names, entry.judged, strict=False):
-        labels, unlabelled = _labels(rows.column(each.label))
+        scores, unlabelled = _scores(rows.column(each.label), rows.column(each.score))
         sums = {name: pc.sum(rows.column(column)).as_py() or 0 for name, column in _figures(each).items()}
+        labels = {name: sum(bins) for name, bins in scores.items()}
         same = same and (labels, unlabelled) == (judged.labels, judged.unlabelled)
+        same = same and judged.scores in (UNSET, scores)
         same = same and all(getattr(judged, name) == sums[name] for name in sums)
     if not same:
         raise OutputError(f"{entry.chunk}: the labels or counts in its entry are not those of its part")
 
 
-def _labels(column: pa.ChunkedArray) -> tuple[dict[str, int], int]:
-    """Rows by label, and rows without one, of a column of labels or of lists of labels."""
-    several = pa.types.is_list(column.type)
-    values = pc.list_flatten(column) if several else column
-    labels = {count["values"]: count["counts"] for count in values.value_counts().to_pylist()}
-    without = labels.pop(None, 0)
-    return labels, pc.sum(pc.equal(pc.list_value_length(column), 0)).as_py() or 0 if several else without
+def _scores(labels: pa.ChunkedArray, scores: pa.ChunkedArray) -> tuple[dict[str, tuple[int, ...]], int]:
+    """Rows by label and score, and rows without a label, of columns of labels and scores, or of lists of them."""
+    without = labels.null_count
+    if pa.types.is_list(labels.type):
+        without = pc.sum(pc.equal(pc.list_value_length(labels), 0)).as_py() or 0
+        labels, scores = pc.list_flatten(labels), pc.list_flatten(scores)
+    given = labels.is_valid()
+    coded = labels.filter(given).combine_chunks().dictionary_encode()
+    classes, numbers = coded.dictionary.to_pylist(), coded.indices.to_numpy()
+    return count_scores(classes, numbers, scores.filter(given).to_numpy()), without
 
 
 def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:

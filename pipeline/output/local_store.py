@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ..errors import OutputError
 from ..processes.threads import available_cores
-from ..storage.disk import TEMPORARY, sync_folder, temporary, why_not_written, write_new
+from ..storage.disk import TEMPORARY, sync_folder, temporary, why_not, write_new
 from .layout import MANIFEST, PLAN, SUCCESS
 from .store import Store, no_check
 
@@ -101,7 +101,7 @@ class LocalStore(Store):
             folder.mkdir(exist_ok=True)
             sync_folder(folder.parent)
         except OSError as error:
-            raise OutputError(f"{folder} cannot be created: {error.strerror}") from error
+            raise OutputError(why_not("created", folder, error)) from error
 
     def read(self, name: str) -> bytes:
         """Raises OutputError where there is no such regular file, or it cannot be read."""
@@ -117,7 +117,7 @@ class LocalStore(Store):
         except FileNotFoundError as error:
             raise OutputError(f"{path} is missing") from error
         except OSError as error:
-            raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+            raise OutputError(why_not("read", path, error)) from error
 
     def size(self, name: str) -> int | None:
         """The size of a regular file; None where there is none."""
@@ -137,7 +137,7 @@ class LocalStore(Store):
         except (FileNotFoundError, NotADirectoryError):
             return set()
         except (OSError, ValueError) as error:
-            raise OutputError(f"{self.root} cannot be read: {_cause(error)}") from error
+            raise OutputError(why_not("read", self.root, error)) from error
 
     def exists(self) -> bool:
         return bool(self.names()) or (os.path.exists(self.root) and not os.path.isdir(self.root))
@@ -165,7 +165,7 @@ class LocalStore(Store):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             sync_folder(self.root)
         except (OSError, ValueError) as error:
-            raise OutputError(f"{self.root} cannot be created: {_cause(error)}") from error
+            raise OutputError(f"{why_not('created', self.root, error)}, or choose another folder") from error
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with its content, if it exists. Raises OutputError."""
@@ -179,7 +179,7 @@ class LocalStore(Store):
                 return
             except OSError as error:  # another process may remove, or begin to write, a file in it
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or attempt + 1 == _TRIES:
-                    raise OutputError(f"{path} cannot be removed: {error.strerror}") from error
+                    raise OutputError(why_not("removed", path, error)) from error
                 time.sleep(0.05 * attempt)
 
     def remove_all(self, names: Collection[str]) -> None:
@@ -206,7 +206,7 @@ class LocalStore(Store):
 
     def _explain(self, name: str, size: int, error: OSError) -> str:
         """What is wrong and the remedy. A job can be resumed from its manifest on, as it is written."""
-        message, smaller = why_not_written(self.root / name, size, error), ""
+        message, smaller = why_not("written", self.root / name, error, size), ""
         if error.errno == errno.EFBIG:
             if name == PLAN:
                 message += ", or use a larger --chunk-size"
@@ -235,9 +235,4 @@ def _link(written: Path, path: Path, data: bytes) -> bool:
 
 def _unreadable(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
-        raise OutputError(f"{error.filename} cannot be read: {error.strerror}") from error
-
-
-def _cause(error: OSError | ValueError) -> str:
-    """ValueError is for a name that no file can have."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise OutputError(why_not("read", error.filename, error)) from error

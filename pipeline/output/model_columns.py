@@ -17,7 +17,7 @@ from ..engine.base import Predictions
 from ..errors import UsageError
 from ..labelling.scored import Scoring
 from ..labelling.windows import Windows
-from ..measures.accuracy import count_pairs
+from ..measures.accuracy import count_pairs, count_scores
 from ..model.reference import NO_LABEL
 from ..model.scores import assigned
 from ..model.several import Models
@@ -199,13 +199,14 @@ class ModelColumns:
             return int((~self._given(predictions).any(axis=1)).sum())
         return 0 if self.abstain is None else int((self.best(predictions) == NO_LABEL).sum())
 
-    def counts(self, predictions: Predictions) -> dict[str, int]:
-        """Rows by label, as the column of labels has them. A row without a label is not among them."""
+    def counts(self, predictions: Predictions) -> dict[str, tuple[int, ...]]:
+        """Rows by label and score, as `count_scores` has them. A row without a label is not among them."""
         if self.thresholds is not None:
-            rows = self._given(predictions).sum(axis=0).tolist()
-            return {name: n for name, n in zip(self.classes, rows, strict=True) if n}
-        numbers, counts = np.unique(self.best(predictions), return_counts=True)
-        return {self.classes[i]: int(n) for i, n in zip(numbers, counts, strict=True) if i != NO_LABEL}
+            given = self._given(predictions)
+            return count_scores(self.classes, np.nonzero(given)[1], self._scores(predictions)[given])
+        best = self.best(predictions)
+        labelled = best != NO_LABEL
+        return count_scores(self.classes, best[labelled], predictions.scores[labelled, 0])
 
     def pairs(self, predictions: Predictions, truth: NDArray[np.int32]) -> list[tuple[int, int, int]]:
         """Rows by true class and label, as `accuracy.count_pairs` has them.

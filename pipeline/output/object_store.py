@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-from ..errors import OutputError, OutputUnavailable, UsageError
+from ..errors import OutputError, OutputUnavailable, UsageError, cause
 from ..processes.threads import threads
 from ..storage.buckets import FIRST_PATIENCE, PATIENCE, BucketPath, bucket_client, is_bucket, patiently, split_bucket
 from ..storage.names import as_url, without_secrets
@@ -74,7 +74,7 @@ class ObjectStore(Store):
         except (FileNotFoundError, UsageError):
             raise
         except OSError as error:
-            raise OutputUnavailable(f"{self.root / name} cannot be {what}: {error.strerror}") from error
+            raise OutputUnavailable(f"{self.root / name} cannot be {what}: {cause(error)}") from error
 
     @property
     def _soon(self) -> ObjectStore:

@@ -1,7 +1,6 @@
 """The JSON files of an output folder as types, which check what is read: entries, manifest, plan, claim.
 
-`json_schema()` gives their JSON Schema. A file of another version, or with a value that does not fit its type, is
-rejected with the place in it.
+A file of another version, or with a value that does not fit its type, is rejected with the place in it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,7 +18,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..engine.base import Backend
 from ..errors import OutputError
-from ..measures.accuracy import LENGTHS
+from ..measures.accuracy import LENGTHS, SCORES
 from .layout import (
     CHUNK_PATTERN,
     FILE_PATTERN,
@@ -47,6 +46,7 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=_MOST)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 JobId = Annotated[str, Meta(pattern=JOB_PATTERN)]
 ChunkName = Annotated[str, Meta(pattern=CHUNK_PATTERN)]
+Scores = dict[str, tuple[Count, ...]] | UnsetType
 Version = Literal[4]
 _Record = TypeVar("_Record")
 
@@ -71,6 +71,7 @@ class Judged(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     saturated: Count = 0
     doubtful: dict[str, Count]
     confusion: tuple[tuple[int, int, Count], ...] | None
+    scores: Scores = UNSET
 
     def check(self, written: int, labelled: int) -> None:
         """Raise ValueError where the figures contradict each other. written, labelled: rows."""
@@ -84,6 +85,10 @@ class Judged(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("`labels` has a label without rows")
         if sum(self.doubtful.values()) > labelled:
             raise ValueError("`doubtful` has more rows than were labelled")
+        if self.scores is not UNSET:
+            rows = {name: sum(bins) for name, bins in self.scores.items() if len(bins) == len(SCORES)}
+            if rows != self.labels:
+                raise ValueError("`scores` do not add up to `labels`")
         if self.confusion is not None and labelled != sum(rows for *_, rows in self.confusion):
             raise ValueError("`confusion` does not add up to `rows_written` and `rows_filtered`")
 
@@ -99,7 +104,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is
     a truth, over the filtered rows too. problems: messages about whole files. files: one part, or one for each label,
     sorted; then the quarantined rows, where there are any. others: of several models, what the second and further ones
-    say; the figures above are the first one's.
+    say; the rest is the first one's. scores: written rows by label and bin of `accuracy.SCORES`, since 2026-11.
     """
 
     version: Version = VERSION
@@ -123,6 +128,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     problems: tuple[str, ...]
     files: tuple[FileRecord, ...] = ()
     others: tuple[Judged, ...] | UnsetType = UNSET
+    scores: Scores = UNSET
 
     def __post_init__(self) -> None:
         """Raise ValueError where the figures contradict each other; in a file that is read, an error of that file."""
@@ -319,7 +325,9 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unread : tuple of (str, int or None)
         Each file or folder of which nothing was read, and its rows where they are known; `problems` say why.
     others : tuple of Judged, optional
-        Of several models, the figures of the second and further ones; those above are the first one's.
+        Of several models, the figures of the second and further ones; all others are the first one's.
+    scores : dict of str to tuple of int, optional
+        Written rows by label and bin of `accuracy.SCORES`; they are counted since 2026-11.
 
     """
 
@@ -340,6 +348,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
     others: tuple[Judged, ...] | UnsetType = UNSET
+    scores: Scores = UNSET
 
 
 class Update(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -439,10 +448,3 @@ def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise OutputError(f"{name} is damaged: {error}") from error
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of every record, by its type's name."""
-    records = (Entry, ClosingEntry, Manifest, SavedPlan, Claim)
-    _, found = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": found}

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import printable, printable_lines
+from ..errors import OutputError, cause, printable, printable_lines
 
 _NAME_WIDTH, _WIDEST_NAME = 8, 24
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    """Raises OutputError where nothing more can be printed, for example on a full disk; of a closed pipe
+    BrokenPipeError.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"stdout cannot be written: {cause(error)}. Send it elsewhere") from error
 
 
 class PlainConsole(Console):
@@ -25,6 +39,11 @@ class PlainConsole(Console):
 
     def __init__(self, stderr: bool = False, quiet: bool = False) -> None:
         super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+    def print(self, *parts: Any, **options: Any) -> None:
+        """Raises OutputError."""
+        with _printing():
+            super().print(*parts, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """What Rich calls for every string that it is given."""
@@ -58,24 +77,28 @@ def print_fact(name: str, value: str, console: PlainConsole) -> None:
 
 
 def say(message: str, error: bool = False) -> None:
-    """Print a message, which may have several lines, to stdout or stderr."""
-    print(printable_lines(message), file=sys.stderr if error else sys.stdout, flush=True)
+    """Print a message, which may have several lines, to stdout or stderr. Raises OutputError."""
+    with _printing():
+        print(printable_lines(message), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def print_file(text: str) -> None:
-    """Print the text of a file: as it is, but `printable` on a terminal."""
-    sys.stdout.write("\n".join(map(printable, text.split("\n"))) if sys.stdout.isatty() else text)
+    """Print the text of a file: as it is, but `printable` on a terminal. Raises OutputError."""
+    shown = "\n".join(map(printable, text.split("\n"))) if sys.stdout and sys.stdout.isatty() else text
+    with _printing():
+        print(shown, end="", flush=True)
 
 
 def print_rows(data: bytes) -> None:
-    """Print rows at once: as they are, but `printable` on a terminal."""
+    """Print rows at once: as they are, but `printable` on a terminal. Raises OutputError."""
     if sys.stdout.isatty():
-        sys.stdout.write("\n".join(map(printable, data.decode().split("\n"))))
-    else:
+        print_file(data.decode())
+        return
+    with _printing():
         sys.stdout.buffer.write(data)
-    sys.stdout.flush()
+        sys.stdout.flush()
 
 
 def print_json(value: Any, indent: int | None = None) -> None:
     """Print JSON in ASCII: every other character is an escape, so it is safe on a terminal and never fails."""
-    print(json.dumps(value, indent=indent), flush=True)
+    print_file(f"{json.dumps(value, indent=indent)}\n")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..errors import counted
 from ..measures.accuracy import Confusion, Example, confusion_of
 from ..telemetry.profile import Profile
 from .tally import Reach, Tally
@@ -48,8 +49,8 @@ class Growth:
     def __str__(self) -> str:
         if self.later and not self.new:
             return ""
-        new = _count(self.new, "new file") if self.new else "nothing new"
-        return f"{new}; {_count(self.before, 'file')} labelled before"
+        new = counted(self.new, "new file") if self.new else "nothing new"
+        return f"{new}; {counted(self.before, 'file')} labelled before"
 
     @property
     def lines(self) -> list[str]:
@@ -58,15 +59,15 @@ class Growth:
         if self.changed:
             verb, their = ("has", "its") if len(self.changed) == 1 else ("have", "their")
             found.append(
-                f"{_count(len(self.changed), 'file')} {verb} changed since {their} rows were labelled; {their} labels "
+                f"{counted(len(self.changed), 'file')} {verb} changed since {their} rows were labelled; {their} labels "
                 f"are the old ones: {first_of(self.changed)}. To label all files anew, start again with --overwrite"
             )
         if self.gone:
             verb, their = ("is", "its") if len(self.gone) == 1 else ("are", "their")
-            found.append(f"{_count(len(self.gone), 'file')} {verb} gone; {their} labels stay: {first_of(self.gone)}")
+            found.append(f"{counted(len(self.gone), 'file')} {verb} gone; {their} labels stay: {first_of(self.gone)}")
         if self.later:
             verb, them = ("is", "it") if self.later == 1 else ("are", "them")
-            found.append(f"{_count(self.later, 'file')} {verb} new since this began: --update labels {them}")
+            found.append(f"{counted(self.later, 'file')} {verb} new since this began: --update labels {them}")
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,6 +135,8 @@ class ModelFigures:
         The model.
     labels : Counter of str
         Written rows by label.
+    scores : dict of str to tuple of int, or None
+        Written rows by label, and by score in the bins of `accuracy.SCORES`; None where they are not known.
     unlabelled : int
         Written rows without a label.
     confusion : Confusion or None
@@ -143,6 +146,7 @@ class ModelFigures:
 
     name: str
     labels: Counter[str]
+    scores: dict[str, tuple[int, ...]] | None
     unlabelled: int
     confusion: Confusion | None
 
@@ -150,6 +154,11 @@ class ModelFigures:
     def accuracy(self) -> float | None:
         """Share of rows whose label is the true class; None without a truth column."""
         return None if self.confusion is None else self.confusion.accuracy
+
+    @property
+    def bins(self) -> list[int]:
+        """Labels by bin of `accuracy.SCORES`, of all classes together; none where they are not known."""
+        return [sum(column) for column in zip(*(self.scores or {}).values(), strict=True)]
 
 
 @dataclass
@@ -209,21 +218,18 @@ def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
     name = job.models[0][0] if job.models else job.model
     others = zip(job.models[1:], tally.others, strict=False)
     return (
-        ModelFigures(name, tally.labels, tally.unlabelled, tally.confusion),
+        ModelFigures(name, tally.labels, tally.scores or None, tally.unlabelled, tally.confusion),
         *(
             ModelFigures(
                 name,
                 Counter(judged.labels),
+                judged.scores or None,
                 judged.unlabelled,
                 None if judged.confusion is None else confusion_of(judged.confusion, classes),
             )
             for (name, classes), judged in others
         ),
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def first_of(names: Sequence[str], most: int = _NAMED, comma: str = ", ") -> str:

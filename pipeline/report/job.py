@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from ..errors import in_python
-from ..measures.accuracy import LENGTHS, Confusion
+from ..errors import counted, in_python
+from ..measures.accuracy import LENGTHS, THRESHOLDS, Confusion, kept
 from .breakdown import Breakdown, break_down
 from .facts import JobFacts, ModelFigures, RunFacts, models_of
 from .results import Frame, Results
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DONE, SET_ASIDE, STOPPED = 0, 3, 4
 _NAMED = 10
-"""How many of the files that were left out are named."""
+"""How many of the files that were skipped are named."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,8 +58,8 @@ class JobReport:
 
     def __repr__(self) -> str:
         where = f" in {self.job.output!r}" if self.job.output else ""
-        counts = f"{self.rows_written:,} rows labelled by {self.job.model!r}, {self.rows_quarantined:,} quarantined"
-        return f"<JobReport: {counts}{where}>"
+        rows = f"{counted(self.rows_written, 'row')} labelled by {self.job.model!r}"
+        return f"<JobReport: {rows}, {self.rows_quarantined:,} quarantined{where}>"
 
     def __str__(self) -> str:
         return as_text(self.job, self.tally, self.run)
@@ -89,7 +89,7 @@ class JobReport:
 
     @property
     def rows_written(self) -> int:
-        """Labelled rows, without those that `where` left out."""
+        """Labelled rows that are written: not those that `where` filtered."""
         return self.tally.rows_written
 
     @property
@@ -135,7 +135,7 @@ class JobReport:
 
     @property
     def not_read(self) -> list[str]:
-        """What was left out or read in part: a line for each kind, with a count and the first names."""
+        """What was skipped or read in part: a line for each kind, with a count and the first names."""
         growth = self.job.growth.lines if self.job.growth else []
         return [*not_read(self.tally, self.job.left_out, self.run.set_aside), *growth]
 
@@ -253,7 +253,8 @@ class JobReport:
         job, tally, run = self.job, self.tally, self.run
         totals: dict[str, Any] = msgspec.to_builtins(tally.totals())
         del totals["confusion"]  # it is in `truth`
-        totals.pop("others", None)  # they are in `models`
+        for name in ("others", "scores"):  # they are in `models`
+            totals.pop(name, None)
         return totals | {
             "model": job.model,
             "backend": job.backend,
@@ -281,6 +282,7 @@ class JobReport:
                 {
                     "model": each.name,
                     "labels": dict(each.labels),
+                    "kept": dict(zip(map(str, THRESHOLDS), kept(each.bins), strict=True)) if each.bins else None,
                     "truth": None if each.confusion is None else _truth(each.confusion),
                 }
                 for each in self.models

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..errors import printable
-from ..measures.accuracy import LENGTHS, Confusion
+from ..measures.accuracy import LENGTHS, SCORES, THRESHOLDS, Confusion, kept
 from ..storage.disk import write_file
 from . import plots
 from .breakdown import MOMENTS, judge
+from .facts import ModelFigures
 from .job import JobReport
 from .summary import LOOKED_AT, doubt, reasons
 from .tables import device_name, figure, moment_text, ratio_text, time_text
@@ -38,6 +40,10 @@ _CAUSE_COLORS = {
 }
 
 _MOST_MATRIX = 12  # classes
+_MOST_KEPT = 8
+_LENGTHS = [f"{a:,}" if b == a + 1 else f"{a:,} to {b - 1:,}" for a, b in pairwise(LENGTHS)]
+_LENGTHS += [f"{LENGTHS[-1]:,} and more"]
+_SCORES = [f"{low:.2f} to {high:.2f}" for low, high in zip(SCORES, (*SCORES[1:], 1.0), strict=True)]
 _MOST_PAIRS = 10
 
 _STEPS = {
@@ -116,7 +122,8 @@ def _content(report: JobReport) -> dict[str, Any]:
         "more_labels": max(0, len(report.tally.labels) - _MOST_CLASSES),
         "most_classes": _MOST_CLASSES,
         "more_figures": max(0, len(report.job.classes) - _MOST_CLASSES),
-        "lengths": _lengths(report),
+        "lengths": _bars(_LENGTHS, report.tally.lengths),
+        "scores": [(model, _bars(_SCORES, model.bins), _kept(model)) for model in report.models if model.bins],
         "gpu": gpu,
         "quarantined": reasons(report.results.first_quarantined(LOOKED_AT))[:_QUARANTINED],
         "moments": MOMENTS,
@@ -166,28 +173,22 @@ def _pairs(confusion: Confusion | None) -> list[tuple[str, str, int]]:
     return [(confusion.classes[i], confusion.classes[j], int(wrong[i, j])) for i, j in found if wrong[i, j]]
 
 
-def _lengths(report: JobReport) -> list[Bar]:
-    """The classes from the shortest to the longest that occurs."""
-    ends = [*LENGTHS[1:], None]
-    names = [_range(begin, end) for begin, end in zip(LENGTHS, ends, strict=True)]
-    occur = [i for i, n in enumerate(report.tally.lengths) if n]
-    most = max(report.tally.lengths) or 1
-    total = max(report.rows_written, 1)
+def _bars(names: Sequence[str], rows: Sequence[int]) -> list[Bar]:
+    """A histogram, from the first to the last class that occurs."""
+    occur = [i for i, n in enumerate(rows) if n]
+    most, total = max(rows, default=0), sum(rows)
     return [
-        Bar(
-            names[i],
-            f"{report.tally.lengths[i]:,}",
-            f"{report.tally.lengths[i] / total:.1%}",
-            report.tally.lengths[i] / most,
-        )
+        Bar(names[i], f"{rows[i]:,}", f"{rows[i] / total:.1%}", rows[i] / most)
         for i in range(occur[0] if occur else 0, occur[-1] + 1 if occur else 0)
     ]
 
 
-def _range(begin: int, end: int | None) -> str:
-    if end is None:
-        return f"{begin:,} and more"
-    return f"{begin:,}" if end == begin + 1 else f"{begin:,} to {end - 1:,}"
+def _kept(model: ModelFigures) -> tuple[list[str], list[tuple[float, int, list[float]]]]:
+    """The most frequent labels; and for each threshold how many labels it keeps, its share of all and of each."""
+    labels = [name for name, _ in model.labels.most_common(_MOST_KEPT)]
+    each = [model.bins, *((model.scores or {})[name] for name in labels)]
+    shares = [[n / sum(bins) for n in kept(bins)] for bins in each]
+    return labels, list(zip(THRESHOLDS, kept(model.bins), map(list, zip(*shares, strict=True)), strict=True))
 
 
 def _picture(draw: Callable[[float], Figure]) -> dict[str, str]:

@@ -131,7 +131,7 @@ class Results:
     def _refuse_other_texts(self, frame: Any) -> None:
         """Raise UsageError for a frame with other texts than those that were classified, or in another order."""
         asked = replace(self._origin.selection, kept=(), kept_types=(), truth=None)
-        names = [name for name in _names(frame) if isinstance(name, str)]
+        names = [str(name) for name in _names(frame)]  # as Arrow has them
         # The texts of a list have no name: they may be in any column.
         choices = [asked.text] if {*asked.text} <= {*names} else [(name,) for name in names]
         found = [texts for text in choices if (texts := _texts_of(frame, replace(asked, text=text))) is not None]

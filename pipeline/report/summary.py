@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..errors import in_python, printable
+from ..errors import counted, in_python, printable
 from ..output.account import most_quarantined
 from ..source.open.compression import not_decoded
 from .facts import JobFacts, RunFacts, first_of, models_of
@@ -36,7 +36,7 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, str]]:
     found = [("rows", f"{tally.rows_read:,} {balance(tally)}")]
     if run.chunks_before:
         chunks = tally.chunks - (tally.earlier.chunks if tally.earlier else 0)
-        found.append(("resumed", f"{run.chunks_before:,} of {chunks:,} chunks were there before"))
+        found.append(("resumed", f"{run.chunks_before:,} of {counted(chunks, 'chunk')} done before"))
     if job.growth is not None:
         found.append(("update", str(job.growth)))
     pace = f"; {run.articles_per_second:,.0f} articles a second once started" if run.rows else ""
@@ -50,7 +50,7 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, str]]:
     if tally.rows_written:
         text = f"{tally.chars / tally.rows_written:,.0f} characters on average"
         text += f", {tally.unknown_chars / max(tally.chars, 1):.2%} outside the alphabet"
-        found.append(("text", text + (f", {tally.truncated:,} rows cut" if tally.truncated else "")))
+        found.append(("text", text + (f", {counted(tally.truncated, 'row')} too long" if tally.truncated else "")))
         if " int8," in job.backend:
             each = tally.saturated / tally.rows_written
             found.append(("int8", f"{tally.saturated:,} saturated activations, {each:,.2f} a row"))
@@ -68,8 +68,8 @@ def doubt_line(doubtful: Counter[str], model: str, meant_for: str | None) -> str
     if not rows:
         return None
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in doubtful.most_common())
-    labels = "their labels mean" if rows > 1 else "its label means"
-    line = f"{rows:,} {'rows are' if rows > 1 else 'row is'} hardly judged: {reasons}; {labels} little."
+    labels = "their labels" if rows > 1 else "its label"
+    line = f"{counted(rows, 'row')} gave the model too little to go by: {reasons}; do not rely on {labels}."
     return line + (f" {model} is for {meant_for}." if meant_for else "")
 
 
@@ -138,7 +138,7 @@ def _remarks(job: JobFacts, tally: Tally, run: RunFacts) -> list[str]:
 
 
 def not_read(tally: Tally, left_out: Sequence[str], set_aside: Sequence[tuple[str, str]]) -> list[str]:
-    """A line for each kind of what was left out or read in part, with a count and the first names."""
+    """A line for each kind of what was skipped or read in part, with a count and the first names."""
     found = []
     if tally.unread:
         found.append(unread_line(tally.unread))
@@ -155,19 +155,19 @@ def not_read(tally: Tally, left_out: Sequence[str], set_aside: Sequence[tuple[st
 
 
 def left_out_line(left_out: Sequence[str]) -> str:
-    """How many files were left out, and the first of them."""
-    return f"{_count(left_out, 'left out, being of no known format')}: {first_of(left_out)}"
+    """How many files were skipped, and the first of them."""
+    return f"{_count(left_out, 'skipped, being of no known format')}: {first_of(left_out)}"
 
 
 def unread_line(unread: Sequence[tuple[str, int | None]]) -> str:
     """How many files were not read, and the rows of those that tell."""
     known = [rows for _, rows in unread if rows]
-    rows = f"{sum(known):,} rows" if len(known) == len(unread) else f"{sum(known):,} rows in {len(known):,} of them"
+    rows = counted(sum(known), "row") + ("" if len(known) == len(unread) else f" in {len(known):,} of them")
     return f"{_count(unread, 'not read')}{f' ({rows})' if known else ''}: {first_of([path for path, _ in unread])}"
 
 
 def _count(items: Sequence[object], what: str, kind: str = "file") -> str:
-    return f"1 {kind} was {what}" if len(items) == 1 else f"{len(items):,} {kind}s were {what}"
+    return f"{counted(len(items), kind)} {'was' if len(items) == 1 else 'were'} {what}"
 
 
 def hints(tally: Tally, results: Results) -> list[str]:

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Group, OverflowMethod, RenderableType
 from rich.table import Table
 
+from ..errors import counted
 from ..measures.accuracy import Confusion, LabelCounts
 from ..measures.reliability import Reliability, Threshold
 from ..telemetry.profile import Profile, SweepPoint
@@ -275,11 +276,11 @@ def print_label_figures(counts: LabelCounts, console: PlainConsole) -> None:
 def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
     """Accuracy, the per-class table, and for few classes the matrix (true class by row)."""
     if confusion.without_truth:
-        message = f"{confusion.without_truth:,} rows have a truth that is not a class of the model; they are left out"
+        message = f"not judged, since the true class is none of the model's: {counted(confusion.without_truth, 'row')}"
         console.print(message, style="yellow")
     without = int(confusion.unlabelled.sum())
     if without:
-        console.print(f"{without:,} rows have a truth and no label, with a score too low; they are left out below")
+        console.print(f"not judged, since the score was too low for a label: {counted(without, 'row')}")
     if not confusion.rows:
         return
     console.print(

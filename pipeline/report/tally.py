@@ -10,8 +10,8 @@ from msgspec import UNSET
 
 from ..errors import BroadsheetError
 from ..measures.accuracy import LENGTHS, Confusion, confusion_of
-from ..output.account import summed
-from ..output.record import SUMS, Entry, Judged, Totals
+from ..output.account import summed, summed_scores
+from ..output.record import SUMS, Entry, Judged, Scores, Totals
 from ..source.plan.plan import GroupEnd
 
 
@@ -49,6 +49,8 @@ class Tally:
         In int8, activations at the greatest number of 8 bits, where all that was above is too.
     labels : Counter of str
         Written rows by label.
+    scores : dict of str to tuple of int
+        Written rows by label and bin of `accuracy.SCORES`; UNSET where an earlier version did not count some.
     unlabelled : int
         Written rows without a label, since their score was too low or none of several applies.
     doubtful : Counter of str
@@ -79,6 +81,7 @@ class Tally:
     saturated: int = 0
     unlabelled: int = 0
     labels: Counter[str] = field(default_factory=Counter)
+    scores: Scores = field(default_factory=dict)
     doubtful: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=lambda: [0] * len(LENGTHS))
     confusion: Confusion | None = None
@@ -99,7 +102,7 @@ class Tally:
             for name in ("chunks", *SUMS):
                 setattr(tally, name, getattr(earlier, name))
             tally.labels, tally.doubtful = Counter(earlier.labels), Counter(earlier.doubtful)
-            tally.lengths = list(earlier.lengths)
+            tally.lengths, tally.scores = list(earlier.lengths), earlier.scores
             if earlier.confusion is not None:
                 tally.confusion = confusion_of(earlier.confusion, classes)
             tally.others = () if earlier.others is UNSET else earlier.others
@@ -113,6 +116,7 @@ class Tally:
                 setattr(self, name, getattr(self, name) + getattr(entry, name))
             self.labels.update(entry.labels)
             self.doubtful.update(entry.doubtful)
+            self.scores = summed_scores((self.scores, entry.scores))
             self.lengths = [sum(pair) for pair in zip(self.lengths, entry.lengths, strict=True)]
             self.problems += [(entry.sources[0][0], message) for message in entry.problems]
             if entry.confusion is not None:
@@ -149,6 +153,7 @@ class Tally:
             problems=tuple(sorted((*problems, *self.problems))),
             unread=(*unread, *self.unread),
             others=self.others or UNSET,
+            scores=self.scores,
         )
 
 

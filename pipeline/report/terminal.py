@@ -21,10 +21,12 @@ from .tally import Reach
 _MOST_CLASSES = 20
 _MOST_LINES = 10
 _SECONDS_BETWEEN_LINES = 10.0
+_LONG_SECONDS = 5.0
+"""A job that takes longer, as far as its first chunks tell, has the dashboard's link printed: there is time to look."""
 
 
 class NoProgress(Progress):
-    """Shows nothing but what was left out: never in silence."""
+    """Shows nothing but what was skipped: never in silence."""
 
     def warn(self, message: str) -> None:
         pass
@@ -44,10 +46,11 @@ class TerminalProgress(Progress):
         self._console = console
         self._bar: RichProgress | None = None
         self._began = self._spoke = 0.0
+        self._dashboard = ""
 
     def start(self, rows: int, dashboard: str) -> None:
         self._began = self._spoke = time.monotonic()
-        self._console.print(f"dashboard: {dashboard}", style="dim", soft_wrap=True)
+        self._dashboard = dashboard
         if self._console.is_terminal:
             self._bar = RichProgress(
                 TextColumn("{task.description}", markup=False),
@@ -62,7 +65,10 @@ class TerminalProgress(Progress):
     def advance(self, report: JobReport) -> None:
         now, reach = time.monotonic(), report.run.reach
         seconds = max(now - self._began, 1e-9)
-        pace = f"{(reach.rows - reach.rows_before) / seconds:,.0f}/s{_left(reach, seconds)}"
+        left = reach.seconds_left(seconds)
+        self._show_link(seconds + (left or 0.0))
+        pace = f"{(reach.rows - reach.rows_before) / seconds:,.0f}/s"
+        pace += "" if left is None else f", {timedelta(seconds=round(left))} left"
         if self._bar is not None:
             total = 1.0 if reach.share else None
             self._bar.update(self._task, total=total, completed=reach.share, done=f"{_done(reach)} {pace}")
@@ -70,7 +76,14 @@ class TerminalProgress(Progress):
             self._spoke = now
             self._console.print(f"{_done(reach)} articles done, {pace}", soft_wrap=True)
 
+    def _show_link(self, seconds: float) -> None:
+        """Once. seconds: that the job takes, as far as can be told."""
+        if self._dashboard and seconds > _LONG_SECONDS:
+            self._console.print(f"dashboard: {self._dashboard}", style="dim", soft_wrap=True)
+            self._dashboard = ""
+
     def warn(self, message: str) -> None:
+        self._show_link(time.monotonic() - self._began)
         self._console.print(lines(f"warning: {message}", "yellow"), soft_wrap=True)
 
     def stop(self) -> None:
@@ -88,15 +101,10 @@ def _done(reach: Reach) -> str:
     return f"{reach.rows:,}" + (f" ({reach.share:.0%} of {decimal(reach.bytes_known)})" if reach.bytes_known else "")
 
 
-def _left(reach: Reach, seconds: float) -> str:
-    left = reach.seconds_left(seconds)
-    return "" if left is None else f", {timedelta(seconds=round(left))} left"
-
-
 def print_report(report: JobReport, console: PlainConsole) -> None:
     """Totals and labels; then accuracy, quarantined rows, breakdown, profile and problems, where there are any.
 
-    The breakdown of a job that was over in a moment tells nothing: it is left out, unless kernels were profiled.
+    The breakdown of a job that was over in a moment tells nothing: it is shown only where kernels were profiled.
     """
     _print_totals(report, console)
     for model in report.models:
@@ -113,7 +121,7 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         print_breakdown(report.breakdown, console)
     if report.run.profile is not None:
         print_profile(report.run.profile, console)
-    _print_list("left out", report.job.left_out, console)
+    _print_list("skipped", report.job.left_out, console)
     if report.tally.unread:
         console.print(lines(unread_line(report.tally.unread), "yellow"), soft_wrap=True)
     _print_list("files", [message for _, message in report.tally.problems], console)

@@ -116,7 +116,7 @@ class App:
         body = await self._body(scope, headers, receive, seen)
         is_small = len(body) <= _AT_ONCE_BYTES
         if is_small and time.monotonic() - seen.arrived > self._too_late:
-            raise Refused(f"the answer would take longer than {1000 * self._target:,.0f} ms: too much comes")
+            raise Refused(f"the answer would take longer than {1000 * self._target:,.0f} ms: too many requests come")
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         asked = self._read(kind, body, query) if is_small else await asyncio.to_thread(self._read, kind, body, query)
         if self._settings.log_texts:
@@ -133,7 +133,7 @@ class App:
         while True:
             served = models.get(asked.model or self._settings.default_model)
             if served is None:
-                raise BadRequest(404, f"there is no model of that name here, but {', '.join(models)}")
+                raise BadRequest(404, f"there is no model of that name here; there is {', '.join(models)}")
             seen.model = served.name
             if len(asked.texts) == 1:
                 self._main.check_open(served)

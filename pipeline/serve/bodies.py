@@ -54,8 +54,8 @@ class ClassifyOptions(msgspec.Struct, forbid_unknown_fields=True):
     """With Arrow they are in the URL."""
 
     model: str | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS, description="Labels of each text")] = 1
-    scores: Annotated[bool, msgspec.Meta(description="The probability of every class too")] = False
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS, description="Give the most probable classes, so many")] = 1
+    scores: Annotated[bool, msgspec.Meta(description="Give the probability of every class too")] = False
 
 
 class ClassifyRequest(ClassifyOptions, kw_only=True):

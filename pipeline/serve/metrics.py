@@ -64,11 +64,11 @@ class Metrics:
         options: dict[str, Any] = {"namespace": "broadsheet", "registry": self.registry}
         self._batch = Histogram("batch_texts", "Texts in a batch", ["model", "device"], buckets=_TEXTS, **options)
         self._in_queue = Histogram(
-            "queue_seconds", "From a request's arrival to its first batch", ["model"], buckets=SECONDS, **options
+            "queue_seconds", "Seconds from arrival to the first batch", ["model"], buckets=SECONDS, **options
         )
         self._in_queue_of: dict[str, Histogram] = {}
         self._in_engine = Histogram(
-            "engine_seconds", "Of a batch on its device", ["model", "device"], buckets=SECONDS, **options
+            "engine_seconds", "Seconds of a batch on its device", ["model", "device"], buckets=SECONDS, **options
         )
         self._restarts = Counter("engine_restarts", "Engines started again", ["device"], **options)
         self._http_restarts = Counter("http_restarts", "HTTP processes started again", **options)
@@ -120,7 +120,7 @@ class _Requests:
         for model, count in counts.texts.items():
             texts.add_metric([model], count)
         seconds = HistogramMetricFamily(
-            "broadsheet_request_seconds", "From a request's arrival to its answer", labels=["model"]
+            "broadsheet_request_seconds", "Seconds from arrival to the answer", labels=["model"]
         )
         bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
         for model, buckets in counts.buckets.items():

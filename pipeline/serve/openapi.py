@@ -13,19 +13,23 @@ from .bodies import ARROW, JSON, ClassifyOptions, ClassifyRequest
 from .settings import Settings
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
+_NO_TOKEN = "The request did not show the server's token"
 
 
 class TextResult(msgspec.Struct):
-    """The columns that `broadsheet classify` writes; with scores, score_CLASS for each class."""
+    """The columns that `broadsheet classify` writes. With scores there is also score_CLASS for each class."""
 
-    label: Annotated[str | None, msgspec.Meta(description="null for a text on which the model overflows")]
-    score: float | None
+    label: Annotated[str | None, msgspec.Meta(description="The class; null for a text that cannot be labelled")]
+    score: Annotated[float | None, msgspec.Meta(description="The probability of the label")]
     n_chars: Annotated[_Count, msgspec.Meta(description="Characters of the whole text")]
     truncated: Annotated[bool, msgspec.Meta(description="Whether it is longer than the model reads")]
     unknown_chars: Annotated[_Count, msgspec.Meta(description="Outside the model's alphabet, of those that it reads")]
-    top_labels: Annotated[list[str | None] | UnsetType, msgspec.Meta(description="With top_k above 1")] = UNSET
-    top_scores: list[float | None] | UnsetType = UNSET
-    reason: Annotated[str | UnsetType, msgspec.Meta(description="Why a text has no label")] = UNSET
+    top_labels: Annotated[
+        list[str | None] | UnsetType,
+        msgspec.Meta(description="The best classes, with top_k above 1"),
+    ] = UNSET
+    top_scores: Annotated[list[float | None] | UnsetType, msgspec.Meta(description="Their scores")] = UNSET
+    reason: Annotated[str | UnsetType, msgspec.Meta(description="Only where label is null: why")] = UNSET
 
 
 class ClassifyAnswer(msgspec.Struct):
@@ -40,13 +44,13 @@ class ModelAbout(msgspec.Struct):
 
     name: str
     default: Annotated[bool, msgspec.Meta(description="Whether it is the one for requests that name none")]
-    classes: tuple[str, ...]
-    reads: Annotated[_Count, msgspec.Meta(description="Characters of a text on which its label depends")]
-    alphabet: str
-    meant_for: str | None
-    digest: str
+    classes: Annotated[tuple[str, ...], msgspec.Meta(description="The labels that it may give")]
+    reads: Annotated[_Count, msgspec.Meta(description="How many characters of a text decide its label")]
+    alphabet: Annotated[str, msgspec.Meta(description="The characters that it knows")]
+    meant_for: Annotated[str | None, msgspec.Meta(description="The texts that it was made for, where its file says so")]
+    digest: Annotated[str, msgspec.Meta(description="Identifies its weights and settings")]
     loaded: Annotated[_Count, msgspec.Meta(description="How often it was loaded: 1, and 1 more for each reload")]
-    backend: Annotated[str | None, msgspec.Meta(description="What decides the bits of a score")]
+    backend: Annotated[str | None, msgspec.Meta(description="Device, precision and software that compute the scores")]
 
 
 class ModelList(msgspec.Struct):
@@ -79,10 +83,15 @@ def describe(settings: Settings) -> dict[str, Any]:
         },
         "paths": {
             "/v1/classify": {"post": _classify(settings)},
-            "/v1/models": {"get": _get("The models, and what they read", "ModelList")},
+            "/v1/models": {"get": _get("List the models", "ModelList")},
             "/v1/models/{name}/reload": {"post": _reload()},
-            "/healthz": {"get": _open("Whether the server is alive")},
-            "/readyz": {"get": _open("Whether an engine is warm", also={"503": _answer("None is", "ServerState")})},
+            "/healthz": {"get": _open("Tell whether the server is alive")},
+            "/readyz": {
+                "get": _open(
+                    "Tell whether each model is loaded and can label",
+                    also={"503": _answer("One of them has no engine that is ready", "ServerState")},
+                )
+            },
             "/metrics": {"get": _metrics()},
         },
         "components": {
@@ -105,20 +114,18 @@ def page(described: dict[str, Any]) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    schemas = described["components"]["schemas"]
-    pretty = {
-        name: msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() for name, schema in schemas.items()
-    }
-    return environment.get_template("docs.html.j2").render(document=described, schemas=pretty)
+    return environment.get_template("docs.html.j2").render(
+        document=described, schemas=described["components"]["schemas"]
+    )
 
 
 def _classify(settings: Settings) -> dict[str, Any]:
     return {
         "operationId": "classify",
         "summary": "Label texts",
-        "description": "Results have the order of the texts. A request is refused at once, with 503 and Retry-After, "
-        "where it could not be answered in time. An Arrow stream has one column, text; options are then in the URL, "
-        "and the answer is a stream too, of a row for each text.",
+        "description": "The answer has a result for each text, in the same order. The body may also be an Arrow IPC "
+        "stream with one column, text, that is not compressed. The other fields are then in the URL, and the answer is "
+        "a stream with a row for each text.",
         "parameters": [
             {"name": name, "in": "query", "description": "With Arrow", "schema": schema.get("anyOf", [schema])[0]}
             for name, schema in _schemas(settings)["ClassifyOptions"]["properties"].items()
@@ -138,14 +145,14 @@ def _classify(settings: Settings) -> dict[str, Any]:
                     ARROW: {"schema": {"type": "string", "format": "binary"}},
                 },
             },
-            "400": _answer("Neither JSON in UTF-8 nor an Arrow stream"),
-            "401": _answer("The token was not shown"),
+            "400": _answer("The body is not JSON in UTF-8, or no Arrow stream"),
+            "401": _answer(_NO_TOKEN),
             "404": _answer("There is no such model"),
             "413": _answer("The body is too long, or has too many texts"),
-            "415": _answer("Another content type"),
-            "422": _answer("Another field, type or column, or a null"),
+            "415": _answer("The content type is neither JSON nor an Arrow stream"),
+            "422": _answer("A field, a type or a column is wrong, or a text is null"),
             "503": {
-                **_answer("Refused, since it could not be answered in time, or was lost with its engine: try again"),
+                **_answer("The answer would come too late, or the engine was lost: try again"),
                 "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
             },
         },
@@ -155,31 +162,32 @@ def _classify(settings: Settings) -> dict[str, Any]:
 def _reload() -> dict[str, Any]:
     return {
         "operationId": "reload",
-        "summary": "Load a model's file again; no request is lost",
+        "summary": "Load a model's file again",
+        "description": "Requests meanwhile are answered by the model that was loaded before.",
         "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}],
         "security": [{"bearer": []}],
         "responses": {
-            "200": _answer("The model that is served now", "ModelAbout"),
-            "401": _answer("The admin token was not shown"),
-            "403": _answer("The server has no admin token"),
+            "200": _answer("The model was loaded again", "ModelAbout"),
+            "401": _answer("The request did not show the admin token"),
+            "403": _answer("The server was started without an admin token"),
             "404": _answer("There is no such model"),
-            "409": _answer("The file holds no model that can be served: the one before stays"),
+            "409": _answer("The file holds no model that can be served; the old one goes on"),
         },
     }
 
 
 def _get(summary: str, schema: str) -> dict[str, Any]:
-    answers = {"200": _answer("As it is now", schema), "401": _answer("The token was not shown")}
+    answers = {"200": _answer("The list", schema), "401": _answer(_NO_TOKEN)}
     return {"summary": summary, "responses": answers}
 
 
 def _open(summary: str, also: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"summary": summary, "responses": {"200": _answer("Yes", "ServerState"), **(also or {})}}
+    return {"summary": summary, "responses": {"200": _answer("It is", "ServerState"), **(also or {})}}
 
 
 def _metrics() -> dict[str, Any]:
     text = {"description": "In Prometheus's text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    return {"summary": "What the server counts", "responses": {"200": text, "401": _answer("The token was not shown")}}
+    return {"summary": "Show what the server counts", "responses": {"200": text, "401": _answer(_NO_TOKEN)}}
 
 
 def _answer(description: str, schema: str = "ErrorMessage") -> dict[str, Any]:
@@ -191,6 +199,6 @@ def _schemas(settings: Settings) -> dict[str, Any]:
     kinds = (ClassifyOptions, ClassifyRequest, ClassifyAnswer, ModelList, ModelAbout, ServerState, ErrorMessage)
     _, found = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     properties = found["ClassifyRequest"]["properties"]
-    properties["texts"]["maxItems"] = settings.max_texts
-    properties["model"]["description"] = f"Default: {settings.default_model}"
+    properties["texts"] |= {"maxItems": settings.max_texts, "description": "The texts to label"}
+    properties["model"]["description"] = f"Which model labels them. Default: {settings.default_model}"
     return found

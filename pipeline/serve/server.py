@@ -14,7 +14,7 @@ import msgspec
 import uvloop
 
 from ..engine.open import expected_device
-from ..errors import BroadsheetError, UsageError
+from ..errors import BroadsheetError, UsageError, cause
 from ..model.charcnn import Model, load_model
 from ..processes.threads import available_cores
 from .dispatcher import Dispatcher
@@ -162,7 +162,7 @@ class _Server:
         try:
             return 200, self._about(await self._reload(name))
         except BroadsheetError as error:
-            return 409, ErrorMessage(f"the model was not reloaded, the one before stays: {error.message}")
+            return 409, ErrorMessage(f"the model was not loaded again, and the old one goes on: {error.message}")
 
     async def _reload(self, name: str) -> LoadedModel:
         """Read a model's file again and serve it. Raises BroadsheetError; then the one before stays."""
@@ -232,4 +232,4 @@ def _listen(host: str, port: int, processes: int) -> list[socket.socket]:
             chosen = free.getsockname()[:2]
         return [socket.create_server(chosen, family=kind, backlog=_BACKLOG, reuse_port=True) for _ in range(processes)]
     except OSError as error:
-        raise UsageError(f"{host} port {port} cannot be listened on: {error.strerror or error}") from error
+        raise UsageError(f"{host} port {port} cannot be listened on: {cause(error)}") from error

@@ -291,8 +291,10 @@ def decoded_text(name: str, column: pa.Array, reasons: dict[int, str], encoding:
 
 
 def distinct(option: str, value: str | Iterable[str]) -> tuple[str, ...]:
-    """Names of columns. Raises UsageError where one occurs twice."""
-    given = (value,) if isinstance(value, str) else tuple(value)
+    """Names of columns. Raises UsageError for what is no name, and where one occurs twice."""
+    given = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    if wrong := [name for name in given if not isinstance(name, str)]:
+        raise UsageError(f"{option} is {wrong[0]!r}: give names of columns as text, '0' for a column that is called 0")
     if len(set(given)) < len(given):
         raise UsageError(f"{option} names {next(n for n in given if given.count(n) > 1)!r} twice")
     return given

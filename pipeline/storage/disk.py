@@ -15,11 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import OutputError, UsageError
+from ..errors import OutputError, UsageError, cause
 from .names import MANIFEST
 
 TEMPORARY = ".tmp"
 """The suffix of files that are being written; their names begin with a dot."""
+
+_REMEDIES: dict[int | None, str] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "Get the right to do that"),
+    errno.EROFS: "Mount that for writing",
+    errno.EFBIG: "Raise the limit on file size (ulimit -f)",
+    errno.ENAMETOOLONG: "Choose another name",
+}
 
 Named = str | os.PathLike[str]
 
@@ -35,15 +43,15 @@ def refuse_outputs(
     """
     given = {option: Path(name) for option, name in files.items() if name is not None}
     for option, path in given.items():
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise UsageError(f"{option} {path}: give a file in a folder that exists")
+        if os.path.isdir(path) or not os.access(path.absolute().parent, os.W_OK):
+            raise UsageError(f"{option} {path}: give a file in a folder that exists and can be written")
         for above in Path(os.path.realpath(path)).parents:
-            if (above / MANIFEST).exists():
+            if os.path.exists(above / MANIFEST):
                 raise UsageError(f"{option} {path} is in {above}, the output folder of a job: give a file elsewhere")
         others = [one for one, other in given.items() if other.resolve() == path.resolve() and one != option]
         if others:
             raise UsageError(f"{option} and {others[0]} are the same file, {path}: give two")
-    there = {option: path for option, path in given.items() if path.is_file()}
+    there = {option: path for option, path in given.items() if os.path.isfile(path)}
     inside = folder is not None and os.path.realpath(folder)
     for source in read() if there or (inside and os.path.isdir(inside)) else ():
         if inside and os.path.realpath(source).startswith(f"{inside}{os.sep}") and os.path.exists(source):
@@ -75,22 +83,20 @@ def write_file(path: Named, data: bytes) -> None:
         sync_folder(target.parent)
     except OSError as error:
         kept = ". What it held is unchanged" if target.is_file() else ""
-        remedy = why_not_written(path, len(data), error)
+        remedy = why_not("written", path, error, len(data))
         raise OutputError(f"{remedy}, or name a file elsewhere{kept}") from error
 
 
-def why_not_written(path: Named, size: int, error: OSError) -> str:
-    """What was wrong when a file was to be written, and what helps: a sentence that may go on."""
-    message = f"{path} ({size:,} bytes) cannot be written: {error.strerror}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def why_not(done: str, path: Named, error: OSError | ValueError, size: int | None = None) -> str:
+    """What was wrong when a file, of that size, or a folder was to be written, say, and what helps: a sentence that may
+    go on.
+    """
+    message = f"{path}{'' if size is None else f' ({size:,} bytes)'} cannot be {done}: {cause(error)}"
+    number = error.errno if isinstance(error, OSError) else errno.ENAMETOOLONG
+    if number in (errno.ENOSPC, errno.EDQUOT):
         with suppress(OSError):
             message += f"; {shutil.disk_usage(Path(path).absolute().parent).free:,} bytes are free there"
-        return f"{message}. Free some space"
-    if error.errno == errno.EFBIG:
-        return f"{message} (a limit on file size, ulimit -f). Raise the limit"
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return f"{message}. Get the right to write there"
-    return f"{message}. Mend that"
+    return f"{message}. {_REMEDIES.get(number, 'See what is wrong with that file system')}"
 
 
 @contextmanager

@@ -97,7 +97,7 @@ ACTIVITY = ActivityLog()
 HELP = {
     "rows_read": "Rows read",
     "rows_written": "Rows labelled and written, or returned",
-    "rows_filtered": "Rows labelled and left out by --where",
+    "rows_filtered": "Rows labelled and filtered by --where",
     "rows_quarantined": "Rows that have no label",
     "chunks": "Chunks committed, or returned",
     "text_bytes": "Bytes of text labelled",

@@ -262,7 +262,7 @@ def train(
         )
         what = "the labels of " if multi_label else ""
         share = f"{branch.share_right(data.labels):.2%} of {what}{len(branch.rows):,} rows"
-        tell(Note(f"n-grams: {share} right, each labelled by a fit to other rows"))
+        tell(Note(f"n-grams get {share} right, each row by a model that has not seen it"))
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     trials: list[Trial] = []
@@ -276,7 +276,7 @@ def train(
                 raise UsageError("a sweep runs on a cluster: give client=")
             trials, job, outcome = run_sweep(client, jobs_of(job, sweep), examples, tell, stop)
         elif alone:
-            tell(Note("the model is these n-grams alone: without a GPU, the network needs a number of epochs to train"))
+            tell(Note("the model has n-grams only: without a GPU, the network is trained where epochs are given"))
             outcome = without_network(job)
         elif client is not None:
             from .on_cluster import run_on
@@ -289,7 +289,7 @@ def train(
     card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {}), **repeated.about()}
     model, compared = model_of(outcome, job, prepared, dtype, card, branch)
     if outcome.is_trained and not model.has_network:
-        tell(Note("the network is left out: with it, the held-out rows are not clearly more often right"))
+        tell(Note("the model has n-grams only: the network does not make it clearly better on the held-out rows"))
     return Trained(model, outcome.history, compared, tuple(trials))
 
 

@@ -281,8 +281,8 @@ class Compared:
 
     def lines(self) -> list[str]:
         """For the user: the figures, and a warning where the model is not clearly better."""
-        told = f"on the same {self.rows:,} rows: the most frequent class {self.most_frequent:.2%}"
-        lines = [f"{told}, a linear model on words {self.linear:.2%}"]
+        told = f"on the same {self.rows:,} rows: always the most frequent class {self.most_frequent:.2%}"
+        lines = [f"{told}, a plain linear model on words {self.linear:.2%}"]
         if self.unclear:
             lines.append(
                 f"warning: the model ({self.model:.2%}) is not clearly better than {' or '.join(self.unclear)}"

@@ -39,16 +39,16 @@ class Copies(NamedTuple):
     def lines(self) -> Iterator[str]:
         """For the user, of the rows of the training data."""
         if self.same:
-            yield f"{self.same:,} of {self.rows:,} rows have the text of another row: these are held out together"
+            yield f"{self.same:,} of {self.rows:,} rows have the same text as another row: held out together"
         if self.near:
-            told = f"{self.near:,} of {self.rows:,} rows have nearly the text of another row"
-            yield f"{told}, and may be held out without it: on new text the model may be worse than the figures here"
+            told = f"{self.near:,} of {self.rows:,} rows have nearly the same text as another row"
+            yield f"{told}, which the model may have learned from: on new text it may be worse than the figures here"
 
     def test_lines(self) -> Iterator[str]:
         """For the user, of the rows of a test."""
         if self.same or self.near:
-            told = f"{self.same:,} of {self.rows:,} test rows have the text of a row of the training data"
-            yield f"{told}, {self.near:,} more have nearly that: the test is easier than new text"
+            told = f"{self.same:,} of {self.rows:,} test rows have the same text as a row of the training data"
+            yield f"{told}, {self.near:,} more have nearly the same: the test is easier than new text"
 
 
 def copies(text: TextBuffers, tested: TextBuffers | None = None) -> tuple[Copies, Copies]:

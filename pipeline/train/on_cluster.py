@@ -24,7 +24,7 @@ from distributed import Client, get_worker
 from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker
 
-from ..errors import BroadsheetError, UsageError
+from ..errors import BroadsheetError, UsageError, counted
 from ..processes.threads import share_of_cores
 from .job import Examples, Outcome, TrainingJob
 from .objective import OneLabel
@@ -227,7 +227,7 @@ def run_sweep(
     if not len(examples.held):
         raise UsageError("a sweep compares runs by held-out rows: hold some out")
     addresses = workers_of(client)
-    tell(Note(f"{len(jobs)} runs on {len(addresses)} worker{'s' if len(addresses) > 1 else ''}"))
+    tell(Note(f"{counted(len(jobs), 'run')} on {counted(len(addresses), 'worker')}"))
     trials: dict[int, Trial] = {}
     best: tuple[float, float, TrainingJob, Outcome] | None = None
     with telling(client) as (topic, told):

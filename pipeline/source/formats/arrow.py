@@ -146,10 +146,10 @@ def _message(stream: BinaryIO, message: _Table, offset: int, body: int, body_byt
                 whole = _unpack("<q", stream.read(8), 0)
                 size += int(buffer["length"]) if whole == -1 else whole
                 if whole < -1:
-                    raise ValueError("not a readable Arrow file (a buffer has less than no bytes)")
+                    raise ValueError("not a readable Arrow file (a buffer has a negative number of bytes)")
     rows = table.integer(0, "<q")
     if rows < 0:
-        raise ValueError("not a readable Arrow file (a batch has less than no rows)")
+        raise ValueError("not a readable Arrow file (a batch has a negative number of rows)")
     return Message(offset, body + body_bytes, rows, max(size, body_bytes))
 
 

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, BinaryIO, cast
 
-from ...errors import InputChanged, InputUnavailable, SourceError, UsageError
+from ...errors import InputChanged, InputUnavailable, SourceError, UsageError, cause
 from ...processes.threads import available_cores, threads
 from ...storage.buckets import State, is_bucket, objects_below, split_bucket
 from ...storage.names import is_url, without_secrets
@@ -132,7 +132,7 @@ def check_unchanged(file: InputFile) -> None:
 
 def reason(error: OSError) -> str:
     """The message of an error without the path, which the caller names."""
-    return without_secrets(error.strerror or str(error) or type(error).__name__)
+    return without_secrets(cause(error))
 
 
 def _open_regular(path: str, flags: int) -> int:

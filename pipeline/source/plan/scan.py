@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import BroadsheetError, SourceError, printable
+from ...errors import BroadsheetError, SourceError, cause, printable
 from ...processes.threads import available_cores, threads
 from ..formats.base import Fragment, InputFile
 from ..formats.records import Records, Splitter, read_records
@@ -153,7 +153,7 @@ def _scan_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segm
     try:
         return _read_from(file, split, begin, stop)
     except OSError as error:
-        raise SourceError(f"{file.path}: {error.strerror or error}") from error
+        raise SourceError(f"{file.path}: {cause(error)}") from error
 
 
 def _read_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segment:

@@ -247,7 +247,7 @@ class Readers:
                 self._discard(reader)
                 reader = self._started()
             if reader is None:
-                raise BroadsheetError("no process can be started that reads: the worker is closing, or out of memory")
+                raise BroadsheetError("no process to read files can start: the worker is closing, or out of memory")
             whole = False
             reader.ask(request)
             while not whole:
