@@ -22,7 +22,7 @@ from ..pipeline.errors import BroadsheetError, UsageError, printable
 from .local import cluster_here, cpu_cluster, cuda_cluster, nsys_cluster
 from .private import LINK, TOKEN
 from .protocol import choose, count_gpus
-from .settings import NO_SCHEDULER, no_workers_seconds, with_settings
+from .settings import NO_SCHEDULER, default_scheduler, no_workers_seconds, with_settings
 from .steady_clock import use_steady_clock
 from .tls import load_certificates
 
@@ -173,21 +173,21 @@ def _started(
 @contextmanager
 def _existing(name: str, file: Path | None, address: str | None, say: Callable[[str], None]) -> Iterator[Client]:
     wait = no_workers_seconds()
-    # This module reports a lost connection, so Dask and its event loop (when a message was being sent) need not.
     security = None
     if file is not None:
         address = _address_in(file)
         if address.startswith("tls://") and (file.parent / TLS_FOLDER).exists():
             security = load_certificates(file.parent / TLS_FOLDER)
-    try:
-        security = security or Security()
-        _look(name, str(address), security, say)
-        client = Client(address, security=security)
-    except (OSError, ValueError, TimeoutError, TypeError) as error:
-        raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
     with ExitStack() as stack:
-        for name in ("distributed.client", "tornado.application"):
-            logger, quiet = logging.getLogger(name), _OfNoLostConnection()
+        stack.enter_context(default_scheduler())
+        try:
+            security = security or Security()
+            _look(name, str(address), security, say)
+            client = Client(address, security=security)
+        except (OSError, ValueError, TimeoutError, TypeError) as error:
+            raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
+        for logger in map(logging.getLogger, ("distributed.client", "tornado.application")):
+            quiet = _OfNoLostConnection()
             logger.addFilter(quiet)
             stack.callback(logger.removeFilter, quiet)
         stack.enter_context(client)
@@ -214,6 +214,8 @@ def _dashboard_of(client: Client) -> dict[str, str]:
 
 
 class _OfNoLostConnection(logging.Filter):
+    """Lets through what is no news of a lost connection, which this module reports itself."""
+
     def filter(self, record: logging.LogRecord) -> bool:
         lost = record.exc_info and isinstance(record.exc_info[1], CommClosedError)
         return not lost and record.name != "distributed.client"

@@ -1,11 +1,14 @@
-"""The figures that a worker's heartbeats carry to the scheduler: rows classified, and seconds by activity."""
+"""The figures that a worker's heartbeats carry to the scheduler: rows classified, and seconds by activity; and the last
+heartbeat, of a worker that closes.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
-from distributed import Worker
+from distributed import Worker, WorkerPlugin
 
 from ..pipeline.telemetry.activity import ACTIVITY, COUNTS
 
@@ -34,3 +37,19 @@ async def worker_metrics(worker: Worker) -> dict[str, Any]:
     COUNTS.spend(seconds)
     about = {"rows": ACTIVITY.rows, "since": since, "until": _until, "seconds": seconds}
     return {**about, "counts": COUNTS.counts, "busy": COUNTS.seconds}
+
+
+class QuietEnd(WorkerPlugin):
+    """A heartbeat without an answer is repeated, perhaps once its worker has closed: Dask would log, with a traceback,
+    that there is no connection left to send it by.
+    """
+
+    name = "broadsheet-quiet-end"
+
+    def setup(self, worker: Worker) -> None:
+        logging.getLogger("tornado.application").addFilter(_is_no_last_one)  # once, however often it is called
+
+
+def _is_no_last_one(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, RuntimeError) and str(error) == "ConnectionPool is closed")

@@ -29,6 +29,7 @@ from .settings import (
     DASHBOARD_ADDRESS,
     THREADS_PER_WORKER,
     configured,
+    default_scheduler,
     no_workers_seconds,
     silenced,
     with_settings,
@@ -131,6 +132,7 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
         scratch = stack.enter_context(scratch_folder())
         stack.enter_context(configured())
         stack.enter_context(silenced())
+        stack.enter_context(default_scheduler())
         certificates = scratch / _TLS_FOLDER
         security = make_certificates(certificates) if protocol == "tls" else None
         cluster = stack.enter_context(LocalCluster(n_workers=0, host="127.0.0.1", security=security, **_QUIETLY))
@@ -172,7 +174,8 @@ def _open(
             with postponed(), starting:
                 running = _started(kind, {**options, "local_directory": str(folder)})
             add_when_opened(running.scheduler)
-            with Client(running, set_as_default=set_as_default) as client:
+            default = default_scheduler() if set_as_default else nullcontext()
+            with default, Client(running, set_as_default=set_as_default) as client:
                 yield client
         finally:
             if running is not None:

@@ -19,7 +19,7 @@ from ..pipeline.labelling.engines import ENGINES
 from ..pipeline.model.charcnn import Model
 from ..pipeline.processes.threads import available_cores, share_of_cores
 from .clock import ClockPlugin
-from .heartbeat import METRIC, worker_metrics
+from .heartbeat import METRIC, QuietEnd, worker_metrics
 from .metrics import tell_scheduler, tell_worker
 from .settings import GPU_EXECUTOR, THREADS_PER_WORKER, no_workers_seconds
 from .steady_clock import use_steady_clock
@@ -65,6 +65,7 @@ class EnginePlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         use_steady_clock()
+        QuietEnd().setup(worker)
         is_cuda = expected_device(self._device) == "cuda"
         if GPU_EXECUTOR not in worker.executors:
             worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(_BEGUN[is_cuda], "broadsheet-gpu")

@@ -163,6 +163,11 @@ def configured() -> AbstractContextManager[None]:
     return with_settings(settings() | dashboard_settings(_TOKEN))
 
 
+def default_scheduler() -> AbstractContextManager[None]:
+    """Let Dask compute on the cluster of a client that opens in this block: of two, the last leaves nothing set."""
+    return with_settings({"scheduler": "dask.distributed"})
+
+
 def silenced() -> AbstractContextManager[None]:
     """Let Dask write nothing of a cluster of this process: a job says itself what its user should know."""
     return _LOGS.during(*(partial(silence_logging_cmgr, logging.CRITICAL, name) for name in ("distributed", "bokeh")))

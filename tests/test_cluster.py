@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 import dask
 import pytest
 from conftest import Command
-from distributed import Client
+from distributed import Client, Scheduler, Worker
 from jobs import (
     SLOW,
     Processes,
@@ -21,8 +23,10 @@ from jobs import (
     start_worker,
     wait_until,
 )  # fmt: skip
+from tornado.ioloop import PeriodicCallback
 
 from benchmarks.chaos.processes import KILL_PRELOAD
+from cluster.heartbeat import QuietEnd
 from pipeline import classify
 
 
@@ -124,3 +128,41 @@ def test_a_job_told_to_stop_finishes_what_is_in_flight(
     same = {"model": small_model_file, "id_column": "text", "chunk_size": 2}
     assert classify(arguments[1], out, client=client, resume=True, **same).exit_code == 0
     check_whole(out, undisturbed)
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_worker_that_closes_in_the_middle_of_a_heartbeat_says_nothing(
+    is_quiet: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing that a cluster of ours would show: without the plugin there is a traceback by Tornado's logger."""
+    log = logging.getLogger("tornado.application")
+
+    async def run() -> None:
+        ended = asyncio.Event()
+        async with Scheduler(port=0, dashboard=False) as scheduler, Worker(scheduler.address) as worker:
+
+            async def beat() -> None:
+                try:
+                    await worker.heartbeat()
+                finally:
+                    ended.set()
+
+            async def closed(worker: Worker) -> None:
+                await worker.close(nanny=False)
+
+            if is_quiet:
+                QuietEnd().setup(worker)
+            worker.metrics = {**worker.metrics, "closed": closed}
+            beating = PeriodicCallback(beat, 1)
+            beating.start()
+            await ended.wait()
+            beating.stop()
+
+    log.addHandler(caplog.handler)
+    kept = list(log.filters)
+    try:
+        asyncio.run(run())
+    finally:
+        log.removeHandler(caplog.handler)
+        log.filters[:] = kept
+    assert [record.name for record in caplog.records].count(log.name) == (not is_quiet)

@@ -29,6 +29,8 @@ from typer.testing import CliRunner
 from pipeline import BroadsheetError, OutputError, Paths, SourceError, UsageError, classify, verify
 from pipeline.cli.commands import app
 from pipeline.model.charcnn import Model
+from pipeline.output.folder import OutputFolder
+from pipeline.output.object_store import place_of
 from pipeline.report.job import JobReport
 
 ROWS = 68
@@ -151,6 +153,34 @@ def test_a_missing_entry_of_what_was_counted_as_it_was_read_is_noticed(job: Fini
         verify(job.out)
     job.run(resume=True)
     assert contents(job.out) == job.files
+
+
+@pytest.mark.parametrize("lost", ["a row", "the last chunk"])
+def test_rows_that_no_entry_accounts_for_are_noticed(job: Finished, lost: str) -> None:
+    """Though each chunk begins where the one before it ends, and there are as many as the group's end says."""
+    end = job.one("_entries/group-000001-*")
+    if lost == "a row":
+        changed(end, lambda entry: entry["files"][0].__setitem__(1, entry["files"][0][1] + 1))
+    else:
+        take_away(job, "part-000001-0000002")
+        changed(end, lambda entry: entry.update(chunks=entry["chunks"] - 1))
+    with pytest.raises(OutputError, match=r"b\.csv\.gz has 2\d rows, its entries have 2\d: resume=True repairs this$"):
+        verify(job.out)
+    job.run(resume=True)
+    assert contents(job.out) == job.files
+
+
+@pytest.mark.parametrize("spoil", [lambda part: os.truncate(part, part.stat().st_size - 1), os.unlink])
+def test_a_chunk_whose_part_is_not_whole_is_not_taken_for_committed(
+    job: Finished, spoil: Callable[[Path], None]
+) -> None:
+    """By a worker that takes over from a lost one, which reads no part."""
+    folder = OutputFolder(place_of(job.out))
+    about = folder.manifest().fingerprint
+    assert len(folder.chunks_of(1, about.id, about.settings.names)) == 3
+    spoil(job.one("parts/part-000001-0000001-*"))
+    chunks = folder.chunks_of(1, about.id, about.settings.names)
+    assert list(chunks) == ["part-000001-0000000", "part-000001-0000002"]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_a_job_in_another_encoding_resumes_and_is_verified(client: Client, small
     assert again.run.chunks_before == 2
     assert again.to_arrow().equals(report.to_arrow())
     assert verify(tmp_path / "out", input=True).rows_written == len(texts)
-    with pytest.raises(UsageError, match=r"settings\.encoding was 'utf-16', now 'utf-8'"):
+    with pytest.raises(UsageError, match=r"add encoding='utf-16'"):
         classify(tmp_path / "small.csv", tmp_path / "out", resume=True, **{**job, "encoding": "utf-8"})
 
 

@@ -13,6 +13,7 @@ import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pandas as pd
@@ -197,16 +198,31 @@ def test_row_groups_that_kill_workers_are_set_aside_and_no_others(
 def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
     troubled: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    told = Told(patience=1.0)
-    report = classify(
-        write_csv(tmp_path / "stall.csv", 9), model=small_model, client=troubled, chunk_size=3, progress=told
-    )
+    """And of a process that somebody has stopped, a helper of Python's own among them, at the end as well: it holds the
+    command's output open.
+    """
+    told, path = Told(patience=1.0), write_csv(tmp_path / "stall.csv", 9)
+    resource_tracker.ensure_running()
+    helpers = [child for child in psutil.Process().children() if "resource_tracker" in " ".join(child.cmdline())]
+    for helper in helpers:
+        helper.suspend()
+    try:
+        report = classify(path, model=small_model, client=troubled, chunk_size=3, progress=told)
+    finally:
+        for helper in helpers:
+            helper.resume()
     assert report.exit_code == 0
     assert report.rows_written == 9
     workers = "|".join(map(re.escape, troubled.scheduler_info(n_workers=-1)["workers"]))
-    expected = rf"no chunk has finished for \d s: group-000000 is in label on worker ({workers}) for \d s"
-    named = [warning for warning in told.warnings if re.fullmatch(expected, warning)]
+    stopped = [
+        f"process {helper.pid} (multiprocessing's resource tracker) is stopped: kill -CONT {helper.pid} lets it go on"
+        for helper in helpers
+    ]
+    expected = rf"no chunk has finished for \d s: group-000000 is in label on worker ({workers}) for \d s; "
+    named = [w for w in told.warnings if re.fullmatch(expected + re.escape("; ".join(stopped)), w)]
     assert 1 <= len(named) <= 3, told.warnings  # after one second, two, and four, not again and again
+    assert [*named, told.warnings[-1]] == told.warnings  # said once more, at the end
+    assert told.warnings[-1].startswith(f"{stopped[-1]}; whoever reads what this command says")
 
 
 def test_files_that_vanish_are_set_aside_and_the_rest_is_done(

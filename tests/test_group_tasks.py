@@ -5,18 +5,24 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client
 from jobs import check_whole, committed, spans_of, workers_that_run
 
+from cluster import connect
 from pipeline import SourceError, classify
+from pipeline.job.worker import STATE
 from pipeline.model.charcnn import Model
 from pipeline.report.job import JobReport, Progress
+from pipeline.source.plan.plan import GroupChunk
+from pipeline.source.read.readers import Room
 
 # Each commit is noted. A worker dies, once, as it reads the fourth chunk of "b.jsonl.gz": no other chunk is begun then,
 # and the client has heard of all that were. Chunks of "slow" take longer.
@@ -138,6 +144,47 @@ def test_a_group_that_is_stopped_or_interrupted_begins_no_further_chunk(
     for out in (stopped, interrupted):
         assert classify(source, out, client=client, resume=True, **given).exit_code == 0
         check_whole(out, tmp_path / "undisturbed")
+
+
+class Watched(threading.Condition):
+    """Tells that a thread waits for room."""
+
+    def __init__(self, told: threading.Event) -> None:
+        super().__init__()
+        self.told = told
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.told.set()
+        return super().wait(timeout)
+
+
+def test_no_more_is_read_than_there_is_room_for_while_nothing_can_be_written(
+    small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first commit is held until the reader waits, or has read the whole file, which is ten times the room."""
+    held, room = threading.Event(), Room(most_chunks=3)
+    room._changed = Watched(held)
+    read_group, commit, sizes = STATE.read_group, STATE.commit, Counter[str]()
+
+    def reading(*given: Any) -> Iterator[Any]:
+        for found in read_group(*given):
+            sizes["read"] += isinstance(found, GroupChunk)
+            sizes["most"] = max(sizes["most"], sizes["read"] - sizes["written"])
+            yield found
+        held.set()
+
+    def writing(*given: Any) -> Any:
+        held.wait()
+        sizes["written"] += 1  # its room is given back after that
+        return commit(*given)
+
+    for name, value in (("room", room), ("read_group", reading), ("commit", writing)):
+        monkeypatch.setattr(STATE, name, value)
+    source = write_gzip(tmp_path / "long.jsonl.gz", bad=0)
+    with connect(processes=False) as client:
+        report = classify(source, tmp_path / "out", client=client, model=small_model, chunk_size=5)
+    assert report.rows_written == 150
+    assert sizes == {"read": 30, "written": 30, "most": 3}
 
 
 def test_what_is_amiss_with_files_is_counted_once_however_often_the_job_runs(

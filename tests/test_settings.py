@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -162,11 +163,11 @@ def test_clusters_that_overlap_leave_this_process_as_it_was(machine: Path, monke
 
     before = state()
     for first, second in ((0, 1), (1, 0)):
-        contexts = [connect(processes=False), connect(workers=1)]
-        for context in contexts:
-            assert context.__enter__().status == "running"
+        jobs = [(copy_context(), connect(processes=False)), (copy_context(), connect(workers=1))]
+        for thread, cluster in jobs:  # each has a context of its own, as in two threads
+            assert thread.run(cluster.__enter__).status == "running"
         assert len(list(machine.glob("broadsheet-*"))) == 2
-        contexts[first].__exit__(None, None, None)
+        jobs[first][0].run(jobs[first][1].__exit__, None, None, None)
         assert dask.config.get("distributed.scheduler.worker-ttl") == SETTINGS["distributed.scheduler.worker-ttl"]
-        contexts[second].__exit__(None, None, None)
+        jobs[second][0].run(jobs[second][1].__exit__, None, None, None)
         assert state() == before

@@ -6,12 +6,14 @@
     python -m benchmarks.chaos --trials 5 --kind interrupt --kind kill_workers
     python -m benchmarks.chaos --seed 1 --only 17                # one trial of that seed again
 
-A trial's choices follow from the seed and its number; what the machine does meanwhile does not.
+A trial's choices follow from the seed and its number; what the machine does meanwhile does not. What is in the output
+file of the same seed is not tried again: a run that was ended goes on there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections import Counter
@@ -65,6 +67,16 @@ def told(trials: list[dict[str, Any]]) -> str:
     )
 
 
+def _recorded(output: Path | None, seed: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """The trials in the output file of a run that was ended, and the commits they are of."""
+    if output is None or not output.exists():
+        return [], []
+    found = json.loads(output.read_text())
+    if found["seed"] != seed:
+        sys.exit(f"{output} is of seed {found['seed']}")
+    return found["trials"], found["about"]["commit"].split(", ")
+
+
 def main() -> None:
     command = parser(__doc__)
     command.add_argument("--trials", type=int, default=50)
@@ -81,18 +93,7 @@ def main() -> None:
         workers = count_gpus() if options.cluster == "cuda" else 3
         jobs = [run_undisturbed(name, folder, ("--model", options.model, *where)) for name in JOBS]
         numbers = range(options.trials) if options.only is None else [options.only]
-        trials = []
-        with _kinds(options, folder) as kinds, ThreadPoolExecutor(options.at_once) as pool:
-
-            def one(number: int) -> dict[str, Any]:  # the kinds take turns
-                return run_trial(kinds[number % len(kinds)], number, options.seed, jobs, folder, workers)
-
-            for found in pool.map(one, numbers):
-                trials.append(found)
-                if found["verdict"] in BAD or options.only is not None:
-                    print(found, file=sys.stderr, flush=True)
-    print(told(trials), file=sys.stderr)
-    if options.output:
+        trials, commits = _recorded(options.output, options.seed)
         result = {
             "about": about(options, cluster=options.cluster),
             "seed": options.seed,
@@ -100,7 +101,20 @@ def main() -> None:
             "undisturbed_seconds": {job.name: round(job.seconds, 2) for job in jobs},
             "trials": trials,
         }
-        write(result, options.output)
+        result["about"]["commit"] = ", ".join(dict.fromkeys([*commits, result["about"]["commit"]]))
+        done = {trial["number"] for trial in trials}
+        with _kinds(options, folder) as kinds, ThreadPoolExecutor(options.at_once) as pool:
+
+            def one(number: int) -> dict[str, Any]:  # the kinds take turns
+                return run_trial(kinds[number % len(kinds)], number, options.seed, jobs, folder, workers)
+
+            for found in pool.map(one, (number for number in numbers if number not in done)):
+                trials.append(found)
+                if found["verdict"] in BAD or options.only is not None:
+                    print(found, file=sys.stderr, flush=True)
+                if options.output:
+                    write(result, options.output)
+    print(told(trials), file=sys.stderr)
     sys.exit(any(trial["verdict"] in BAD for trial in trials))
 
 

@@ -67,10 +67,14 @@ def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
     return Job(name, folder, command, time.perf_counter() - began)
 
 
-def _rows(name: str) -> list[Row]:
+def texts_of(name: str, count: int = _ROWS) -> list[str]:
+    """Of 1 to 60 words each."""
     draw = random.Random(name)
-    texts = (" ".join(draw.choices(_SENTENCE.split(), k=draw.randint(1, 60))) for _ in range(_ROWS))
-    return [(number, text if number % 17 else None) for number, text in enumerate(texts)]
+    return [" ".join(draw.choices(_SENTENCE.split(), k=draw.randint(1, 60))) for _ in range(count)]
+
+
+def _rows(name: str) -> list[Row]:
+    return [(number, text if number % 17 else None) for number, text in enumerate(texts_of(name))]
 
 
 def _lines_of_csv(rows: list[Row]) -> str:

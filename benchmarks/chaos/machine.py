@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from benchmarks.chaos import files, processes
+from benchmarks.chaos import files, processes, servers
 from benchmarks.chaos.trial import Kind, Trial, Verdict
 
 _CLOCK = Path(__file__).with_name("shifted_clock.c")
@@ -40,6 +40,8 @@ KINDS: tuple[Kind, ...] = (
     processes.lose_the_scheduler, processes.lose_a_node, files.fill_the_disk, files.make_the_disk_read_only,
     files.limit_file_size, files.limit_descriptors, files.change_the_input, files.lose_output, files.damage_output,
     processes.resume_twice_at_once, processes.start_twice_at_once, processes.overwrite_while_it_runs, set_the_clock,
+    servers.reload_models, servers.lose_an_engine, servers.lose_an_http_process, servers.kill_a_server,
+    servers.end_a_server,
 )  # fmt: skip
 
 

@@ -110,10 +110,14 @@ class Trial:
     def start(self, *options: str, limit: Callable[[], None] | None = None, **env: str) -> Run:
         """Start the job on this machine. limit: called in the new process, to limit its resources."""
         workers = () if "--scheduler-file" in options else ("--workers", str(self.workers))
+        return self.launch([*self.job.command, "-o", str(self.out), *workers, *options], limit, **env)
+
+    def launch(self, command: list[str], limit: Callable[[], None] | None = None, **env: str) -> Run:
+        """Start any command, in the trial's folder and environment."""
         path = self.folder / f"command-{len(self.commands)}.log"
         with path.open("w") as output:
             process = subprocess.Popen(
-                [*self.job.command, "-o", str(self.out), *workers, *options],
+                command,
                 cwd=self.folder,
                 env=environment(**self.environment | env),
                 stdin=subprocess.DEVNULL,
@@ -166,21 +170,23 @@ class Trial:
             code = run.process.wait(SECONDS)
         except subprocess.TimeoutExpired:
             raise Hung(f"running {SECONDS} s after it was disturbed: {run.text[-400:]!r}") from None
-        # Workers of a client that was killed may live, and write, for a moment more; a later run must bear that.
-        deadline = time.monotonic() + _SECONDS_TO_LEAVE
-        while code >= 0 and (left := _group(run.process.pid)):
-            if time.monotonic() > deadline:
-                raise Hung(f"it has ended, and left processes: {left}")
-            time.sleep(0.02)
+        if code >= 0:  # workers of a client that was killed may live, and write, for a moment more
+            self.wait_for_its_processes(run)
         if "Traceback" in run.text:
             raise Wrong(f"a traceback: {run.text[-1500:]!r}")
         if code < 0 and -code not in _SIGNALS:
             raise Wrong(f"it died of {signal.Signals(-code).name}")
         if code > 0 and (code not in _EXIT_CODES or not _says_why(run.text)):
             raise Wrong(f"exit code {code} without a message: {run.text[-400:]!r}")
-        if code == 0 and not (self.out / "_SUCCESS").exists():
-            raise Wrong("exit code 0 without _SUCCESS")
         return code
+
+    def wait_for_its_processes(self, run: Run) -> None:
+        """Until a command that has ended has left none. Raises Hung."""
+        deadline = time.monotonic() + _SECONDS_TO_LEAVE
+        while left := _group(run.process.pid):
+            if time.monotonic() > deadline:
+                raise Hung(f"it has ended, and left processes: {left}")
+            time.sleep(0.02)
 
     def settle(self, run: Run) -> Verdict:
         """Resume the job until it is finished; its output must be that of the undisturbed job. Raises Hung, Wrong."""

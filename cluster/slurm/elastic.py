@@ -16,7 +16,15 @@ from ...pipeline.errors import BroadsheetError, UsageError
 from ..late_dashboard import WITHOUT_DASHBOARD, add_when_opened
 from ..private import make_private
 from ..protocol import choose
-from ..settings import DASHBOARD_ADDRESS, NO_DASHBOARD, THREADS_PER_WORKER, configured, export, no_workers_seconds
+from ..settings import (
+    DASHBOARD_ADDRESS,
+    NO_DASHBOARD,
+    THREADS_PER_WORKER,
+    configured,
+    default_scheduler,
+    export,
+    no_workers_seconds,
+)
 from ..tls import make_certificates
 from .site import Site, load_site
 
@@ -71,6 +79,7 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Calla
         add_when_opened(running.scheduler)
         # A job ends after a minute without work, not between two cells of a notebook.
         running.adapt(minimum_jobs=1, maximum_jobs=nodes or 1, interval="2s", wait_count=30)
+        stack.enter_context(default_scheduler())
         client = stack.enter_context(Client(running))
         try:
             client.wait_for_workers(1, timeout=wait)

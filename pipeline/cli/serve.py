@@ -83,6 +83,7 @@ def command(
     if missing:
         raise UsageError(f"serving needs {missing[0]}: pip install 'broadsheet[serve]'")
     from ...cluster.client import connect, is_loopback
+    from ...cluster.heartbeat import QuietEnd
     from ...cluster.protocol import count_gpus
     from ..serve.server import serve
     from ..serve.settings import Settings
@@ -133,6 +134,7 @@ def command(
         serve(settings, 0 if device == "cpu" else count_gpus())
         return
     with connect(cluster or "local", scheduler_file=scheduler_file) as client:
+        client.register_plugin(QuietEnd())
         serve(settings, 0, client)
 
 

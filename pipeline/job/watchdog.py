@@ -1,5 +1,6 @@
-"""Tells the user of each worker that is lost, and what a job waits for when nothing progresses; remembers which chunks
-may be killing workers; the keys of tasks, from which step and chunk can be told.
+"""Tells the user of each worker that is lost, of processes that somebody has stopped, and what a job waits for when
+nothing progresses; remembers which chunks may be killing workers; the keys of tasks, from which step and chunk can be
+told.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
+import psutil
 from distributed import Client, Scheduler
 from distributed import scheduler as dask_module
 
@@ -32,6 +34,9 @@ _ANSWER_SECONDS = 10.0
 _SILENT_SECONDS = 10.0
 """After so long without a heartbeat, sent every half second to five seconds, a worker is named."""
 
+
+_HELPERS = {name: f"multiprocessing's {name.replace('_', ' ')}" for name in ("resource_tracker", "forkserver")}
+"""Processes that Python starts beside the workers."""
 
 Key = tuple[str, str, int]
 """Step and run, chunk (or group), and a number that no other task of the run has."""
@@ -77,6 +82,8 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._subscribed and self._client.status == "running":
             self._client.unsubscribe_topic(_EVENTS)
+            for each in _stopped() if self._last > self._began else ():  # not after the model is loaded, too
+                self.warn(f"{each}; whoever reads what this command says waits for that process, too")
         self._lost.put(None)
         self._thread.join(timeout=1.0)  # it may be waiting for a scheduler that does not answer
 
@@ -117,7 +124,7 @@ class Watchdog:
                 self._next = self._patience
             elif idle >= self._next:
                 self._next = 2 * idle
-                self.warn(f"{self._what} for {idle:.0f} s: {self._reason()}")
+                self.warn(f"{self._what} for {idle:.0f} s: {'; '.join([self._reason(), *_stopped()])}")
             try:
                 message = self._lost.get(timeout=self._next - min(idle, self._next))
             except Empty:
@@ -173,6 +180,18 @@ def _reasons(found: InFlight) -> Iterator[str]:
         yield first_of(
             [f"worker {worker} has sent no heartbeat for {seconds:.0f} s" for worker, seconds in found.silent]
         )
+
+
+def _stopped() -> list[str]:
+    """The processes of this job on this machine that somebody has stopped."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.status() == psutil.STATUS_STOPPED:
+                command = " ".join(process.cmdline())
+                what = next((_HELPERS[name] for name in _HELPERS if name in command), process.name())
+                found.append(f"process {process.pid} ({what}) is stopped: kill -CONT {process.pid} lets it go on")
+    return found
 
 
 def _in_flight(dask_scheduler: Scheduler) -> InFlight:
