@@ -62,7 +62,7 @@ def test_a_limited_job_is_resumed_and_verified(
         assert verify(out, input=True).rows_read == limit
         for part in sorted((out / "parts").rglob("*.parquet"))[1::2]:
             part.unlink()
-        with pytest.raises(UsageError, match=f"limit was {limit}, now 7"):
+        with pytest.raises(UsageError, match=f"add limit={limit} in place of limit=7"):
             classify(files, out, limit=7, resume=True, **options)
         assert classify(files, out, limit=limit, resume=True, **options).rows_read == limit
         assert verify(out, input=True).rows_read == limit
