@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from jobs import check_whole, committed, wait_until, workers_that_run
 from reading import found, units_of
 
 from pipeline import classify, close
-from pipeline.errors import InputChanged
+from pipeline.errors import BroadsheetError, InputChanged
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
 from pipeline.source.chunk import Selection
@@ -225,3 +226,14 @@ def test_a_stopped_job_leaves_readers_ready_and_a_killed_worker_takes_them_along
     assert classify(large, out, resume=True, **given).exit_code == 0
     thread.join()
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in before), seconds=5)
+
+
+def test_a_temporary_folder_that_is_full_is_named() -> None:
+    """A limit on the size of files does what a full disk does, before a byte is written."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(BroadsheetError, match=r"cannot write to /.*File too large; set TMPDIR"):
+            Readers(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

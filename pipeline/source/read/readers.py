@@ -14,11 +14,11 @@ from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from queue import Empty, LifoQueue
-from typing import Any
+from typing import IO, Any
 
 import cloudpickle
 
-from ...errors import BroadsheetError, first_of
+from ...errors import BroadsheetError, cause, first_of
 from ...processes.child import Child
 from ...processes.messages import Closed, packed, receive, send, unpacked
 from ...telemetry.spans import WHERE, Span
@@ -145,18 +145,33 @@ def _always(_: int) -> bool:
 
 
 class Share:
-    """How many cores a request may use now: all of the readers', divided by the requests under way. A file of a few
-    bytes, which all processes see.
+    """How many cores a request may use now: all of the readers', divided by the requests under way. A file of one
+    byte, which all processes see.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._bytes = mmap.mmap(descriptor, mmap.PAGESIZE)
+        self._bytes = mmap.mmap(descriptor, 1)
 
     def get(self) -> int:
         return max(1, self._bytes[0])
 
     def set(self, cores: int) -> None:
         self._bytes[0] = min(max(1, cores), 255)
+
+
+def _shared_byte() -> IO[bytes]:
+    """A file without a name. Its byte is written, as a page of a hole on a full disk would kill who writes to it.
+
+    Raises BroadsheetError.
+    """
+    try:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as its readers
+        file.write(b"\1")
+        file.flush()
+    except OSError as error:
+        where = tempfile.gettempdir()
+        raise BroadsheetError(f"cannot write to {where}: {cause(error)}; set TMPDIR to a folder with space") from error
+    return file
 
 
 class Readers:
@@ -168,8 +183,7 @@ class Readers:
         self._lock = threading.Lock()
         self._closed = False
         self._running: set[_Reader] = set()
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this
-        self._file.truncate(mmap.PAGESIZE)
+        self._file = _shared_byte()
         self._share = Share(self._file.fileno())
         self._free: LifoQueue[_Reader | None] = LifoQueue()
         """None in place of one that is to be started when it is needed."""
